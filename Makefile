@@ -1,0 +1,49 @@
+# `make help` lists the targets.  Each one sets up what it needs and is quick when nothing changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+export JUPYTER_PLATFORM_DIRS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help setup demo test lint types unit notebooks test-all test-gpu clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+setup: $(STAMP) ## create the virtual environment with the pinned packages
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	touch $@
+
+demo: $(STAMP) ## show the main job on one failing cell; writes demo/report.html
+	$(BIN)/python -m cudalens demo
+
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+unit: $(STAMP) ## the tests without the notebooks
+	mkdir -p build
+	$(BIN)/python -m pytest --junitxml=build/junit.xml -m "not full and not gpu"
+
+notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
+	$(BIN)/python -m pytest -p no:randomly --nbval-lax --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
+
+test: lint types unit notebooks ## everything that CI runs
+
+test-all: $(STAMP) ## as test, with torch's whole operator database
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: ## the tests that need a CUDA device, with the python at hand
+	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,107 @@
+"""Find the bad value before the CUDA kernel asserts.
+
+``%load_ext cudalens``, then ``%%cudacheck`` over a cell; or, in a script::
+
+    import cudalens
+
+    with cudalens.check() as session:
+        train()
+    print(session.report)
+
+Importing this package loads neither torch nor IPython: every public name is fetched on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from cudalens.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from cudalens import simulate
+    from cudalens.collect import SilentFindingWarning
+    from cudalens.errors import (
+        DeviceAssertError,
+        DeviceIndexError,
+        DeviceValueError,
+        GuardRegistrationError,
+    )
+    from cudalens.facts import Violation
+    from cudalens.guarding import guard, install, last_report, register_guard, uninstall
+    from cudalens.guards import GUARDS
+    from cudalens.model import Report
+    from cudalens.rehearsal import ensure_cuda
+    from cudalens.session import CheckSession, check
+
+__all__ = [
+    "GUARDS",
+    "CheckSession",
+    "DeviceAssertError",
+    "DeviceIndexError",
+    "DeviceValueError",
+    "GuardRegistrationError",
+    "Report",
+    "SilentFindingWarning",
+    "Violation",
+    "__version__",
+    "check",
+    "ensure_cuda",
+    "guard",
+    "install",
+    "last_report",
+    "register_guard",
+    "simulate",
+    "uninstall",
+]
+
+_HOMES = {
+    "GUARDS": "guards",
+    "CheckSession": "session",
+    "DeviceAssertError": "errors",
+    "DeviceIndexError": "errors",
+    "DeviceValueError": "errors",
+    "GuardRegistrationError": "errors",
+    "Report": "model",
+    "SilentFindingWarning": "collect",
+    "Violation": "facts",
+    "check": "session",
+    "ensure_cuda": "rehearsal",
+    "guard": "guarding",
+    "install": "guarding",
+    "last_report": "guarding",
+    "register_guard": "guarding",
+    "uninstall": "guarding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulate":
+        # The package of this name is callable, so that it is the function of this name too.
+        return importlib.import_module("cudalens.simulate")
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        msg = f"module 'cudalens' has no attribute {name!r}"
+        raise AttributeError(msg) from None
+    value = getattr(importlib.import_module(f"cudalens.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magics: called by ``%load_ext cudalens``."""
+    from cudalens import magics
+
+    magics.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Remove everything again: called by ``%unload_ext cudalens``."""
+    from cudalens import magics
+
+    magics.unload(shell)

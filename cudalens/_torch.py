@@ -1,0 +1,156 @@
+"""The one seam to private and version-dependent torch names.
+
+Every name here was checked on the releases that the README lists.  Features are detected, never
+inferred from a version number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import TensorMeta
+
+ACCELERATORS = frozenset({"cuda", "xpu", "mps", "hpu", "npu", "mtia", "maia", "privateuseone"})
+"""Device types on which a bad value asserts, faults or is read silently.
+
+The one place that says where guards act; on ``cpu`` the op's own error is exact, and ``meta``
+tensors have no values.
+"""
+
+BACKEND_SELECT = "BackendSelect"
+_AFTER_BACKEND_SELECT = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Tell whether guards act on tensors of this device."""
+    return device.type in ACCELERATORS
+
+
+def redispatch(op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Go on to the kernel below BackendSelect, as if no kernel had been there."""
+    return op.redispatch(keyset & _AFTER_BACKEND_SELECT, *args, **kwargs)
+
+
+def register_backend_select(kernels: dict[str, Callable[..., Any]]) -> list[Any]:
+    """Register one kernel per full overload name; :func:`destroy` the libraries to remove them.
+
+    Raises:
+        RuntimeError: torch refused a registration; nothing stays registered.
+    """
+    libraries: dict[str, Any] = {}
+    try:
+        for name, kernel in kernels.items():
+            namespace = name.partition("::")[0]
+            if namespace not in libraries:
+                libraries[namespace] = torch.library.Library(namespace, "IMPL")
+            libraries[namespace].impl(name, kernel, BACKEND_SELECT, with_keyset=True)
+    except BaseException:
+        destroy(libraries.values())
+        raise
+    return list(libraries.values())
+
+
+def destroy(libraries: Iterable[Any]) -> None:
+    """Remove everything that the libraries registered."""
+    for library in libraries:
+        library._destroy()
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Tell whether an op has a kernel of its own for a dispatch key or alias key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Tell whether a tensor has values of its own: no subclass that dispatches, no functorch."""
+    kind = type(tensor)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return True
+    return getattr(kind, "__torch_dispatch__", None) in (None, Tensor.__torch_dispatch__)
+
+
+def is_capturing() -> bool:
+    """Tell whether a CUDA graph is being captured on the current stream: no reading then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Run our own torch calls unseen: no autograd, no function modes, no subclasses."""
+    with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd(), torch.no_grad():
+        yield
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """Switch every Python dispatch mode of this thread off for our own torch calls."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def current_node() -> Any | None:
+    """Give the autograd node that this thread is running, ``None`` outside a backward pass."""
+    return torch._C._current_autograd_node()
+
+
+def node_sequence_nr(node: Any) -> int | None:
+    """Give the number that autograd drew when the forward op created ``node``."""
+    number = getattr(node, "_sequence_nr", None)
+    return None if number is None else int(number())
+
+
+def next_sequence_nr() -> int:
+    """Give the sequence number that the next autograd node of this thread will get."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def same_tensor(left: object, right: object) -> bool:
+    """Tell whether two objects are the same tensor: the object, or the same elements in memory."""
+    if left is right:
+        return True
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        return False
+    if left.device != right.device or left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    try:
+        return (
+            left.numel() > 0
+            and left.stride() == right.stride()
+            and left.storage_offset() == right.storage_offset()
+            and left.untyped_storage()._cdata == right.untyped_storage()._cdata
+        )
+    except (RuntimeError, NotImplementedError):  # sparse and functional tensors have no storage
+        return False
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Give ``torch.float32`` as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def grad_fn_name(tensor: Tensor) -> str | None:
+    """Give the class name of the autograd node that made ``tensor``."""
+    if not tensor.requires_grad or tensor.is_leaf:
+        return None
+    node = tensor.grad_fn
+    return None if node is None else str(node.name()).rpartition("::")[2]
+
+
+def meta_of(tensor: Tensor) -> TensorMeta:
+    """Describe a tensor from host memory alone; no value is read, no kernel runs."""
+    strided = tensor.layout == torch.strided
+    return TensorMeta(
+        shape=tuple(tensor.shape),
+        dtype=dtype_name(tensor.dtype),
+        device=str(tensor.device),
+        stride=tuple(tensor.stride()) if strided else None,
+        storage_offset=tensor.storage_offset() if strided else 0,
+        requires_grad=tensor.requires_grad,
+        is_leaf=tensor.is_leaf,
+        grad_fn=grad_fn_name(tensor),
+    )

@@ -1,0 +1,266 @@
+"""Compiles and runs the body of a checked cell as the shell would have done without the magic.
+
+The body keeps the file name and the line numbers of the cell that it was typed in: the text that
+Python compiles is the cell with its magic lines as comments, and ``linecache`` gets the same text,
+so tracebacks, debuggers and ``executing`` all read the lines that the user sees.
+
+The shell is only talked to, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from cudalens.cells import register_cell
+
+__all__ = ["Unit", "cell_unit", "comment_out", "needs_await", "statement_unit", "unfit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Code that is ready to run in the user's namespace."""
+
+    shell: Any
+    tree: ast.Module
+    filename: str
+    is_silenced: bool
+    """The text ends with a semicolon: its value is not shown."""
+    user_locals: dict[str, Any]
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it awaits at top level, so that :meth:`run_async` has to run it."""
+        return needs_await(self.shell, self.tree, self.filename)
+
+    def run(self) -> Any:
+        """Run it and give the value that the shell has to display."""
+        # IPython hides every frame above the one that carries this name.
+        __tracebackhide__ = "__ipython_bottom__"
+        value = None
+        for code in self._steps():
+            value = eval(code, self.shell.user_global_ns, self.user_locals)
+        return value
+
+    async def run_async(self) -> Any:
+        """Run it in the event loop that is running, as :meth:`run` does."""
+        __tracebackhide__ = "__ipython_bottom__"
+        value = None
+        for code in self._steps():
+            value = eval(code, self.shell.user_global_ns, self.user_locals)
+            if _is_coroutine(code):
+                value = await value
+        return value
+
+    def _steps(self) -> Iterator[CodeType]:
+        # One statement at a time, as the shell does: what an earlier statement changed (a future
+        # import) counts for the next one, and what ran before a failure did run.
+        tree = self.shell.transform_ast(self.tree)
+        for node, mode in _modes(tree.body, self.shell.ast_node_interactivity, self.is_silenced):
+            yield _compile(self.shell, node, self.filename, mode)
+
+
+def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
+    """Prepare the body of a cell magic.
+
+    Args:
+        shell: the interactive shell.
+        raw: the cell as the user typed it, ``None`` when it is not known.
+        line: the rest of the magic's line.
+        body: what the shell took for the body.
+    """
+    head, text = _transformed(shell, raw, line, body)
+    frame = _cell_frame(shell, sys._getframe(1)) if head is not None else None
+    if frame is None:
+        text = (head or f"# %%cudacheck {line}\n") + text
+        filename = shell.compile.cache(text, shell.execution_count)
+    else:
+        text = (head or "") + text
+        filename = frame.f_code.co_filename
+    _remember(shell, filename, text)
+    tree = shell.compile.ast_parse(text, filename=filename)
+    return _unit(shell, tree, filename, text, shell.user_ns)
+
+
+def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> Unit:
+    """Prepare the statement behind a line magic, at the line of the cell that it stands on."""
+    text = shell.transform_cell(statement).rstrip("\n")
+    frame = _caller_of_magic(shell, sys._getframe(1))
+    if frame is None or "\n" in text:
+        filename = shell.compile.cache(text, shell.execution_count)
+        _remember(shell, filename, text)
+        tree = shell.compile.ast_parse(text, filename=filename)
+        return _unit(shell, tree, filename, text, user_locals)
+    filename, number = frame.f_code.co_filename, frame.f_lineno
+    lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
+    column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2] or 0
+    before = lines[number - 1].encode()[:column].decode().removesuffix("await ")
+    lines[number - 1] = before + text
+    _remember(shell, filename, "\n".join(lines))
+    tree = shell.compile.ast_parse("\n" * (number - 1) + text, filename=filename)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.stmt):
+            node.col_offset += len(before.encode())
+            node.end_col_offset = (node.end_col_offset or 0) + len(before.encode())
+    return _unit(shell, tree, filename, text, user_locals)
+
+
+def needs_await(shell: Any, tree: ast.Module, filename: str = "<cell>") -> bool:
+    """Tell whether the code awaits at top level and the shell allows it.
+
+    Raises:
+        SyntaxError: a statement parses but does not compile.
+    """
+    return any(
+        _is_coroutine(_compile(shell, node, filename, mode))
+        for node, mode in _modes(tree.body, "none", False)
+    )
+
+
+def unfit(shell: Any, text: str) -> str | None:
+    """Give the part of ``text`` that Python refuses to compile, at its lines; else ``None``."""
+    try:
+        tree = shell.compile.ast_parse(text)
+    except (SyntaxError, ValueError, OverflowError, MemoryError):
+        return text
+    for node in tree.body:
+        try:
+            _compile(shell, node, "<cell>", "exec")
+        except (SyntaxError, ValueError, OverflowError):
+            kept = _lines_of(node)
+            lines = enumerate(text.split("\n"), start=1)
+            return "\n".join(line if number in kept else "" for number, line in lines)
+    return None
+
+
+def comment_out(text: str) -> str:
+    """Give ``text`` as comment lines, blank lines kept, so that line numbers stay."""
+    return "".join(f"# {line}\n" if line.strip() else "\n" for line in text.splitlines())
+
+
+def _unit(
+    shell: Any, tree: ast.Module, filename: str, text: str, user_locals: dict[str, Any]
+) -> Unit:
+    return Unit(
+        shell=shell,
+        tree=tree,
+        filename=filename,
+        is_silenced=shell.displayhook.semicolon_at_end_of_expression(text),
+        user_locals=user_locals,
+    )
+
+
+def _transformed(shell: Any, raw: str | None, line: str, body: str) -> tuple[str | None, str]:
+    """Give the comment lines that stand for what is above the code, and the code as Python.
+
+    The first is ``None`` when the body cannot be found at the end of the raw cell.
+    """
+    stripped = body.lstrip()
+    # The transformation drops leading blank lines, which would shift every line number.
+    code_start = body.rfind("\n", 0, len(body) - len(stripped)) + 1
+    blank, code = body[:code_start], body[code_start:]
+    text = shell.transform_cell(code)
+    if raw is None:
+        return None, "\n" * blank.count("\n") + text
+    raw_lines, code_lines = _split(raw), _split(code)
+    above = len(raw_lines) - len(code_lines)
+    tail = zip(raw_lines[above:], code_lines, strict=False)
+    if above < 1 or not all(full.rstrip().endswith(part.strip()) for full, part in tail):
+        return None, "\n" * blank.count("\n") + text
+    return comment_out("\n".join(raw_lines[:above])), text
+
+
+def _split(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n")
+
+
+def _remember(shell: Any, filename: str, text: str) -> None:
+    register_cell(filename, shell.compile._filename_map[filename], _split(text))
+
+
+def _cell_frame(shell: Any, frame: FrameType | None) -> FrameType | None:
+    """Find the innermost frame that runs the text of a cell."""
+    while frame is not None and frame.f_code.co_filename not in shell.compile._filename_map:
+        frame = frame.f_back
+    return frame
+
+
+def _caller_of_magic(shell: Any, frame: FrameType | None) -> FrameType | None:
+    """Find the frame that called the line magic, when it is a line of a cell."""
+    while frame is not None and frame.f_code.co_name != "run_line_magic":
+        frame = frame.f_back
+    caller = frame.f_back if frame is not None else None
+    if caller is None or caller.f_code.co_filename not in shell.compile._filename_map:
+        return None
+    return caller
+
+
+def _is_coroutine(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _compile(shell: Any, node: ast.stmt, filename: str, mode: str) -> CodeType:
+    tree: ast.mod
+    if mode == "eval":
+        assert isinstance(node, ast.Expr)
+        tree = ast.Expression(node.value)
+    elif mode == "single":
+        tree = ast.Interactive([node])
+    else:
+        tree = ast.Module([node], [])
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0
+    with shell.compile.extra_flags(flags):
+        code: CodeType = shell.compile(tree, filename, mode)
+    return code
+
+
+def _modes(
+    body: list[ast.stmt], interactivity: str, is_silenced: bool
+) -> Iterator[tuple[ast.stmt, str]]:
+    """Pair each statement with its compile mode, by the shell's ``ast_node_interactivity``.
+
+    The last expression is evaluated, not displayed: its value is what the magic returns.
+    """
+    if not body:
+        return
+    nodes = list(body)
+    if interactivity == "last_expr_or_assign":
+        nodes += _assigned_name(nodes[-1])
+    shown = "single" if interactivity == "all" else "exec"
+    for node in nodes[:-1]:
+        yield node, shown
+    last = nodes[-1]
+    if interactivity == "none":
+        yield last, "exec"
+    elif isinstance(last, ast.Expr):
+        yield last, "exec" if is_silenced else "eval"
+    else:
+        yield last, "single" if interactivity in {"all", "last"} else "exec"
+
+
+def _assigned_name(node: ast.stmt) -> list[ast.stmt]:
+    """Give an expression that shows the name which ``node`` assigns, when it is a single one."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    return [
+        ast.fix_missing_locations(
+            ast.copy_location(ast.Expr(ast.Name(target.id, ast.Load())), node)
+        )
+        for target in targets
+        if isinstance(target, ast.Name)
+    ]
+
+
+def _lines_of(node: ast.stmt) -> range:
+    numbered = [part for part in ast.walk(node) if isinstance(part, ast.expr | ast.stmt)]
+    first = min(part.lineno for part in numbered)
+    return range(first, (node.end_lineno or node.lineno) + 1)

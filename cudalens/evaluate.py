@@ -1,0 +1,219 @@
+"""Values of expressions, read without running a line of anybody's code.
+
+``pure_eval`` reads names, plain attributes and items of built-in containers.  Added here are the
+containers that tensors live in: modules, named tuples, subclasses of dict and list, the batches of
+transformers and PyTorch Geometric.  Calls, slices and displays are never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from pure_eval import CannotEval, Evaluator
+
+_EVALUATED = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
+_KEYS = (str, int, bool, float, bytes, type(None))
+_MAX_KEYS = 100_000
+_MAX_INT = 1 << 31
+_ABSENT = object()
+_FIELD = type(collections.namedtuple("_FIELD", "field").field)  # type: ignore[attr-defined]  # noqa: PYI024
+_MODULE_LISTS = ("Sequential", "ModuleList", "ModuleDict")
+# Classes whose items and attributes are entries of one dict, and the way to that dict.
+_STORES = (
+    ("collections", "UserDict", ("data",)),
+    ("transformers.tokenization_utils_base", "BatchEncoding", ("data",)),
+    ("torch_geometric.data.data", "Data", ("_store", "_mapping")),
+)
+
+
+class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without types for mypy
+    """Evaluates what can be read; anything else is :class:`pure_eval.CannotEval`."""
+
+    def __getitem__(self, node: ast.expr) -> Any:
+        """Give the value of an expression.
+
+        Raises:
+            CannotEval: reading it could run code, copy much, or is not understood.
+        """
+        if isinstance(node, ast.BinOp):
+            return self._arithmetic(node)
+        if not isinstance(node, _EVALUATED):
+            raise CannotEval
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            raise CannotEval
+        try:
+            return super().__getitem__(node)
+        except CannotEval:
+            if isinstance(node, ast.Attribute):
+                return _attribute(self[node.value], node.attr)
+            if isinstance(node, ast.Subscript):
+                return item(self[node.value], self[node.slice])
+            raise
+
+    def _arithmetic(self, node: ast.BinOp) -> int:
+        left, right = self[node.left], self[node.right]
+        if not all(type(side) is int and abs(side) < _MAX_INT for side in (left, right)):
+            raise CannotEval
+        if isinstance(node.op, ast.Add | ast.Sub):
+            return int(left + right if isinstance(node.op, ast.Add) else left - right)
+        raise CannotEval
+
+
+def evaluator_for(frame: FrameType) -> SafeEvaluator:
+    """Make an evaluator that sees the names of a frame."""
+    made = SafeEvaluator.from_frame(frame)
+    assert isinstance(made, SafeEvaluator)
+    return made
+
+
+def value_or(evaluator: SafeEvaluator | None, node: ast.expr, default: object) -> Any:
+    """Give the value of an expression, ``default`` where it cannot be read."""
+    if evaluator is None:
+        return default
+    try:
+        return evaluator[node]
+    except (CannotEval, RecursionError):
+        return default
+
+
+def is_module(value: object) -> bool:
+    """Tell whether a value is a ``torch.nn.Module``, by its type's own bases."""
+    return _has_base(value, "torch.nn.modules.module", "Module")
+
+
+def instance_dict(value: object) -> dict[str, object]:
+    """Give an object's own attributes, without descriptors; empty when it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if type(found) is dict else {}
+
+
+def registered(module: object, kind: str) -> Mapping[str, object]:
+    """Give a module's ``_modules``, ``_parameters`` or ``_buffers`` as they are stored."""
+    found = instance_dict(module).get(kind)
+    return found if type(found) in (dict, collections.OrderedDict) else {}  # type: ignore[return-value]
+
+
+def items_of(value: object) -> Mapping[object, object]:
+    """Give the items of a container that can be read, such as a batch; else an empty mapping."""
+    store = _store(value)
+    if store is not None:
+        return store
+    if isinstance(_base_of(value, "__iter__"), type) and issubclass(type(value), dict):
+        return dict(dict.items(value))  # type: ignore[arg-type]
+    if _base_of(value, "__getitem__") in (list, tuple):
+        return dict(enumerate(value))  # type: ignore[call-overload, no-any-return]
+    return {}
+
+
+def item(value: object, key: object) -> Any:
+    """Give ``value[key]`` of a container that can be read.
+
+    Raises:
+        CannotEval: the container could run code, or has no such item.
+    """
+    if type(key) not in _KEYS:
+        raise CannotEval
+    store = _store(value)
+    if store is None and is_module(value):
+        store = _children(value)
+    if store is not None:
+        return _entry(store, key)
+    base = _base_of(value, "__getitem__")
+    if base is dict:
+        return _entry(value, key)
+    if base in (list, tuple) and type(key) is int:
+        try:
+            return base.__getitem__(value, key)
+        except IndexError:
+            raise CannotEval from None
+    raise CannotEval
+
+
+def _attribute(value: object, name: str) -> Any:
+    found = _class_attribute(type(value), name)
+    if type(found) is _FIELD:
+        return found.__get__(value, type(value))  # type: ignore[attr-defined]
+    if _has_plain_getattribute(value):
+        if is_module(value) and found is _ABSENT:
+            for kind in ("_parameters", "_buffers", "_modules"):
+                if name in registered(value, kind):
+                    return registered(value, kind)[name]
+        store = _store(value)
+        if store is not None and name in store:
+            return _entry(store, name)
+    raise CannotEval
+
+
+def _store(value: object) -> Mapping[object, object] | None:
+    """Give the dict behind an object of a known class, ``None`` for other objects."""
+    for module, name, path in _STORES:
+        if not _has_base(value, module, name):
+            continue
+        found = value
+        for step in path:
+            found = instance_dict(found).get(step)
+        return found if type(found) is dict else None
+    return None
+
+
+def _children(module: object) -> Mapping[object, object] | None:
+    """Give the children of a module that is a plain list or dict of modules."""
+    if not any(type(module) is _loaded("torch.nn", name) for name in _MODULE_LISTS):
+        return None
+    children = registered(module, "_modules")
+    if type(module) is _loaded("torch.nn", "ModuleDict"):
+        return dict(children)
+    count = len(children)
+    numbered: dict[object, object] = dict(enumerate(children.values()))
+    return numbered | {index - count: child for index, child in enumerate(children.values())}
+
+
+def _entry(mapping: object, key: object) -> Any:
+    assert isinstance(mapping, dict)
+    # A key of a foreign type could run its own comparison during the look-up.
+    keys = dict.keys(mapping)
+    if len(keys) > _MAX_KEYS or not all(type(known) in _KEYS for known in keys):
+        raise CannotEval
+    found = dict.get(mapping, key, _ABSENT)
+    if found is _ABSENT:
+        raise CannotEval
+    return found
+
+
+def _base_of(value: object, method: str) -> Any:
+    """Give dict, list or tuple when ``value`` uses that type's own ``method``."""
+    for base in (dict, list, tuple):
+        if _class_attribute(type(value), method) is _class_attribute(base, method):
+            return base
+    return None
+
+
+def _has_plain_getattribute(value: object) -> bool:
+    return _class_attribute(type(value), "__getattribute__") is object.__getattribute__
+
+
+def _class_attribute(kind: type, name: str) -> object:
+    """Read an attribute of a class as it is stored: no descriptor, no metaclass."""
+    for entry in type.__dict__["__mro__"].__get__(kind):
+        own = type.__dict__["__dict__"].__get__(entry)
+        if name in own:
+            return own[name]
+    return _ABSENT
+
+
+def _has_base(value: object, module: str, name: str) -> bool:
+    base = _loaded(module, name)
+    return base is not None and base in type.__dict__["__mro__"].__get__(type(value))
+
+
+def _loaded(module: str, name: str) -> object:
+    found = sys.modules.get(module)
+    return None if found is None else vars(found).get(name)

@@ -1,0 +1,145 @@
+"""Whose file is it?  Notebook cells by number, the user's files, and everybody else's.
+
+A cell has one of three kinds of file name: ``/tmp/ipykernel_PID/HASH.py`` (ipykernel),
+``<ipython-input-N-hash>`` (IPython), or a name that a front end told us with
+:func:`register_cell`.  Nothing here imports IPython or torch: what is not loaded is not in use.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import PurePath
+
+_numbers: dict[str, int] = {}
+_IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
+_IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
+# Names in angle brackets are generated code, except where a person typed the lines.
+_TYPED = ("<stdin>", "<python-input-", "<doctest ")
+_MACHINERY = frozenset({"IPython", "ipykernel"})
+
+
+def register_cell(filename: str, number: int, lines: Sequence[str]) -> None:
+    """Tell that code compiled as ``filename`` is cell ``number`` and reads ``lines``."""
+    _numbers[filename] = number
+    text = [line if line.endswith("\n") else line + "\n" for line in lines]
+    # A modification time of None keeps linecache.checkcache from dropping the entry.
+    linecache.cache[filename] = (sum(map(len, text)), None, text, filename)
+
+
+def forget_cell(filename: str) -> None:
+    """Undo :func:`register_cell`; a name that was never registered is fine."""
+    if _numbers.pop(filename, None) is not None:
+        linecache.cache.pop(filename, None)
+
+
+def cell_number(filename: str) -> int | None:
+    """Give the number of the cell that was compiled as ``filename``, ``None`` for other code."""
+    number = _numbers.get(filename)
+    if number is None:
+        number = _compiler_map().get(filename)
+    if number is None and (match := _IPYTHON_NAME.fullmatch(filename)):
+        number = int(match[1])
+    return number
+
+
+def source_lines(filename: str) -> list[str]:
+    """Read the lines of a file or cell, without line breaks; empty when there is no source."""
+    entry = linecache.cache.get(filename)
+    linecache.checkcache(filename)
+    lines = linecache.getlines(filename)
+    if not lines and entry is not None:
+        # The entry described something that is no file: checkcache was wrong to drop it.
+        linecache.cache[filename] = entry
+        lines = linecache.getlines(filename)
+    return [line.rstrip("\r\n") for line in lines]
+
+
+def is_user_file(filename: str) -> bool:
+    """Tell whether code of this file is the user's: a cell, a script, a module of a project.
+
+    The standard library, installed packages, generated code and this package are not.
+    """
+    if filename.startswith("<"):
+        return filename.startswith(_TYPED) or cell_number(filename) is not None
+    if _IPYKERNEL_NAME.search(filename) or cell_number(filename) is not None:
+        return True
+    return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
+
+
+def is_own_file(filename: str) -> bool:
+    """Tell whether the file belongs to this package."""
+    return _is_below(filename, _OWN_ROOT)
+
+
+def is_torch_file(filename: str) -> bool:
+    """Tell whether the file belongs to torch, wherever torch is installed."""
+    root = _torch_root()
+    return root is not None and _is_below(filename, root)
+
+
+def torch_path(filename: str) -> str:
+    """Give a torch file's path below the package, with forward slashes: ``nn/functional.py``."""
+    root = _torch_root()
+    if root is None or not _is_below(filename, root):
+        return ""
+    return filename[len(root) + 1 :].replace(os.sep, "/")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_machinery(filename: str) -> bool:
+    """Tell whether the file is what runs cells and scripts: IPython, ipykernel, runpy."""
+    if filename == "<frozen runpy>":
+        return True
+    parts = PurePath(filename).parts
+    if parts and parts[-1] == "runpy.py" and _is_library_path(filename):
+        return True
+    return any(
+        here in {"site-packages", "dist-packages"} and package in _MACHINERY
+        for here, package in zip(parts, parts[1:], strict=False)
+    )
+
+
+_OWN_ROOT = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  compared as text
+
+
+def _compiler_map() -> dict[str, int]:
+    """Give IPython's own map from file name to cell number; empty without a running shell."""
+    ipython = sys.modules.get("IPython")
+    get_shell = getattr(ipython, "get_ipython", None)
+    shell = get_shell() if get_shell is not None else None
+    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    return names if isinstance(names, dict) else {}
+
+
+def _torch_root() -> str | None:
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return None if file is None else str(PurePath(file).parent)
+
+
+def _is_below(filename: str, root: str) -> bool:
+    return filename.startswith(root + os.sep)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_path(filename: str) -> bool:
+    path = os.path.abspath(filename)  # noqa: PTH100  resolve() would follow the user's links
+    parts = PurePath(path).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return True
+    return any(_is_below(path, root) for root in _library_roots())
+
+
+@functools.cache
+def _library_roots() -> tuple[str, ...]:
+    # Not sys.prefix itself: a project may hold its environment, or live inside it.
+    paths = sysconfig.get_paths()
+    roots = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
+    roots.append(str(PurePath(os.__file__).parent))
+    roots += [os.path.realpath(root) for root in roots]  # noqa: PTH118
+    return tuple(dict.fromkeys(roots))

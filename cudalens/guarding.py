@@ -1,0 +1,161 @@
+"""Guards for the whole process: counted installation, the last report, and who is told of it.
+
+There is one interceptor per process however many sessions, context managers and installs ask for
+it, because the dispatcher is one per process too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from cudalens.model import Report
+
+
+class Listener(Protocol):
+    """What a session offers to the guards while it is open."""
+
+    recorder: Any
+
+    def found(self, report: Report) -> None:
+        """Take note of a finding."""
+
+    def trouble(self, line: str) -> None:
+        """Take note of a failure of our own."""
+
+
+class Guarding:
+    """The guards of this process, installed while anybody wants them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._wanted = 0
+        self._interceptor: Any = None
+        self._listeners: list[Listener] = []
+        self._devices: frozenset[str] | None = None
+        self.last: Report | None = None
+
+    @property
+    def is_installed(self) -> bool:
+        """Tell whether the guards are in the dispatcher."""
+        return self._interceptor is not None
+
+    @property
+    def checked_ops(self) -> int:
+        """Count the calls that the guards have looked at since they were installed."""
+        return self._interceptor.checked_ops if self._interceptor is not None else 0
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """Give the open sessions, innermost last."""
+        return tuple(self._listeners)
+
+    def acquire(self) -> None:
+        """Want the guards once more; installs them when they are not there."""
+        from cudalens.collect import on_violation
+        from cudalens.intercept import Interceptor
+
+        with self._lock:
+            if self._interceptor is None:
+                interceptor = Interceptor(on_violation, self.trouble, devices=self._devices)
+                interceptor.install()
+                self._interceptor = interceptor
+            self._wanted += 1
+
+    def release(self) -> None:
+        """Want the guards once less; removes them when nobody does.  Harmless at zero."""
+        with self._lock:
+            self._wanted = max(0, self._wanted - 1)
+            if self._wanted == 0 and self._interceptor is not None:
+                interceptor, self._interceptor = self._interceptor, None
+                interceptor.uninstall()
+
+    def refresh(self) -> None:
+        """Put guards that were registered meanwhile into the dispatcher."""
+        with self._lock:
+            if self._interceptor is not None:
+                self._interceptor.uninstall()
+                self._interceptor.install()
+
+    @contextmanager
+    def acting_on(self, *devices: str) -> Iterator[None]:
+        """Let guards installed inside the block act on these device types; for tests, benchmarks."""
+        before, self._devices = self._devices, frozenset(devices)
+        try:
+            yield
+        finally:
+            self._devices = before
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Tell ``listener`` of every finding until the returned function is called."""
+        with self._lock:
+            self._listeners.append(listener)
+
+        def stop() -> None:
+            with self._lock:
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
+
+        return stop
+
+    def found(self, report: Report) -> None:
+        """Remember a finding and tell the innermost open session."""
+        with self._lock:
+            self.last = report
+            listener = self._listeners[-1] if self._listeners else None
+        if listener is not None:
+            listener.found(report)
+
+    def trouble(self, line: str) -> None:
+        """Tell the innermost open session that something of ours failed."""
+        with self._lock:
+            listener = self._listeners[-1] if self._listeners else None
+        if listener is not None:
+            listener.trouble(line)
+
+
+PROCESS = Guarding()
+
+
+def install() -> None:
+    """Install the guards for the whole process and all its threads; calls nest."""
+    PROCESS.acquire()
+
+
+def uninstall() -> None:
+    """Undo one :func:`install`; harmless when there was none."""
+    PROCESS.release()
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Install the guards for the duration of a block, in all threads."""
+    PROCESS.acquire()
+    try:
+        yield
+    finally:
+        PROCESS.release()
+
+
+def last_report() -> Report | None:
+    """Give the report of the last finding or failure of this process."""
+    return PROCESS.last
+
+
+def register_guard(op: Any, check: Callable[..., Any]) -> None:
+    """Add a guard of your own for an op of your own; it acts at once where guards are installed.
+
+    Args:
+        op: ``"mylib::lookup"``, or an overload such as ``torch.ops.mylib.lookup.default``.
+        check: takes arguments of the op by their schema names; returns ``None`` when all is well,
+            else a sentence or a :class:`cudalens.facts.Violation`.
+
+    Raises:
+        GuardRegistrationError: there is no such op, or it has no argument of that name.
+    """
+    from cudalens import guards
+
+    guards.register(op, check)
+    PROCESS.refresh()

@@ -1,0 +1,184 @@
+"""The framework of the catalogue: what a guard is, how its function is turned into one.
+
+A guard is one short function that looks at the values of an op's arguments before the kernel is
+launched.  Its parameters are named after the schema arguments that it needs; it returns ``None``
+or a :class:`~cudalens.facts.Violation`, changes nothing and reads the device at most once while
+nothing is wrong.  Its docstring has five parts, and the tests run the last two::
+
+    The precondition in one sentence, with the bound as an interval.
+
+    Source:   kernel and assertion that it mirrors, torch version
+    Cost:     reductions and device-to-host copies
+    Passes:   one expression, at the bound
+    Violates: one expression, one step beyond
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cudalens._torch import has_kernel
+from cudalens.errors import GuardRegistrationError
+from cudalens.facts import Violation
+
+Check = Callable[..., "Violation | None"]
+_SECTIONS = ("Source", "Cost", "Passes", "Violates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """One entry of the catalogue."""
+
+    name: str
+    check: Check
+    parameters: tuple[str, ...]
+    """Schema arguments that ``check`` takes, by name."""
+    ops: tuple[str, ...]
+    """Ops as ``aten::gather`` (every overload that has the parameters) or ``aten::index.Tensor``."""
+    records: tuple[str, ...] = ()
+    """Entries of the inventory of device-side assertions that this guard stands for."""
+    frequency: str = "rare"
+    is_silent: bool = False
+    """CUDA asserts nothing: the finding is a warning, the op still runs."""
+    precondition: str = ""
+    source: str = ""
+    cost: str = ""
+    passes: str = ""
+    violates: str = ""
+
+
+_registered: list[Guard] = []
+
+
+def guard(
+    *ops: str, records: Iterable[str] = (), frequency: str = "rare", is_silent: bool = False
+) -> Callable[[Check], Check]:
+    """Enter the decorated function into the catalogue for ``ops``."""
+
+    def enter(check: Check) -> Check:
+        _registered.append(
+            make_guard(check, ops, records=records, frequency=frequency, is_silent=is_silent)
+        )
+        return check
+
+    return enter
+
+
+def make_guard(
+    check: Check,
+    ops: Iterable[str],
+    *,
+    records: Iterable[str] = (),
+    frequency: str = "rare",
+    is_silent: bool = False,
+) -> Guard:
+    """Build the catalogue entry of a check function from its signature and docstring."""
+    doc = inspect.getdoc(check) or ""
+    parts = {name: _section(doc, name) for name in _SECTIONS}
+    precondition = re.split(r"\n\s*\n", doc, maxsplit=1)[0]
+    return Guard(
+        name=getattr(check, "__name__", repr(check)),
+        check=check,
+        parameters=tuple(inspect.signature(check).parameters),
+        ops=tuple(ops),
+        records=tuple(records),
+        frequency=frequency,
+        is_silent=is_silent,
+        precondition=" ".join(precondition.split()),
+        source=parts["Source"],
+        cost=parts["Cost"],
+        passes=parts["Passes"],
+        violates=parts["Violates"],
+    )
+
+
+def _section(doc: str, name: str) -> str:
+    found = re.search(rf"^{name}:[ \t]*(.*(?:\n[ \t]+.*)*)", doc, flags=re.MULTILINE)
+    return " ".join(found.group(1).split()) if found else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """Where a guard finds one schema argument in a call."""
+
+    name: str
+    position: int
+    default: Any
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give the argument's value in a call as the dispatcher makes it."""
+        if self.position < len(args):
+            return args[self.position]
+        return kwargs.get(self.name, self.default)
+
+
+def schema_parameters(op: Any) -> tuple[Parameter, ...]:
+    """Give all arguments of an overload in schema order, with their defaults."""
+    return tuple(
+        Parameter(
+            name=argument.name,
+            position=len(op._schema.arguments) if argument.kwarg_only else position,
+            default=argument.default_value if argument.has_default_value() else None,
+        )
+        for position, argument in enumerate(op._schema.arguments)
+    )
+
+
+def full_name(op: Any) -> str:
+    """Give an overload as the dispatcher spells it: ``aten::index.Tensor``, ``aten::embedding``."""
+    schema = op._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+
+
+def resolve(entry: Guard) -> tuple[Any, ...]:
+    """Give the overloads that ``entry`` acts on in the running torch; unknown ops give none.
+
+    Overloads that merely decompose are left out: the guard of the inner op sees their values.
+    """
+    found = []
+    for spelled in entry.ops:
+        for op in _overloads(spelled):
+            names = {argument.name for argument in op._schema.arguments}
+            decomposes = has_kernel(full_name(op), "CompositeImplicitAutograd")
+            if set(entry.parameters) <= names and not decomposes:
+                found.append(op)
+    return tuple(dict.fromkeys(found))
+
+
+def _overloads(spelled: str) -> list[Any]:
+    namespace, _, rest = spelled.partition("::")
+    name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return []
+    names = [overload] if overload else packet.overloads()
+    return [getattr(packet, item) for item in names if hasattr(packet, item)]
+
+
+def user_guard(op: Any, check: Check) -> Guard:
+    """Build a guard of the user's own for an op of the user's own.
+
+    Raises:
+        GuardRegistrationError: no such op is registered, or ``check`` asks for arguments that the
+            op does not have.
+    """
+    spelled = op if isinstance(op, str) else full_name(op)
+    if "::" not in spelled:
+        msg = f"{spelled!r} is no op name: write it as namespace::op, such as 'mylib::lookup'"
+        raise GuardRegistrationError(msg)
+    overloads = _overloads(spelled)
+    if not overloads:
+        msg = f"there is no op {spelled!r}: register it with torch.library before its guard"
+        raise GuardRegistrationError(msg)
+    entry = make_guard(check, (spelled,), frequency="user")
+    have = [argument.name for argument in overloads[0]._schema.arguments]
+    if missing := [name for name in entry.parameters if name not in have]:
+        msg = f"{spelled} has no argument {missing[0]!r}; its arguments are {', '.join(have)}"
+        raise GuardRegistrationError(msg)
+    return entry

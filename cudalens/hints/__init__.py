@@ -1,0 +1,23 @@
+"""Likely causes and the line to change: a table of small rules over evidence."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from cudalens.facts import Hint
+from cudalens.hints._base import RuleEntry, matching, rule, table
+from cudalens.model import Evidence
+
+__all__ = ["MAX_HINTS", "RuleEntry", "find_hints", "rule", "table"]
+
+MAX_HINTS = 4
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def find_hints(evidence: Evidence) -> tuple[Hint, ...]:
+    """Give the hints that the evidence carries, surest first, at most ``MAX_HINTS``."""
+    return tuple(matching(evidence))[:MAX_HINTS]

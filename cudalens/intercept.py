@@ -1,0 +1,158 @@
+"""Put the guards into the dispatcher, and take them out again.
+
+A kernel is registered for the ``BackendSelect`` key of each guarded overload: below autograd and
+autocast, above the device's kernel.  It sees forward, backward, in-place and ``out=`` calls from
+every thread, looks at the values, and passes the call on unchanged.  Ops without a guard pay
+nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cudalens import _torch
+from cudalens.facts import Violation
+from cudalens.guards import GUARDS, Guard, full_name
+from cudalens.guards._base import Parameter, schema_parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardedCall:
+    """A call that a guard looked at, while it is being made; it must not be kept."""
+
+    op: Any
+    guard: Guard
+    arguments: Mapping[str, Any]
+    """Every schema argument by name, live tensors included."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
+OnTrouble = Callable[[str], None]
+_Plan = tuple[Guard, tuple[Parameter, ...]]
+
+
+class _Inside(threading.local):
+    """Whether this thread is already inside a guard."""
+
+    busy = False
+
+
+class Interceptor:
+    """Guards in the dispatcher: :meth:`install` puts them in, :meth:`uninstall` takes them out.
+
+    Args:
+        on_violation: told of each finding; what it returns is raised in place of the call.
+        on_trouble: told, in one line, when a guard itself failed; the call goes on.
+        devices: device types to act on, instead of the accelerators.
+    """
+
+    def __init__(
+        self,
+        on_violation: OnViolation,
+        on_trouble: OnTrouble,
+        *,
+        devices: Iterable[str] | None = None,
+    ) -> None:
+        self._on_violation = on_violation
+        self._on_trouble = on_trouble
+        self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
+        self._libraries: list[Any] = []
+        self._covered: set[Any] = set()
+        self._inside = _Inside()
+        self.checked_ops = 0
+
+    @property
+    def is_installed(self) -> bool:
+        """Tell whether anything is registered in the dispatcher."""
+        return bool(self._libraries)
+
+    def install(self) -> None:
+        """Register a kernel for each guarded overload that has none yet; does nothing twice."""
+        fresh = {op: entries for op, entries in GUARDS.items() if op not in self._covered}
+        if not fresh:
+            return
+        kernels = {full_name(op): self._kernel(op) for op in fresh}
+        self._libraries.extend(_torch.register_backend_select(kernels))
+        self._covered.update(fresh)
+
+    def uninstall(self) -> None:
+        """Remove every registration; does nothing when there is none."""
+        while self._libraries:
+            _torch.destroy([self._libraries.pop()])
+        self._covered.clear()
+
+    def _kernel(self, op: Any) -> Callable[..., Any]:
+        parameters = {item.name: item for item in schema_parameters(op)}
+        plans = tuple(
+            (entry, tuple(parameters[name] for name in entry.parameters)) for entry in GUARDS[op]
+        )
+        inside = self._inside
+
+        def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if not inside.busy:
+                error = self._look(op, plans, args, kwargs)
+                if error is not None:
+                    raise error
+            return _torch.redispatch(op, keyset, args, kwargs)
+
+        return guarded
+
+    def _look(
+        self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BaseException | None:
+        if not self._acts_on(args, kwargs):
+            return None
+        self._inside.busy = True
+        try:
+            with _torch.plain_torch(), _torch.no_dispatch_modes():
+                self.checked_ops += 1
+                for entry, parameters in plans:
+                    error = self._ask(op, entry, parameters, args, kwargs)
+                    if error is not None:
+                        return error
+        finally:
+            self._inside.busy = False
+        return None
+
+    def _ask(
+        self,
+        op: Any,
+        entry: Guard,
+        parameters: tuple[Parameter, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> BaseException | None:
+        try:
+            violation = entry.check(*[item.of(args, kwargs) for item in parameters])
+            if violation is None:
+                return None
+            call = GuardedCall(
+                op=op,
+                guard=entry,
+                arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
+                args=args,
+                kwargs=kwargs,
+            )
+            return self._on_violation(call, violation)
+        except Exception as trouble:  # a guard that fails must never stop a good call
+            self._on_trouble(f"guard {entry.name} failed: {type(trouble).__name__}: {trouble}")
+            return None
+
+    def _acts_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        devices = self._devices
+        acts = False
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            for item in value if type(value) in (list, tuple) else (value,):
+                if isinstance(item, Tensor):
+                    if not _torch.is_plain(item):
+                        return False
+                    acts = acts or item.device.type in devices
+        return acts and not _torch.is_capturing()

@@ -1,0 +1,118 @@
+"""Collect evidence after an exception has left the checked block.
+
+The stack lives on in the traceback.  Whether tensors may be read depends on whether the device's
+context survived; after a device-side assert it did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from cudalens import collect, environment, source
+from cudalens.collect import Limits
+from cudalens.facts import OpName, Phase
+from cudalens.model import ErrorFacts, Evidence
+from cudalens.origin import is_torch_error
+
+_STICKY = (
+    "device-side assert",
+    "illegal memory access",
+    "misaligned address",
+    "unspecified launch failure",
+    "illegal instruction",
+    "hardware stack error",
+)
+"""Errors after which the CUDA context of the process is unusable."""
+
+
+def concerns_torch(error: BaseException) -> bool:
+    """Tell whether torch, or a library on top of it, raised ``error``."""
+    return is_torch_error(
+        error,
+        is_user_frame=lambda frame: source.is_user_file(frame.f_code.co_filename),
+        runs_torch=_runs_torch,
+    )
+
+
+def _runs_torch(entry: TracebackType) -> bool:
+    return source.runs_torch(entry, is_tensor=lambda item: isinstance(item, Tensor))
+
+
+def is_context_lost(error: ErrorFacts) -> bool:
+    """Tell whether an exception means that this process cannot use its device again."""
+    return any(text in error.message for text in _STICKY)
+
+
+def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> Evidence:
+    """Collect everything about an exception that CUDA, torch or a library on top of it raised."""
+    limits = Limits()
+    facts = collect.error_facts(error)
+    is_lost = is_context_lost(facts)
+    entries = list(collect.traceback_frames(error.__traceback__))
+    site = limits.attempt("source", lambda: collect.locate(entries, {}), source.CallSite())
+    tensors = limits.attempt(
+        "tensors", lambda: collect.tensor_facts({}, site, None, read=not is_lost), ()
+    )
+    evidence = Evidence(
+        error=facts,
+        op=OpName(api=site.api),
+        phase=_phase(entries),
+        context_usable=not is_lost,
+        source=site.source,
+        call_text=site.call_text,
+        module_path=site.module_path,
+        module_type=site.module_type,
+        frames=site.frames,
+        tensors=tensors,
+        environment=environment.describe(),
+        libraries=collect.libraries(),
+    )
+    evidence = _with_device_text(evidence, device_text, limits)
+    evidence = _with_recorder(evidence, recorder, is_lost, limits)
+    return replace(evidence, limits=(*site.limits, *limits.lines))
+
+
+def _phase(entries: list[TracebackType]) -> Phase:
+    names = {item.tb_frame.f_code.co_name for item in entries}
+    if "_engine_run_backward" in names:
+        return "backward"
+    return collect.phase_of([item.tb_frame for item in entries], None)
+
+
+def _with_device_text(evidence: Evidence, device_text: Any, limits: Limits) -> Evidence:
+    if device_text is None:
+        return evidence
+    text = limits.attempt("device text", device_text.text, None)
+    return replace(evidence, device_text=text)
+
+
+def _with_recorder(
+    evidence: Evidence, recorder: Any, is_lost: bool, limits: Limits
+) -> Evidence:
+    if recorder is None:
+        return evidence
+    history = limits.attempt("history", lambda: recorder.history(), ())
+    record = limits.attempt("failing op", recorder.in_flight, None)
+    if record is not None:
+        op = OpName(name=record.name, overload=record.overload, api=evidence.op.api)
+        evidence = replace(evidence, op=op)
+    return replace(evidence, history=history)
+
+
+@contextlib.contextmanager
+def eager_stance() -> Iterator[None]:
+    """Run compiled functions eagerly inside the block, where the compiler is in use at all."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield

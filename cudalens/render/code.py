@@ -1,0 +1,254 @@
+"""The code view: source lines with each tensor's type hanging under its expression.
+
+The rows are data that text, HTML and widget all draw, so that the three cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.cells import cell_len, set_cell_size
+
+from cudalens.model import CodeLine, Report, SourceSpan, TensorFact
+from cudalens.render import words
+from cudalens.render.safe import visible
+
+PieceTone = Literal["plain", "call", "tensor", "bad", "rule", "label", "badlabel"]
+TAB = "    "
+MAX_LINES = 40
+MAX_LABELS = 10
+MAX_LINE_LENGTH = 400
+_RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A run of characters of one look."""
+
+    text: str
+    tone: PieceTone = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One drawn line: a numbered source line, or a line of labels (no number) under it."""
+
+    number: int | None
+    pieces: tuple[Piece, ...]
+    is_hot: bool = False
+    """Whether it belongs to the failing statement."""
+
+    @property
+    def text(self) -> str:
+        """Give the row without its looks."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A marked run of a source line, in characters of the drawn line, with its hanging label."""
+
+    start: int
+    end: int
+    tone: PieceTone
+    label: str | None = None
+
+
+def code_rows(
+    report: Report, *, device: bool = False, context: bool = True, dedent: bool = True
+) -> tuple[Row, ...]:
+    """Give the code around the failure, labels included.
+
+    Args:
+        report: what is drawn.
+        device: whether labels name the device of each tensor.
+        context: whether lines outside the failing statement are drawn as well.
+        dedent: whether the indentation that all lines share is left out.
+    """
+    source = report.source
+    if source is None:
+        return ()
+    lines = _lines(source, context=context)
+    indent = _common_indent(line.text for line in lines) if dedent else 0
+    rows: list[Row] = []
+    for line in lines:
+        hot = _is_hot(source, line.line)
+        # Without context the text is the stripped statement: its columns are not the source's.
+        marks = _marks(report, line, indent, device=device) if source.context else []
+        text = _drawn(line.text)[indent:]
+        rows.append(Row(number=line.line or None, pieces=_pieces(text, marks), is_hot=hot))
+        rows.extend(replace(row, is_hot=hot) for row in _hanging(text, marks))
+    return tuple(rows)
+
+
+def unplaced_tensors(report: Report) -> tuple[str, ...]:
+    """Give name and type of the tensors that no drawn line carries, in the report's order."""
+    lines = report.source.context if report.source else ()
+    hung = [id(fact) for line in lines for fact in _hung(report, line)]
+    device = words.devices_differ(report)
+    return tuple(
+        f"{words.tensor_name(fact)} {words.tensor_label(report, fact, device=device)}"
+        for fact in report.tensors
+        if id(fact) not in hung
+    )
+
+
+def crop(rows: Sequence[Row], width: int) -> tuple[Row, ...]:
+    """Cut the rows to ``width`` terminal cells, around the labels when they lie far right.
+
+    Labels that cannot be drawn beside what they name are left out.
+    """
+    if all(cell_len(row.text) <= width for row in rows):
+        return tuple(rows)
+    hung = [row for row in rows if row.number is None]
+    right = max((cell_len(row.text) for row in hung), default=0)
+    left = min((cell_len(row.text) - cell_len(row.text.lstrip()) for row in hung), default=0)
+    if right - left > width - 4:
+        rows, right = [row for row in rows if row.number is not None], 0
+    shift = max(0, min(right - width + 2, left - 2))
+    return tuple(_window(row, shift, width) for row in rows)
+
+
+def _lines(source: SourceSpan, *, context: bool) -> tuple[CodeLine, ...]:
+    lines = source.context
+    if not context:
+        lines = tuple(line for line in lines if _is_hot(source, line.line))
+    if not lines and source.text:
+        return (CodeLine(line=source.line or 0, text=source.text),)
+    return lines[:MAX_LINES]
+
+
+def _is_hot(source: SourceSpan, line: int) -> bool:
+    if source.line is None:
+        return False
+    return source.line <= line <= (source.end_line or source.line)
+
+
+def _drawn(text: str) -> str:
+    return visible(text).replace("\n", " ").replace("\t", TAB)[:MAX_LINE_LENGTH]
+
+
+def _common_indent(texts: Iterable[str]) -> int:
+    drawn = [_drawn(text) for text in texts]
+    return min((len(text) - len(text.lstrip(" ")) for text in drawn if text.strip()), default=0)
+
+
+def _hung(report: Report, line: CodeLine) -> list[TensorFact]:
+    # The accused first, so that a line with very many tensors never loses it.
+    length = min(len(line.text), MAX_LINE_LENGTH)
+    on_line = [
+        fact
+        for fact in report.tensors
+        if fact.span and fact.span[0] == line.line and 0 <= fact.span[1] < fact.span[2] <= length
+    ]
+    on_line.sort(key=lambda fact: not words.is_at_fault(report, fact))
+    return on_line[:MAX_LABELS]
+
+
+def _marks(report: Report, line: CodeLine, indent: int, *, device: bool) -> list[Mark]:
+    def column(source_column: int) -> int:
+        tabs = line.text[:source_column].count("\t")
+        return max(source_column + tabs * (len(TAB) - 1) - indent, 0)
+
+    device = device or words.devices_differ(report)
+    marks = []
+    for fact in _hung(report, line):
+        assert fact.span is not None
+        _, start, end = fact.span
+        tone: PieceTone = "bad" if words.is_at_fault(report, fact) else "tensor"
+        label = words.tensor_label(report, fact, device=device)
+        marks.append(Mark(start=column(start), end=column(end), tone=tone, label=label))
+    call = _call_span(report.source, line)
+    if call is not None:
+        marks.append(Mark(start=column(call[0]), end=column(call[1]), tone="call"))
+    return list(dict.fromkeys(marks))
+
+
+def _call_span(source: SourceSpan | None, line: CodeLine) -> tuple[int, int] | None:
+    if source is None or source.column is None or source.end_column is None:
+        return None
+    last = source.end_line or source.line
+    length = min(len(line.text), MAX_LINE_LENGTH)
+    start, end = len(line.text) - len(line.text.lstrip()), length
+    if line.line == source.line:
+        start = source.column
+    if line.line == last:
+        end = source.end_column
+    is_inside = _is_hot(source, line.line) and 0 <= start < end <= length
+    return (start, end) if is_inside else None
+
+
+def _pieces(text: str, marks: Sequence[Mark]) -> tuple[Piece, ...]:
+    tones: list[PieceTone] = ["plain"] * len(text)
+    for mark in marks:
+        for at in range(mark.start, min(mark.end, len(text))):
+            if _RANK[mark.tone] > _RANK[tones[at]]:
+                tones[at] = mark.tone
+    pieces: list[Piece] = []
+    for char, tone in zip(text, tones, strict=True):
+        if pieces and pieces[-1].tone == tone:
+            pieces[-1] = Piece(text=pieces[-1].text + char, tone=tone)
+        else:
+            pieces.append(Piece(text=char, tone=tone))
+    return tuple(pieces)
+
+
+def _hanging(text: str, marks: Sequence[Mark]) -> list[Row]:
+    labelled = sorted((m for m in marks if m.label), key=lambda m: (-m.start, m.end))
+    if not labelled:
+        return _caret_row(text, marks)
+    rows = []
+    for at, mark in enumerate(labelled):
+        waiting = sorted({m.start for m in labelled[at + 1 :]})
+        shares = mark.start in waiting
+        rows.append(_label_row(text, mark, [c for c in waiting if c < mark.start], shares=shares))
+    return rows
+
+
+def _label_row(text: str, mark: Mark, waiting: Sequence[int], *, shares: bool) -> Row:
+    pieces: list[Piece] = []
+    drawn = 0
+    for start in waiting:
+        cells = cell_len(text[:start])
+        pieces.append(Piece(text=" " * (cells - drawn) + "│", tone="rule"))
+        drawn = cells + 1
+    cells = cell_len(text[: mark.start])
+    corner = "├ " if shares else "└ "
+    pieces.append(Piece(text=" " * (cells - drawn) + corner, tone="rule"))
+    # Where two expressions begin in one column, only the name tells which label is whose.
+    name = f"{text[mark.start : mark.end]}: " if shares else ""
+    tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
+    return Row(number=None, pieces=(*pieces, Piece(text=f"{name}{mark.label}", tone=tone)))
+
+
+def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:
+    call = next((mark for mark in marks if mark.tone == "call"), None)
+    if call is None:
+        return []
+    indent = " " * cell_len(text[: call.start])
+    carets = "^" * max(cell_len(text[call.start : call.end]), 1)
+    return [Row(number=None, pieces=(Piece(text=indent + carets, tone="badlabel"),))]
+
+
+def _window(row: Row, shift: int, width: int) -> Row:
+    cut = cell_len(row.text) - shift > width
+    pieces: list[Piece] = []
+    at = 0
+    for piece in row.pieces:
+        kept = ""
+        for char in piece.text:
+            size = cell_len(char)
+            if at >= shift and at + size - shift <= width - (1 if cut else 0):
+                kept += char
+            at += size
+        if kept:
+            pieces.append(replace(piece, text=kept))
+    lost_left = shift > 0 and row.text[:shift].strip() != "" and row.number is not None
+    if lost_left and pieces:
+        rest = pieces[0].text
+        pieces[0] = replace(pieces[0], text="…" + set_cell_size(rest, cell_len(rest))[1:])
+    if cut:
+        pieces.append(Piece(text="…", tone="rule"))
+    return replace(row, pieces=tuple(pieces))

@@ -1,0 +1,236 @@
+"""Pictures of values: where the bad ones lie in a tensor, and how all of them are spread."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from markupsafe import Markup
+
+from cudalens.model import Bounds, OffenderMap, Report, TensorFact
+from cudalens.render import words
+from cudalens.render.graph import graph_rows, graph_svg, graph_title
+from cudalens.render.svg import coordinate, element, paint, picture, words_at
+
+__all__ = ["graph_rows", "graph_svg", "graph_title", "histogram_svg", "value_map_svg"]
+
+WIDTH = 660.0
+BAR_HEIGHT = 84.0
+HISTOGRAM_HEIGHT = 72.0
+MAX_CELL = 20.0
+_LEFT = 8.0
+_HEADROOM = 22.0
+_ROOM = 0.15
+
+
+def value_map_svg(report: Report) -> Markup:
+    """Draw where the bad values lie: bars by position for one dimension, else a grid.
+
+    Empty when the report has no map.
+    """
+    offenders = report.offenders
+    grid = offenders.map if offenders else None
+    if grid is None or grid.rows < 1 or grid.columns < 1:
+        return Markup("")
+    title = value_map_title(report)
+    if grid.rows == 1:
+        return _bars(grid, report.bounds or Bounds(), title)
+    return _cells(grid, title)
+
+
+def value_map_title(report: Report) -> str:
+    """Give the picture's name: whose values, how many, what is allowed."""
+    name = report.expression or report.argument or "values"
+    found = report.offenders
+    total = f", {found.total} values by position" if found else ""
+    allowed = words.bounds_text(report)
+    return f"{name}{total}" + (f"; allowed {allowed}" if allowed else "")
+
+
+def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
+    """Draw how the finite values of a tensor are spread, with the allowed interval as a band.
+
+    A bar is red only when its whole interval lies outside.  Empty without a histogram.
+    """
+    edges = [words.finite(edge) for edge in fact.summary.histogram.edges]
+    counts = fact.summary.histogram.counts
+    if not counts or len(edges) != len(counts) + 1 or None in edges:
+        return Markup("")
+    known = [edge for edge in edges if edge is not None]
+    low, high = known[0], known[-1]
+    if not low < high or max(counts) <= 0:
+        return Markup("")
+    limits = (_limit(bounds, "min"), _limit(bounds, "max"))
+    scale = (WIDTH - 2 * _LEFT) / (high - low)
+    base = HISTOGRAM_HEIGHT + _HEADROOM
+
+    def across(value: float) -> float:
+        return _LEFT + (min(max(value, low), high) - low) * scale
+
+    bars = []
+    for left, right, count in zip(known, known[1:], counts, strict=False):
+        if count > 0:
+            height = max(HISTOGRAM_HEIGHT * count / max(counts), 2)
+            is_bad = _is_outside(left, right, limits)
+            x, width = across(left), max(across(right) - across(left) - 1, 1)
+            looks = paint(fill="bad" if is_bad else "bar")
+            bars.append(
+                element("rect", x=x, y=base - height, width=width, height=height, **looks)
+            )
+            if is_bad:
+                bars.append(_cross(x + width / 2, base - height - 6, 3))
+    for limit in limits:
+        if limit is not None and low <= limit <= high:
+            bars.append(_dashed(across(limit), 4, across(limit), base))
+    ends = _axis_ends(words.number(low), words.number(high), base + 15)
+    title = f"{words.tensor_name(fact)}: how its values are spread, {words.number(low)} to "
+    return picture(WIDTH, base + 22, title + words.number(high), *bars, *ends)
+
+
+def _limit(bounds: Bounds | None, side: str) -> float | None:
+    return words.finite(getattr(bounds, side)) if bounds else None
+
+
+def _is_outside(left: float, right: float, limits: tuple[float | None, float | None]) -> bool:
+    low, high = limits
+    return (low is not None and right <= low) or (high is not None and left >= high)
+
+
+def _bars(grid: OffenderMap, bounds: Bounds, title: str) -> Markup:
+    limits = (words.finite(bounds.min), words.finite(bounds.max))
+    lows = [words.finite(value) for value in grid.low]
+    highs = [words.finite(value) for value in grid.high]
+    low, high = _span(lows, highs, limits)
+    step = (WIDTH - 2 * _LEFT) / grid.columns
+    base = BAR_HEIGHT + _HEADROOM
+
+    def down(value: float) -> float:
+        return _HEADROOM + BAR_HEIGHT * (high - min(max(value, low), high)) / (high - low)
+
+    drawn = []
+    zero = down(max(low, 0.0) if high > 0 else high)
+    for at in range(min(grid.columns, len(lows), len(highs), len(grid.bad))):
+        x, width = _LEFT + at * step, max(step - min(4.0, step / 5), 1)
+        drawn += _bar(x, width, (lows[at], highs[at]), zero, down, is_bad=grid.bad[at] > 0)
+    for name, limit in zip(("min", "max"), limits, strict=True):
+        if limit is not None and (name == "max" or limit > low):
+            text = f"{'at least' if name == 'min' else 'bound'} {words.number(getattr(bounds, name))}"
+            y = down(limit)
+            drawn.append(_dashed(_LEFT, y, WIDTH - _LEFT, y))
+            above = y - 5 if name == "max" else y + 14
+            drawn.append(
+                words_at(WIDTH - _LEFT, max(above, 11), text, tone="bad", size=11, text_anchor="end")
+            )
+    drawn += _axis_ends("position 0", f"{grid.columns - 1}" if grid.columns > 1 else "", base + 15)
+    return picture(WIDTH, base + 22, title, *drawn)
+
+
+def _span(
+    lows: list[float | None], highs: list[float | None], limits: tuple[float | None, float | None]
+) -> tuple[float, float]:
+    """Choose the axis: the allowed interval and a little beyond, however far the worst value is."""
+    seen = [value for value in (*lows, *highs) if value is not None] or [0.0]
+    low = min(seen) if limits[0] is None else limits[0]
+    high = max(seen) if limits[1] is None else limits[1]
+    low, high = min(low, high), max(low, high)
+    room = (high - low) * _ROOM or 1.0
+    bottom = low - room if min(seen) < low else min(low, 0.0) if low >= 0 else low
+    top = high + room if max(seen) > high else high
+    return (bottom, top) if bottom < top else (bottom - 1.0, top + 1.0)
+
+
+def _bar(
+    x: float,
+    width: float,
+    ends: tuple[float | None, float | None],
+    zero: float,
+    down: object,
+    *,
+    is_bad: bool,
+) -> list[Markup]:
+    assert callable(down)
+    low, high = ends
+    if low is None or high is None:
+        # NaN and the infinities have no height: the bar fills the picture.
+        top, bottom = _HEADROOM, _HEADROOM + BAR_HEIGHT
+    else:
+        top, bottom = min(down(high), zero), max(down(low), zero)
+    height = max(bottom - top, 2.0)
+    looks = paint(fill="bad" if is_bad else "bar")
+    bar = element("rect", x=x, y=bottom - height, width=width, height=height, **looks)
+    if not is_bad:
+        return [bar]
+    return [bar, _cross(x + width / 2, max(bottom - height - 7, 5), min(4.0, max(width / 2, 2)))]
+
+
+def _cells(grid: OffenderMap, title: str) -> Markup:
+    size = min(MAX_CELL, (WIDTH - 60) / grid.columns)
+    left, top = 34.0, 20.0
+    width, height = grid.columns * size, grid.rows * size
+    drawn = [
+        element("rect", x=left, y=top, width=width, height=height, **paint(fill="bar")),
+        element("path", d=_runs(grid, left, top, size), **paint(fill="bad")),
+        element("path", d=_lines(grid, left, top, size), **paint(stroke="canvas")),
+        element(
+            "path",
+            d=_marks(grid, left, top, size),
+            stroke_width=1.6,
+            **paint(stroke="canvas"),
+        ),
+        words_at(left, top - 7, "columns →", tone="muted", size=11),
+        words_at(left - 7, top + 11, "rows", tone="muted", size=11, text_anchor="end"),
+        words_at(left - 7, top + 24, "↓", tone="muted", size=11, text_anchor="end"),
+    ]
+    return picture(max(left + width + 8, 160), top + height + 8, title, *drawn)
+
+
+def _bad_cells(grid: OffenderMap) -> list[tuple[int, int]]:
+    shown = grid.bad[: grid.rows * grid.columns]
+    return [divmod(at, grid.columns) for at, bad in enumerate(shown) if bad > 0]
+
+
+def _runs(grid: OffenderMap, left: float, top: float, size: float) -> str:
+    # Neighbours of one row share a path, so that a wholly bad tensor stays a small picture.
+    path = ""
+    cells = _bad_cells(grid)
+    for _, run in groupby(enumerate(cells), key=lambda item: (item[1][0], item[1][1] - item[0])):
+        spots = [cell for _, cell in run]
+        row, column = spots[0]
+        x, y = coordinate(left + column * size), coordinate(top + row * size)
+        across, down = coordinate(len(spots) * size), coordinate(size)
+        path += f"M{x} {y}h{across}v{down}h-{across}z"
+    return path
+
+
+def _lines(grid: OffenderMap, left: float, top: float, size: float) -> str:
+    width, height = coordinate(grid.columns * size), coordinate(grid.rows * size)
+    return "".join(
+        f"M{coordinate(left + at * size)} {coordinate(top)}v{height}" for at in range(1, grid.columns)
+    ) + "".join(
+        f"M{coordinate(left)} {coordinate(top + at * size)}h{width}" for at in range(1, grid.rows)
+    )
+
+
+def _marks(grid: OffenderMap, left: float, top: float, size: float) -> str:
+    arm = coordinate(size * 0.4)
+    return "".join(
+        f"M{coordinate(left + (column + 0.3) * size)} {coordinate(top + (row + 0.3) * size)}"
+        f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
+        for row, column in _bad_cells(grid)
+    )
+
+
+def _cross(x: float, y: float, arm: float) -> Markup:
+    path = f"M{x - arm:.1f} {y - arm:.1f}l{2 * arm:.1f} {2 * arm:.1f}m0-{2 * arm:.1f}"
+    return element("path", d=f"{path}l-{2 * arm:.1f} {2 * arm:.1f}", stroke_width=1.6, **paint(stroke="bad"))
+
+
+def _dashed(x0: float, y0: float, x1: float, y1: float) -> Markup:
+    looks = paint(stroke="bad")
+    return element("line", x1=x0, y1=y0, x2=x1, y2=y1, stroke_dasharray="4 3", **looks)
+
+
+def _axis_ends(left: str, right: str, y: float) -> list[Markup]:
+    return [
+        words_at(_LEFT, y, left, tone="muted", size=11),
+        words_at(WIDTH - _LEFT, y, right, tone="muted", size=11, text_anchor="end"),
+    ]

@@ -1,0 +1,191 @@
+"""Folding of an autograd neighbourhood into few boxes: parameters by op, chains by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import networkx as nx
+
+from cudalens.model import AutogradNeighbourhood, GraphNode, Role
+from cudalens.render import words
+from cudalens.render.safe import clip, clip_left, one_line
+
+MAX_NODES = 80
+MAX_BOXES = 22
+MAX_ROWS = 9
+MAX_SIBLINGS = 3
+_NEAR = 2
+_TITLE = 30
+_DETAIL = 34
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """One drawn box: a node of the graph, or several folded into one."""
+
+    key: str
+    role: Role
+    members: tuple[GraphNode, ...]
+
+    @property
+    def title(self) -> str:
+        """Give the first line: the op, or the ops in order."""
+        if len(self.members) > 1 and self.role in ("parameter", "leaf"):
+            return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
+        names = [node_name(node) for node in self.members]
+        if len(names) > 2:  # noqa: PLR2004  the two ends say where the chain begins and stops
+            return clip(f"{names[0]} → … → {names[-1]}", _TITLE)
+        return clip(" → ".join(names), _TITLE)
+
+    def detail(self, *, prevented: bool) -> str:
+        """Give the second line: what the shape of the box says, the module, the line."""
+        lead = {
+            "failed": "not launched" if prevented else "failed here",
+            "bad_input": "bad input",
+            "parameter": "parameter",
+            "leaf": "leaf",
+        }.get(self.role)
+        if len(self.members) > 1:
+            lead = _folded(self.members, self.role)
+        first = self.members[0]
+        module = "" if self.role == "parameter" else _common_module(self.members)
+        line = f"line {first.source.line}" if first.source and first.source.line else ""
+        shape = words.shape(first.shape) if self.role == "parameter" else ""
+        facts = filter(None, (lead, shape, line if len(self.members) == 1 else ""))
+        rest = " · ".join(facts)
+        room = max(_DETAIL - len(rest) - 3, 10)
+        return " · ".join(filter(None, (clip_left(module, room), rest)))
+
+
+Rule: TypeAlias = Callable[[nx.DiGraph, dict[str, Box], tuple[str, str]], bool]
+"""Tells whether the two ends of an edge are alike enough to be drawn as one box."""
+
+
+def node_name(node: GraphNode) -> str:
+    """Give the op of a node without its namespace, else the node's own name."""
+    if node.role in ("parameter", "leaf", "bad_input") or not node.op:
+        return clip_left(one_line(node.name or "unnamed"), _TITLE)
+    return one_line(node.op.removeprefix("aten::"))
+
+
+def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, str]]]:
+    """Give the boxes and the edges between them, acyclic and few enough to be read."""
+    nodes = _nearest(graph)
+    boxes = {node.id: Box(key=node.id, role=node.role, members=(node,)) for node in nodes}
+    net = nx.DiGraph()
+    net.add_nodes_from(boxes)
+    for edge in graph.edges:
+        known = edge.src in boxes and edge.dst in boxes
+        # Data flows one way; an edge that would close a circle cannot be drawn in rows.
+        if known and not nx.has_path(net, edge.dst, edge.src):
+            net.add_edge(edge.src, edge.dst)
+    _join_siblings(net, boxes)
+    focus = graph.focus if graph.focus in boxes else None
+    for same in (_same_module, _same_parent, _unary):
+        _contract(net, boxes, focus, same)
+    return {key: boxes[key] for key in net.nodes}, list(net.edges)
+
+
+def _nearest(graph: AutogradNeighbourhood) -> tuple[GraphNode, ...]:
+    if len(graph.nodes) <= MAX_NODES:
+        return graph.nodes
+    around = nx.Graph([(edge.src, edge.dst) for edge in graph.edges])
+    start = graph.focus if graph.focus in around else graph.nodes[-1].id
+    hops = nx.single_source_shortest_path_length(around, start) if start in around else {}
+    far = len(graph.nodes)
+    ranked = sorted(range(far), key=lambda at: (hops.get(graph.nodes[at].id, far), at))
+    kept = set(ranked[:MAX_NODES])
+    return tuple(node for at, node in enumerate(graph.nodes) if at in kept)
+
+
+def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box]) -> None:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for key in list(net.nodes):
+        role = boxes[key].role
+        if net.in_degree(key) == 0 and net.out_degree(key) == 1 and role in ("parameter", "leaf"):
+            groups.setdefault((role, next(iter(net.successors(key)))), []).append(key)
+    for (role, _), keys in groups.items():
+        if len(keys) > (1 if role == "parameter" else MAX_SIBLINGS):
+            _absorb(net, boxes, keys[0], keys[1:])
+
+
+def _contract(net: nx.DiGraph, boxes: dict[str, Box], focus: str | None, same: Rule) -> None:
+    while _is_large(net):
+        candidates = _far_first(net, focus)
+        pair = next((pair for pair in candidates if _may_join(net, boxes, pair, same)), None)
+        if pair is None:
+            return
+        src, dst = pair
+        _absorb(net, boxes, dst, [src], before=True)
+        _join_siblings(net, boxes)
+
+
+def _is_large(net: nx.DiGraph) -> bool:
+    if len(net) <= 1:
+        return False
+    return len(net) > MAX_BOXES or nx.dag_longest_path_length(net, weight=None) >= MAX_ROWS
+
+
+def _far_first(net: nx.DiGraph, focus: str | None) -> Iterator[tuple[str, str]]:
+    near = nx.single_source_shortest_path_length(net.to_undirected(), focus) if focus else {}
+    far = len(net)
+    ranked = sorted(net.edges, key=lambda pair: -min(near.get(key, far) for key in pair))
+    return (pair for pair in ranked if min(near.get(key, far) for key in pair) >= _NEAR)
+
+
+def _may_join(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str], same: Rule) -> bool:
+    src, dst = pair
+    folds = ("upstream", "downstream")
+    if boxes[src].role not in folds or boxes[dst].role not in folds or not same(net, boxes, pair):
+        return False
+    # Joined across a second way from src to dst, the box would feed itself.
+    return not any(nx.has_path(net, other, dst) for other in net.successors(src) if other != dst)
+
+
+def _same_module(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+    one, other = (boxes[key].members for key in pair)
+    return bool(one[-1].module_path) and one[-1].module_path == other[0].module_path
+
+
+def _same_parent(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+    both = (*boxes[pair[0]].members, *boxes[pair[1]].members)
+    return _common_module(both).count(".") >= 1
+
+
+def _unary(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+    src, dst = pair
+    data = [key for key in net.predecessors(dst) if boxes[key].role != "parameter"]
+    return net.out_degree(src) == 1 and data == [src]
+
+
+def _absorb(
+    net: nx.DiGraph, boxes: dict[str, Box], into: str, others: Sequence[str], *, before: bool = False
+) -> None:
+    for other in others:
+        gone = boxes.pop(other).members
+        kept = boxes[into].members
+        boxes[into] = replace(boxes[into], members=(*gone, *kept) if before else (*kept, *gone))
+        sources, targets = list(net.predecessors(other)), list(net.successors(other))
+        net.remove_node(other)
+        net.add_edges_from((src, into) for src in sources if src != into)
+        net.add_edges_from((into, dst) for dst in targets if dst != into)
+
+
+def _common_module(members: Sequence[GraphNode]) -> str:
+    paths = [(node.module_path or "").split(".") for node in members]
+    common = []
+    for names in zip(*paths, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return one_line(".".join(common))
+
+
+def _folded(members: Sequence[GraphNode], role: Role) -> str:
+    if role == "parameter":
+        return " ".join(words.shape(node.shape) for node in members[:2]) + (
+            " …" if len(members) > 2 else ""  # noqa: PLR2004
+        )
+    return "" if role == "leaf" else f"{len(members)} ops"

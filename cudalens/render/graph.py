@@ -1,0 +1,233 @@
+"""The autograd neighbourhood as a picture, and its twin as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from cudalens.model import AutogradNeighbourhood, GraphNode
+from cudalens.render import words
+from cudalens.render.fold import Box, fold, node_name
+from cudalens.render.layout import Layout, place
+from cudalens.render.safe import clip_left, one_line
+from cudalens.render.svg import element, paint, picture, words_at
+
+BOX_HEIGHT = 40.0
+MIN_BOX_WIDTH = 92.0
+MARGIN = 14.0
+LEGEND_HEIGHT = 26.0
+_CHARACTER = 6.7
+_ARROW = 7.0
+_TONES = {"failed": "bad", "bad_input": "bad"}
+_LEGEND = {
+    "parameter": "parameter",
+    "leaf": "leaf or input",
+    "bad_input": "bad input",
+    "failed": "failed op",
+}
+
+
+class GraphRow(NamedTuple):
+    """One node of the graph as text, for the table beside the picture."""
+
+    name: str
+    role: str
+    shape: str
+    module: str
+    source: str
+    feeds: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spot:
+    box: Box
+    x: float
+    y: float
+    width: float
+
+
+def graph_svg(graph: AutogradNeighbourhood, *, prevented: bool = False) -> Markup:
+    """Draw the graph around the failure, data flowing down; empty when there is no node.
+
+    Args:
+        graph: the neighbourhood of the failed op.
+        prevented: whether the failed op was stopped before its launch.
+    """
+    if not graph.nodes:
+        return Markup("")
+    boxes, edges = fold(graph)
+    texts = {key: (box.title, box.detail(prevented=prevented)) for key, box in boxes.items()}
+    sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
+    layout = place(sizes, edges)
+    spots = {
+        key: _Spot(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
+        for key, (x, y) in layout.centres.items()
+    }
+    roles = [role for role in _LEGEND if any(box.role == role for box in boxes.values())]
+    legend, legend_width = _legend(roles, layout.height + 2 * MARGIN)
+    width = max(layout.width + 2 * MARGIN, legend_width + MARGIN)
+    height = layout.height + 2 * MARGIN + (LEGEND_HEIGHT if roles else 0)
+    lines = _edges(layout, spots, edges)
+    drawn = [_box(spot, *texts[key]) for key, spot in spots.items()]
+    shift = (width - layout.width - 2 * MARGIN) / 2
+    body = element("g", *lines, *drawn, transform=f"translate({shift:.1f} 0)")
+    return picture(width, height, graph_title(graph), body, *legend)
+
+
+def graph_title(graph: AutogradNeighbourhood) -> str:
+    """Give the picture's name: how many nodes, of how many, around which one."""
+    focus = next((node for node in graph.nodes if node.id == graph.focus), None)
+    near = f" around {node_name(focus)}" if focus else ""
+    total = f" of {graph.total_nodes}" if graph.total_nodes is not None else ""
+    return f"Autograd graph{near}: {len(graph.nodes)}{total} nodes"
+
+
+def graph_rows(graph: AutogradNeighbourhood) -> tuple[GraphRow, ...]:
+    """Give every node with where its result goes, in the report's order."""
+    names = {node.id: node_name(node) for node in graph.nodes}
+    feeds: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        if edge.dst in names:
+            feeds.setdefault(edge.src, []).append(f"{names[edge.dst]} (input {edge.input})")
+    return tuple(_row(node, ", ".join(feeds.get(node.id, ()))) for node in graph.nodes)
+
+
+def _row(node: GraphNode, feeds: str) -> GraphRow:
+    return GraphRow(
+        name=node_name(node),
+        role=node.role.replace("_", " "),
+        shape=words.dtype(node.dtype or "") + words.shape(node.shape),
+        module=one_line(node.module_path or ""),
+        source=words.spot(node.source),
+        feeds=feeds,
+    )
+
+
+def _width(title: str, detail: str, box: Box) -> float:
+    # Bold or not, system fonts stay below this mean width of a character at 12 and 11 pixels.
+    text = max(len(title) * (_CHARACTER + 0.3), len(detail) * (_CHARACTER - 0.6))
+    return max(text + (34 if box.role in ("parameter", "leaf", "bad_input") else 22), MIN_BOX_WIDTH)
+
+
+def _outline(role: str, x: float, y: float, width: float, height: float) -> Markup:
+    """Draw the shape that tells a role without colour."""
+    left, top, right, bottom = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    if role in ("parameter", "leaf"):
+        slant = height / 3
+        if role == "parameter":
+            corners = [(left, y), (left + slant, top), (right - slant, top), (right, y)]
+            corners += [(right - slant, bottom), (left + slant, bottom)]
+        else:
+            corners = [(left + slant, top), (right, top), (right - slant, bottom), (left, bottom)]
+        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in corners)
+        return element("polygon", points=points, **paint(fill="canvas", stroke="muted"))
+    bad = role in _TONES
+    looks = paint(fill="badsoft" if bad else "raised", stroke="bad" if bad else "muted")
+    return element(
+        "rect",
+        x=left,
+        y=top,
+        width=width,
+        height=height,
+        rx=height / 2 if role == "bad_input" else 6,
+        stroke_width=2 if bad else 1,
+        stroke_dasharray="5 3" if role == "failed" else None,
+        **looks,
+    )
+
+
+def _box(spot: _Spot, title: str, detail: str) -> Markup:
+    role = spot.box.role
+    tone = _TONES.get(role, "text")
+    up = 3.0 if detail else -4.0
+    lines = [
+        words_at(
+            spot.x,
+            spot.y - up,
+            title,
+            tone=tone,
+            text_anchor="middle",
+            font_weight="600" if role in _TONES else "500",
+        )
+    ]
+    if detail:
+        quiet = "bad" if role in _TONES else "muted"
+        lines.append(
+            words_at(spot.x, spot.y + 12, detail, tone=quiet, size=11, text_anchor="middle")
+        )
+    return element(
+        "g",
+        _outline(role, spot.x, spot.y, spot.width, BOX_HEIGHT),
+        *lines,
+        class_=f"cl-node cl-node-{role}",
+        data_node=" ".join(node.id for node in spot.box.members),
+    )
+
+
+def _edges(layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]) -> list[Markup]:
+    into: dict[str, list[tuple[str, str]]] = {}
+    for edge in edges:
+        into.setdefault(edge[1], []).append(edge)
+    ends: dict[tuple[str, str], float] = {}
+    for dst, arriving in into.items():
+        before = {edge: (layout.routes[edge] or (layout.centres[edge[0]],))[-1][0] for edge in arriving}
+        arriving.sort(key=before.__getitem__)
+        room = min(26.0, (spots[dst].width - 40) / max(len(arriving), 1))
+        for at, edge in enumerate(arriving):
+            ends[edge] = spots[dst].x + (at - (len(arriving) - 1) / 2) * room
+    labelled: set[str] = set()
+    drawn = []
+    for edge in edges:
+        src, dst = (spots[key] for key in edge)
+        points = [(src.x, src.y + BOX_HEIGHT / 2)]
+        for x, y in layout.routes[edge]:
+            points += [(x + MARGIN, y + MARGIN + side * BOX_HEIGHT / 2) for side in (-1, 1)]
+        points.append((ends[edge], dst.y - BOX_HEIGHT / 2 - _ARROW))
+        drawn.append(_edge(points, src.box.role))
+        if edge[0] not in labelled:
+            labelled.add(edge[0])
+            drawn.append(_edge_label(points, src.box))
+    return drawn
+
+
+def _edge(points: list[tuple[float, float]], role: str) -> Markup:
+    tone = "bad" if role == "bad_input" else "muted"
+    path = "M{:.1f} {:.1f}".format(*points[0])
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        middle = (y0 + y1) / 2
+        path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
+    x, y = points[-1]
+    head = f"{x - 4.5:.1f},{y:.1f} {x + 4.5:.1f},{y:.1f} {x:.1f},{y + _ARROW:.1f}"
+    width = 2 if role == "bad_input" else 1.4
+    line = element("path", d=path, stroke_width=width, **paint(stroke=tone))
+    return line + element("polygon", points=head, **paint(fill=tone))
+
+
+def _edge_label(points: list[tuple[float, float]], box: Box) -> Markup:
+    shape = words.shape(box.members[-1].shape)
+    # A folded or a parameter box says its shapes itself.
+    if not shape or box.role == "parameter" or (box.role == "leaf" and len(box.members) > 1):
+        return Markup("")
+    (x0, y0), (x1, _) = points[0], points[1]
+    # On the outer side of the bend the label keeps clear of the line.
+    left = x1 > x0 + 1
+    tone = "bad" if box.role == "bad_input" else "muted"
+    return words_at(
+        x0 - 7 if left else x0 + 7,
+        y0 + 15,
+        clip_left(shape, 30),
+        tone=tone,
+        size=11,
+        text_anchor="end" if left else "start",
+    )
+
+
+def _legend(roles: list[str], top: float) -> tuple[list[Markup], float]:
+    drawn, x = [], MARGIN
+    for role in roles:
+        drawn.append(_outline(role, x + 13, top + 8, 26, 14))
+        drawn.append(words_at(x + 32, top + 12, _LEGEND[role], tone="muted", size=11))
+        x += 46 + len(_LEGEND[role]) * 6
+    return drawn, x

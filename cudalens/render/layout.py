@@ -1,0 +1,164 @@
+"""Layered placing of a small directed graph: boxes in rows, few crossings, no overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+GAP_X = 22.0
+GAP_Y = 46.0
+_DUMMY_WIDTH = 10.0
+_SWEEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Centres of the boxes, the corners that each edge passes, and the size of the whole."""
+
+    width: float
+    height: float
+    centres: dict[str, tuple[float, float]]
+    routes: dict[tuple[str, str], tuple[tuple[float, float], ...]]
+    """The points on each edge between its two boxes: one per row that it only passes."""
+    row_height: float
+
+
+def place(
+    sizes: Mapping[str, tuple[float, float]], edges: Sequence[tuple[str, str]]
+) -> Layout:
+    """Place boxes of the given widths and heights; ``edges`` must have no cycle.
+
+    A box stands in the row just above the first box that uses it, so that inputs stay by their op.
+    """
+    rows, chains = _rows(list(sizes), edges)
+    widths = {key: size[0] for key, size in sizes.items()}
+    links = [pair for chain in chains.values() for pair in zip(chain, chain[1:], strict=False)]
+    rows = _ordered(rows, links)
+    xs = _positions(rows, links, widths)
+    row_height = max((height for _, height in sizes.values()), default=0.0)
+    left = min((xs[key] - widths.get(key, _DUMMY_WIDTH) / 2 for key in xs), default=0.0)
+    right = max((xs[key] + widths.get(key, _DUMMY_WIDTH) / 2 for key in xs), default=0.0)
+    ys = {
+        key: at * (row_height + GAP_Y) + row_height / 2 for at, row in enumerate(rows) for key in row
+    }
+    points = {key: (xs[key] - left, ys[key]) for key in xs}
+    return Layout(
+        width=right - left,
+        height=max(len(rows) * (row_height + GAP_Y) - GAP_Y, 0.0),
+        centres={key: points[key] for key in sizes},
+        routes={edge: tuple(points[key] for key in chain[1:-1]) for edge, chain in chains.items()},
+        row_height=row_height,
+    )
+
+
+def _rows(
+    keys: Sequence[str], edges: Sequence[tuple[str, str]]
+) -> tuple[list[list[str]], dict[tuple[str, str], list[str]]]:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(keys)
+    graph.add_edges_from((dst, src) for src, dst in edges)
+    order = {key: at for at, key in enumerate(keys)}
+    generations = [sorted(row, key=order.__getitem__) for row in nx.topological_generations(graph)]
+    rows: list[list[str]] = generations[::-1]
+    level = {key: at for at, row in enumerate(rows) for key in row}
+    chains: dict[tuple[str, str], list[str]] = {}
+    for number, (src, dst) in enumerate(edges):
+        # A long edge gets an invisible stop in every row between, so that it passes beside boxes.
+        stops = [f"\0{number}.{at}" for at in range(level[src] + 1, level[dst])]
+        for at, stop in enumerate(stops, start=level[src] + 1):
+            rows[at].append(stop)
+        chains[src, dst] = [src, *stops, dst]
+    return rows, chains
+
+
+def _ordered(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[list[str]]:
+    above, below = _neighbours(links)
+    best, fewest = rows, _crossings(rows, links)
+    current = [list(row) for row in rows]
+    for sweep in range(_SWEEPS):
+        downward = sweep % 2 == 0
+        span = range(1, len(rows)) if downward else range(len(rows) - 2, -1, -1)
+        for at in span:
+            fixed = current[at - 1] if downward else current[at + 1]
+            where = {key: float(spot) for spot, key in enumerate(fixed)}
+            near = above if downward else below
+            own = {key: float(spot) for spot, key in enumerate(current[at])}
+            current[at].sort(
+                key=lambda key, near=near, where=where, own=own: _mean(near, where, key, own[key])  # type: ignore[misc]
+            )
+        count = _crossings(current, links)
+        if count < fewest:
+            best, fewest = [list(row) for row in current], count
+    return best
+
+
+def _neighbours(
+    links: Sequence[tuple[str, str]],
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    above: dict[str, list[str]] = {}
+    below: dict[str, list[str]] = {}
+    for src, dst in links:
+        above.setdefault(dst, []).append(src)
+        below.setdefault(src, []).append(dst)
+    return above, below
+
+
+def _mean(
+    near: Mapping[str, list[str]], where: Mapping[str, float], key: str, own: float
+) -> float:
+    spots = [where[other] for other in near.get(key, ()) if other in where]
+    return sum(spots) / len(spots) if spots else own
+
+
+def _crossings(rows: Sequence[Sequence[str]], links: Sequence[tuple[str, str]]) -> int:
+    spot = {key: at for row in rows for at, key in enumerate(row)}
+    level = {key: at for at, row in enumerate(rows) for key in row}
+    between: dict[int, list[tuple[int, int]]] = {}
+    for src, dst in links:
+        between.setdefault(level[src], []).append((spot[src], spot[dst]))
+    return sum(
+        (a[0] - b[0]) * (a[1] - b[1]) < 0
+        for pairs in between.values()
+        for at, a in enumerate(pairs)
+        for b in pairs[at + 1 :]
+    )
+
+
+def _positions(
+    rows: Sequence[Sequence[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]
+) -> dict[str, float]:
+    above, below = _neighbours(links)
+    xs: dict[str, float] = {}
+    for row in rows:
+        xs.update(zip(row, _spread(row, [0.0] * len(row), widths), strict=True))
+    for sweep in range(_SWEEPS):
+        downward = sweep % 2 == 0
+        near = above if downward else below
+        for row in rows if downward else reversed(rows):
+            wanted = [_mean(near, xs, key, xs[key]) for key in row]
+            xs.update(zip(row, _spread(row, wanted, widths), strict=True))
+    return xs
+
+
+def _spread(
+    row: Sequence[str], wanted: Sequence[float], widths: Mapping[str, float]
+) -> list[float]:
+    """Move boxes as little as possible from ``wanted`` until none touches the next one.
+
+    Isotonic regression: with the distances taken out, places must not decrease along the row.
+    """
+    offsets = [0.0]
+    for one, other in zip(row, row[1:], strict=False):
+        pair = widths.get(one, _DUMMY_WIDTH) + widths.get(other, _DUMMY_WIDTH)
+        offsets.append(offsets[-1] + pair / 2 + GAP_X)
+    blocks: list[list[float]] = []  # each holds the sum and the count of what was joined
+    for want, offset in zip(wanted, offsets, strict=False):
+        blocks.append([want - offset, 1.0])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += count
+    places = [total / count for total, count in blocks for _ in range(int(count))]
+    return [spot + offset for spot, offset in zip(places, offsets, strict=False)]

@@ -1,0 +1,76 @@
+"""Writing SVG: every text and attribute is escaped where it is put down."""
+
+from __future__ import annotations
+
+from markupsafe import Markup, escape
+
+from cudalens.render.palette import LIGHT
+from cudalens.render.safe import one_line
+
+SANS = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+MONO = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+
+
+def coordinate(value: float) -> str:
+    """Give a coordinate with one decimal at most."""
+    text = f"{value:.1f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
+    """Write one element; underscores in attribute names stand for hyphens.
+
+    A child or an attribute that is no :class:`markupsafe.Markup` is taken for text and escaped;
+    attributes that are ``None`` are left out.
+    """
+    written = Markup("")
+    for name, value in attributes.items():
+        if value is None:
+            continue
+        text = coordinate(value) if isinstance(value, (int, float)) else one_line(value)
+        written += Markup(' {}="{}"').format(Markup(name.rstrip("_").replace("_", "-")), text)
+    inner = Markup("").join(
+        child if isinstance(child, Markup) else escape(one_line(child)) for child in children
+    )
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inner)
+
+
+def paint(*, fill: str = "none", stroke: str | None = None) -> dict[str, str]:
+    """Give the attributes of a look: colours by role, for pages with and without a style sheet.
+
+    The attribute holds the light colour; the class lets a style sheet put the theme's instead.
+    """
+    looks = {"fill": LIGHT.get(fill, fill)}
+    classes = [f"cl-f-{fill}"] if fill in LIGHT else []
+    if stroke is not None:
+        looks["stroke"] = LIGHT[stroke]
+        classes.append(f"cl-s-{stroke}")
+    if classes:
+        looks["class_"] = " ".join(classes)
+    return looks
+
+
+def words_at(
+    x: float, y: float, text: str, *, tone: str = "text", size: float = 12, **more: str
+) -> Markup:
+    """Write ``text`` at a point; ``mono="yes"`` sets it in the code font."""
+    family = MONO if more.pop("mono", None) else SANS
+    looks = paint(fill=tone)
+    return element("text", text, x=x, y=y, font_size=size, font_family=family, **looks, **more)
+
+
+def picture(width: float, height: float, title: str, *children: Markup) -> Markup:
+    """Write a whole picture with its name for screen readers, on its own ground."""
+    ground = element("rect", width=width, height=height, **paint(fill="canvas"))
+    return element(
+        "svg",
+        element("title", title),
+        ground,
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=title,
+    )

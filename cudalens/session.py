@@ -1,0 +1,252 @@
+"""The checked block: what ``%%cudacheck`` and ``cudalens.check()`` do, wired together here only."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cudalens import collect, postmortem, source
+from cudalens.diagnose import diagnose, message, note
+from cudalens.errors import DeviceAssertError
+from cudalens.facts import Kind
+from cudalens.guarding import PROCESS
+from cudalens.model import Report
+
+MAX_FINDINGS = 20
+"""Findings of one block that are kept whole; further ones are only counted."""
+
+
+class CheckSession:
+    """One checked block of code: guards, recorder and synchronous CUDA while it is open.
+
+    Args:
+        fast: guards only; no recorder, no synchronisation.
+        nan: also stop at the first op that makes a NaN or an infinity of finite inputs.
+        sync: synchronise after each op on an accelerator, so that a fault names its op.
+        max_ops: how many of the last ops the recorder keeps.
+        html, json: files to write the report to, when there is one.
+        force_eager: run compiled functions eagerly inside the block.
+        widgets: whether a front end may show the interactive view.
+    """
+
+    def __init__(
+        self,
+        *,
+        fast: bool = False,
+        nan: bool = False,
+        sync: bool = True,
+        max_ops: int = 4096,
+        html: str | Path | None = None,
+        json: str | Path | None = None,
+        force_eager: bool = True,
+        widgets: bool = True,
+    ) -> None:
+        if max_ops < 1:
+            msg = f"max_ops = {max_ops}: the recorder keeps at least one op"
+            raise ValueError(msg)
+        self.fast = fast
+        self.nan = nan
+        self.sync = sync
+        self.max_ops = max_ops
+        self.widgets = widgets
+        self.force_eager = force_eager
+        self._files = [Path(path) for path in (html, json) if path is not None]
+        self._stack = ExitStack()
+        self._troubles: list[str] = []
+        self._count = 0
+        self._first: Report | None = None
+        self.recorder: Any = None
+        self.device_text: Any = None
+        self.findings: tuple[Report, ...] = ()
+        self.warnings: tuple[Report, ...] = ()
+        self.report: Report | None = None
+        self.swallowed = False
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def open(self) -> CheckSession:
+        """Install everything; what was installed is removed again when a part of it fails."""
+        self.findings, self.warnings, self.report, self._count = (), (), None, 0
+        with ExitStack() as stack:
+            stack.callback(PROCESS.listen(self))
+            PROCESS.acquire()
+            stack.callback(PROCESS.release)
+            if not self.fast:
+                self._enter_recording(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def _enter_recording(self, stack: ExitStack) -> None:
+        from cudalens.devicetext import DeviceText
+        from cudalens.recorder import Recorder
+
+        self.device_text = self._optional(stack, "device text", DeviceText)
+        if self.force_eager:
+            self._optional(stack, "eager mode", postmortem.eager_stance)
+        self.recorder = Recorder(max_ops=self.max_ops, sync=self.sync, nan=self.nan)
+        stack.enter_context(self.recorder)
+
+    def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
+        try:
+            return stack.enter_context(make())
+        except Exception as trouble:  # a cell runs without it, and the report says so
+            self.trouble(f"{what} unavailable: {type(trouble).__name__}: {trouble}")
+            return None
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Remove everything, and make the report when something is wrong.
+
+        Args:
+            error: the exception that left the block, if one did; it is never swallowed.
+        """
+        started = time.perf_counter()
+        try:
+            self._flush()
+            self._conclude(error, started)
+        except Exception as trouble:  # our failure must not hide the user's
+            self.trouble(f"report incomplete: {type(trouble).__name__}: {trouble}")
+        finally:
+            self._stack.close()
+            self.recorder = None
+        self._save()
+
+    def __enter__(self) -> CheckSession:
+        """Open the session."""
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the session; the exception goes on."""
+        self.close(error)
+
+    # --- listening -------------------------------------------------------------------------------
+
+    def found(self, report: Report) -> None:
+        """Take note of a finding; called by the guards, from any thread."""
+        if report.kind == "silent":
+            self._warn(report)
+            return
+        self._count += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings = (*self.findings, report)
+
+    def _warn(self, report: Report) -> None:
+        places = [(item.op, item.source, item.argument) for item in self.warnings]
+        if (report.op, report.source, report.argument) not in places:
+            self.warnings = (*self.warnings, report)[:MAX_FINDINGS]
+
+    def trouble(self, line: str) -> None:
+        """Take note of a failure of our own, once."""
+        if line not in self._troubles and len(self._troubles) < MAX_FINDINGS:
+            self._troubles.append(line)
+
+    # --- conclusion ------------------------------------------------------------------------------
+
+    def _conclude(self, error: BaseException | None, started: float) -> None:
+        report = self.findings[0] if self.findings else None
+        own = error if isinstance(error, DeviceAssertError) else None
+        self.swallowed = report is not None and (own is None or own.report is not report)
+        if report is not None and own is not None:
+            report = self._completed(own, report)
+        if report is None and error is not None:
+            report = self._explained(error, started)
+        if report is None and self.warnings:
+            report = self.warnings[0]
+        if report is None:
+            return
+        self.report = self._with_rest(report)
+        PROCESS.last = self.report
+        if own is not None and own.report is not None and not self.swallowed:
+            own.report = self.report
+
+    def _completed(self, error: DeviceAssertError, report: Report) -> Report:
+        """Fill in, from the traceback, what could not be seen where the guard fired."""
+        trim(error)
+        if report.source is not None or error.report is not report:
+            return report
+        site = collect.locate(list(collect.traceback_frames(error.__traceback__)), {})
+        report = replace(
+            report,
+            source=site.source,
+            frames=site.frames or report.frames,
+            op=replace(report.op, api=report.op.api or site.api),
+        )
+        error.args = (message(report), *error.args[1:])
+        error.report = report
+        return report
+
+    def _explained(self, error: BaseException, started: float) -> Report | None:
+        if not isinstance(error, Exception) or not postmortem.concerns_torch(error):
+            return None
+        evidence = postmortem.evidence_of_error(error, self.recorder, self.device_text)
+        report = diagnose(collect.timed(evidence, started))
+        error.add_note(note(report))
+        error.__cudalens_report__ = report  # type: ignore[attr-defined]
+        return report
+
+    def _with_rest(self, report: Report) -> Report:
+        """Add what else happened in the block: how often, what else, and our own troubles."""
+        said = [report.explanation] if report.explanation else []
+        others = [item for item in self.findings if item is not self.findings[0]]
+        if self.swallowed and self._count:
+            times = "once" if self._count == 1 else f"{self._count} times"
+            said.append(f"The code's own except clause caught it; a guard fired {times}.")
+        if self._count > 1:
+            said.append(f"{self._count - 1} more in this cell{_listed(others)}")
+        limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
+        return replace(report, explanation=" ".join(said), limits=limits)
+
+    def _flush(self) -> None:
+        """Wait for the device, so that a fault of this block is not blamed on the next."""
+        if self.sync and not self.fast and self.recorder is not None:
+            self.recorder.synchronize()
+
+    def _save(self) -> None:
+        if self.report is None:
+            return
+        for path in self._files:
+            try:
+                self.report.save(path)
+            except (OSError, ValueError) as trouble:
+                line = f"{path.name} was not written: {trouble}"
+                self.report = replace(self.report, limits=(*self.report.limits, line))
+                PROCESS.last = self.report
+
+    @property
+    def kind(self) -> Kind | None:
+        """Give the kind of the report, ``None`` when nothing is wrong."""
+        return self.report.kind if self.report else None
+
+
+def _listed(others: list[Report]) -> str:
+    lines = [item.headline for item in others[:5]]
+    return f": {'; '.join(lines)}." if lines else "."
+
+
+def trim(error: BaseException) -> None:
+    """Cut a traceback after the user's last frame, so that a debugger lands in his code."""
+    last = None
+    entry = error.__traceback__
+    while entry is not None:
+        if source.is_user_file(entry.tb_frame.f_code.co_filename):
+            last = entry
+        entry = entry.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def check(**options: Any) -> CheckSession:
+    """Check a block of code as ``%%cudacheck`` checks a cell; options as keyword arguments.
+
+    Returns:
+        a context manager; its ``report`` is the :class:`Report`, ``None`` when nothing is wrong.
+    """
+    return CheckSession(**options)

@@ -1,0 +1,92 @@
+"""A simulated CUDA device for machines without a GPU: ordinary cuda code fails as on a GPU.
+
+Rehearsal device: the work runs on the CPU; out-of-range indices, labels and probabilities fail late
+and stick. It is not a GPU: timings, memory, rounding and low-level faults are not imitated.
+
+The module is callable: ``cudalens.simulate()`` is ``cudalens.simulate.start()``.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cudalens.simulate.refusal import NotRehearsedError, SimulationError
+
+if TYPE_CHECKING:
+    from cudalens.simulate.activation import (
+        ANNOUNCEMENT,
+        TESTED,
+        Simulation,
+        current,
+        register_assert,
+        start,
+        unregister_assert,
+    )
+    from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
+    from cudalens.simulate.surface import DEVICE_NAME
+
+__all__ = [
+    "ANNOUNCEMENT",
+    "ASSERTS",
+    "DEVICE_NAME",
+    "TESTED",
+    "AssertHit",
+    "NotRehearsedError",
+    "Rule",
+    "Simulation",
+    "SimulationError",
+    "current",
+    "register_assert",
+    "start",
+    "unregister_assert",
+]
+
+# Importing this package must not import torch; these names bring it in when they are asked for.
+_LAZY = {
+    "ASSERTS": "asserts",
+    "AssertHit": "asserts",
+    "Rule": "asserts",
+    "DEVICE_NAME": "surface",
+    "ANNOUNCEMENT": "activation",
+    "TESTED": "activation",
+    "Simulation": "activation",
+    "register_assert": "activation",
+    "start": "activation",
+    "unregister_assert": "activation",
+}
+
+
+def current() -> Simulation | None:
+    """Return the running simulation, without importing torch when there is none."""
+    activation = sys.modules.get(f"{__name__}.activation")
+    return activation.current() if activation is not None else None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+class _CallableModule(ModuleType):
+    """Let ``cudalens.simulate`` be the package and the function that starts it."""
+
+    def __call__(
+        self,
+        *,
+        lag: int | None = None,
+        seed: int | None = None,
+        blocking: bool | None = None,
+        announce: bool = True,
+    ) -> Simulation:
+        """Start the simulated CUDA device; see `start`."""
+        from cudalens.simulate.activation import start
+
+        return start(lag=lag, seed=seed, blocking=blocking, announce=announce)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,157 @@
+"""The one seam between the simulation and private torch names, exported C++ symbols and ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final
+
+CUDA_DEVICE_TYPE: Final = 1
+PRIVATE_USE_SLOT: Final = 20
+WORD: Final = ctypes.sizeof(ctypes.c_void_p)
+VTABLE_PREFIX: Final = 2  # offset-to-top and type info lie in front of the first slot
+
+# Slot numbers follow the order of the virtual functions in the shipped headers
+# c10/core/impl/DeviceGuardImplInterface.h and ATen/detail/AcceleratorHooksInterface.h.
+GUARD_SLOTS: Final = {
+    "type": 0,
+    "exchangeDevice": 1,
+    "getDevice": 2,
+    "setDevice": 3,
+    "uncheckedSetDevice": 4,
+    "exchangeStream": 9,
+    "deviceCount": 15,
+}
+HOOK_ONE_SLOTS: Final = {
+    "isBuilt": 2,
+    "isAvailable": 3,
+    "hasPrimaryContext": 4,
+    "init": 5,
+    "deviceCount": 6,
+}
+HOOK_ZERO_SLOTS: Final = {
+    "setCurrentDevice": 7,
+    "getCurrentDevice": 8,
+    "exchangeDevice": 9,
+    "maybeExchangeDevice": 10,
+    "isPinnedPtr": 11,
+}
+HOOK_PINNED_ALLOCATOR_SLOT: Final = 12
+GUARD_VTABLE_WORDS: Final = 40
+HOOKS_VTABLE_WORDS: Final = 96
+
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_REGISTER_GUARD = (
+    "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+)
+_CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_PINNED_ALLOCATOR = "_ZN3c1028GetDefaultMobileCPUAllocatorEv"
+
+# What C++ holds by address: it must outlive the process's last tensor, so it is never released.
+_kept_for_ever: list[object] = []
+_installed = False
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def native_one() -> int:
+    """Return the address of a native function that returns 1 and needs no interpreter lock."""
+    return _address(ctypes.pythonapi.Py_IsInitialized)
+
+
+def native_zero() -> int:
+    """Return the address of a native function that returns 0 whatever its arguments are."""
+    return _address(ctypes.CDLL(None).pthread_mutexattr_destroy)
+
+
+def _torch_library(name: str) -> ctypes.CDLL:
+    import torch
+
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+
+
+def _replace_vtable(obj: int, words: int, slots: dict[int, int]) -> None:
+    """Give the C++ object at `obj` a copy of its vtable with some slots replaced."""
+    vptr = ctypes.c_void_p.from_address(obj).value or 0
+    start = vptr - VTABLE_PREFIX * WORD
+    table = (ctypes.c_void_p * (words + VTABLE_PREFIX)).from_buffer_copy(
+        ctypes.string_at(start, (words + VTABLE_PREFIX) * WORD)
+    )
+    for slot, target in slots.items():
+        table[VTABLE_PREFIX + slot] = target
+    _kept_for_ever.append(table)
+    ctypes.c_void_p.from_address(obj).value = ctypes.addressof(table) + VTABLE_PREFIX * WORD
+
+
+def _install_guard() -> None:
+    import torch
+
+    acc: Any = torch._C._acc  # type: ignore[attr-defined]
+    device_types: Any = torch._C._autograd.DeviceType
+
+    class Guard(acc.DeviceGuard):  # type: ignore[misc]
+        def type_(self) -> Any:
+            return device_types.CUDA
+
+    guard = Guard()
+    _kept_for_ever.append(guard)
+    c10 = _torch_library("libc10.so")
+    registry = (ctypes.c_void_p * (PRIVATE_USE_SLOT + 1)).in_dll(c10, _REGISTRY)
+    before = registry[PRIVATE_USE_SLOT]
+    acc.register_python_privateuseone_device_guard(guard)
+    pointer = registry[PRIVATE_USE_SLOT]
+    if not pointer or pointer == before:
+        raise OSError("the device guard did not reach c10's registry")
+    one = native_one()
+    _replace_vtable(pointer, GUARD_VTABLE_WORDS, dict.fromkeys(GUARD_SLOTS.values(), one))
+    register = c10[_REGISTER_GUARD]
+    register.argtypes = [ctypes.c_int8, ctypes.c_void_p]
+    register.restype = None
+    register(CUDA_DEVICE_TYPE, pointer)
+    register(PRIVATE_USE_SLOT, before)
+
+
+def _install_hooks() -> None:
+    import torch
+
+    get_hooks = _torch_library("libtorch_cpu.so")[_CUDA_HOOKS]
+    get_hooks.restype = ctypes.c_void_p
+    hooks = get_hooks()
+    original = ctypes.c_void_p.from_address(hooks).value
+    slots = dict.fromkeys(HOOK_ONE_SLOTS.values(), native_one())
+    slots |= dict.fromkeys(HOOK_ZERO_SLOTS.values(), native_zero())
+    slots[HOOK_PINNED_ALLOCATOR_SLOT] = _address(_torch_library("libc10.so")[_PINNED_ALLOCATOR])
+    _replace_vtable(hooks, HOOKS_VTABLE_WORDS, slots)
+    if str(torch._C._get_accelerator()) != "cuda":
+        ctypes.c_void_p.from_address(hooks).value = original
+        raise OSError("torch did not accept the simulated device as its accelerator")
+
+
+def install_device() -> None:
+    """Let C++ find a device guard and hooks for CUDA; done once per process and left there."""
+    global _installed
+    if _installed:
+        return
+    _install_guard()
+    _install_hooks()
+    _installed = True
+
+
+def is_device_installed() -> bool:
+    """Tell whether `install_device` already ran in this process."""
+    return _installed
+
+
+def storage_deleter(storage: Any) -> int:
+    """Return the address of the function that frees this host storage, 0 where there is none."""
+    data = storage.data_ptr()
+    if not data:
+        return 0
+    words = (ctypes.c_size_t * 10).from_address(storage._cdata)
+    # StorageImpl: vtable and reference counts, then DataPtr = data, deleter, context, device.
+    for i in range(1, 7):
+        if words[i] == data:
+            return words[i + 1]
+    return 0

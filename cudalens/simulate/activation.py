@@ -1,0 +1,207 @@
+"""Start and stop the simulation: every step is checked, and undone when a later one fails."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import warnings
+from collections import ChainMap
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from cudalens.simulate import memory, streams
+from cudalens.simulate._internals import install_device
+from cudalens.simulate.asserts import ASSERTS, Rule
+from cudalens.simulate.dispatch import Registrations
+from cudalens.simulate.kernels import Runtime
+from cudalens.simulate.opfacts import yaml_facts
+from cudalens.simulate.patches import Patches
+from cudalens.simulate.refusal import SimulationError
+from cudalens.simulate.special import SPECIAL_KERNELS
+from cudalens.simulate.state import DeviceState
+from cudalens.simulate.surface import patch_surface
+
+TESTED: Final = ("2.11", "2.13")
+ANNOUNCEMENT: Final = (
+    "Rehearsal device. No GPU here: cuda code runs on the CPU and out-of-range values fail late"
+    " and stick, as on a GPU. Not a GPU."
+)
+
+_extra_rules: dict[str, Rule] = {}
+_running: Simulation | None = None
+
+
+def _refuse_where_untested() -> None:
+    if _has_gpu():
+        raise SimulationError("This machine has a GPU: use it, the simulated device is not needed.")
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in TESTED:
+        raise SimulationError(
+            f"The simulated device is not tested with torch {torch.__version__}; tested are"
+            f" {', '.join(TESTED)}."
+        )
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        raise SimulationError(
+            f"The simulated device is not tested on {sys.platform} {platform.machine()}; tested"
+            " is linux x86_64."
+        )
+
+
+def _has_gpu() -> bool:
+    with warnings.catch_warnings():
+        # A CUDA build without a driver warns that it found none: exactly what is asked here.
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+class Simulation:
+    """The running simulated CUDA device; use it in a with statement or call `stop`."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._runtime = Runtime(
+            state=state,
+            rules=ChainMap(_extra_rules, dict(ASSERTS)),
+            special=SPECIAL_KERNELS,
+        )
+        self._registrations = Registrations()
+        self._patches = Patches()
+        self._flags: list[tuple[Any, bool]] = []
+
+    @property
+    def is_active(self) -> bool:
+        """Tell whether this simulation is the running one."""
+        return _running is self
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Tell whether a device assert was raised, after which every launch fails."""
+        return self._runtime.state.is_poisoned
+
+    @property
+    def pending(self) -> str | None:
+        """Return the assert line that no call has reported yet."""
+        return self._runtime.state.pending
+
+    def reset(self) -> None:
+        """Clear the pending or sticky error; a real device needs a new process for that."""
+        self._runtime.state.reset()
+
+    def memory_allocated(self) -> int:
+        """Return the bytes of all live tensors of the device, each storage rounded up to 512."""
+        return memory.allocated_bytes()
+
+    def stop(self) -> None:
+        """Restore everything that was patched or registered; does nothing when not running."""
+        global _running
+        if _running is not self:
+            return
+        _running = None
+        self._remove()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _install(self) -> None:
+        try:
+            yaml_facts()
+            install_device()
+            self._set_flags()
+            # CUDA's default generator follows an earlier torch.manual_seed, else it is arbitrary.
+            self._runtime.generator.manual_seed(torch.initial_seed())
+            patch_surface(self._patches, self._runtime)
+            self._registrations.install(self._runtime)
+            _probe()
+        except BaseException:
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
+        self._registrations.remove()
+        self._patches.undo()
+        streams.bind_state(None)
+        while self._flags:
+            setter, value = self._flags.pop()
+            setter(value)
+
+    def _set_flags(self) -> None:
+        """Keep composite code away from kernels that exist on a GPU only."""
+        c: Any = torch._C
+        for setter, getter in (
+            (c._set_cudnn_enabled, c._get_cudnn_enabled),
+            (c._set_sdp_use_flash, c._get_flash_sdp_enabled),
+            (c._set_sdp_use_mem_efficient, c._get_mem_efficient_sdp_enabled),
+            (c._set_sdp_use_cudnn, c._get_cudnn_sdp_enabled),
+        ):
+            self._flags.append((setter, getter()))
+            setter(False)
+
+
+def _probe() -> None:
+    """Run one backward: an engine that started before the device has no thread for it."""
+    try:
+        leaf = torch.ones(1, device="cuda", requires_grad=True)
+        (leaf * 2).sum().backward()
+    except RuntimeError as error:
+        if "device_ready_queues_" not in str(error):
+            raise
+        raise SimulationError(
+            "This process already ran a backward: restart the kernel first, then turn the"
+            " simulation on before any backward."
+        ) from error
+
+
+def start(
+    *,
+    lag: int | None = None,
+    seed: int | None = None,
+    blocking: bool | None = None,
+    announce: bool = True,
+) -> Simulation:
+    """Start the simulated CUDA device, or return the one that is running.
+
+    lag: launches after which an assert surfaces; None: only when the process waits for the device.
+    seed: draw the lag of each assert from 0..lag instead.
+    blocking: raise at the failing launch; None reads CUDA_LAUNCH_BLOCKING at each launch.
+    Raises SimulationError where a GPU is present, on an untested torch build or platform, and when
+    the process already ran a backward.
+    """
+    global _running
+    if _running is not None:
+        return _running
+    _refuse_where_untested()
+    simulation = Simulation(DeviceState(lag=lag, seed=seed, blocking=blocking))
+    simulation._install()
+    _running = simulation
+    if announce:
+        print(ANNOUNCEMENT)
+    return simulation
+
+
+def current() -> Simulation | None:
+    """Return the running simulation."""
+    return _running
+
+
+def register_assert(op_name: str, rule: Rule) -> None:
+    """Let an op of the simulated device assert as `rule` says, such as one of an extension.
+
+    op_name: full overload name, such as ``myops::lookup`` or ``myops::lookup.out``.
+    """
+    _extra_rules[op_name] = rule
+    if _running is not None:
+        _running._registrations.ensure(_running._runtime, op_name)
+
+
+def unregister_assert(op_name: str) -> None:
+    """Take back `register_assert`."""
+    _extra_rules.pop(op_name, None)

@@ -1,0 +1,237 @@
+"""Device asserts of gather, scatter, index_select, embedding and embedding_bag: nothing wraps here.
+
+`embedding_renorm` is the exception: it lets negative indices wrap.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from cudalens.simulate.asserts_indexing import GATHER_ROWS, SMALL_INDEX_COUNT
+from cudalens.simulate.asserts_rule import (
+    INDEX_DTYPES,
+    Arguments,
+    Assertion,
+    Outcome,
+    Repair,
+    Rule,
+    clamped,
+    dim_size,
+    outside,
+    rows_are_copied_whole,
+    table,
+    truncated,
+)
+
+_GATHER_SCATTER = Assertion(
+    record="gather_scatter",
+    site="ScatterGatherKernel.cu:203",
+    function="operator()",
+    expression=(
+        'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
+    ),
+)
+_SCATTER_VALUE = Assertion(
+    record="scatter_value",
+    site="ScatterGatherKernel.cu:449",
+    function="operator()",
+    expression='idx_dim >= 0 && idx_dim < index_size && "index out of bounds"',
+)
+_SCATTER_ADD_ROWS = Assertion(
+    record="scatter_add_rows_fast",
+    site="IndexKernelUtils.cu:122",
+    function="vectorized_scatter_add_kernel",
+    expression=(
+        'ind >= 0 && ind < self_dim_size && "vectorized scatter add kernel index out of bounds"'
+    ),
+)
+_INDEX_SELECT_SMALL = Assertion(
+    record="index_select_small",
+    site="Indexing.cu:1524",
+    function="indexSelectSmallIndex",
+    expression="srcIndex < srcSelectDimSize",
+)
+_EMBEDDING_RENORM = Assertion(
+    record="embedding_renorm",
+    site="Embedding.cu:252",
+    function="embedding_renorm_wrap_indices_kernel",
+    expression=(
+        'index >= -num_weights && index < num_weights && "embedding_renorm_: index out of bounds"'
+    ),
+)
+_BAG_KERNEL = "EmbeddingBag_updateOutputKernel_"
+_BAG_INDEX = (
+    '!has_invalid_index && "Invalid input index in EmbeddingBag: index out of range [0, numRows)"'
+)
+_BAG_MODE_MAX = 2
+
+
+def _bag_sites(record: str, expression: str, max_line: int, sum_line: int) -> dict[bool, Assertion]:
+    """Return the sites of one check in the two kernels, by whether the mode is max."""
+    return {
+        is_max: Assertion(
+            record=record,
+            site=f"EmbeddingBag.cu:{line}",
+            function=f"{_BAG_KERNEL}{name}",
+            expression=expression,
+        )
+        for is_max, line, name in ((True, max_line, "max"), (False, sum_line, "sum_mean"))
+    }
+
+
+_BAG_INDEX_SITES = _bag_sites("embedding_bag_index", _BAG_INDEX, 88, 148)
+_BAG_OFFSET_SITES = _bag_sites("embedding_bag_offsets", "end >= begin", 76, 137)
+
+
+def _selects_whole_rows(source: Tensor, dim: int, index: Tensor) -> bool:
+    """Tell whether an index of gather or scatter is a column expanded over whole rows."""
+    return (
+        rows_are_copied_whole(source, dim)
+        and index.dim() == source.dim()
+        and index.shape[1:] == source.shape[1:]
+        and all(stride == 0 for stride in index.stride()[1:])
+    )
+
+
+def _with_one_row(source: Tensor, dim: int) -> Tensor:
+    """Return a stand-in for a tensor without rows, so that a look-up has something to copy."""
+    shape = list(source.shape)
+    shape[dim] = 1
+    return source.new_zeros(shape)
+
+
+def _gather(args: Arguments) -> Outcome:
+    source, dim, index = args["self"], args["dim"], args["index"]
+    size = dim_size(source, dim)
+    if size is None or not outside(index, 0, size):
+        return None
+    if size == 0:
+        stand_in = _with_one_row(source, dim)
+        return _GATHER_SCATTER.hit(self=stand_in, index=torch.zeros_like(index))
+    site = GATHER_ROWS if _selects_whole_rows(source, dim, index) else _GATHER_SCATTER
+    return site.hit(index=clamped(index, 0, size))
+
+
+def _scatter(site: Assertion, args: Arguments) -> Outcome:
+    target, dim, index = args["self"], args["dim"], args["index"]
+    size = dim_size(target, dim)
+    if size is None or not outside(index, 0, size):
+        return None
+    adds_rows = site is _SCATTER_ADD_ROWS and _selects_whole_rows(target, dim, index)
+    if site is _SCATTER_ADD_ROWS and not adds_rows:
+        site = _GATHER_SCATTER
+    return site.hit(index=clamped(index, 0, size) if size else index.new_empty(0))
+
+
+def _index_select(args: Arguments) -> Outcome:
+    if args["index"].dim() > 1:
+        return None
+    return _lookup(args, "self", "index", args["dim"])
+
+
+def _embedding(args: Arguments) -> Outcome:
+    if args["weight"].dim() != 2:
+        return None
+    return _lookup(args, "weight", "indices", 0)
+
+
+def _lookup(args: Arguments, source_name: str, index_name: str, dim: int) -> Outcome:
+    source, index = args[source_name], args[index_name]
+    size = dim_size(source, dim)
+    if size is None or not outside(index, 0, size):
+        return None
+    repaired: dict[str, object] = {index_name: clamped(index, 0, max(size, 1))}
+    if size == 0:
+        source = repaired[source_name] = _with_one_row(source, dim)
+    if source.numel() == 0:
+        return Repair(repaired=repaired)
+    if index.numel() > SMALL_INDEX_COUNT:
+        site = GATHER_ROWS if rows_are_copied_whole(source, dim) else _GATHER_SCATTER
+        return site.hit(**repaired)
+    compared = truncated(index)
+    if not outside(compared, 0, size):
+        return Repair(repaired={index_name: compared.to(index.dtype)})
+    return _INDEX_SELECT_SMALL.hit(**repaired)
+
+
+def _embedding_renorm(args: Arguments) -> Outcome:
+    indices = args["indices"]
+    rows = dim_size(args["self"], 0) or 0
+    if not outside(indices, -rows, rows):
+        return None
+    in_range = clamped(indices, -rows, rows) if rows else indices.new_empty(0)
+    return _EMBEDDING_RENORM.hit(indices=in_range)
+
+
+def _embedding_bag(args: Arguments) -> Outcome:
+    weight, indices, offsets = args["weight"], args["indices"], args["offsets"]
+    bags = offsets.numel() - int(args["include_last_offset"])
+    if weight.dim() != 2 or indices.dim() != 1 or offsets.dim() != 1 or bags < 0:
+        return None
+    if indices.dtype not in INDEX_DTYPES or offsets.dtype not in INDEX_DTYPES:
+        return None
+    repaired: dict[str, object] = {}
+    rows = weight.size(0)
+    is_index_bad = outside(indices, 0, rows)
+    if is_index_bad:
+        repaired["indices"] = clamped(indices, 0, max(rows, 1))
+    if rows == 0 and is_index_bad:
+        repaired["weight"] = _with_one_row(weight, 0)
+    starts, are_starts_bad = _bag_starts(offsets[:bags], indices.numel())
+    ordered = _with_last_offset(starts, offsets, indices.numel())
+    if not torch.equal(ordered, offsets):
+        repaired["offsets"] = ordered
+    is_max = args["mode"] == _BAG_MODE_MAX
+    is_launched = bags > 0 and weight.size(1) > 0
+    if is_launched and are_starts_bad:
+        return _BAG_OFFSET_SITES[is_max].hit(**repaired)
+    if is_launched and is_index_bad:
+        return _BAG_INDEX_SITES[is_max].hit(**repaired)
+    return Repair(repaired=repaired) if repaired else None
+
+
+def _bag_starts(starts: Tensor, count: int) -> tuple[Tensor, bool]:
+    """Return where the bags begin, put in order, and whether the kernel would have asserted.
+
+    The kernel takes the first offset as 0 whatever it says; the last bag ends with the indices.
+    """
+    if starts.numel() == 0:
+        return starts, False
+    starts = starts.clone()
+    starts[0] = 0
+    ordered = starts.clamp(0, count).cummax(0).values
+    return ordered, not torch.equal(starts, ordered)
+
+
+def _with_last_offset(starts: Tensor, offsets: Tensor, count: int) -> Tensor:
+    """Return the ordered offsets with the closing entry, which only the CPU kernel looks at."""
+    if starts.numel() == offsets.numel():
+        return starts
+    lowest = int(starts[-1]) if starts.numel() else 0
+    last = int(offsets[-1])
+    closing = last if lowest <= last <= count else count
+    return torch.cat([starts, offsets.new_tensor([closing])])
+
+
+_scatter_elements: Rule = partial(_scatter, _GATHER_SCATTER)
+_scatter_value: Rule = partial(_scatter, _SCATTER_VALUE)
+_scatter_rows: Rule = partial(_scatter, _SCATTER_ADD_ROWS)
+
+RULES: dict[str, Rule] = {
+    **table(_gather, "gather", "gather.out"),
+    **table(_scatter_elements, "scatter.src", "scatter.src_out", "scatter_.src"),
+    **table(_scatter_elements, "scatter.reduce", "scatter.reduce_out", "scatter_.reduce"),
+    **table(_scatter_value, "scatter.value", "scatter.value_out", "scatter_.value"),
+    **table(_scatter_value, "scatter.value_reduce", "scatter.value_reduce_out"),
+    **table(_scatter_value, "scatter_.value_reduce"),
+    **table(_scatter_rows, "scatter_add", "scatter_add.out", "scatter_add_"),
+    **table(_scatter_rows, "scatter_reduce.two", "scatter_reduce.two_out", "scatter_reduce_.two"),
+    **table(_index_select, "index_select", "index_select.out"),
+    **table(_embedding, "embedding", "embedding.out"),
+    **table(_embedding_renorm, "embedding_renorm", "embedding_renorm.out", "embedding_renorm_"),
+    **table(_embedding_bag, "_embedding_bag", "_embedding_bag.out"),
+    **table(_embedding_bag, "_embedding_bag_forward_only", "_embedding_bag_forward_only.out"),
+}

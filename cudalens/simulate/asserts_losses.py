@@ -1,0 +1,232 @@
+"""Device asserts of the loss kernels, and repairs where only the CPU kernel looks at the target."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudalens.simulate.asserts_rule import (
+    Arguments,
+    AssertHit,
+    Assertion,
+    Outcome,
+    Repair,
+    Rule,
+    all_between,
+    clamped,
+    dim_size,
+    outside,
+    table,
+    truncated,
+)
+
+_NO_REDUCTION = 0
+
+
+def _nll_site(record: str, file: str, line: int, kernel: str, name: str = "t") -> Assertion:
+    return Assertion(
+        record=record,
+        site=f"{file}:{line}",
+        function=kernel,
+        expression=f"{name} >= 0 && {name} < n_classes",
+    )
+
+
+def _unsigned(site: Assertion) -> Assertion:
+    """Return the site as compiled for uint8 targets, which test the upper bound alone."""
+    return Assertion(
+        record=site.record,
+        site=site.site,
+        function=site.function,
+        expression=site.expression.partition(" && ")[2],
+    )
+
+
+_NLL_FORWARD = {
+    "none": _nll_site(
+        "nll_loss_forward_none",
+        "Loss.cu",
+        179,
+        "nll_loss_forward_no_reduce_cuda_kernel",
+        "cur_target",
+    ),
+    "1d": _nll_site(
+        "nll_loss_forward_reduced", "Loss.cu", 200, "nll_loss_forward_reduce_cuda_kernel_1d"
+    ),
+    "2d": _nll_site(
+        "nll_loss_forward_reduced", "Loss.cu", 244, "nll_loss_forward_reduce_cuda_kernel_2d"
+    ),
+}
+_NLL_BACKWARD = {
+    "none": _nll_site(
+        "nll_loss_backward_none",
+        "Loss.cu",
+        428,
+        "nll_loss_backward_no_reduce_cuda_kernel",
+        "cur_target",
+    ),
+    "1d": _nll_site(
+        "nll_loss_backward_reduced", "Loss.cu", 447, "nll_loss_backward_reduce_cuda_kernel_1d"
+    ),
+    "2d": _nll_site(
+        "nll_loss_backward_reduced", "Loss.cu", 476, "nll_loss_backward_reduce_cuda_kernel_2d"
+    ),
+}
+_NLL2D_FORWARD = {
+    "none": _nll_site(
+        "nll_loss2d_forward",
+        "NLLLoss2d.cu",
+        75,
+        "nll_loss2d_forward_no_reduce_kernel",
+        "cur_target",
+    ),
+    "2d": _nll_site("nll_loss2d_forward", "NLLLoss2d.cu", 108, "nll_loss2d_forward_kernel"),
+}
+_NLL2D_BACKWARD = {
+    "none": _nll_site(
+        "nll_loss2d_backward_none",
+        "NLLLoss2d.cu",
+        162,
+        "nll_loss2d_backward_no_reduce_kernel",
+        "cur_target",
+    ),
+    "2d": _nll_site(
+        "nll_loss2d_backward_reduced", "NLLLoss2d.cu", 199, "nll_loss2d_backward_kernel"
+    ),
+}
+_BCE_INPUT = Assertion(
+    record="bce_input",
+    site="Loss.cu:89",
+    function="operator()",
+    expression="input_val >= zero && input_val <= one",
+)
+_BCE_TARGET = Assertion(
+    record="bce_target",
+    site="Loss.cu:90",
+    function="operator()",
+    expression="target_val >= zero && target_val <= one",
+)
+_MULTI_MARGIN = Assertion(
+    record="multi_margin_loss",
+    site="MultiMarginLoss.cu:34",
+    function="MultiMarginLoss_forward_kernel",
+    expression='target_k >= 0 && target_k < dim && "target index is out of bounds"',
+)
+
+
+def _check_target(args: Arguments, classes: int, site: Assertion) -> AssertHit | None:
+    target, ignored = args["target"], int(args["ignore_index"])
+    # Compared as int64: -100 would turn into 156 in a comparison with uint8.
+    wide = target.to(torch.int64)
+    bad = (wide != ignored) & ((wide < 0) | (wide >= classes))
+    if not bool(bad.any()):
+        return None
+    if target.dtype == torch.uint8:
+        site = _unsigned(site)
+    valid = torch.zeros_like(target) if classes else torch.full_like(target, ignored)
+    return site.hit(target=torch.where(bad, valid, target))
+
+
+def _nll_loss(args: Arguments, sites: dict[str, Assertion]) -> Outcome:
+    scores, target = args["self"], args["target"]
+    is_single = scores.dim() == 1 and target.dim() == 0
+    is_batch = scores.dim() in (1, 2) and target.shape == scores.shape[:1]
+    if target.dtype not in (torch.int64, torch.uint8) or not (is_single or is_batch):
+        return None
+    per_sample = "none" if args["reduction"] == _NO_REDUCTION else "2d"
+    return _check_target(args, scores.size(-1), sites["1d" if scores.dim() == 1 else per_sample])
+
+
+def _nll_loss2d(args: Arguments, sites: dict[str, Assertion]) -> Outcome:
+    scores, target = args["self"], args["target"]
+    if scores.dim() != 4 or target.dtype != torch.int64:
+        return None
+    if target.shape != (scores.size(0), *scores.shape[2:]):
+        return None
+    key = "none" if args["reduction"] == _NO_REDUCTION else "2d"
+    return _check_target(args, scores.size(1), sites[key])
+
+
+def _nll_loss_forward(args: Arguments) -> Outcome:
+    return _nll_loss(args, _NLL_FORWARD)
+
+
+def _nll_loss_backward(args: Arguments) -> Outcome:
+    return _nll_loss(args, _NLL_BACKWARD)
+
+
+def _nll_loss2d_forward(args: Arguments) -> Outcome:
+    return _nll_loss2d(args, _NLL2D_FORWARD)
+
+
+def _nll_loss2d_backward(args: Arguments) -> Outcome:
+    return _nll_loss2d(args, _NLL2D_BACKWARD)
+
+
+def _binary_cross_entropy(args: Arguments) -> Outcome:
+    """Check the input first: one thread meets its assertion before that of the target."""
+    probabilities, target = args["self"], args["target"]
+    if not (probabilities.is_floating_point() and target.is_floating_point()):
+        return None
+    is_input_bad = not all_between(probabilities, 0, 1)
+    is_target_bad = not all_between(target, 0, 1)
+    if not (is_input_bad or is_target_bad):
+        return None
+    site = _BCE_INPUT if is_input_bad else _BCE_TARGET
+    return site.hit(self=_probabilities(probabilities), target=_probabilities(target))
+
+
+def _probabilities(values: Tensor) -> Tensor:
+    return values.detach().nan_to_num(nan=0.0).clamp(0, 1)
+
+
+def _multi_margin_loss(args: Arguments) -> Outcome:
+    target, classes = args["target"], dim_size(args["self"], -1)
+    if not classes or target.dtype != torch.int64 or not outside(target, 0, classes):
+        return None
+    compared = truncated(target, is_signed=True)
+    if not outside(compared, 0, classes):
+        return Repair(repaired={"target": compared.to(target.dtype)})
+    return _MULTI_MARGIN.hit(target=clamped(target, 0, classes))
+
+
+def _multi_margin_loss_backward(args: Arguments) -> Outcome:
+    return _silent_target(args, 0)
+
+
+def _multilabel_margin_loss(args: Arguments) -> Outcome:
+    return _silent_target(args, -1)
+
+
+def _silent_target(args: Arguments, low: int) -> Outcome:
+    """Repair a target that the CUDA kernel of a margin loss takes as it is."""
+    target, classes = args["target"], dim_size(args["self"], -1)
+    if not classes or not outside(target, low, classes):
+        return None
+    return Repair(repaired={"target": clamped(target, low, classes)})
+
+
+def _ctc_loss(args: Arguments) -> Outcome:
+    """Repair labels that no CTC kernel checks: the CPU one would read out of bounds as well."""
+    targets, classes = args["targets"], dim_size(args["log_probs"], -1)
+    if not classes or not outside(targets, 0, classes):
+        return None
+    return Repair(repaired={"targets": clamped(targets, 0, classes)})
+
+
+RULES: dict[str, Rule] = {
+    **table(_nll_loss_forward, "nll_loss_forward", "nll_loss_forward.output"),
+    **table(_nll_loss_backward, "nll_loss_backward", "nll_loss_backward.grad_input"),
+    **table(_nll_loss2d_forward, "nll_loss2d_forward", "nll_loss2d_forward.output"),
+    **table(_nll_loss2d_backward, "nll_loss2d_backward", "nll_loss2d_backward.grad_input"),
+    **table(_binary_cross_entropy, "binary_cross_entropy", "binary_cross_entropy.out"),
+    **table(_multi_margin_loss, "multi_margin_loss", "multi_margin_loss.out"),
+    **table(_multi_margin_loss_backward, "multi_margin_loss_backward"),
+    **table(_multi_margin_loss_backward, "multi_margin_loss_backward.grad_input"),
+    **table(_multilabel_margin_loss, "multilabel_margin_loss_forward"),
+    **table(_multilabel_margin_loss, "multilabel_margin_loss_forward.output"),
+    **table(_multilabel_margin_loss, "multilabel_margin_loss_backward"),
+    **table(_multilabel_margin_loss, "multilabel_margin_loss_backward.grad_input"),
+    **table(_ctc_loss, "_ctc_loss", "_ctc_loss.Tensor"),
+    **table(_ctc_loss, "_ctc_loss_backward", "_ctc_loss_backward.Tensor"),
+}

@@ -1,0 +1,142 @@
+"""Register the kernels of the simulation in the dispatcher, and take them out again."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from cudalens.simulate.kernels import GenericKernel, Runtime
+from cudalens.simulate.opfacts import full_name
+from cudalens.simulate.refusal import not_rehearsed
+
+_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+_COMPOSITES: Final = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+# Their composite kernel would win over the fallback and reach stubs that only a GPU build fills.
+_FAMILIES: Final = ("aten::_foreach_", "aten::_fused_")
+_NAMES: Final = frozenset(
+    {
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::_convolution",
+        "aten::repeat_interleave.Tensor",
+        "aten::_weight_norm_interface",
+    }
+)
+_REFUSED_KEYS: Final = (
+    "SparseCUDA",
+    "SparseCsrCUDA",
+    "NestedTensorCUDA",
+    "QuantizedCUDA",
+)
+
+
+def _needs_override(name: str, runtime: Runtime) -> bool:
+    if _has_kernel(name, "CUDA"):
+        return True
+    if not any(_has_kernel(name, key) for key in _COMPOSITES):
+        return False
+    return (
+        name.startswith(_FAMILIES)
+        or name in _NAMES
+        or name in runtime.special
+        or name in runtime.rules
+        or bool(_has_kernel(name, "CPU"))
+    )
+
+
+def _override_names(runtime: Runtime) -> Iterator[str]:
+    """Yield every op whose own kernel would run instead of the fallback."""
+    registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, short = name.partition("::")
+        if f"{namespace}/{short}/CUDA" not in registered_in_python:
+            if _needs_override(name, runtime):
+                yield name
+
+
+class _Named:
+    """Call the generic kernel for one op, looked up on its first call."""
+
+    def __init__(self, kernel: GenericKernel, name: str) -> None:
+        self._kernel = kernel
+        self._name = name
+        self._op: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._op is None:
+            namespace, _, short = self._name.partition("::")
+            base, _, overload = short.partition(".")
+            packet = getattr(getattr(torch.ops, namespace), base)
+            self._op = getattr(packet, overload or "default")
+        return self._kernel(self._op, *args, **kwargs)
+
+
+def _refuse(key: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    raise not_rehearsed(f"{name} on a {key.removesuffix('CUDA')} tensor")
+
+
+def _refuse_any(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse(key, full_name(op._schema))
+
+
+class Registrations:
+    """Hold the dispatcher registrations of one activation."""
+
+    def __init__(self) -> None:
+        self._libraries: list[Any] = []
+        self._overridden: set[str] = set()
+
+    def install(self, runtime: Runtime) -> None:
+        """Register the fallback and every override it needs."""
+        kernel = GenericKernel(runtime)
+        by_namespace: Mapping[str, list[str]] = defaultdict(list)
+        for name in _override_names(runtime):
+            by_namespace[name.partition("::")[0]].append(name)
+        fallback = self._library("_")
+        with warnings.catch_warnings():
+            # torch warns once per process that a compiled CUDA kernel is overridden: that is meant.
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            fallback.fallback(kernel, "CUDA")
+            for key in _REFUSED_KEYS:
+                fallback.fallback(partial(_refuse_any, key), key)
+            for namespace, names in by_namespace.items():
+                library = self._library(namespace)
+                for name in names:
+                    self._override(library, kernel, name)
+            self._refuse_layouts()
+
+    def _refuse_layouts(self) -> None:
+        """Cover the compiled kernels that a CUDA build has for sparse and nested tensors."""
+        library = self._library("aten")
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("aten::"):
+                for key in _REFUSED_KEYS:
+                    if _has_kernel(name, key):
+                        refuse = partial(_refuse, key, name)
+                        library.impl(name[len("aten::") :], refuse, key, allow_override=True)
+
+    def ensure(self, runtime: Runtime, name: str) -> None:
+        """Let the generic kernel see an op whose composite kernel would run instead."""
+        if name not in self._overridden and _needs_override(name, runtime):
+            self._override(self._library(name.partition("::")[0]), GenericKernel(runtime), name)
+
+    def _override(self, library: Any, kernel: GenericKernel, name: str) -> None:
+        short = name.partition("::")[2]
+        library.impl(short, _Named(kernel, name), "CUDA", allow_override=True)
+        self._overridden.add(name)
+
+    def _library(self, namespace: str) -> Any:
+        library = torch.library.Library(namespace, "IMPL")
+        self._libraries.append(library)
+        return library
+
+    def remove(self) -> None:
+        """Take every registration out of the dispatcher."""
+        while self._libraries:
+            self._libraries.pop()._destroy()
+        self._overridden.clear()

@@ -1,0 +1,217 @@
+"""The generic kernel: run any op of the simulated device with its CPU kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
+from cudalens.simulate.mismatch import check_devices
+from cudalens.simulate.promotion import number_tensor
+from cudalens.simulate.opfacts import OpFacts, op_facts
+from cudalens.simulate.generators import is_device_generator, new_device_generator
+from cudalens.simulate.relabel import to_device, to_host
+from cudalens.simulate.state import DeviceState
+
+CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CPU: Final = torch.device("cpu")
+
+# On CUDA these wait for the device, because the shape of the result or the answer is data.
+SYNC_OPS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "nonzero",
+        "nonzero.out",
+        "masked_select",
+        "masked_select.out",
+        "_unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "unique_dim_consecutive",
+        "equal",
+        "repeat_interleave.Tensor",
+        "bincount",
+        "is_nonzero",
+    )
+)
+SpecialKernel = Callable[..., Any]
+
+
+@dataclass(kw_only=True)
+class Runtime:
+    """What the kernels of one running simulation share."""
+
+    state: DeviceState
+    generator: Any = field(default_factory=new_device_generator)
+    rules: Mapping[str, Rule] = field(default_factory=lambda: ASSERTS)
+    special: Mapping[str, SpecialKernel] = field(default_factory=dict)
+
+
+def _bind(facts: OpFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return one value per schema argument, defaults filled in."""
+    values = list(args)
+    for argument in facts.arguments[len(values) :]:
+        values.append(kwargs.get(argument.name, argument.default))
+    return values
+
+
+def _lowered(runtime: Runtime, value: Any) -> Any:
+    """Return the CPU-side twin of one argument."""
+    if isinstance(value, Tensor):
+        return to_host(value) if value.is_cuda else value
+    if isinstance(value, (list, tuple)):
+        return [_lowered(runtime, item) for item in value]
+    if isinstance(value, torch.device):
+        if value.type != "cuda":
+            return value
+        runtime.state.check_device_index(value.index)
+        return _CPU
+    return value
+
+
+def lower(runtime: Runtime, facts: OpFacts, values: Sequence[Any]) -> list[Any]:
+    """Return the CPU-side twins of all arguments, numbers and generators included."""
+    host = [_lowered(runtime, value) for value in values]
+    for i, argument in enumerate(facts.arguments):
+        if argument.is_tensor and isinstance(host[i], (bool, int, float, complex)):
+            host[i] = number_tensor(host[i], facts, host)
+    if facts.generator is not None:
+        host[facts.generator] = _generator(runtime, host[facts.generator])
+    return host
+
+
+def _generator(runtime: Runtime, given: Any) -> Any:
+    if given is None:
+        return runtime.generator
+    if not is_device_generator(given):
+        raise RuntimeError(
+            f"Expected a 'cuda' device type for generator but found '{given.device.type}'"
+        )
+    return given
+
+
+def apply_rule(runtime: Runtime, facts: OpFacts, host: list[Any]) -> None:
+    """Record the device assert that these values cause and replace them by harmless ones."""
+    rule = runtime.rules.get(facts.name)
+    if rule is None:
+        return
+    names = [argument.name for argument in facts.arguments]
+    outcome = rule(dict(zip(names, host, strict=True)))
+    if outcome is None:
+        return
+    for name, value in outcome.repaired.items():
+        host[names.index(name)] = value
+    if isinstance(outcome, AssertHit):
+        runtime.state.device_assert(facts.name, outcome.text)
+
+
+def call_cpu(facts: OpFacts, host: Sequence[Any]) -> Any:
+    """Run the CPU kernel: below autograd, autocast and the user's modes."""
+    n = facts.positional
+    kwargs = {a.name: v for a, v in zip(facts.arguments[n:], host[n:], strict=True)}
+    return facts.op.redispatch(CPU_KEYS, *host[:n], **kwargs)
+
+
+def adopt(out: Tensor, result: Tensor) -> None:
+    """Let a device tensor take over the memory and shape of a CPU result."""
+    storage = to_device(result).untyped_storage()
+    torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
+        CPU_KEYS, out, storage, result.storage_offset(), result.shape, result.stride()
+    )
+
+
+def _call_with_outs(facts: OpFacts, values: Sequence[Any], host: list[Any]) -> Any:
+    """Run an ``out=`` overload; the storage of a label cannot grow, so an empty out is replaced."""
+    for i in facts.outs:
+        if isinstance(host[i], Tensor) and host[i].numel() == 0:
+            host[i] = torch.empty(0, dtype=host[i].dtype)
+    try:
+        result = call_cpu(facts, host)
+    except RuntimeError as error:
+        if "not resizable" not in str(error):
+            raise
+        for i in facts.outs:
+            if isinstance(host[i], Tensor):
+                host[i] = host[i].clone()
+        result = call_cpu(facts, host)
+    for i in facts.outs:
+        _settle_out(values[i], host[i])
+    return result
+
+
+def _settle_out(out: Any, host: Any) -> None:
+    if not isinstance(out, Tensor) or not out.is_cuda:
+        return
+    if out.shape != host.shape or out.data_ptr() != host.data_ptr():
+        adopt(out, host)
+
+
+def lift(facts: OpFacts, result: Any, values: Sequence[Any]) -> Any:
+    """Label what the CPU kernel returned, or give back the argument that it aliases."""
+    if len(facts.aliases) == 1:
+        return _lifted(result, facts.aliases[0], values)
+    if not isinstance(result, tuple):
+        return result
+    return tuple(
+        _lifted(item, alias, values) for item, alias in zip(result, facts.aliases, strict=True)
+    )
+
+
+def _lifted(result: Any, alias: int | None, values: Sequence[Any]) -> Any:
+    if alias is not None:
+        return values[alias]
+    if isinstance(result, Tensor):
+        return to_device(result)
+    if isinstance(result, list):
+        return [_lifted(item, None, values) for item in result]
+    return result
+
+
+class GenericKernel:
+    """Serve every op that reaches the CUDA dispatch key."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
+        with torch._C.DisableTorchFunction():
+            facts = op_facts(op)
+            special = self._runtime.special.get(facts.name)
+            if special is not None:
+                return special(self._runtime, facts, _bind(facts, args, kwargs))
+            if facts.is_view:
+                return op.redispatch(CPU_KEYS, *args, **kwargs)
+            return run(self._runtime, facts, _bind(facts, args, kwargs))
+
+
+def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
+    """Launch one op: check devices, run its assert rule, run the CPU kernel, label the results."""
+    runtime.state.launch()
+    check_devices(facts, values)
+    host = lower(runtime, facts, values)
+    apply_rule(runtime, facts, host)
+    if facts.name in SYNC_OPS or _has_mask_index(facts, host):
+        runtime.state.sync()
+    if facts.outs:
+        result = _call_with_outs(facts, values, host)
+    else:
+        result = call_cpu(facts, host)
+    if facts.written_lists:
+        # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
+        for i in facts.written_lists:
+            torch.autograd.graph.increment_version(values[i])
+    return lift(facts, result, values)
+
+
+def _has_mask_index(facts: OpFacts, host: Sequence[Any]) -> bool:
+    """Tell whether an advanced index holds a mask, whose nonzero() waits for the device."""
+    for argument, value in zip(facts.arguments, host, strict=True):
+        if argument.name == "indices" and argument.is_tensor_list:
+            return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in value)
+    return False

@@ -1,0 +1,146 @@
+"""What the schema and native_functions.yaml say about one op, computed once per op."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_FUNC = re.compile(r"- func: ([\w.]+)")
+_DEVICE_CHECK = re.compile(r"  device_check: NoCheck(?:\s*#\s*(.*))?")
+
+
+class DeviceCheck(Enum):
+    """How the compiled CUDA wrapper of an op refuses tensors of another device."""
+
+    WRAPPER = "wrapper"  # compares every tensor argument with the first
+    ITERATOR = "iterator"  # TensorIterator: 0-dim CPU operands ride along
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class YamlFacts:
+    """What native_functions.yaml says that schemas do not."""
+
+    check: dict[str, DeviceCheck]
+    structured: frozenset[str]
+
+
+def _yaml_path() -> Path:
+    spec = find_spec("torchgen")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("torchgen, which ships with torch, was not found")
+    return Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
+
+
+@cache
+def yaml_facts() -> YamlFacts:
+    """Read native_functions.yaml of the installed torch."""
+    check: dict[str, DeviceCheck] = {}
+    structured: set[str] = set()
+    name = ""
+    for line in _yaml_path().read_text(encoding="utf-8").splitlines():
+        if found := _FUNC.match(line):
+            name = f"aten::{found[1]}"
+        elif found := _DEVICE_CHECK.match(line):
+            is_iterator = "TensorIterator" in (found[1] or "")
+            check[name] = DeviceCheck.ITERATOR if is_iterator else DeviceCheck.NONE
+        elif line.startswith(("  structured: True", "  structured_delegate:")):
+            structured.add(name)
+    return YamlFacts(check=check, structured=frozenset(structured))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One schema argument, as the kernel needs it."""
+
+    name: str
+    default: Any
+    is_kwarg_only: bool
+    is_written: bool
+    is_tensor: bool  # Tensor, Tensor?
+    is_tensor_list: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpFacts:
+    """Everything the generic kernel asks about an op.
+
+    aliases: per return the position of the argument that it gives back, or None.
+    """
+
+    op: Any
+    name: str
+    arguments: tuple[Argument, ...]
+    positional: int
+    aliases: tuple[int | None, ...]
+    outs: tuple[int, ...]
+    written_lists: tuple[int, ...]
+    generator: int | None
+    is_view: bool
+    check: DeviceCheck
+    is_structured: bool
+
+
+def full_name(schema: Any) -> str:
+    """Return the schema's name with its overload, such as ``aten::index.Tensor``."""
+    name = str(schema.name)
+    return f"{name}.{schema.overload_name}" if schema.overload_name else name
+
+
+def _argument(argument: Any) -> Argument:
+    kind = str(argument.type)
+    return Argument(
+        name=argument.name,
+        default=argument.default_value if argument.has_default_value() else None,
+        is_kwarg_only=argument.kwarg_only,
+        is_written=argument.alias_info is not None and argument.alias_info.is_write,
+        is_tensor=kind in ("Tensor", "Optional[Tensor]"),
+        is_tensor_list=kind
+        in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"),
+    )
+
+
+def _alias_source(value: Any, arguments: list[Any]) -> int | None:
+    if value.alias_info is None or not value.alias_info.is_write:
+        return None
+    for i, argument in enumerate(arguments):
+        if argument.alias_info and argument.alias_info.before_set & value.alias_info.before_set:
+            return i
+    return None
+
+
+@cache
+def op_facts(op: Any) -> OpFacts:
+    """Return the facts of an OpOverload."""
+    schema = op._schema
+    raw = list(schema.arguments)
+    arguments = tuple(_argument(a) for a in raw)
+    name = full_name(schema)
+    facts = yaml_facts()
+    outs = tuple(i for i, a in enumerate(arguments) if a.is_written and a.is_kwarg_only)
+    return OpFacts(
+        op=op,
+        name=name,
+        arguments=arguments,
+        positional=sum(not a.is_kwarg_only for a in arguments),
+        aliases=tuple(_alias_source(r, raw) for r in schema.returns),
+        outs=outs,
+        written_lists=tuple(
+            i for i, a in enumerate(arguments) if a.is_written and a.is_tensor_list
+        ),
+        generator=next(
+            (i for i, a in enumerate(raw) if "Generator" in str(a.type)), None
+        ),
+        is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+        check=facts.check.get(name, _default_check(name)),
+        is_structured=name in facts.structured,
+    )
+
+
+def _default_check(name: str) -> DeviceCheck:
+    return DeviceCheck.WRAPPER if name.startswith("aten::") else DeviceCheck.NONE

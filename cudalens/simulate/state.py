@@ -1,0 +1,142 @@
+"""The sticky error of the simulated device: recorded late, raised later, kept for ever.
+
+CUDA reports a device-side assert when the process next waits for the device, and every launch after
+that fails with the same error. The state belongs to the process, not to a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+ASSERT_ERROR_CODE: Final = 710  # cudaErrorAssert
+INVALID_DEVICE_CODE: Final = 101  # cudaErrorInvalidDevice
+_ASSERT_TEXT: Final = (
+    "CUDA error: device-side assert triggered\n"
+    "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/"
+    "group__CUDART__TYPES.html for more information."
+)
+_INVALID_DEVICE_TEXT: Final = (
+    "CUDA error: invalid device ordinal\n"
+    "GPU device may be out of range, do you have enough GPUs?"
+)
+_ASYNC_TEXT: Final = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the"
+    " stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+)
+_DSA_TEXT: Final = (
+    "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+_STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFailure:
+    """What the first failing kernel was, and the line it would have printed."""
+
+    op: str
+    text: str
+
+
+class DeviceState:
+    """Hold the pending or sticky error of the device and decide when a call has to raise it."""
+
+    def __init__(
+        self, *, lag: int | None = None, seed: int | None = None, blocking: bool | None = None
+    ) -> None:
+        self._lock = threading.Lock()
+        self._blocking = blocking
+        self._lag = lag
+        self._random = random.Random(seed) if seed is not None else None
+        self._launches_left: int | None = None
+        self._failure: DeviceFailure | None = None
+        self._is_poisoned = False
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Tell whether the error has been raised, after which every launch raises it again."""
+        return self._is_poisoned
+
+    @property
+    def pending(self) -> str | None:
+        """Return the assert line of a failure that no call has reported yet."""
+        failure = self._failure
+        return failure.text if failure is not None and not self._is_poisoned else None
+
+    @property
+    def failure(self) -> DeviceFailure | None:
+        """Return the first failure, reported or not."""
+        return self._failure
+
+    @property
+    def is_blocking(self) -> bool:
+        """Tell whether each launch waits, as CUDA_LAUNCH_BLOCKING=1 makes it."""
+        if self._blocking is not None:
+            return self._blocking
+        return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
+
+    def reset(self) -> None:
+        """Forget pending and sticky errors; no CUDA call can do this."""
+        with self._lock:
+            self._failure = None
+            self._is_poisoned = False
+            self._launches_left = None
+
+    def device_assert(self, op: str, text: str) -> None:
+        """Record an assert of a kernel that was just launched; the first one wins."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = DeviceFailure(op=op, text=text)
+            self._launches_left = self._draw_lag()
+        if self.is_blocking:
+            self._raise()
+
+    def launch(self) -> None:
+        """Account for one kernel launch; raise what an earlier one left behind once it is due."""
+        if self._failure is None:
+            return
+        if not self._is_poisoned:
+            with self._lock:
+                if self._launches_left is None:
+                    return
+                if self._launches_left > 0:
+                    self._launches_left -= 1
+                    return
+        self._raise()
+
+    def sync(self) -> None:
+        """Wait for the device: raise what is pending."""
+        if self._failure is not None:
+            self._raise()
+
+    def _draw_lag(self) -> int | None:
+        if self._lag is None or self._random is None:
+            return self._lag
+        return self._random.randint(0, self._lag)
+
+    def _raise(self) -> None:
+        with self._lock:
+            failure, is_first = self._failure, not self._is_poisoned
+            if failure is None:
+                return
+            self._is_poisoned = True
+        if is_first:
+            os.write(_STDERR_FD, f"{failure.text}\n".encode())
+        raise self._error(_ASSERT_TEXT, ASSERT_ERROR_CODE)
+
+    def check_device_index(self, index: int | None) -> None:
+        """Raise CUDA's error for a device that does not exist; the simulation has cuda:0 only."""
+        if index is not None and index > 0:
+            raise self._error(_INVALID_DEVICE_TEXT, INVALID_DEVICE_CODE)
+
+    def _error(self, text: str, code: int) -> Exception:
+        import torch
+
+        advice = "" if self.is_blocking else _ASYNC_TEXT
+        error = torch.AcceleratorError(text + advice + _DSA_TEXT)
+        error.error_code = code  # type: ignore[attr-defined]
+        return error

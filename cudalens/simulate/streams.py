@@ -1,0 +1,155 @@
+"""Streams and events of the simulated device: everything is finished when a call returns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cudalens.simulate.refusal import not_rehearsed
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cudalens.simulate.state import DeviceState
+
+_active: DeviceState | None = None
+_current = threading.local()
+
+
+def bind_state(state: DeviceState | None) -> None:
+    """Let streams and events wait for the device of the running simulation."""
+    global _active
+    _active = state
+
+
+def _wait() -> None:
+    if _active is not None:
+        _active.sync()
+
+
+class Stream(torch.Stream):
+    """A stream of the simulated device; work on it never overlaps."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        if _active is not None and device is not None:
+            _active.check_device_index(torch.device(device).index)
+        return super().__new__(cls, "cuda")
+
+    @property
+    def cuda_stream(self) -> int:
+        """Return the native handle: the default stream's, which is 0."""
+        return 0
+
+    @property
+    def priority(self) -> int:
+        """Return the priority, always 0."""
+        return 0
+
+    def query(self) -> bool:
+        """Tell whether all work is done; raise what is pending."""
+        _wait()
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the device: raise what is pending."""
+        _wait()
+
+    def wait_event(self, event: Any) -> None:
+        """Return at once: the event is over."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Return at once: the other stream is idle."""
+
+    def record_event(self, event: Any = None) -> Event:
+        """Record an event on this stream."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event  # type: ignore[no-any-return]
+
+
+class Event:
+    """An event of the simulated device; its time is the host's clock."""
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
+        self._is_timed = enable_timing
+        self._time_s: float | None = None
+        self.device = torch.device("cuda", 0)
+        self.cuda_event = 0
+
+    def record(self, stream: Any = None) -> None:
+        """Take the time."""
+        self._time_s = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Return at once: all work is done."""
+
+    def query(self) -> bool:
+        """Tell whether the recorded work is done; raise what is pending."""
+        _wait()
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the device: raise what is pending."""
+        _wait()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return milliseconds of host time between two recorded events with timing."""
+        _wait()
+        if not self._is_timed or not end_event._is_timed:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._time_s is None or end_event._time_s is None:
+            raise ValueError(
+                "Both events must be recorded before calculating elapsed time."
+            )
+        return (end_event._time_s - self._time_s) * 1000.0
+
+    def ipc_handle(self) -> bytes:
+        """Refuse: there is no other process that could see the event."""
+        raise not_rehearsed("an interprocess event")
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the stream of the innermost `StreamContext` of this thread, or the default one."""
+    stream: Stream | None = getattr(_current, "stream", None)
+    return Stream() if stream is None else stream
+
+
+def default_stream(device: Any = None) -> Stream:
+    """Return the default stream."""
+    return Stream()
+
+
+def set_stream(stream: Stream | None) -> None:
+    """Make a stream the current one of this thread; None is ignored, as in torch."""
+    if stream is not None:
+        _current.stream = stream
+
+
+class StreamContext:
+    """Make a stream the current one of this thread for a while; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+        self._before: Stream | None = None
+
+    def __enter__(self) -> None:
+        self._before = getattr(_current, "stream", None)
+        set_stream(self.stream)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.stream is not None:
+            _current.stream = self._before

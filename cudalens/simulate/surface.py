@@ -1,0 +1,248 @@
+"""Make torch.cuda and torch.accelerator answer for the simulated device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from cudalens.simulate import memory, streams
+from cudalens.simulate.kernels import Runtime
+from cudalens.simulate.patches import Patches
+from cudalens.simulate.refusal import not_rehearsed
+from cudalens.simulate.surface_tensor import patch_tensor_surface
+
+DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
+CAPABILITY: Final = (8, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProperties:
+    """What torch.cuda.get_device_properties answers; the figures are invented and round."""
+
+    name: str = DEVICE_NAME
+    major: int = CAPABILITY[0]
+    minor: int = CAPABILITY[1]
+    total_memory: int = memory.TOTAL_BYTES
+    multi_processor_count: int = 1
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 166912
+    shared_memory_per_multiprocessor: int = 167936
+    L2_cache_size: int = 0
+    warp_size: int = 32
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""
+    uuid: str = "00000000-0000-0000-0000-000000000000"
+
+
+def _constant(value: Any) -> Any:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return answer
+
+
+def _index_of(device: Any) -> int | None:
+    if device is None or isinstance(device, int):
+        return device
+    return torch.device(device).index
+
+
+def _device_functions(runtime: Runtime) -> dict[str, Any]:
+    state = runtime.state
+
+    def checked(value: Any) -> Any:
+        def answer(device: Any = None) -> Any:
+            state.check_device_index(_index_of(device))
+            return value
+
+        return answer
+
+    def exchange_device(index: int) -> int:
+        state.check_device_index(index)
+        return 0 if index >= 0 else -1
+
+    def synchronize(device: Any = None) -> None:
+        state.check_device_index(_index_of(device))
+        state.sync()
+
+    return {
+        "_lazy_init": _constant(None),
+        "init": _constant(None),
+        "is_initialized": _constant(True),
+        "is_available": _constant(True),
+        "device_count": _constant(1),
+        "current_device": _constant(0),
+        "set_device": checked(None),
+        "synchronize": synchronize,
+        "get_device_name": checked(DEVICE_NAME),
+        "get_device_capability": checked(CAPABILITY),
+        "get_device_properties": checked(DeviceProperties()),
+        "get_arch_list": _constant([]),
+        "can_device_access_peer": _constant(False),
+        "is_bf16_supported": _constant(True),
+        "is_tf32_supported": _constant(False),
+        "is_current_stream_capturing": _constant(False),
+        "current_blas_handle": _constant(0),
+        "ipc_collect": _constant(None),
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
+        "_is_in_bad_fork": _constant(False),
+        "_sleep": _constant(None),
+    }
+
+
+def _memory_functions() -> dict[str, Any]:
+    def statistics(device: Any = None) -> dict[str, int]:
+        current, peak = memory.allocated_bytes(), memory.peak_bytes()
+        return {
+            f"{kind}_bytes.{pool}.{field}": value
+            for kind in ("allocated", "active", "reserved", "requested")
+            for pool in ("all", "large_pool", "small_pool")
+            for field, value in (("current", current), ("peak", peak))
+        }
+
+    def summary(device: Any = None, abbreviated: bool = False) -> str:
+        return (
+            f"{DEVICE_NAME}: {memory.allocated_bytes()} bytes in live tensors,"
+            f" peak {memory.peak_bytes()}"
+        )
+
+    def reset_peak(device: Any = None) -> None:
+        memory.reset_peak()
+
+    def free_and_total(device: Any = None) -> tuple[int, int]:
+        return max(memory.TOTAL_BYTES - memory.allocated_bytes(), 0), memory.TOTAL_BYTES
+
+    def allocated(device: Any = None) -> int:
+        return memory.allocated_bytes()
+
+    def peak(device: Any = None) -> int:
+        return memory.peak_bytes()
+
+    return {
+        "memory_allocated": allocated,
+        "memory_reserved": allocated,
+        "memory_cached": allocated,
+        "max_memory_allocated": peak,
+        "max_memory_reserved": peak,
+        "max_memory_cached": peak,
+        "memory_stats": statistics,
+        "memory_summary": summary,
+        "memory_snapshot": _constant([]),
+        "mem_get_info": free_and_total,
+        "get_memory_info": free_and_total,
+        "reset_peak_memory_stats": reset_peak,
+        "reset_accumulated_memory_stats": _constant(None),
+        "reset_max_memory_allocated": reset_peak,
+        "reset_max_memory_cached": reset_peak,
+        "empty_cache": _constant(None),
+        "empty_host_cache": _constant(None),
+        "set_per_process_memory_fraction": _constant(None),
+        "device_memory_used": allocated,
+    }
+
+
+def _random_functions(runtime: Runtime) -> dict[str, Any]:
+    generator = runtime.generator
+
+    def manual_seed(seed: int) -> None:
+        generator.manual_seed(int(seed))
+
+    def seed() -> None:
+        generator.seed()
+
+    def get_state(device: Any = "cuda") -> torch.Tensor:
+        return generator.get_state()  # type: ignore[no-any-return]
+
+    def set_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+        generator.set_state(new_state)
+
+    def set_states(new_states: Any) -> None:
+        for state in new_states:
+            generator.set_state(state)
+
+    return {
+        "manual_seed": manual_seed,
+        "manual_seed_all": manual_seed,
+        "seed": seed,
+        "seed_all": seed,
+        "initial_seed": lambda: generator.initial_seed(),
+        "get_rng_state": get_state,
+        "set_rng_state": set_state,
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state_all": set_states,
+        "_get_generator": lambda device=None: generator,
+    }
+
+
+_STREAMS: Final = {
+    "Stream": streams.Stream,
+    "Event": streams.Event,
+    "StreamContext": streams.StreamContext,
+    "stream": streams.StreamContext,
+    "current_stream": streams.current_stream,
+    "default_stream": streams.default_stream,
+    "set_stream": streams.set_stream,
+}
+
+
+class _Markers:
+    """Accept NVTX ranges: nobody listens."""
+
+    rangePushA = staticmethod(_constant(0))
+    rangePop = staticmethod(_constant(0))
+    rangeStartA = staticmethod(_constant(0))
+    rangeEnd = staticmethod(_constant(None))
+    markA = staticmethod(_constant(None))
+    deviceRangeStart = staticmethod(_constant(0))
+    deviceRangeEnd = staticmethod(_constant(None))
+
+
+def _refuse_graph(*args: Any, **kwargs: Any) -> Any:
+    raise not_rehearsed("a CUDA graph")
+
+
+def _patch_private(patches: Patches, functions: dict[str, Any]) -> None:
+    """Answer for the compiled functions that other parts of torch call directly."""
+    # dynamo imports this name as soon as it takes the build for a CUDA build.
+    patches.set(torch._C, "_cuda_getCurrentRawStream", _constant(0))
+    for name, answer in {
+        "_cuda_init": _constant(None),
+        "_cuda_getDevice": _constant(0),
+        "_cuda_getDeviceCount": _constant(1),
+        "_cuda_setDevice": functions["set_device"],
+        "_cuda_exchangeDevice": functions["_exchange_device"],
+        "_cuda_maybeExchangeDevice": functions["_exchange_device"],
+        "_cuda_synchronize": functions["synchronize"],
+        "_cuda_isCurrentStreamCapturing": _constant(False),
+        "_cuda_emptyCache": _constant(None),
+    }.items():
+        patches.replace(torch._C, name, answer)
+
+
+def patch_surface(patches: Patches, runtime: Runtime) -> None:
+    """Patch every public name that answers for the device; `patches` undoes it."""
+    streams.bind_state(runtime.state)
+    functions = _device_functions(runtime)
+    everything = {**functions, **_memory_functions(), **_random_functions(runtime), **_STREAMS}
+    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        for name, value in everything.items():
+            patches.replace(owner, name, value)
+    patches.replace(torch.cuda.graphs, "is_current_stream_capturing", _constant(False))
+    patches.replace(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _constant(False))
+    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
+        patches.replace(torch.cuda, name, _refuse_graph)
+    patches.set(torch.cuda, "default_generators", (runtime.generator,))
+    patches.set(torch.cuda.nvtx, "_nvtx", _Markers())
+    accelerator = {**_memory_functions(), "synchronize": functions["synchronize"]}
+    for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):
+        for name, value in accelerator.items():
+            patches.replace(owner, name, value)
+    _patch_private(patches, functions)
+    patch_tensor_surface(patches)

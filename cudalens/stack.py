@@ -1,0 +1,146 @@
+"""The call stack as plain facts: live frames, tracebacks and recorded entries look alike.
+
+Every sequence here is ordered outermost first.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+from collections.abc import Mapping, Sequence
+from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple, TypeAlias
+
+from cudalens.files import cell_number, is_machinery, is_own_file, is_user_file, source_lines
+from cudalens.facts import Frame
+
+MAX_FRAMES = 60
+OUTERMOST = 5
+"""How many of the outermost frames are kept when there are more than ``MAX_FRAMES``."""
+
+
+class StackEntry(NamedTuple):
+    """A frame kept cheaply: its code, line and instruction, without its variables."""
+
+    code: CodeType
+    lineno: int
+    lasti: int
+
+
+Entry: TypeAlias = FrameType | TracebackType | StackEntry
+
+
+class Position(NamedTuple):
+    """Where an instruction comes from: 1-based lines, 0-based columns in UTF-8 bytes."""
+
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+class Place(NamedTuple):
+    """One entry of the stack, whatever it was made from; ``frame`` is there while it lives."""
+
+    code: CodeType
+    lineno: int
+    lasti: int
+    frame: FrameType | None
+
+    @property
+    def filename(self) -> str:
+        """The file name that the code was compiled with."""
+        return self.code.co_filename
+
+    @property
+    def is_user(self) -> bool:
+        """Whether the code is the user's."""
+        return is_user_file(self.filename)
+
+    @property
+    def position(self) -> Position | None:
+        """Where the running instruction comes from, ``None`` when the code does not say."""
+        index = self.lasti // 2
+        found = next(itertools.islice(self.code.co_positions(), index, None), None)
+        if self.lasti < 0 or found is None:
+            return None
+        line, end_line, column, end_column = found
+        if line is None or end_line is None or column is None or end_column is None:
+            return None
+        return Position(line, end_line, column, end_column)
+
+    @property
+    def operation(self) -> str:
+        """The name of the running instruction, such as ``CALL`` or ``STORE_SUBSCR``."""
+        code, at = self.code.co_code, self.lasti
+        # Each instruction may be followed by cache slots, which belong to it.
+        while 0 <= at < len(code) and at > 0 and dis.opname[code[at]] == "CACHE":
+            at -= 2
+        return dis.opname[code[at]] if 0 <= at < len(code) else ""
+
+    @property
+    def variables(self) -> Mapping[str, object]:
+        """The frame's local variables, empty when the frame is gone."""
+        return {} if self.frame is None else self.frame.f_locals
+
+
+def place_of(entry: Entry) -> Place:
+    """Make a :class:`Place` of a frame, of one link of a traceback, or of a recorded entry."""
+    if isinstance(entry, TracebackType):
+        frame = entry.tb_frame
+        return Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
+    if isinstance(entry, FrameType):
+        # f_lineno is None between a frame's lines; the line table answers then.
+        line = entry.f_lineno or entry.f_code.co_firstlineno
+        return Place(entry.f_code, line, entry.f_lasti, entry)
+    return Place(entry.code, entry.lineno, entry.lasti, None)
+
+
+def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
+    """Give a frame and all its callers, outermost first."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
+    """Give the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return tuple(found)
+
+
+def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, ...]:
+    """Describe a stack: without this package, without what runs cells, at most ``MAX_FRAMES``.
+
+    Frames outside the user's first one belong to the front end and are left out too, unless no
+    frame is the user's.
+    """
+    if entries is None or isinstance(entries, TracebackType):
+        entries = entries_from_traceback(entries)
+    places = [
+        place
+        for place in map(place_of, entries)
+        if not is_own_file(place.filename) and not is_machinery(place.filename)
+    ]
+    first = next((index for index, place in enumerate(places) if place.is_user), 0)
+    places = places[first:]
+    if len(places) > MAX_FRAMES:
+        places = places[:OUTERMOST] + places[OUTERMOST - MAX_FRAMES :]
+    return tuple(map(_describe, places))
+
+
+def _describe(place: Place) -> Frame:
+    lines = source_lines(place.filename)
+    return Frame(
+        file=place.filename,
+        line=place.lineno,
+        function=place.code.co_name,
+        text=lines[place.lineno - 1].strip() if 0 < place.lineno <= len(lines) else "",
+        is_user=place.is_user,
+        cell=cell_number(place.filename),
+    )

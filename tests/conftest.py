@@ -1,0 +1,66 @@
+"""Fixtures that every test shares, and the proof that nothing stays installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from cudalens import simulate
+from cudalens.guarding import PROCESS
+
+HAS_GPU = torch.cuda.is_available()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare autograd for the rehearsal device before any test runs a backward pass."""
+    torch.set_num_threads(1)
+    if not HAS_GPU:
+        simulate.start(announce=False).stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real hardware run only where there is hardware."""
+    for item in items:
+        if "gpu" in item.keywords and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_installed() -> Iterator[None]:
+    """Assert, after every test, that no guard, session, mode or simulated device is left."""
+    yield
+    left = []
+    if PROCESS.is_installed:
+        left.append("guards")
+    if PROCESS.listeners:
+        left.append("an open session")
+    if torch._C._len_torch_dispatch_stack():
+        left.append("a dispatch mode")
+    if simulate.current() is not None:
+        left.append("the simulated device")
+        simulate.current().stop()
+    PROCESS.last = None
+    assert not left, f"left installed: {', '.join(left)}"
+
+
+@pytest.fixture
+def sim() -> Iterator[simulate.Simulation]:
+    """Turn the simulated CUDA device on for one test, with a clean error state."""
+    with simulate.start(announce=False) as simulation:
+        yield simulation
+        simulation.reset()
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """Let guards that are installed inside the test act on CPU tensors."""
+    with PROCESS.acting_on("cpu"):
+        yield
