@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cudalens.version import VERSION as __version__
+from cudalens.version import __version__
 
 if TYPE_CHECKING:
     from cudalens import simulate

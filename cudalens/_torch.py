@@ -149,7 +149,7 @@ def meta_of(tensor: Tensor) -> TensorMeta:
         dtype=dtype_name(tensor.dtype),
         device=str(tensor.device),
         stride=tuple(tensor.stride()) if strided else None,
-        storage_offset=tensor.storage_offset() if strided else 0,
+        storage_offset=int(tensor.storage_offset()) if strided else 0,
         requires_grad=tensor.requires_grad,
         is_leaf=tensor.is_leaf,
         grad_fn=grad_fn_name(tensor),

@@ -13,14 +13,22 @@ import ast
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from cudalens.cells import register_cell
+from cudalens.files import register_cell
 
-__all__ = ["Unit", "cell_unit", "comment_out", "needs_await", "statement_unit", "unfit"]
+__all__ = [
+    "Unit",
+    "cell_unit",
+    "comment_out",
+    "needs_await",
+    "statement_unit",
+    "transformed",
+    "unfit",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +70,9 @@ class Unit:
         # One statement at a time, as the shell does: what an earlier statement changed (a future
         # import) counts for the next one, and what ran before a failure did run.
         tree = self.shell.transform_ast(self.tree)
-        for node, mode in _modes(tree.body, self.shell.ast_node_interactivity, self.is_silenced):
+        # A semicolon at the end silences the whole cell, whatever the shell would display.
+        interactivity = "none" if self.is_silenced else self.shell.ast_node_interactivity
+        for node, mode in _modes(tree.body, interactivity):
             yield _compile(self.shell, node, self.filename, mode)
 
 
@@ -75,13 +85,14 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
         line: the rest of the magic's line.
         body: what the shell took for the body.
     """
-    head, text = _transformed(shell, raw, line, body)
-    frame = _cell_frame(shell, sys._getframe(1)) if head is not None else None
-    if frame is None:
-        text = (head or f"# %%cudacheck {line}\n") + text
+    above = _above(raw, body)
+    frame = _cell_frame(shell, sys._getframe(1))
+    text = transformed(shell, body)
+    if above is None or frame is None:
+        text = comment_out([f"%%cudacheck {line}"]) + text
         filename = shell.compile.cache(text, shell.execution_count)
     else:
-        text = (head or "") + text
+        text = above + text
         filename = frame.f_code.co_filename
     _remember(shell, filename, text)
     tree = shell.compile.ast_parse(text, filename=filename)
@@ -119,7 +130,7 @@ def needs_await(shell: Any, tree: ast.Module, filename: str = "<cell>") -> bool:
     """
     return any(
         _is_coroutine(_compile(shell, node, filename, mode))
-        for node, mode in _modes(tree.body, "none", False)
+        for node, mode in _modes(tree.body, "none")
     )
 
 
@@ -139,9 +150,16 @@ def unfit(shell: Any, text: str) -> str | None:
     return None
 
 
-def comment_out(text: str) -> str:
-    """Give ``text`` as comment lines, blank lines kept, so that line numbers stay."""
-    return "".join(f"# {line}\n" if line.strip() else "\n" for line in text.splitlines())
+def transformed(shell: Any, body: str) -> str:
+    """Turn the magics and shell escapes of ``body`` into Python, at their lines."""
+    # The transformation drops leading blank lines, which would shift every line number.
+    start = body.rfind("\n", 0, len(body) - len(body.lstrip())) + 1
+    return "\n" * body.count("\n", 0, start) + str(shell.transform_cell(body[start:]))
+
+
+def comment_out(lines: Sequence[str]) -> str:
+    """Give the lines as comments, so that the line numbers below them stay."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def _unit(
@@ -156,24 +174,19 @@ def _unit(
     )
 
 
-def _transformed(shell: Any, raw: str | None, line: str, body: str) -> tuple[str | None, str]:
-    """Give the comment lines that stand for what is above the code, and the code as Python.
+def _above(raw: str | None, body: str) -> str | None:
+    """Give comment lines for what stands above the body in the raw cell.
 
-    The first is ``None`` when the body cannot be found at the end of the raw cell.
+    ``None`` when the body is not the end of the raw cell: somebody called the magic by hand.
     """
-    stripped = body.lstrip()
-    # The transformation drops leading blank lines, which would shift every line number.
-    code_start = body.rfind("\n", 0, len(body) - len(stripped)) + 1
-    blank, code = body[:code_start], body[code_start:]
-    text = shell.transform_cell(code)
     if raw is None:
-        return None, "\n" * blank.count("\n") + text
-    raw_lines, code_lines = _split(raw), _split(code)
-    above = len(raw_lines) - len(code_lines)
-    tail = zip(raw_lines[above:], code_lines, strict=False)
-    if above < 1 or not all(full.rstrip().endswith(part.strip()) for full, part in tail):
-        return None, "\n" * blank.count("\n") + text
-    return comment_out("\n".join(raw_lines[:above])), text
+        return None
+    raw_lines, lines = _split(raw), _split(body)
+    count = len(raw_lines) - len(lines)
+    tail = zip(raw_lines[count:], lines, strict=False)
+    if count < 1 or not all(full.rstrip().endswith(part.strip()) for full, part in tail):
+        return None
+    return comment_out(raw_lines[:count])
 
 
 def _split(text: str) -> list[str]:
@@ -220,9 +233,7 @@ def _compile(shell: Any, node: ast.stmt, filename: str, mode: str) -> CodeType:
     return code
 
 
-def _modes(
-    body: list[ast.stmt], interactivity: str, is_silenced: bool
-) -> Iterator[tuple[ast.stmt, str]]:
+def _modes(body: list[ast.stmt], interactivity: str) -> Iterator[tuple[ast.stmt, str]]:
     """Pair each statement with its compile mode, by the shell's ``ast_node_interactivity``.
 
     The last expression is evaluated, not displayed: its value is what the magic returns.
@@ -239,7 +250,7 @@ def _modes(
     if interactivity == "none":
         yield last, "exec"
     elif isinstance(last, ast.Expr):
-        yield last, "exec" if is_silenced else "eval"
+        yield last, "eval"
     else:
         yield last, "single" if interactivity in {"all", "last"} else "exec"
 

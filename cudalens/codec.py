@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -25,7 +26,7 @@ def to_plain(value: Any) -> Any:
         }
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 

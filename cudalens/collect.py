@@ -5,28 +5,27 @@ Each collector stands alone: one that fails leaves one line in ``limits`` and th
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from cudalens import _torch, autograd, environment, source
+from cudalens.calling import api_arguments, calling_frames, locate, parameter_names, phase_of
 from cudalens.diagnose import diagnose, message
 from cudalens.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.facts import (
     AutogradNeighbourhood,
     LineRef,
     OpName,
-    Phase,
+    ProvenanceStep,
     Replay,
-    TensorFact,
-    TensorSummary,
+    SourceSpan,
     Timing,
     Violation,
 )
@@ -34,7 +33,7 @@ from cudalens.guarding import PROCESS
 from cudalens.intercept import GuardedCall
 from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.replay import replay
-from cudalens.values import summarise
+from cudalens.tensorfacts import bad_key, scalars_of, tensor_facts, tensor_values
 
 _T = TypeVar("_T")
 _HISTORY = 200
@@ -101,236 +100,111 @@ def _recorder() -> Any:
     return listeners[-1].recorder if listeners else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The live objects around a stopped call; it exists only while the report is made."""
+
+    call: GuardedCall
+    violation: Violation
+    values: Mapping[str, Tensor]
+    bad: str
+    frames: Sequence[FrameType]
+    node: Any
+    recorder: Any
+
+
 def evidence_of_call(call: GuardedCall, violation: Violation) -> Evidence:
     """Collect everything about a call that a guard has stopped; the context is alive."""
     limits = Limits()
-    values = tensor_values(call.arguments)
     node = _torch.current_node()
-    frames = limits.attempt("frames", lambda: calling_frames(in_backward=node is not None), [])
-    site = limits.attempt("source", lambda: locate(frames, values), source.CallSite())
-    recorder = _recorder()
-    sequence_nr = None if node is None else _torch.node_sequence_nr(node)
-    forward = limits.attempt("forward source", lambda: _forward(recorder, sequence_nr), None)
-    bad = bad_key(violation)
-    tensors = limits.attempt("tensors", lambda: tensor_facts(values, site, bad), ())
-    name = str(call.op._schema.name)
-    evidence = Evidence(
+    scene = Scene(
+        call=call,
         violation=violation,
-        op=OpName(name=name, overload=str(call.op._overloadname), api=site.api),
-        phase=phase_of(frames, node),
-        prevented=not violation.is_silent,
-        context_usable=True,
-        source=site.source,
-        forward_source=forward[0] if forward else None,
-        call_text=site.call_text,
-        module_path=site.module_path or (forward[1] if forward else None),
-        module_type=site.module_type,
-        frames=site.frames,
-        tensors=tensors,
-        scalars=scalars_of(call.arguments),
+        values=tensor_values(call.arguments),
+        bad=bad_key(violation),
+        frames=limits.attempt(
+            "frames", lambda: calling_frames(in_backward=node is not None), []
+        ),
+        node=node,
+        recorder=_recorder(),
+    )
+    evidence = _placed(scene, limits)
+    evidence = replace(
+        evidence,
         replay=limits.attempt(
             "replay",
             lambda: replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe),
             Replay(),
         ),
-        device_text=violation.device_text,
-        graph=limits.attempt(
-            "graph",
-            lambda: graph_of(values, name, bad, recorder, node, site),
-            AutogradNeighbourhood(),
+        graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood()),
+    )
+    evidence = with_recording(evidence, scene, limits)
+    return replace(evidence, limits=(*evidence.limits, *limits.lines))
+
+
+def _placed(scene: Scene, limits: Limits) -> Evidence:
+    """Say what the call is, where it stands in the user's code, and what its tensors hold."""
+    call, violation, values, frames = scene.call, scene.violation, scene.values, scene.frames
+    site = limits.attempt("source", lambda: locate(frames, values), source.CallSite())
+    sequence_nr = None if scene.node is None else _torch.node_sequence_nr(scene.node)
+    unknown: tuple[SourceSpan | None, str | None] = (None, None)
+    forward, forward_module = limits.attempt(
+        "forward source", lambda: _forward(scene.recorder, sequence_nr), unknown
+    )
+    return Evidence(
+        violation=violation,
+        op=OpName(name=violation.op, overload=violation.overload, api=site.api),
+        phase=phase_of(frames, scene.node),
+        prevented=not violation.is_silent,
+        context_usable=True,
+        source=site.source,
+        forward_source=forward,
+        call_text=site.call_text,
+        module_path=site.module_path or forward_module,
+        module_type=site.module_type,
+        frames=site.frames,
+        tensors=limits.attempt(
+            "tensors",
+            lambda: tensor_facts(values, site, scene.bad, api=api_arguments(frames)),
+            (),
         ),
+        scalars=scalars_of(call.arguments),
+        device_text=violation.device_text,
         environment=environment.describe(),
         libraries=libraries(),
-    )
-    evidence = with_recording(evidence, recorder, values.get(bad), violation, limits)
-    return replace(evidence, limits=(*site.limits, *limits.lines))
-
-
-def bad_key(violation: Violation) -> str:
-    """Give the key of the tensor at fault among :func:`tensor_values`."""
-    if violation.list_position is None:
-        return violation.argument
-    return f"{violation.argument}[{violation.list_position}]"
-
-
-def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Give the tensors among the arguments, elements of lists as ``indices[1]``."""
-    found: dict[str, Tensor] = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            found[name] = value
-        elif isinstance(value, (list, tuple)):
-            for position, item in enumerate(value):
-                if isinstance(item, Tensor):
-                    found[f"{name}[{position}]"] = item
-    return found
-
-
-def scalars_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Give the arguments that are plain numbers, texts or ``None``, as text."""
-    return tuple(
-        (name, str(value))
-        for name, value in arguments.items()
-        if value is None or isinstance(value, (bool, int, float, str))
+        limits=site.limits,
     )
 
 
-# --- the stack -----------------------------------------------------------------------------------
-
-
-def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
-    """Give the Python frames of the running call, outermost first, without our own.
-
-    In autograd's own threads there is no Python stack: the one of the thread that called
-    ``backward`` stands in when exactly one thread is doing so.
-    """
-    frames = _stack(sys._getframe(1))
-    if not in_backward or any(source.is_user_file(item.f_code.co_filename) for item in frames):
-        return frames
-    callers = [
-        stack
-        for frame in list(sys._current_frames().values())
-        if _runs_backward(stack := _stack(frame))
-    ]
-    return callers[0] if len(callers) == 1 else frames
-
-
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    while found and source.is_own_file(found[0].f_code.co_filename):
-        found.pop(0)
-    return found[::-1]
-
-
-def _runs_backward(stack: Sequence[FrameType]) -> bool:
-    return any(item.f_code.co_name == "_engine_run_backward" for item in stack[-3:])
-
-
-def locate(
-    frames: Sequence[FrameType | TracebackType], values: Mapping[str, Tensor]
-) -> source.CallSite:
-    """Find the user's line, his expressions for the tensors, the API and the module."""
-    return source.locate(
-        frames,
-        values,
-        same=_torch.same_tensor,
-        is_tensor=lambda item: isinstance(item, Tensor),
-    )
-
-
-def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:
-    """Tell the phase: inside autograd's backward, inside an optimizer's step, or forward."""
-    if node is not None:
-        return "backward"
-    for frame in reversed(frames):
-        file = frame.f_code.co_filename.replace("\\", "/")
-        if "/torch/optim/" in file:
-            return "optimizer"
-    return "forward"
-
-
-def _forward(recorder: Any, sequence_nr: int | None) -> tuple[Any, str | None] | None:
-    if recorder is None or sequence_nr is None:
-        return None
-    found = recorder.forward_site(sequence_nr)
-    if found is None:
-        return None
-    entries, module_path = found
-    return source.locate_entries(entries), module_path
-
-
-# --- tensors, graph, recording -------------------------------------------------------------------
-
-
-def tensor_facts(
-    values: Mapping[str, Tensor], site: source.CallSite, bad: str | None, *, read: bool = True
-) -> tuple[TensorFact, ...]:
-    """Describe the op's tensors and the others on the failing line, the one at fault first read.
-
-    A tensor that the user cannot see (an intermediate of a library) is left out when the line
-    shows others, unless it is the one at fault.
-    """
-    named = {key: (text, span) for key, text, span in site.names}
-    shown = {key: item for key, item in values.items() if key in named or key == bad}
-    rest = [item for item in site.others if not _is_any(item.value, shown.values())]
-    if not shown and not rest:
-        shown = dict(values)
-    facts = [
-        _fact(key, tensor, *named.get(key, (None, None)), read=read)
-        for key, tensor in shown.items()
-    ]
-    facts += [_fact(item.key, item.value, item.expression, item.span, read=read) for item in rest]
-    return tuple(facts)
-
-
-def _is_any(tensor: object, others: Any) -> bool:
-    return any(_torch.same_tensor(tensor, other) for other in others)
-
-
-def _fact(
-    argument: str | None,
-    tensor: Tensor,
-    expression: str | None,
-    span: tuple[int, int, int] | None,
-    *,
-    read: bool,
-) -> TensorFact:
-    meta = _torch.meta_of(tensor)
-    summary = TensorSummary()
-    if read and _torch.is_plain(tensor) and tensor.device.type != "meta":
-        with _torch.plain_torch(), _torch.no_dispatch_modes(), contextlib.suppress(RuntimeError):
-            summary = summarise(tensor)
-    return TensorFact(
-        argument=argument,
-        expression=expression,
-        shape=meta.shape,
-        dtype=meta.dtype,
-        device=meta.device,
-        stride=meta.stride,
-        requires_grad=meta.requires_grad,
-        grad_fn=meta.grad_fn,
-        summary=summary,
-        span=span,
-    )
-
-
-def graph_of(
-    values: Mapping[str, Tensor],
-    op_name: str,
-    bad: str | None,
-    recorder: Any,
-    node: Any,
-    site: source.CallSite,
-) -> AutogradNeighbourhood:
+def graph_of(scene: Scene) -> AutogradNeighbourhood:
     """Draw the autograd graph around the failing op."""
 
     def where(sequence_nr: int) -> tuple[LineRef | None, str | None]:
-        found = _forward(recorder, sequence_nr)
-        if found is None or found[0] is None:
-            return None, found[1] if found else None
-        span = found[0]
-        ref = LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file)
-        return ref, found[1]
+        span, module_path = _forward(scene.recorder, sequence_nr)
+        if span is None:
+            return None, module_path
+        return LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file), module_path
 
     return autograd.neighbourhood(
-        values, op_name=op_name, bad=bad, site=where, node=node, names=site.parameter_names
+        scene.values,
+        op_name=scene.violation.op,
+        bad=scene.bad,
+        site=where,
+        node=scene.node,
+        names=parameter_names(scene.frames),
     )
 
 
-def with_recording(
-    evidence: Evidence, recorder: Any, bad: Tensor | None, violation: Violation, limits: Limits
-) -> Evidence:
+def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence:
     """Add what the flight recorder knows: the last ops and the way of the bad values."""
+    recorder, bad = scene.recorder, scene.values.get(scene.bad)
     if recorder is None:
         return evidence
     history = limits.attempt("history", lambda: recorder.history(_HISTORY), ())
-    provenance = ()
+    provenance: tuple[ProvenanceStep, ...] = ()
     if bad is not None:
         provenance = limits.attempt(
-            "provenance", lambda: recorder.provenance(bad, breaks(violation)), ()
+            "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), ()
         )
     return replace(evidence, history=history, provenance=provenance)
 
@@ -368,9 +242,12 @@ def error_facts(error: BaseException) -> ErrorFacts:
     )
 
 
-def traceback_frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    """Give the entries of a traceback, outermost first, without our own."""
-    while traceback is not None:
-        if not source.is_own_file(traceback.tb_frame.f_code.co_filename):
-            yield traceback
-        traceback = traceback.tb_next
+def _forward(recorder: Any, sequence_nr: int | None) -> tuple[SourceSpan | None, str | None]:
+    """Give the place and the module of the forward op that drew a sequence number."""
+    found = None
+    if recorder is not None and sequence_nr is not None:
+        found = recorder.forward_site(sequence_nr)
+    if found is None:
+        return None, None
+    entries, module_path = found
+    return source.locate_entries(entries), module_path

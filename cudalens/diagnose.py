@@ -82,7 +82,7 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
-    headline = fill(violation.headline, violation.argument, violation.related)
+    headline = fill(violation.headline, violation.argument, _spoken(evidence, violation.related))
     parts = [violation.explanation.strip()]
     if violation.is_silent:
         parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
@@ -104,6 +104,12 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
 def fill(template: str, argument: str, related: str | None) -> str:
     """Put names into a guard's headline; text without placeholders comes back as it is."""
     return template.replace("{argument}", argument).replace("{related}", related or "the input")
+
+
+def _spoken(evidence: Evidence, related: str | None) -> str | None:
+    """Give the name under which the manual of the called function knows the op's ``self``."""
+    functional = (evidence.op.api or "").startswith("torch.nn.functional.")
+    return "input" if related == "self" and functional else related
 
 
 def counted(report: Report) -> str:

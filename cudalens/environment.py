@@ -7,7 +7,7 @@ import platform
 import sys
 
 from cudalens.facts import Environment
-from cudalens.version import VERSION
+from cudalens.version import __version__
 
 
 def is_simulated() -> bool:
@@ -21,7 +21,7 @@ def describe() -> Environment:
     import torch
 
     return Environment(
-        cudalens=VERSION,
+        cudalens=__version__,
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda,

@@ -21,7 +21,7 @@ _KEYS = (str, int, bool, float, bytes, type(None))
 _MAX_KEYS = 100_000
 _MAX_INT = 1 << 31
 _ABSENT = object()
-_FIELD = type(collections.namedtuple("_FIELD", "field").field)  # type: ignore[attr-defined]  # noqa: PYI024
+_FIELD = type(collections.namedtuple("_FIELD", "field").field)  # type: ignore[attr-defined]
 _MODULE_LISTS = ("Sequential", "ModuleList", "ModuleDict")
 # Classes whose items and attributes are entries of one dict, and the way to that dict.
 _STORES = (
@@ -81,6 +81,11 @@ def value_or(evaluator: SafeEvaluator | None, node: ast.expr, default: object) -
         return default
 
 
+def is_tensor(value: object) -> bool:
+    """Tell whether a value is a ``torch.Tensor``, by its type's own bases."""
+    return _has_base(value, "torch", "Tensor")
+
+
 def is_module(value: object) -> bool:
     """Tell whether a value is a ``torch.nn.Module``, by its type's own bases."""
     return _has_base(value, "torch.nn.modules.module", "Module")
@@ -101,16 +106,18 @@ def registered(module: object, kind: str) -> Mapping[str, object]:
     return found if type(found) in (dict, collections.OrderedDict) else {}  # type: ignore[return-value]
 
 
-def items_of(value: object) -> Mapping[object, object]:
-    """Give the items of a container that can be read, such as a batch; else an empty mapping."""
+def items_of(value: object, limit: int) -> list[tuple[object, object]]:
+    """Give keys and items of a container that can be read, such as a batch.
+
+    Empty for anything else, and for containers of more than ``limit`` items.
+    """
     store = _store(value)
     if store is not None:
-        return store
-    if isinstance(_base_of(value, "__iter__"), type) and issubclass(type(value), dict):
-        return dict(dict.items(value))  # type: ignore[arg-type]
-    if _base_of(value, "__getitem__") in (list, tuple):
-        return dict(enumerate(value))  # type: ignore[call-overload, no-any-return]
-    return {}
+        value = store
+    base = _base_of(value, "__getitem__")
+    if base is None or base is not _base_of(value, "__iter__") or base.__len__(value) > limit:
+        return []
+    return list(dict.items(value) if base is dict else enumerate(base.__iter__(value)))  # type: ignore[arg-type]
 
 
 def item(value: object, key: object) -> Any:
@@ -170,7 +177,7 @@ def _children(module: object) -> Mapping[object, object] | None:
         return None
     children = registered(module, "_modules")
     if type(module) is _loaded("torch.nn", "ModuleDict"):
-        return dict(children)
+        return {name: child for name, child in children.items()}  # noqa: C416  widens the key type
     count = len(children)
     numbered: dict[object, object] = dict(enumerate(children.values()))
     return numbered | {index - count: child for index, child in enumerate(children.values())}

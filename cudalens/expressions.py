@@ -10,15 +10,16 @@ from __future__ import annotations
 import ast
 import dis
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import NamedTuple
 
 from cudalens.evaluate import SafeEvaluator, is_module, items_of, value_or
+from cudalens.files import is_torch_file
 from cudalens.stack import Place
 from cudalens.syntax import Running, Span, expressions_in, span_of, text_of
 
 Same = Callable[[object, object], bool]
 IsTensor = Callable[[object], bool]
-Describe = Callable[[object], object]
 
 _ABSENT = object()
 _MAX_ITEMS = 64
@@ -36,11 +37,12 @@ class Name(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Another tensor on the failing line, and what the caller's ``describe`` made of it."""
+    """Another tensor on the failing line, under no argument's name."""
 
+    key: None
     expression: str
     span: Span | None
-    detail: object
+    value: object
 
 
 class LibraryName(NamedTuple):
@@ -65,12 +67,14 @@ def candidates(
     run: Running, callee: Place | None, evaluator: SafeEvaluator, is_tensor: IsTensor
 ) -> tuple[Candidate, ...]:
     """Find the expressions of the running line that are tensors, nearest and shortest first."""
-    found: dict[str, Candidate] = {}
-    for rank, node, value in _valued(run, callee, evaluator):
-        for extra, text, tensor in _tensors_of(node, value, run.lines, is_tensor):
-            candidate = Candidate(rank + extra, text, span_of(node, run.lines), tensor)
-            if text not in found or found[text].rank > candidate.rank:
-                found[text] = candidate
+    found: dict[tuple[str, int], Candidate] = {}
+    for read in _read(run, callee, evaluator):
+        for extra, text, tensor in _tensors_of(read, run.lines, is_tensor):
+            candidate = Candidate(read.rank + extra, text, span_of(read.node, run.lines), tensor)
+            # The same text twice may be two tensors: two calls of one function.
+            key = text, id(tensor)
+            if key not in found or found[key].rank > candidate.rank:
+                found[key] = candidate
     return tuple(sorted(found.values(), key=lambda item: (item.rank, len(item.text))))
 
 
@@ -87,7 +91,7 @@ def name_values(
 
 
 def other_tensors(
-    found: Sequence[Candidate], values: Mapping[str, object], same: Same, describe: Describe
+    found: Sequence[Candidate], values: Mapping[str, object], same: Same
 ) -> tuple[Other, ...]:
     """List the tensors on the line that are none of ``values``, each once, in reading order."""
     kept: list[Candidate] = []
@@ -96,7 +100,7 @@ def other_tensors(
         if not any(same(item.value, value) for value in known):
             kept.append(item)
     kept = sorted(kept[:_MAX_OTHERS], key=lambda item: item.span or (1 << 31, 0, 0))
-    return tuple(Other(item.text, item.span, describe(item.value)) for item in kept)
+    return tuple(Other(None, item.text, item.span, item.value) for item in kept)
 
 
 def library_names(
@@ -105,6 +109,8 @@ def library_names(
     """Find the variables that hold each value in library frames, innermost frame first."""
     found: list[LibraryName] = []
     for place in reversed(places):
+        if is_torch_file(place.filename):
+            continue  # its parameters are called as in the schema
         variables = [pair for pair in place.variables.items() if is_tensor(pair[1])]
         for key, value in values.items():
             if sum(item.key == key for item in found) >= _MAX_LIBRARY_NAMES:
@@ -116,39 +122,46 @@ def library_names(
     return tuple(found)
 
 
-def _valued(
-    run: Running, callee: Place | None, evaluator: SafeEvaluator
-) -> Iterator[tuple[int, ast.expr, object]]:
-    """Give the expressions of the line with their values, the running call's own first."""
-    inside: set[int] = set()
-    if run.node is not None:
-        for node in expressions_in(run.node):
-            inside.add(id(node))
-            yield 0, node, value_or(evaluator, node, _ABSENT)
-        if isinstance(run.node, ast.Call) and callee is not None:
-            for node, value in _bound_arguments(run.node, callee, evaluator):
-                yield 0, node, value
-    if run.scope is not None:
-        for node in expressions_in(run.scope):
-            if id(node) not in inside:
-                yield 2, node, value_or(evaluator, node, _ABSENT)
+class _Read(NamedTuple):
+    """An expression of the line with its value."""
+
+    rank: int
+    node: ast.expr
+    value: object
+    is_whole: bool = True
+    """It is not only the receiver of an attribute or subscript, as ``batch`` in ``batch["y"]``."""
+
+
+def _read(run: Running, callee: Place | None, evaluator: SafeEvaluator) -> Iterator[_Read]:
+    """Give the expressions of the line that can be read, the running call's own first."""
+    seen: set[int] = set()
+    receivers: set[int] = set()
+    for rank, root in ((0, run.node), (2, run.scope)):
+        for node in expressions_in(root) if root is not None else ():
+            if isinstance(node, ast.Attribute | ast.Subscript):
+                receivers.add(id(node.value))
+            value = value_or(evaluator, node, _ABSENT)
+            if value is not _ABSENT and id(node) not in seen:
+                yield _Read(rank, node, value, id(node) not in receivers)
+            seen.add(id(node))
+    if isinstance(run.node, ast.Call) and callee is not None:
+        for node, value in _bound_arguments(run.node, callee, evaluator):
+            if value is not _ABSENT:
+                yield _Read(0, node, value)
 
 
 def _tensors_of(
-    node: ast.expr, value: object, lines: Sequence[str], is_tensor: IsTensor
+    read: _Read, lines: Sequence[str], is_tensor: IsTensor
 ) -> Iterator[tuple[int, str, object]]:
     """Give the tensor that an expression is, or the tensors in the batch that it is."""
-    if value is _ABSENT or isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+    node, value = read.node, read.value
+    if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
         return
     if is_tensor(value):
         yield 0, text_of(node, lines), value
         return
-    held = items_of(value)
-    if not 0 < len(held) <= _MAX_ITEMS:
-        return
-    tensors = [
-        (key, item) for key, item in held.items() if type(key) in (str, int) and is_tensor(item)
-    ]
+    held = items_of(value, _MAX_ITEMS) if read.is_whole else []
+    tensors = [(key, item) for key, item in held if type(key) in (str, int) and is_tensor(item)]
     text = text_of(node, lines) if tensors else ""
     for key, item in tensors:
         shown = f'"{key}"' if isinstance(key, str) and key.isidentifier() else ascii(key)
@@ -169,9 +182,7 @@ def _bound_arguments(
     if any(isinstance(argument, ast.Starred) for argument in call.args):
         return
     variables = callee.variables
-    rebound = {
-        step.argval for step in dis.get_instructions(callee.code) if step.opname in _REBINDS
-    }
+    rebound = {step.argval for step in dis.get_instructions(callee.code) if step.opname in _REBINDS}
     count, named = callee.code.co_argcount, callee.code.co_argcount + callee.code.co_kwonlyargcount
     parameters = callee.code.co_varnames
     has_rest, has_keywords = bool(callee.code.co_flags & 0x04), bool(callee.code.co_flags & 0x08)
@@ -197,10 +208,10 @@ def _parameter(variables: Mapping[str, object], name: str, rebound: set[str]) ->
 
 def _code_of(function: object) -> tuple[object, int]:
     """Give the code that calling ``function`` runs, and how many parameters are bound already."""
-    if type(function) is type(_code_of):
-        return function.__code__, 0  # type: ignore[attr-defined]
-    if type(function) is type(_PROBE.method):
-        return _code_of(function.__func__)[0], 1  # type: ignore[attr-defined]
+    if type(function) is FunctionType:
+        return function.__code__, 0
+    if type(function) is MethodType:
+        return _code_of(function.__func__)[0], 1
     if is_module(function):
         call = next(
             (vars(base)["__call__"] for base in type(function).__mro__ if "__call__" in vars(base)),
@@ -208,10 +219,3 @@ def _code_of(function: object) -> tuple[object, int]:
         )
         return _code_of(call)[0], 1
     return None, 0
-
-
-class _Probe:
-    def method(self) -> None: ...
-
-
-_PROBE = _Probe()

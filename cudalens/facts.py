@@ -9,6 +9,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from cudalens.graphfacts import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
+
+__all__ = [
+    "Argument",
+    "AutogradNeighbourhood",
+    "Bounds",
+    "Certainty",
+    "CodeLine",
+    "Environment",
+    "Frame",
+    "GraphEdge",
+    "GraphNode",
+    "Hint",
+    "Histogram",
+    "HistoryEntry",
+    "Kind",
+    "LineRef",
+    "Number",
+    "Offender",
+    "OffenderMap",
+    "Offenders",
+    "OpName",
+    "Phase",
+    "ProvenanceStep",
+    "Replay",
+    "ReplayOutcome",
+    "Role",
+    "SourceSpan",
+    "TensorFact",
+    "TensorMeta",
+    "TensorSummary",
+    "Timing",
+    "Violation",
+]
+
+
 Kind = Literal[
     "device_assert",
     "host_error",
@@ -21,7 +57,6 @@ Kind = Literal[
 Certainty = Literal["proven", "likely", "unknown"]
 Phase = Literal["forward", "backward", "optimizer", "unknown"]
 ReplayOutcome = Literal["raised", "returned", "unavailable"]
-Role = Literal["failed", "bad_input", "upstream", "downstream", "leaf", "parameter"]
 Number: TypeAlias = int | float | str | None
 """A number of a tensor as JSON can hold it: NaN and the infinities are the texts nan, inf, -inf."""
 
@@ -217,50 +252,6 @@ class TensorFact:
     summary: TensorSummary = field(default_factory=TensorSummary)
     span: tuple[int, int, int] | None = None
     """Line, first and end column of the expression in the user's source, for drawing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineRef:
-    """A line of the user's code in the short form that lists use."""
-
-    line: int | None = None
-    text: str | None = None
-    cell: int | None = None
-    file: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphNode:
-    """One autograd node, leaf or plain input near the failure."""
-
-    id: str
-    name: str
-    op: str | None = None
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-    device: str | None = None
-    module_path: str | None = None
-    source: LineRef | None = None
-    role: Role = "upstream"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphEdge:
-    """Data flows from node ``src`` into input number ``input`` of node ``dst``."""
-
-    src: str
-    dst: str
-    input: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutogradNeighbourhood:
-    """The 20 to 60 nodes around the failure, of a graph with ``total_nodes`` nodes."""
-
-    nodes: tuple[GraphNode, ...] = ()
-    edges: tuple[GraphEdge, ...] = ()
-    focus: str | None = None
-    total_nodes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

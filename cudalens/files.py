@@ -8,6 +8,7 @@ A cell has one of three kinds of file name: ``/tmp/ipykernel_PID/HASH.py`` (ipyk
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -101,7 +102,7 @@ def is_machinery(filename: str) -> bool:
         return True
     return any(
         here in {"site-packages", "dist-packages"} and package in _MACHINERY
-        for here, package in zip(parts, parts[1:], strict=False)
+        for here, package in itertools.pairwise(parts)
     )
 
 
@@ -141,5 +142,5 @@ def _library_roots() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
     roots.append(str(PurePath(os.__file__).parent))
-    roots += [os.path.realpath(root) for root in roots]  # noqa: PTH118
+    roots += [os.path.realpath(root) for root in roots]
     return tuple(dict.fromkeys(roots))

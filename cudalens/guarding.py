@@ -81,7 +81,7 @@ class Guarding:
 
     @contextmanager
     def acting_on(self, *devices: str) -> Iterator[None]:
-        """Let guards installed inside the block act on these device types; for tests, benchmarks."""
+        """Let guards installed inside the block act on these device types (tests, benchmarks)."""
         before, self._devices = self._devices, frozenset(devices)
         try:
             yield

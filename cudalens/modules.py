@@ -47,14 +47,9 @@ def module_path(
     stack = running_modules(places, is_module)
     if not stack:
         return ModulePath()
-    type_name = type(stack[-1]).__name__
-    path = next((name for name in map(_finder(stack), reversed(stack[1:])) if name), None)
-    return ModulePath(path, type_name)
-
-
-def _finder(stack: Sequence[object]) -> Callable[[object], str | None]:
     paths = _paths(stack[0], wanted={id(module) for module in stack})
-    return lambda module: paths.get(id(module))
+    path = next(paths[id(module)] for module in reversed(stack) if id(module) in paths)
+    return ModulePath(path or None, type(stack[-1]).__name__)
 
 
 def _paths(root: object, wanted: set[int]) -> dict[int, str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-__all__ = ["Options", "OptionsError", "help_text", "parse", "split_line", "take"]
+__all__ = ["Options", "OptionsError", "help_text", "parse", "split_line", "subcommand", "take"]
 
 USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck [options] statement  run one statement checked
@@ -26,6 +26,7 @@ DESCRIPTION = """Find the bad value before the CUDA kernel asserts.
 The cell runs as it would without this line.  When something is wrong, one report says
 which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""
 
+_WORDS = frozenset({"on", "off", "status", "last", "simulate", "explain"})
 _TOKEN = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
 _QUOTED = re.compile(r""""([^"]*)"|'([^']*)'""")
 
@@ -98,6 +99,21 @@ def split_line(line: str) -> tuple[Options, str]:
         count += 1
     rest = line[found[count].start() :] if count < len(found) else ""
     return options, rest.rstrip()
+
+
+def subcommand(rest: str) -> tuple[str, str] | None:
+    """Read what follows the options of ``%cudacheck`` as a sub-command and its argument.
+
+    ``None`` means that it is a statement to check: only the exact words are sub-commands, so
+    ``last = 3`` is not one.
+    """
+    word, _, argument = rest.partition(" ")
+    argument = argument.strip()
+    if word == "on" and argument.startswith("-"):
+        return (word, argument) if re.match(r"--\w|-[rh]\b", argument) else None
+    if (word, argument) == ("simulate", "off"):
+        return word, argument
+    return (word, "") if word in _WORDS and not argument else None
 
 
 def help_text(usage: str = USAGE) -> str:

@@ -16,10 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from cudalens import collect, environment, source
+from cudalens.calling import api_arguments, locate, phase_of, traceback_frames
 from cudalens.collect import Limits
-from cudalens.facts import OpName, Phase
+from cudalens.facts import OpName, Phase, TensorFact
 from cudalens.model import ErrorFacts, Evidence
 from cudalens.origin import is_torch_error
+from cudalens.tensorfacts import tensor_facts
 
 _STICKY = (
     "device-side assert",
@@ -55,10 +57,13 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
     limits = Limits()
     facts = collect.error_facts(error)
     is_lost = is_context_lost(facts)
-    entries = list(collect.traceback_frames(error.__traceback__))
-    site = limits.attempt("source", lambda: collect.locate(entries, {}), source.CallSite())
+    entries = list(traceback_frames(error.__traceback__))
+    site = limits.attempt("source", lambda: locate(entries, {}), source.CallSite())
+    none: tuple[TensorFact, ...] = ()
     tensors = limits.attempt(
-        "tensors", lambda: collect.tensor_facts({}, site, None, read=not is_lost), ()
+        "tensors",
+        lambda: tensor_facts({}, site, None, api=api_arguments(entries), read=not is_lost),
+        none,
     )
     evidence = Evidence(
         error=facts,
@@ -83,7 +88,7 @@ def _phase(entries: list[TracebackType]) -> Phase:
     names = {item.tb_frame.f_code.co_name for item in entries}
     if "_engine_run_backward" in names:
         return "backward"
-    return collect.phase_of([item.tb_frame for item in entries], None)
+    return phase_of([item.tb_frame for item in entries], None)
 
 
 def _with_device_text(evidence: Evidence, device_text: Any, limits: Limits) -> Evidence:
@@ -98,7 +103,7 @@ def _with_recorder(
 ) -> Evidence:
     if recorder is None:
         return evidence
-    history = limits.attempt("history", lambda: recorder.history(), ())
+    history = limits.attempt("history", recorder.history, ())
     record = limits.attempt("failing op", recorder.in_flight, None)
     if record is not None:
         op = OpName(name=record.name, overload=record.overload, api=evidence.op.api)

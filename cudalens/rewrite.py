@@ -12,8 +12,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from cudalens.cellrun import comment_out, needs_await, unfit
-from cudalens.options import OptionsError, split_line
+from cudalens.cellrun import comment_out, needs_await, transformed, unfit
+from cudalens.options import OptionsError, split_line, subcommand
 
 __all__ = ["MAGIC", "rewritten"]
 
@@ -31,7 +31,7 @@ def rewritten(shell: Any, text: str) -> str:
     calls = list(_calls(tree))
     if len(calls) == 1 and isinstance(tree.body[0], ast.Expr) and tree.body[0].value is calls[0]:
         return _whole_cell(shell, text, calls[0])
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset), reverse=True):
         code = _code_to_run(_words(call))
         if code is not None and unfit(shell, code := shell.transform_cell(code)) is None:
@@ -40,7 +40,7 @@ def rewritten(shell: Any, text: str) -> str:
             line = lines[call.lineno - 1].encode()
             before, after = line[: call.col_offset], line[call.col_offset :]
             lines[call.lineno - 1] = (before + b"await " + after).decode()
-    return "".join(lines)
+    return "\n".join(lines)
 
 
 def _whole_cell(shell: Any, text: str, call: ast.Call) -> str:
@@ -48,13 +48,13 @@ def _whole_cell(shell: Any, text: str, call: ast.Call) -> str:
     words = _words(call)
     code = _code_to_run(words)
     if code is None:
-        is_empty = len(words) == 3 and not words[2]
-        return f"get_ipython().run_cell_magic({MAGIC!r}, {words[1]!r}, '\\n')\n" if is_empty else text
-    blank = code[: len(code) - len(code.lstrip())].count("\n")
-    code = "\n" * blank + shell.transform_cell(code)
+        if words[2:] == [""]:
+            return f"get_ipython().run_cell_magic({MAGIC!r}, {words[1]!r}, '\\n')\n"
+        return text
+    code = transformed(shell, code)
     wrong = unfit(shell, code)
     if wrong is not None:
-        return comment_out(f"%%{MAGIC} {words[1]}") + wrong if len(words) == 3 else wrong
+        return comment_out([f"%%{MAGIC} {words[1]}"] if len(words) == 3 else []) + wrong
     return f"await {text}" if needs_await(shell, shell.compile.ast_parse(code)) else text
 
 
@@ -64,8 +64,11 @@ def _code_to_run(words: list[str]) -> str | None:
         options, rest = split_line(words[1])
     except OptionsError:
         return None
-    code = words[2] if len(words) == 3 else rest
-    return code if code.strip() and not options.help else None
+    if options.help:
+        return None
+    if len(words) == 3:
+        return words[2] if words[2].strip() and not rest else None
+    return rest if rest and subcommand(rest) is None else None
 
 
 def _calls(tree: ast.Module) -> Iterator[ast.Call]:

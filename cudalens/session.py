@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from cudalens import collect, postmortem, source
+from cudalens.calling import locate, traceback_frames
 from cudalens.diagnose import diagnose, message, note
 from cudalens.errors import DeviceAssertError
 from cudalens.facts import Kind
@@ -172,7 +173,7 @@ class CheckSession:
         trim(error)
         if report.source is not None or error.report is not report:
             return report
-        site = collect.locate(list(collect.traceback_frames(error.__traceback__)), {})
+        site = locate(list(traceback_frames(error.__traceback__)), {})
         report = replace(
             report,
             source=site.source,

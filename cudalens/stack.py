@@ -11,12 +11,32 @@ from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple, TypeAlias
 
-from cudalens.files import cell_number, is_machinery, is_own_file, is_user_file, source_lines
 from cudalens.facts import Frame
+from cudalens.files import (
+    cell_number,
+    is_machinery,
+    is_own_file,
+    is_user_file,
+    source_lines,
+    torch_path,
+)
 
 MAX_FRAMES = 60
 OUTERMOST = 5
 """How many of the outermost frames are kept when there are more than ``MAX_FRAMES``."""
+
+
+# What stands between a call and whoever watches it: dispatch modes, hooks, custom ops.
+_DISPATCH = (
+    "_compile.py",
+    "_dynamo/",
+    "_library/",
+    "_ops.py",
+    "library.py",
+    "overrides.py",
+    "utils/_python_dispatch.py",
+    "utils/_stats.py",
+)
 
 
 class StackEntry(NamedTuple):
@@ -114,19 +134,25 @@ def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackTy
     return tuple(found)
 
 
+def places_of(entries: Sequence[Entry] | TracebackType | None) -> list[Place]:
+    """Read a stack, outermost first, without the frames of whoever is looking at it."""
+    if entries is None or isinstance(entries, TracebackType):
+        entries = entries_from_traceback(entries)
+    places = [place for place in map(place_of, entries) if not is_own_file(place.filename)]
+    # In a traceback the innermost frame is where it was raised, whoever's it is.
+    is_live = bool(entries) and not isinstance(entries[-1], TracebackType)
+    while is_live and places and torch_path(places[-1].filename).startswith(_DISPATCH):
+        places.pop()
+    return places
+
+
 def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, ...]:
     """Describe a stack: without this package, without what runs cells, at most ``MAX_FRAMES``.
 
     Frames outside the user's first one belong to the front end and are left out too, unless no
     frame is the user's.
     """
-    if entries is None or isinstance(entries, TracebackType):
-        entries = entries_from_traceback(entries)
-    places = [
-        place
-        for place in map(place_of, entries)
-        if not is_own_file(place.filename) and not is_machinery(place.filename)
-    ]
+    places = [place for place in places_of(entries) if not is_machinery(place.filename)]
     first = next((index for index, place in enumerate(places) if place.is_user), 0)
     places = places[first:]
     if len(places) > MAX_FRAMES:

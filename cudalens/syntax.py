@@ -90,8 +90,8 @@ def running(place: Place) -> Running:
     )
 
 
-def running_segment(place: Place) -> ast.expr | None:
-    """Parse only the expression that an entry is running; its line numbers mean nothing.
+def running_segment(place: Place) -> ast.AST | None:
+    """Parse only the expression or assignment that an entry runs; its positions mean nothing.
 
     Library files are thousands of lines long: this reads the few that matter.
     """
@@ -103,12 +103,10 @@ def running_segment(place: Place) -> ast.expr | None:
     before = lines[position.line - 1].encode()[: position.column].decode(errors="replace")
     # In a chain of calls over several lines the position starts at the last method's name.
     # The lambda stands for the receiver: an expression that nobody can evaluate.
-    text = f"(lambda: 0).{text}" if before.rstrip().endswith(".") else f"({text}\n)"
-    try:
-        node = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    return node if _fits(node, place) else None
+    if before.rstrip().endswith("."):
+        text = f"(lambda: 0).{text}"
+    node = _parsed(f"({text}\n)") or _parsed(text)
+    return node if node is not None and _fits(node, place) else None
 
 
 def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
@@ -160,13 +158,21 @@ def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
         return None
     here = Position(node.lineno, node.lineno, node.col_offset, node.end_col_offset or 0)
     text = _segment(lines, here)
+    again = _parsed(text)
+    if isinstance(node, ast.Expr):
+        node = node.value
+    return text if again is not None and ast.dump(again) == ast.dump(node) else None
+
+
+def _parsed(text: str) -> ast.AST | None:
+    """Parse one expression or statement."""
     try:
-        again: ast.AST = ast.parse(text).body[0]
-    except (SyntaxError, ValueError, IndexError):
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
         return None
-    if isinstance(node, ast.expr) and isinstance(again, ast.Expr):
-        again = again.value
-    return text if ast.dump(again) == ast.dump(node) else None
+    if len(body) != 1:
+        return None
+    return body[0].value if isinstance(body[0], ast.Expr) else body[0]
 
 
 def _segment(lines: Sequence[str], position: Position) -> str:

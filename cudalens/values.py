@@ -32,7 +32,7 @@ _EXACT_SIGNIFICANT = 6
 
 
 def number(value: float) -> Number:
-    """Give a Python number that JSON can hold: integral types as int, NaN and infinities as text."""
+    """Give a Python number that JSON can hold: NaN and infinities as text."""
     if isinstance(value, (bool, int)):
         return int(value)
     if math.isnan(value):

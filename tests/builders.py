@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from cudalens.model import (
@@ -30,8 +31,8 @@ from cudalens.model import (
     Timing,
 )
 
-LABELS = (4, 9, 3, 6, 8, 2, 1, 8, 5, 9, 4, 4, 8, 9, 9, 8, 7, 10, 4, 3, 10, 7, 1, 2, 3, 1, 5, 1, 5)
-LABELS = (*LABELS, 8, 7, 10)
+_BATCH = (4, 9, 3, 6, 8, 2, 1, 8, 5, 9, 4, 4, 8, 9, 9, 8, 7, 10, 4, 3, 10, 7, 1, 2, 3, 1, 5, 1, 5)
+LABELS = (*_BATCH, 8, 7, 10)
 CELL = (
     "for x, y in loader:",
     '    x, y = x.to("cuda"), y.to("cuda")',
@@ -64,9 +65,7 @@ def tensor(line: str, number: int, argument: str | None, expression: str, **fact
     column = line.rindex(expression)
     span = (number, column, column + len(expression))
     defaults: dict[str, Any] = {"device": "cuda:0"}
-    return TensorFact(
-        argument=argument, expression=expression, span=span, **{**defaults, **facts}
-    )
+    return TensorFact(argument=argument, expression=expression, span=span, **{**defaults, **facts})
 
 
 def node(id: str, op: str, role: str = "upstream", **facts: Any) -> GraphNode:
@@ -77,7 +76,7 @@ def node(id: str, op: str, role: str = "upstream", **facts: Any) -> GraphNode:
 
 def chain(*ids: str) -> tuple[GraphEdge, ...]:
     """Give the edges from each node to the next."""
-    return tuple(GraphEdge(src=a, dst=b) for a, b in zip(ids, ids[1:], strict=False))
+    return tuple(GraphEdge(src=a, dst=b) for a, b in pairwise(ids))
 
 
 def small_graph() -> AutogradNeighbourhood:
@@ -133,9 +132,7 @@ def make_report(**overrides: Any) -> Report:
                     high=LABELS,
                 ),
             ),
-            bounds=Bounds(
-                min=0, max=9, also_allowed=(-100,), text="0 … 9 or -100 (ignore_index)"
-            ),
+            bounds=Bounds(min=0, max=9, also_allowed=(-100,), text="0 … 9 or -100 (ignore_index)"),
             source=source(CELL, 3, "F.cross_entropy(logits, y)"),
             frames=(
                 Frame(
@@ -234,3 +231,354 @@ def _history() -> tuple[HistoryEntry, ...]:
         HistoryEntry(seq=408 + at, op=op, shapes=shapes, source=line, module_path=module)
         for at, (op, shapes, module) in enumerate(ops)
     )
+
+
+def bert_graph() -> AutogradNeighbourhood:
+    """Give a neighbourhood of 41 nodes: one encoder layer behind an embedding's backward."""
+    ops = (
+        ("aten::embedding", "bert.embeddings.word_embeddings", (8, 128, 64)),
+        ("aten::add.Tensor", "bert.embeddings", (8, 128, 64)),
+        ("aten::native_layer_norm", "bert.embeddings.LayerNorm", (8, 128, 64)),
+        ("aten::native_dropout", "bert.embeddings.dropout", (8, 128, 64)),
+        ("aten::addmm", "bert.encoder.layer.0.attention.self.query", (1024, 64)),
+        ("aten::view", "bert.encoder.layer.0.attention.self", (8, 4, 128, 16)),
+        ("aten::bmm", "bert.encoder.layer.0.attention.self", (32, 128, 128)),
+        ("aten::_softmax", "bert.encoder.layer.0.attention.self", (8, 4, 128, 128)),
+        ("aten::bmm", "bert.encoder.layer.0.attention.self", (32, 128, 16)),
+        ("aten::addmm", "bert.encoder.layer.0.attention.output.dense", (1024, 64)),
+        ("aten::add.Tensor", "bert.encoder.layer.0.attention.output", (8, 128, 64)),
+        ("aten::native_layer_norm", "bert.encoder.layer.0.attention.output", (8, 128, 64)),
+        ("aten::addmm", "bert.encoder.layer.0.intermediate.dense", (1024, 256)),
+        ("aten::gelu", "bert.encoder.layer.0.intermediate", (8, 128, 256)),
+        ("aten::addmm", "bert.encoder.layer.0.output.dense", (1024, 64)),
+        ("aten::add.Tensor", "bert.encoder.layer.0.output", (8, 128, 64)),
+        ("aten::native_layer_norm", "bert.encoder.layer.0.output.LayerNorm", (8, 128, 64)),
+        ("aten::select.int", "bert.pooler", (8, 64)),
+        ("aten::addmm", "bert.pooler.dense", (8, 64)),
+        ("aten::tanh", "bert.pooler", (8, 64)),
+        ("aten::addmm", "classifier", (8, 2)),
+    )
+    nodes = [node(f"n{at}", op, module_path=m, shape=s) for at, (op, m, s) in enumerate(ops)]
+    edges = list(chain(*(item.id for item in nodes)))
+    edges += [GraphEdge(src="n3", dst="n10", input=1), GraphEdge(src="n11", dst="n15", input=1)]
+    for at, (op, module, _) in enumerate(ops):
+        if op in ("aten::addmm", "aten::native_layer_norm"):
+            for part in ("weight", "bias"):
+                key = f"p{at}{part[0]}"
+                name = f"{module}.{part}"
+                nodes.append(node(key, "", "parameter", name=name, shape=(64, 64)))
+                edges.append(GraphEdge(src=key, dst=f"n{at}", input=1 + (part == "bias")))
+    nodes.append(node("bad", "", "bad_input", name="labels", shape=(8,)))
+    nodes.append(node("lost", "aten::nll_loss_forward", "failed"))
+    edges += [*chain("n20", "lost"), GraphEdge(src="bad", dst="lost", input=1)]
+    return AutogradNeighbourhood(
+        nodes=tuple(nodes), edges=tuple(edges), focus="lost", total_nodes=950
+    )
+
+
+def segmentation() -> Report:
+    """Give a report of masks with 255 in their borders, found in two dimensions."""
+    rows, columns = 24, 48
+    bad = tuple(
+        4 * int(row in (0, 23) or (row, column) in ((5, 7), (6, 7), (6, 8), (14, 40)))
+        for row in range(rows)
+        for column in range(columns)
+    )
+    lines = ("for x, mask in loader:", "    loss = F.cross_entropy(net(x), mask)")
+    span = source(lines, 1, "F.cross_entropy(net(x), mask)", first=3, cell=4)
+    return make_report(
+        headline="mask[0, 0, 0] = 255 is outside the 21 classes of input: allowed 0 … 20, or -100",
+        explanation="255 marks the pixels that no class was given to.",
+        op=OpName(
+            name="aten::nll_loss2d_forward",
+            overload="default",
+            api="torch.nn.functional.cross_entropy",
+        ),
+        expression="mask",
+        offenders=Offenders(
+            count=400,
+            total=4608,
+            first=tuple(Offender(position=(0, at // 12, at % 12), value=255) for at in range(20)),
+            map=OffenderMap(
+                rows=rows,
+                columns=columns,
+                bad=bad,
+                low=tuple(0 if not item else 255 for item in bad),
+                high=tuple(20 if not item else 255 for item in bad),
+            ),
+        ),
+        bounds=Bounds(min=0, max=20, also_allowed=(-100,), text="0 … 20 or -100 (ignore_index)"),
+        source=span,
+        tensors=(
+            tensor(
+                lines[1],
+                4,
+                "target",
+                "mask",
+                shape=(24, 16, 12),
+                dtype="int64",
+                summary=TensorSummary(min=0, max=255, mean=26.5, unique=(0, 3, 15, 20, 255)),
+            ),
+            TensorFact(argument="input", shape=(24, 21, 16, 12), dtype="float32", device="cuda:0"),
+        ),
+        graph=AutogradNeighbourhood(),
+        replay=Replay(
+            outcome="raised", exception="IndexError", message="Target 255 is out of bounds."
+        ),
+        provenance=(),
+        hints=(
+            Hint(
+                text="255 is the usual mark of pixels to ignore",
+                fix="F.cross_entropy(net(x), mask, ignore_index=255)",
+                rule="ignore_255",
+            ),
+        ),
+    )
+
+
+def host_error() -> Report:
+    """Give a report of a shape mismatch that torch raised itself, CUDA not looked at."""
+    lines = ("h = encoder(x)", "scores = torch.matmul(h, queries)")
+    h = tensor(lines[1], 2, "self", "h", shape=(4, 12, 64), dtype="float32", requires_grad=True)
+    return Report(
+        kind="host_error",
+        certainty="proven",
+        phase="forward",
+        headline="h has 64 columns, queries has 32 rows: matmul needs the same number",
+        explanation="The last dimension of the first matrix meets the last but one of the second.",
+        op=OpName(name="aten::matmul", overload="default", api="torch.matmul"),
+        argument="other",
+        expression="queries",
+        source=source(lines, 1, "torch.matmul(h, queries)", first=1, cell=3),
+        frames=(
+            Frame(
+                file="<ipython-input-3>",
+                line=2,
+                function="<module>",
+                text=lines[1],
+                is_user=True,
+                cell=3,
+            ),
+        ),
+        replay=Replay(
+            outcome="raised",
+            exception="RuntimeError",
+            message="Expected size for first two dimensions of batch2 tensor to be: [4, 64] "
+            "but got: [4, 32].",
+        ),
+        tensors=(
+            h,
+            tensor(lines[1], 2, "other", "queries", shape=(4, 32, 7), dtype="float32"),
+        ),
+        hints=(Hint(text="the two differ in the width of a head", rule="matmul_inner"),),
+        environment=ENVIRONMENT,
+        timing=Timing(checked_ops=0, recorded_ops=7),
+    )
+
+
+def autograd_error() -> Report:
+    """Give a report of an in-place change found by backward, on the simulated device."""
+    return Report(
+        kind="autograd_error",
+        certainty="likely",
+        context_usable=True,
+        phase="backward",
+        headline="h, needed by the backward of sigmoid, was changed in place after it was saved",
+        op=OpName(name="aten::sigmoid", overload="default", api="torch.Tensor.backward"),
+        source=source(("loss = h.sum()", "loss.backward()"), 1, "loss.backward()", first=5),
+        forward_source=SourceSpan(cell=7, line=3, end_line=3, text="h = torch.sigmoid(z)"),
+        module_path="gate",
+        provenance=(
+            ProvenanceStep(
+                op="aten::add_.Tensor",
+                source=LineRef(line=4, text="h += 1", cell=7),
+                note="changed it from version 0 to version 1",
+            ),
+        ),
+        hints=(Hint(text="make a new tensor instead", fix="h = h + 1", rule="inplace"),),
+        environment=replace(ENVIRONMENT, device="simulated", simulated=True),
+        limits=("graph unavailable: its buffers were freed",),
+    )
+
+
+def silent() -> Report:
+    """Give a report of a finding that stops nothing: probabilities that do not sum to one."""
+    lines = ("probs = torch.softmax(logits, 0)", "pick = torch.multinomial(probs, 1)")
+    return make_report(
+        kind="silent",
+        prevented=False,
+        headline="probs[0, 1] = -0.25 is negative: the draw does not follow these weights",
+        explanation="Neither the CPU nor CUDA complains here, but the samples are wrong.",
+        op=OpName(name="aten::multinomial", overload="default", api="torch.multinomial"),
+        argument="self",
+        expression="probs",
+        offenders=Offenders(
+            count=2,
+            total=6,
+            first=(
+                Offender(position=(0, 1), value=-0.25),
+                Offender(position=(1, 2), value=float("nan")),
+            ),
+            map=OffenderMap(
+                rows=2,
+                columns=3,
+                bad=(0, 1, 0, 0, 0, 1),
+                low=(0.5, -0.25, 0.75, 0.0, 1.0, "nan"),
+                high=(0.5, -0.25, 0.75, 0.0, 1.0, "nan"),
+            ),
+        ),
+        bounds=Bounds(min=0, text="at least 0"),
+        source=source(lines, 1, "torch.multinomial(probs, 1)", first=1, cell=2),
+        tensors=(tensor(lines[1], 2, "self", "probs", shape=(2, 3), dtype="float32"),),
+        replay=Replay(outcome="returned"),
+        device_text=None,
+        graph=AutogradNeighbourhood(),
+        provenance=(),
+        hints=(),
+        frames=(),
+        history=(),
+    )
+
+
+def lost_context() -> Report:
+    """Give a report of an illegal memory access in an op of an extension: the context is gone."""
+    return Report(
+        kind="cuda_error",
+        certainty="likely",
+        prevented=False,
+        context_usable=False,
+        phase="forward",
+        headline="mylib::gather_rows stopped with an illegal memory access",
+        explanation="The op ran last before the first CUDA error was reported, and CUDA was "
+        "synchronised after each op.",
+        op=OpName(name="mylib::gather_rows", overload="default", api="mylib.gather_rows"),
+        source=SourceSpan(
+            file="/home/ada/train.py", line=41, end_line=41, text="rows = mylib.gather_rows(t, i)"
+        ),
+        frames=(
+            Frame(
+                file="/home/ada/train.py",
+                line=77,
+                function="main",
+                text="step(batch)",
+                is_user=True,
+            ),
+            Frame(
+                file="/home/ada/train.py",
+                line=41,
+                function="step",
+                text="rows = mylib.gather_rows(t, i)",
+                is_user=True,
+            ),
+        ),
+        device_text="CUDA error: an illegal memory access was encountered",
+        tensors=(
+            TensorFact(
+                argument="t", expression="t", shape=(100, 8), dtype="float16", device="cuda"
+            ),
+            TensorFact(argument="i", expression="i", shape=(32,), dtype="int32", device="cuda"),
+        ),
+        replay=Replay(reason="mylib::gather_rows has no CPU kernel"),
+        history=_history(),
+        environment=replace(ENVIRONMENT, rank=3),
+        limits=("the bad index is unknown: values cannot be read after the context is lost",),
+    )
+
+
+def bert_backward() -> Report:
+    """Give a report found while backward ran, deep in a large model."""
+    lines = (
+        "out = model(**batch)",
+        "loss = F.cross_entropy(out.logits, labels)",
+        "loss.backward()",
+    )
+    return make_report(
+        phase="backward",
+        explanation="The forward call kept the labels; its backward reads them again.",
+        headline="labels[5] = 2 is outside the 2 classes of out.logits: allowed 0 … 1, or -100",
+        op=OpName(name="aten::nll_loss_backward", overload="default", api="torch.Tensor.backward"),
+        expression=None,
+        offenders=Offenders(count=1, total=8, first=(Offender(position=(5,), value=2),)),
+        bounds=Bounds(min=0, max=1, also_allowed=(-100,)),
+        source=source(lines, 2, "loss.backward()", first=1, cell=12),
+        forward_source=SourceSpan(cell=12, line=2, end_line=2, text=lines[1]),
+        module_path="bert.encoder.layer.0.output",
+        tensors=(),
+        graph=bert_graph(),
+        replay=Replay(reason="the CPU kernel does not check"),
+        provenance=(),
+        hints=(),
+    )
+
+
+def nonfinite() -> Report:
+    """Give a report of the first non-finite result, on a statement of several lines."""
+    lines = (
+        "with torch.autocast('cuda'):",
+        "    weights = torch.exp(",
+        "        scores",
+        "    )",
+        "    loss = weights.mean()",
+    )
+    span = SourceSpan(
+        cell=21,
+        line=2,
+        end_line=4,
+        column=14,
+        end_column=5,
+        text="weights = torch.exp(",
+        context=tuple(CodeLine(line=1 + at, text=text) for at, text in enumerate(lines)),
+    )
+    scores = tensor(
+        lines[2],
+        3,
+        "self",
+        "scores",
+        shape=(128,),
+        dtype="bfloat16",
+        summary=TensorSummary(min=-3.5, max=120.0, mean=0.5, nan=0, inf=0),
+    )
+    infinite = tuple(int(at in (3, 90)) for at in range(64))
+    return make_report(
+        kind="nonfinite",
+        prevented=False,
+        headline="exp gave inf at [7]: scores reaches 120, exp overflows beyond 88.7",
+        explanation="",
+        op=OpName(name="aten::exp", overload="default", api="torch.exp"),
+        argument=None,
+        expression=None,
+        offenders=Offenders(
+            count=2,
+            total=128,
+            first=(Offender(position=(7,), value=float("inf")),),
+            map=OffenderMap(
+                rows=1,
+                columns=64,
+                bad=infinite,
+                low=tuple(0.25 + at % 5 for at in range(64)),
+                high=tuple("inf" if bad else 1.5 + at % 5 for at, bad in enumerate(infinite)),
+            ),
+        ),
+        bounds=None,
+        source=span,
+        tensors=(scores,),
+        replay=Replay(outcome="returned"),
+        device_text=None,
+        graph=AutogradNeighbourhood(),
+        provenance=(),
+        hints=(),
+    )
+
+
+REPRESENTATIVE = {
+    "labels": make_report,
+    "segmentation": segmentation,
+    "host_error": host_error,
+    "autograd_error": autograd_error,
+    "silent": silent,
+    "lost_context": lost_context,
+    "bert_backward": bert_backward,
+    "nonfinite": nonfinite,
+    "blank": Report,
+}
+"""Name of a golden file to what builds its report."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudalens.simulate import Simulation
 from cudalens.simulate.asserts import ASSERTS, NOT_SIMULATED, AssertHit, Repair
 
 INVENTORY = {
@@ -59,11 +60,15 @@ def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def call(name: str, given: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Run the CPU kernel on copies, with output tensors that fit where the schema wants them."""
+    """Run an op, on copies of what it writes, with output tensors where the schema wants them."""
     op = overload(name)
     arguments = op._schema.arguments
-    copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in given.items()}
-    chosen = {a.name: copied[a.name] for a in arguments if a.name in copied}
+    written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    chosen = {
+        a.name: given[a.name].clone() if a.name in written else given[a.name]
+        for a in arguments
+        if a.name in given
+    }
     wanted = [a.name for a in arguments if a.is_out]
     if wanted:
         produced = call(functional(name), given)
@@ -907,6 +912,11 @@ REPAIRS = [
     ),
     SilentCase(
         ops="_embedding_bag _embedding_bag_forward_only",
+        given={**BAG, "offsets": ints(0), "include_last_offset": True, "mode": 2},
+        values={"indices": ints()},
+    ),
+    SilentCase(
+        ops="_embedding_bag _embedding_bag_forward_only",
         given={**BAG, "weight": torch.ones(3, 0)},
         values={"indices": ints(0, 2, 1)},
     ),
@@ -1124,3 +1134,83 @@ def test_writes_into_an_empty_table_keep_its_shape() -> None:
         hit = outcome(name, given)
         assert isinstance(hit, AssertHit)
         assert shapes(call(name, {**given, **hit.repaired})) == [torch.Size([0, 3])]
+
+
+RANDOM_CALLS: list[tuple[str, Callable[[Tensor], dict[str, Any]], int]] = [
+    ("gather", lambda i: {"self": rows(4, 3), "dim": 0, "index": i.view(2, 2)}, 4),
+    (
+        "scatter.value",
+        lambda i: {"self": rows(3, 4), "dim": 1, "index": i.view(2, 2), "value": 1},
+        4,
+    ),
+    ("index_select", lambda i: {"self": rows(4, 3), "dim": 0, "index": i}, 4),
+    ("embedding", lambda i: {"weight": rows(4, 3), "indices": i.view(2, 2)}, 4),
+    ("index.Tensor", lambda i: {"self": rows(3, 4), "indices": [None, i]}, 4),
+    ("index_put", lambda i: {"self": rows(4), "indices": [i], "values": torch.tensor(1.0)}, 4),
+    ("index_fill.int_Scalar", lambda i: {"self": rows(4), "dim": 0, "index": i, "value": 1}, 4),
+    ("index_copy", lambda i: {"self": rows(4), "dim": 0, "index": i, "source": rows(4)}, 4),
+    ("index_add", lambda i: {"self": rows(4), "dim": 0, "index": i, "source": rows(4)}, 4),
+    ("take", lambda i: {"self": rows(2, 2), "index": i}, 4),
+    ("put", lambda i: {"self": rows(2, 2), "index": i, "source": torch.ones(4)}, 4),
+    ("_embedding_bag", lambda i: {"weight": rows(4), "indices": i, "offsets": ints(0, 2)}, 4),
+    ("multi_margin_loss", lambda i: {"self": rows(4, 4), "target": i}, 4),
+    ("nll_loss_forward", lambda i: {**FORWARD, "self": torch.zeros(4, 4), "target": i}, 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "size"), RANDOM_CALLS, ids=[c[0] for c in RANDOM_CALLS]
+)
+def test_rules_agree_with_the_checks_of_the_cpu_kernels(
+    op: str, arguments: Callable[[Tensor], dict[str, Any]], size: int
+) -> None:
+    """On random indices a rule asserts exactly where the CPU kernel, which checks too, raises."""
+    generator = torch.Generator().manual_seed(7)
+    answers = set()
+    for number in range(60):
+        low = (-size - 1, -size, -1, 0)[number % 4]
+        index = torch.randint(low, size + number % 2, (4,), generator=generator)
+        given = arguments(index)
+        try:
+            call(f"aten::{op}", given)
+            raised = False
+        except (IndexError, RuntimeError):
+            raised = True
+        assert isinstance(outcome(f"aten::{op}", given), AssertHit) is raised, index
+        answers.add(raised)
+    assert answers == {True, False}
+
+
+def moved(value: Any) -> Any:
+    """Copy tensors, alone or in lists, to the device; expanded ones stay expanded."""
+    if isinstance(value, list):
+        return [moved(item) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() > 1 and value.stride(-1) == 0:
+        return value[..., :1].to("cuda").expand(value.shape)
+    return value.to("cuda")
+
+
+def test_every_case_asserts_on_the_simulated_device(sim: Simulation) -> None:
+    """On the device every case launches, leaves the right assertion behind and raises nothing."""
+    for case in CASES:
+        for name in (f"aten::{op}" for op in case.ops.split()):
+            at_bound = {key: moved(value) for key, value in case.at_bound.items()}
+            call(name, at_bound)
+            assert sim.pending is None, name
+            for change in case.beyond:
+                given = {**case.at_bound, **change}
+                hit = outcome(name, given)
+                call(name, {**at_bound, **{k: moved(v) for k, v in change.items()}})
+                assert isinstance(hit, AssertHit)
+                assert (name, sim.pending) == (name, hit.text)
+                sim.reset()
+
+
+def test_silent_cases_run_on_the_simulated_device(sim: Simulation) -> None:
+    """What CUDA takes in silence runs on the device without an error, then or later."""
+    for case in REPAIRS:
+        for op in case.ops.split():
+            call(f"aten::{op}", {key: moved(value) for key, value in case.given.items()})
+            torch.cuda.synchronize()

@@ -20,9 +20,18 @@ def extremes(tensor: Tensor) -> tuple[Any, Any]:
         tensor: at least one element, any strides.
     """
     buffer = tensor.new_empty(2)
-    torch.aminmax(tensor, out=(buffer[0], buffer[1]))
+    torch.aminmax(unexpanded(tensor), out=(buffer[0], buffer[1]))
     low, high = buffer.tolist()
     return low, high
+
+
+def unexpanded(tensor: Tensor) -> Tensor:
+    """Give a view that holds each element of memory once: the repeats of ``expand`` are dropped."""
+    if 0 not in tensor.stride():
+        return tensor
+    strides = tensor.stride()
+    sizes = [size if step else 1 for size, step in zip(tensor.shape, strides, strict=True)]
+    return tensor.as_strided(sizes, strides)
 
 
 def lies_within(tensor: Tensor, low: int, high: int) -> bool:

@@ -1,17 +1,55 @@
-"""Guards of the lookup tables: embedding and its backward."""
+"""Guards of the lookup tables: embedding, embedding bags, renormalisation and backward."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.facts import Bounds, Violation
+from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import lies_within, out_of_range
+from cudalens.guards._dims import INDEX_DTYPES, Text, counted, written
+from cudalens.guards._ranges import lies_within, out_of_range, spelled
+from cudalens.values import find_offenders
 
-_LOOKUP_TEXT = (
-    'IndexKernelUtils.cu:19: vectorized_gather_kernel: Assertion `ind >=0 && ind < ind_dim_size && '
-    '"vectorized gather kernel index out of bounds"` failed.'
-)
+_MODE_MAX = 2
+
+
+def _bag_text(mode: int, lines: tuple[int, int], expression: str) -> str:
+    is_max = mode == _MODE_MAX
+    kernel = "EmbeddingBag_updateOutputKernel_" + ("max" if is_max else "sum_mean")
+    line = lines[0] if is_max else lines[1]
+    return f"EmbeddingBag.cu:{line}: {kernel}: Assertion `{expression}` failed."
+
+
+def _rows_outside(
+    indices: Tensor,
+    rows: int,
+    *,
+    guard: str,
+    related: str,
+    why: str,
+    device_text: Text,
+    wraps: bool = False,
+) -> Violation | None:
+    if indices.dtype not in INDEX_DTYPES:
+        return None
+    low = -rows if wraps else 0
+    if lies_within(indices, low, rows - 1):
+        return None
+    return out_of_range(
+        indices,
+        guard=guard,
+        argument="indices",
+        low=low,
+        high=rows - 1,
+        place=f"the {counted(rows, 'row')} of {{related}}",
+        why=why,
+        device_text=written(device_text),
+        related=related,
+        size=rows,
+        dim=0,
+    )
 
 
 @guard(
@@ -27,18 +65,163 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | N
     Passes:   aten.embedding(zeros(3, 2), tensor([0, 2]))
     Violates: aten.embedding(zeros(3, 2), tensor([0, 3]))
     """
-    rows = weight.size(0)
-    if lies_within(indices, 0, rows - 1):
+    # A table without columns gives an empty result, and nothing is launched.
+    if weight.dim() != 2 or weight.size(1) == 0:
         return None
+    return _rows_outside(
+        indices,
+        weight.size(0),
+        guard="embedding_indices_in_range",
+        related="weight",
+        why="Each index reads one row of the table; the kernel stops at a row that is not there.",
+        device_text=lambda: _asserts.lookup_text(weight, 0, indices),
+    )
+
+
+@guard(
+    "aten::embedding_renorm_",
+    "aten::embedding_renorm",
+    records=("embedding_renorm",),
+)
+def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violation | None:
+    """Every index to renormalise selects a row: it lies in [-rows, rows - 1].
+
+    Source:   Embedding.cu:252 embedding_renorm_wrap_indices_kernel, torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.embedding_renorm_(ones(3, 2), tensor([-3, 2]), 1.0, 2.0)
+    Violates: aten.embedding_renorm_(ones(3, 2), tensor([0, 3]), 1.0, 2.0)
+    """
+    if self.dim() != 2:
+        return None
+    return _rows_outside(
+        indices,
+        self.size(0),
+        guard="embedding_renorm_indices_in_range",
+        related="self",
+        why="Each index names a row whose norm is cut to max_norm; the kernel stops at a row that "
+        "is not there.",
+        device_text="Embedding.cu:252: embedding_renorm_wrap_indices_kernel: Assertion `index >= "
+        '-num_weights && index < num_weights && "embedding_renorm_: index out of bounds"` failed.',
+        wraps=True,
+    )
+
+
+@guard(
+    "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+    records=("embedding_bag_index",),
+    frequency="common",
+)
+def embedding_bag_indices_in_range(
+    weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, include_last_offset: bool
+) -> Violation | None:
+    """Every index of every bag selects a row of the table: it lies in [0, rows - 1].
+
+    Source:   EmbeddingBag.cu:88 (max) and 148 (sum, mean), torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten._embedding_bag(zeros(3, 2), tensor([0, 2]), tensor([0, 1]))
+    Violates: aten._embedding_bag(zeros(3, 2), tensor([0, 3]), tensor([0, 1]))
+    """
+    bags = offsets.numel() - int(include_last_offset)
+    if weight.dim() != 2 or weight.size(1) == 0 or bags <= 0:
+        return None
+    expression = (
+        '!has_invalid_index && "Invalid input index in EmbeddingBag: '
+        'index out of range [0, numRows)"'
+    )
+    return _rows_outside(
+        indices,
+        weight.size(0),
+        guard="embedding_bag_indices_in_range",
+        related="weight",
+        why="Each index adds one row of the table to its bag, and the kernel stops at a row that "
+        "is not there; padding_idx is no exception.",
+        device_text=lambda: _bag_text(mode, (88, 148), expression),
+    )
+
+
+@guard(
+    "aten::_embedding_bag",
+    "aten::_embedding_bag_forward_only",
+    records=("embedding_bag_offsets",),
+)
+def embedding_bag_offsets_rise(
+    weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, include_last_offset: bool
+) -> Violation | None:
+    """No bag ends before it starts: each offset lies in [offset before it, indices.numel()].
+
+    The first offset counts as 0 whatever it is; with include_last_offset the last is not used.
+
+    Source:   EmbeddingBag.cu:76 (max) and 137 (sum, mean), torch 2.13.0
+    Cost:     one comparison and one reduction over the offsets, one copy of one truth value
+    Passes:   aten._embedding_bag(zeros(3, 2), tensor([0, 2]), tensor([0, 2, 2]))
+    Violates: aten._embedding_bag(zeros(3, 2), tensor([0, 2]), tensor([0, 2, 1]))
+    """
+    bags = offsets.numel() - int(include_last_offset)
+    if bags <= 1 or weight.dim() != 2 or weight.size(1) == 0 or offsets.dim() != 1:
+        return None
+    if offsets.dtype not in INDEX_DTYPES:
+        return None
+    count = indices.numel()
+    inner = offsets[1:bags]
+    bounds = torch.cat([offsets.new_zeros(1), inner, offsets.new_full((1,), count)])
+    if not bool((bounds[1:] < bounds[:-1]).any()):
+        return None
+    bad = torch.zeros_like(offsets, dtype=torch.bool)
+    bad[1:bags] = (inner < bounds[: bags - 1]) | (inner > count)
+    offenders = find_offenders(offsets, bad)
+    (at,) = offenders.first[0].position
+    before = 0 if at == 1 else offsets[at - 1].item()
+    return Violation(
+        guard="embedding_bag_offsets_rise",
+        op="",
+        overload="",
+        argument="offsets",
+        headline=f"{spelled('offsets', offenders)} is outside {before} … {count}: from the offset "
+        "before it to the number of {related}",
+        explanation="A bag runs from its offset to the next one, the last to the end of the "
+        "indices; the kernel stops at a bag that ends before it starts.",
+        offenders=offenders,
+        bounds=Bounds(min=0, max=count, text=f"non-decreasing, 0 … {count}"),
+        is_index=False,
+        related="indices",
+        size=count,
+        device_text=_bag_text(mode, (76, 137), "end >= begin"),
+    )
+
+
+@guard("aten::embedding_dense_backward", is_silent=True)
+def embedding_backward_indices_in_range(
+    grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int
+) -> Violation | None:
+    """Every index has a row in the gradient: it lies in [0, num_weights - 1] or is padding_idx.
+
+    Source:   no assertion: EmbeddingBackwardKernel.cu writes where the index points, torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.embedding_dense_backward(ones(2, 2), tensor([0, 2]), 3, -1, False)
+    Violates: aten.embedding_dense_backward(ones(2, 2), tensor([0, 3]), 3, -1, False)
+    """
+    if indices.dtype not in INDEX_DTYPES or grad_output.numel() == 0:
+        return None
+    if lies_within(indices, 0, num_weights - 1):
+        return None
+    bad = ((indices < 0) | (indices >= num_weights)) & (indices != padding_idx)
+    if not bool(bad.any()):
+        return None
+    is_inside = 0 <= padding_idx < num_weights
     return out_of_range(
         indices,
-        guard="embedding_indices_in_range",
+        guard="embedding_backward_indices_in_range",
         argument="indices",
         low=0,
-        high=rows - 1,
-        place=f"the {rows} rows of {{related}}",
-        why="Each index reads one row of the table, and the kernel stops at a row that is not there.",
-        device_text=_LOOKUP_TEXT,
-        related="weight",
-        size=rows,
+        high=num_weights - 1,
+        also=() if is_inside else ((padding_idx, "padding_idx"),),
+        bad=bad,
+        place=f"the {counted(num_weights, 'row')} of the gradient",
+        why="The kernel checks nothing and writes outside the gradient's memory.",
+        device_text=None,
+        size=num_weights,
+        dim=0,
+        is_silent=True,
+        is_replay_safe=False,
     )

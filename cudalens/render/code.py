@@ -17,9 +17,10 @@ from cudalens.render.safe import visible
 
 PieceTone = Literal["plain", "call", "tensor", "bad", "rule", "label", "badlabel"]
 TAB = "    "
-MAX_LINES = 40
+MAX_LINES = 24
+MAX_BEFORE = 8
 MAX_LABELS = 10
-MAX_LINE_LENGTH = 400
+MAX_LINE_LENGTH = 240
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 
 
@@ -80,6 +81,9 @@ def code_rows(
         text = _drawn(line.text)[indent:]
         rows.append(Row(number=line.line or None, pieces=_pieces(text, marks), is_hot=hot))
         rows.extend(replace(row, is_hot=hot) for row in _hanging(text, marks))
+        is_first = hot and line.line == source.line
+        if is_first and not any(_hung(report, other) for other in lines):
+            rows.extend(replace(row, is_hot=hot) for row in _caret_row(text, marks))
     return tuple(rows)
 
 
@@ -117,7 +121,10 @@ def _lines(source: SourceSpan, *, context: bool) -> tuple[CodeLine, ...]:
         lines = tuple(line for line in lines if _is_hot(source, line.line))
     if not lines and source.text:
         return (CodeLine(line=source.line or 0, text=source.text),)
-    return lines[:MAX_LINES]
+    # However much context was kept, the failing line is drawn with a few lines before it.
+    failing = next((at for at, line in enumerate(lines) if line.line == source.line), 0)
+    first = max(min(failing - MAX_BEFORE, len(lines) - MAX_LINES), 0)
+    return lines[first : first + MAX_LINES]
 
 
 def _is_hot(source: SourceSpan, line: int) -> bool:
@@ -127,7 +134,8 @@ def _is_hot(source: SourceSpan, line: int) -> bool:
 
 
 def _drawn(text: str) -> str:
-    return visible(text).replace("\n", " ").replace("\t", TAB)[:MAX_LINE_LENGTH]
+    shown = visible(text[:MAX_LINE_LENGTH])
+    return shown.replace("\n", " ").replace("\t", TAB)[:MAX_LINE_LENGTH]
 
 
 def _common_indent(texts: Iterable[str]) -> int:
@@ -197,8 +205,6 @@ def _pieces(text: str, marks: Sequence[Mark]) -> tuple[Piece, ...]:
 
 def _hanging(text: str, marks: Sequence[Mark]) -> list[Row]:
     labelled = sorted((m for m in marks if m.label), key=lambda m: (-m.start, m.end))
-    if not labelled:
-        return _caret_row(text, marks)
     rows = []
     for at, mark in enumerate(labelled):
         waiting = sorted({m.start for m in labelled[at + 1 :]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 
 from markupsafe import Markup
@@ -9,6 +10,7 @@ from markupsafe import Markup
 from cudalens.model import Bounds, OffenderMap, Report, TensorFact
 from cudalens.render import words
 from cudalens.render.graph import graph_rows, graph_svg, graph_title
+from cudalens.render.safe import clip
 from cudalens.render.svg import coordinate, element, paint, picture, words_at
 
 __all__ = ["graph_rows", "graph_svg", "graph_title", "histogram_svg", "value_map_svg"]
@@ -20,6 +22,7 @@ MAX_CELL = 20.0
 _LEFT = 8.0
 _HEADROOM = 22.0
 _ROOM = 0.15
+_MARGIN = 76.0
 
 
 def value_map_svg(report: Report) -> Markup:
@@ -29,21 +32,21 @@ def value_map_svg(report: Report) -> Markup:
     """
     offenders = report.offenders
     grid = offenders.map if offenders else None
-    if grid is None or grid.rows < 1 or grid.columns < 1:
+    if offenders is None or grid is None or grid.rows < 1 or grid.columns < 1:
         return Markup("")
     title = value_map_title(report)
     if grid.rows == 1:
-        return _bars(grid, report.bounds or Bounds(), title)
-    return _cells(grid, title)
+        return _bars(grid, report.bounds or Bounds(), title, offenders.total)
+    is_flat = bool(offenders.first) and len(offenders.first[0].position) == 2
+    return _cells(grid, title, is_flat=is_flat)
 
 
 def value_map_title(report: Report) -> str:
     """Give the picture's name: whose values, how many, what is allowed."""
-    name = report.expression or report.argument or "values"
-    found = report.offenders
-    total = f", {found.total} values by position" if found else ""
+    name = report.expression or report.argument or ""
+    total = f"{report.offenders.total} values by position" if report.offenders else "values"
     allowed = words.bounds_text(report)
-    return f"{name}{total}" + (f"; allowed {allowed}" if allowed else "")
+    return ", ".join(filter(None, (name, total))) + (f"; allowed {allowed}" if allowed else "")
 
 
 def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
@@ -66,24 +69,33 @@ def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
     def across(value: float) -> float:
         return _LEFT + (min(max(value, low), high) - low) * scale
 
+    band = [across(ends) for ends in _allowed(limits, low, high)]
     bars = []
+    if band:
+        size = {"width": band[1] - band[0], "height": base - 4}
+        bars.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
+        bars.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
     for left, right, count in zip(known, known[1:], counts, strict=False):
         if count > 0:
             height = max(HISTOGRAM_HEIGHT * count / max(counts), 2)
             is_bad = _is_outside(left, right, limits)
             x, width = across(left), max(across(right) - across(left) - 1, 1)
             looks = paint(fill="bad" if is_bad else "bar")
-            bars.append(
-                element("rect", x=x, y=base - height, width=width, height=height, **looks)
-            )
+            bars.append(element("rect", x=x, y=base - height, width=width, height=height, **looks))
             if is_bad:
                 bars.append(_cross(x + width / 2, base - height - 6, 3))
     for limit in limits:
         if limit is not None and low <= limit <= high:
             bars.append(_dashed(across(limit), 4, across(limit), base))
-    ends = _axis_ends(words.number(low), words.number(high), base + 15)
+    ends = _axis_ends(words.number(low), words.number(high), base + 15, WIDTH - _LEFT)
     title = f"{words.tensor_name(fact)}: how its values are spread, {words.number(low)} to "
     return picture(WIDTH, base + 22, title + words.number(high), *bars, *ends)
+
+
+def _allowed(limits: tuple[float | None, float | None], low: float, high: float) -> list[float]:
+    start = low if limits[0] is None else max(low, limits[0])
+    end = high if limits[1] is None else min(high, limits[1])
+    return [start, end] if start < end and limits != (None, None) else []
 
 
 def _limit(bounds: Bounds | None, side: str) -> float | None:
@@ -95,12 +107,13 @@ def _is_outside(left: float, right: float, limits: tuple[float | None, float | N
     return (low is not None and right <= low) or (high is not None and left >= high)
 
 
-def _bars(grid: OffenderMap, bounds: Bounds, title: str) -> Markup:
+def _bars(grid: OffenderMap, bounds: Bounds, title: str, total: int) -> Markup:
     limits = (words.finite(bounds.min), words.finite(bounds.max))
     lows = [words.finite(value) for value in grid.low]
     highs = [words.finite(value) for value in grid.high]
     low, high = _span(lows, highs, limits)
-    step = (WIDTH - 2 * _LEFT) / grid.columns
+    right = WIDTH - _LEFT - (_MARGIN if limits != (None, None) else 0)
+    step = (right - _LEFT) / grid.columns
     base = BAR_HEIGHT + _HEADROOM
 
     def down(value: float) -> float:
@@ -113,14 +126,12 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str) -> Markup:
         drawn += _bar(x, width, (lows[at], highs[at]), zero, down, is_bad=grid.bad[at] > 0)
     for name, limit in zip(("min", "max"), limits, strict=True):
         if limit is not None and (name == "max" or limit > low):
-            text = f"{'at least' if name == 'min' else 'bound'} {words.number(getattr(bounds, name))}"
+            text = f"{name} {words.number(getattr(bounds, name))}"
             y = down(limit)
-            drawn.append(_dashed(_LEFT, y, WIDTH - _LEFT, y))
-            above = y - 5 if name == "max" else y + 14
-            drawn.append(
-                words_at(WIDTH - _LEFT, max(above, 11), text, tone="bad", size=11, text_anchor="end")
-            )
-    drawn += _axis_ends("position 0", f"{grid.columns - 1}" if grid.columns > 1 else "", base + 15)
+            drawn.append(_dashed(_LEFT, y, right + 2, y))
+            drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
+    last = max(total, grid.columns) - 1
+    drawn += _axis_ends("position 0", str(last) if last else "", base + 15, right)
     return picture(WIDTH, base + 22, title, *drawn)
 
 
@@ -143,11 +154,10 @@ def _bar(
     width: float,
     ends: tuple[float | None, float | None],
     zero: float,
-    down: object,
+    down: Callable[[float], float],
     *,
     is_bad: bool,
 ) -> list[Markup]:
-    assert callable(down)
     low, high = ends
     if low is None or high is None:
         # NaN and the infinities have no height: the bar fills the picture.
@@ -162,22 +172,22 @@ def _bar(
     return [bar, _cross(x + width / 2, max(bottom - height - 7, 5), min(4.0, max(width / 2, 2)))]
 
 
-def _cells(grid: OffenderMap, title: str) -> Markup:
-    size = min(MAX_CELL, (WIDTH - 60) / grid.columns)
-    left, top = 34.0, 20.0
+def _cells(grid: OffenderMap, title: str, *, is_flat: bool) -> Markup:
+    size = max(min(MAX_CELL, (WIDTH - 60) // grid.columns), 1.0)
+    left, top = 44.0, 20.0
     width, height = grid.columns * size, grid.rows * size
     drawn = [
-        element("rect", x=left, y=top, width=width, height=height, **paint(fill="bar")),
+        element("rect", x=left, y=top, width=width, height=height, **paint(fill="linksoft")),
+        element("path", d=_lines(grid, left, top, size), **paint(stroke="line")),
         element("path", d=_runs(grid, left, top, size), **paint(fill="bad")),
-        element("path", d=_lines(grid, left, top, size), **paint(stroke="canvas")),
         element(
             "path",
             d=_marks(grid, left, top, size),
             stroke_width=1.6,
             **paint(stroke="canvas"),
         ),
-        words_at(left, top - 7, "columns →", tone="muted", size=11),
-        words_at(left - 7, top + 11, "rows", tone="muted", size=11, text_anchor="end"),
+        words_at(left, top - 7, "dim 1 →" if is_flat else "other dims →", tone="muted", size=11),
+        words_at(left - 7, top + 11, "dim 0", tone="muted", size=11, text_anchor="end"),
         words_at(left - 7, top + 24, "↓", tone="muted", size=11, text_anchor="end"),
     ]
     return picture(max(left + width + 8, 160), top + height + 8, title, *drawn)
@@ -203,25 +213,30 @@ def _runs(grid: OffenderMap, left: float, top: float, size: float) -> str:
 
 def _lines(grid: OffenderMap, left: float, top: float, size: float) -> str:
     width, height = coordinate(grid.columns * size), coordinate(grid.rows * size)
-    return "".join(
-        f"M{coordinate(left + at * size)} {coordinate(top)}v{height}" for at in range(1, grid.columns)
-    ) + "".join(
-        f"M{coordinate(left)} {coordinate(top + at * size)}h{width}" for at in range(1, grid.rows)
-    )
+    across = [coordinate(left + at * size) for at in range(grid.columns + 1)]
+    down = [coordinate(top + at * size) for at in range(grid.rows + 1)]
+    standing = "".join(f"M{x} {coordinate(top)}v{height}" for x in across)
+    return standing + "".join(f"M{coordinate(left)} {y}h{width}" for y in down)
 
 
 def _marks(grid: OffenderMap, left: float, top: float, size: float) -> str:
-    arm = coordinate(size * 0.4)
-    return "".join(
-        f"M{coordinate(left + (column + 0.3) * size)} {coordinate(top + (row + 0.3) * size)}"
-        f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
-        for row, column in _bad_cells(grid)
-    )
+    arm = coordinate(round(size * 0.4))
+    path, last = "", (-1, -1)
+    for row, column in _bad_cells(grid):
+        if last == (row, column - 1):
+            path += f"m{coordinate(size)}-{arm}"
+        else:
+            x, y = left + (column + 0.3) * size, top + (row + 0.3) * size
+            path += f"M{coordinate(x)} {coordinate(y)}"
+        path += f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
+        last = (row, column)
+    return path
 
 
 def _cross(x: float, y: float, arm: float) -> Markup:
-    path = f"M{x - arm:.1f} {y - arm:.1f}l{2 * arm:.1f} {2 * arm:.1f}m0-{2 * arm:.1f}"
-    return element("path", d=f"{path}l-{2 * arm:.1f} {2 * arm:.1f}", stroke_width=1.6, **paint(stroke="bad"))
+    side = coordinate(2 * arm)
+    path = f"M{coordinate(x - arm)} {coordinate(y - arm)}l{side} {side}m0-{side}l-{side} {side}"
+    return element("path", d=path, stroke_width=1.6, **paint(stroke="bad"))
 
 
 def _dashed(x0: float, y0: float, x1: float, y1: float) -> Markup:
@@ -229,8 +244,8 @@ def _dashed(x0: float, y0: float, x1: float, y1: float) -> Markup:
     return element("line", x1=x0, y1=y0, x2=x1, y2=y1, stroke_dasharray="4 3", **looks)
 
 
-def _axis_ends(left: str, right: str, y: float) -> list[Markup]:
+def _axis_ends(left: str, right: str, y: float, end: float) -> list[Markup]:
     return [
         words_at(_LEFT, y, left, tone="muted", size=11),
-        words_at(WIDTH - _LEFT, y, right, tone="muted", size=11, text_anchor="end"),
+        words_at(end, y, right, tone="muted", size=11, text_anchor="end"),
     ]

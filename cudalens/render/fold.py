@@ -14,7 +14,7 @@ from cudalens.render.safe import clip, clip_left, one_line
 
 MAX_NODES = 80
 MAX_BOXES = 22
-MAX_ROWS = 9
+MAX_ROWS = 7
 MAX_SIBLINGS = 3
 _NEAR = 2
 _TITLE = 30
@@ -35,7 +35,7 @@ class Box:
         if len(self.members) > 1 and self.role in ("parameter", "leaf"):
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         names = [node_name(node) for node in self.members]
-        if len(names) > 2:  # noqa: PLR2004  the two ends say where the chain begins and stops
+        if len(names) > 2:  # the two ends say where the chain begins and stops
             return clip(f"{names[0]} → … → {names[-1]}", _TITLE)
         return clip(" → ".join(names), _TITLE)
 
@@ -47,13 +47,14 @@ class Box:
             "parameter": "parameter",
             "leaf": "leaf",
         }.get(self.role)
-        if len(self.members) > 1:
+        many = len(self.members) > 1
+        if many:
             lead = _folded(self.members, self.role)
         first = self.members[0]
         module = "" if self.role == "parameter" else _common_module(self.members)
         line = f"line {first.source.line}" if first.source and first.source.line else ""
-        shape = words.shape(first.shape) if self.role == "parameter" else ""
-        facts = filter(None, (lead, shape, line if len(self.members) == 1 else ""))
+        shape = words.shape(first.shape) if self.role == "parameter" and not many else ""
+        facts = filter(None, (lead, shape, "" if many else line))
         rest = " · ".join(facts)
         room = max(_DETAIL - len(rest) - 3, 10)
         return " · ".join(filter(None, (clip_left(module, room), rest)))
@@ -106,8 +107,8 @@ def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box]) -> None:
         role = boxes[key].role
         if net.in_degree(key) == 0 and net.out_degree(key) == 1 and role in ("parameter", "leaf"):
             groups.setdefault((role, next(iter(net.successors(key)))), []).append(key)
-    for (role, _), keys in groups.items():
-        if len(keys) > (1 if role == "parameter" else MAX_SIBLINGS):
+    for (kind, _), keys in groups.items():
+        if len(keys) > (1 if kind == "parameter" else MAX_SIBLINGS):
             _absorb(net, boxes, keys[0], keys[1:])
 
 
@@ -161,7 +162,12 @@ def _unary(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> boo
 
 
 def _absorb(
-    net: nx.DiGraph, boxes: dict[str, Box], into: str, others: Sequence[str], *, before: bool = False
+    net: nx.DiGraph,
+    boxes: dict[str, Box],
+    into: str,
+    others: Sequence[str],
+    *,
+    before: bool = False,
 ) -> None:
     for other in others:
         gone = boxes.pop(other).members
@@ -186,6 +192,6 @@ def _common_module(members: Sequence[GraphNode]) -> str:
 def _folded(members: Sequence[GraphNode], role: Role) -> str:
     if role == "parameter":
         return " ".join(words.shape(node.shape) for node in members[:2]) + (
-            " …" if len(members) > 2 else ""  # noqa: PLR2004
+            " …" if len(members) > 2 else ""
         )
     return "" if role == "leaf" else f"{len(members)} ops"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -60,7 +61,8 @@ def graph_svg(graph: AutogradNeighbourhood, *, prevented: bool = False) -> Marku
     boxes, edges = fold(graph)
     texts = {key: (box.title, box.detail(prevented=prevented)) for key, box in boxes.items()}
     sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
-    layout = place(sizes, edges)
+    side = [key for key, box in boxes.items() if box.role in ("parameter", "leaf")]
+    layout = place(sizes, edges, light=side)
     spots = {
         key: _Spot(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
         for key, (x, y) in layout.centres.items()
@@ -167,16 +169,10 @@ def _box(spot: _Spot, title: str, detail: str) -> Markup:
 
 
 def _edges(layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]) -> list[Markup]:
-    into: dict[str, list[tuple[str, str]]] = {}
-    for edge in edges:
-        into.setdefault(edge[1], []).append(edge)
-    ends: dict[tuple[str, str], float] = {}
-    for dst, arriving in into.items():
-        before = {edge: (layout.routes[edge] or (layout.centres[edge[0]],))[-1][0] for edge in arriving}
-        arriving.sort(key=before.__getitem__)
-        room = min(26.0, (spots[dst].width - 40) / max(len(arriving), 1))
-        for at, edge in enumerate(arriving):
-            ends[edge] = spots[dst].x + (at - (len(arriving) - 1) / 2) * room
+    ends = _ports(layout, spots, edges)
+    crowded = {
+        dst for src, dst in edges if _is_side(spots[src].box) and ends[src, dst] > spots[dst].x
+    }
     labelled: set[str] = set()
     drawn = []
     for edge in edges:
@@ -188,14 +184,48 @@ def _edges(layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]
         drawn.append(_edge(points, src.box.role))
         if edge[0] not in labelled:
             labelled.add(edge[0])
-            drawn.append(_edge_label(points, src.box))
+            # On the outer side of a bend, and away from parameters, the label is clear of lines.
+            left = points[1][0] > src.x + 1 or (edge[1] in crowded and points[1][0] > src.x - 1)
+            drawn.append(_edge_label(src, left=left))
     return drawn
+
+
+def _is_side(box: Box) -> bool:
+    return box.role in ("parameter", "leaf")
+
+
+def _ports(
+    layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]
+) -> dict[tuple[str, str], float]:
+    """Choose where each edge meets its target: data in the middle, parameters at the corners."""
+    ends: dict[tuple[str, str], float] = {}
+    for key, spot in spots.items():
+        arriving = [edge for edge in edges if edge[1] == key]
+        start = {edge: _last_stop(layout, edge) for edge in arriving}
+        arriving.sort(key=start.__getitem__)
+        data = [edge for edge in arriving if not _is_side(spots[edge[0]].box)]
+        room = min(26.0, (spot.width - 60) / max(len(data), 1))
+        for at, edge in enumerate(data):
+            ends[edge] = spot.x + (at - (len(data) - 1) / 2) * room
+        corners = {True: spot.width / 2 - 14, False: spot.width / 2 - 14}
+        for edge in arriving:
+            if edge not in ends:
+                off = start[edge] - spot.x
+                right = off > 1
+                straight = not data and abs(off) < spot.width / 2 - 14
+                ends[edge] = spot.x + (off if straight else corners[right] * (1 if right else -1))
+                corners[right] -= 12
+    return ends
+
+
+def _last_stop(layout: Layout, edge: tuple[str, str]) -> float:
+    return (layout.routes[edge] or (layout.centres[edge[0]],))[-1][0] + MARGIN
 
 
 def _edge(points: list[tuple[float, float]], role: str) -> Markup:
     tone = "bad" if role == "bad_input" else "muted"
     path = "M{:.1f} {:.1f}".format(*points[0])
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         middle = (y0 + y1) / 2
         path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     x, y = points[-1]
@@ -205,20 +235,17 @@ def _edge(points: list[tuple[float, float]], role: str) -> Markup:
     return line + element("polygon", points=head, **paint(fill=tone))
 
 
-def _edge_label(points: list[tuple[float, float]], box: Box) -> Markup:
+def _edge_label(src: _Spot, *, left: bool) -> Markup:
+    box = src.box
     shape = words.shape(box.members[-1].shape)
     # A folded or a parameter box says its shapes itself.
     if not shape or box.role == "parameter" or (box.role == "leaf" and len(box.members) > 1):
         return Markup("")
-    (x0, y0), (x1, _) = points[0], points[1]
-    # On the outer side of the bend the label keeps clear of the line.
-    left = x1 > x0 + 1
-    tone = "bad" if box.role == "bad_input" else "muted"
     return words_at(
-        x0 - 7 if left else x0 + 7,
-        y0 + 15,
+        src.x - 7 if left else src.x + 7,
+        src.y + BOX_HEIGHT / 2 + 15,
         clip_left(shape, 30),
-        tone=tone,
+        tone="bad" if box.role == "bad_input" else "muted",
         size=11,
         text_anchor="end" if left else "start",
     )

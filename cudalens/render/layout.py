@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import networkx as nx
 
 GAP_X = 22.0
-GAP_Y = 46.0
+GAP_Y = 36.0
 _DUMMY_WIDTH = 10.0
 _SWEEPS = 8
+_LIGHT = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,27 +28,30 @@ class Layout:
 
 
 def place(
-    sizes: Mapping[str, tuple[float, float]], edges: Sequence[tuple[str, str]]
+    sizes: Mapping[str, tuple[float, float]],
+    edges: Sequence[tuple[str, str]],
+    light: Collection[str] = (),
 ) -> Layout:
     """Place boxes of the given widths and heights; ``edges`` must have no cycle.
 
     A box stands in the row just above the first box that uses it, so that inputs stay by their op.
+    ``light`` boxes give way to the others, so that side inputs do not bend the main line.
     """
     rows, chains = _rows(list(sizes), edges)
     widths = {key: size[0] for key, size in sizes.items()}
-    links = [pair for chain in chains.values() for pair in zip(chain, chain[1:], strict=False)]
+    links = [pair for chain in chains.values() for pair in pairwise(chain)]
     rows = _ordered(rows, links)
-    xs = _positions(rows, links, widths)
+    weights = dict.fromkeys(light, _LIGHT)
+    xs = _positions(rows, links, widths, weights)
     row_height = max((height for _, height in sizes.values()), default=0.0)
     left = min((xs[key] - widths.get(key, _DUMMY_WIDTH) / 2 for key in xs), default=0.0)
     right = max((xs[key] + widths.get(key, _DUMMY_WIDTH) / 2 for key in xs), default=0.0)
-    ys = {
-        key: at * (row_height + GAP_Y) + row_height / 2 for at, row in enumerate(rows) for key in row
-    }
+    pitch = row_height + GAP_Y
+    ys = {key: at * pitch + row_height / 2 for at, row in enumerate(rows) for key in row}
     points = {key: (xs[key] - left, ys[key]) for key in xs}
     return Layout(
         width=right - left,
-        height=max(len(rows) * (row_height + GAP_Y) - GAP_Y, 0.0),
+        height=max(len(rows) * pitch - GAP_Y, 0.0),
         centres={key: points[key] for key in sizes},
         routes={edge: tuple(points[key] for key in chain[1:-1]) for edge, chain in chains.items()},
         row_height=row_height,
@@ -105,9 +110,7 @@ def _neighbours(
     return above, below
 
 
-def _mean(
-    near: Mapping[str, list[str]], where: Mapping[str, float], key: str, own: float
-) -> float:
+def _mean(near: Mapping[str, list[str]], where: Mapping[str, float], key: str, own: float) -> float:
     spots = [where[other] for other in near.get(key, ()) if other in where]
     return sum(spots) / len(spots) if spots else own
 
@@ -127,38 +130,46 @@ def _crossings(rows: Sequence[Sequence[str]], links: Sequence[tuple[str, str]]) 
 
 
 def _positions(
-    rows: Sequence[Sequence[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]
+    rows: Sequence[Sequence[str]],
+    links: Sequence[tuple[str, str]],
+    widths: Mapping[str, float],
+    weights: Mapping[str, float],
 ) -> dict[str, float]:
-    above, below = _neighbours(links)
+    heavy = [(src, dst) for src, dst in links if src not in weights]
+    above, below = _neighbours(heavy)[0], _neighbours(links)[1]
     xs: dict[str, float] = {}
     for row in rows:
-        xs.update(zip(row, _spread(row, [0.0] * len(row), widths), strict=True))
+        xs.update(zip(row, _spread(row, [0.0] * len(row), widths, weights), strict=True))
     for sweep in range(_SWEEPS):
-        downward = sweep % 2 == 0
+        downward = sweep % 2 == 1
         near = above if downward else below
         for row in rows if downward else reversed(rows):
             wanted = [_mean(near, xs, key, xs[key]) for key in row]
-            xs.update(zip(row, _spread(row, wanted, widths), strict=True))
+            xs.update(zip(row, _spread(row, wanted, widths, weights), strict=True))
     return xs
 
 
 def _spread(
-    row: Sequence[str], wanted: Sequence[float], widths: Mapping[str, float]
+    row: Sequence[str],
+    wanted: Sequence[float],
+    widths: Mapping[str, float],
+    weights: Mapping[str, float],
 ) -> list[float]:
     """Move boxes as little as possible from ``wanted`` until none touches the next one.
 
     Isotonic regression: with the distances taken out, places must not decrease along the row.
     """
     offsets = [0.0]
-    for one, other in zip(row, row[1:], strict=False):
+    for one, other in pairwise(row):
         pair = widths.get(one, _DUMMY_WIDTH) + widths.get(other, _DUMMY_WIDTH)
         offsets.append(offsets[-1] + pair / 2 + GAP_X)
-    blocks: list[list[float]] = []  # each holds the sum and the count of what was joined
-    for want, offset in zip(wanted, offsets, strict=False):
-        blocks.append([want - offset, 1.0])
-        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
-            total, count = blocks.pop()
-            blocks[-1][0] += total
-            blocks[-1][1] += count
-    places = [total / count for total, count in blocks for _ in range(int(count))]
-    return [spot + offset for spot, offset in zip(places, offsets, strict=False)]
+    blocks: list[tuple[float, float, int]] = []  # weighted sum, weight and count of what was joined
+    for key, want, offset in zip(row, wanted, offsets, strict=True):
+        weight = weights.get(key, 1.0)
+        block = ((want - offset) * weight, weight, 1)
+        while blocks and blocks[-1][0] / blocks[-1][1] > block[0] / block[1]:
+            last = blocks.pop()
+            block = (last[0] + block[0], last[1] + block[1], last[2] + block[2])
+        blocks.append(block)
+    places = [total / weight for total, weight, count in blocks for _ in range(count)]
+    return [spot + offset for spot, offset in zip(places, offsets, strict=True)]

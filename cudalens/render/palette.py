@@ -20,7 +20,7 @@ LIGHT: dict[str, str] = {
     "oksoft": "#e8faf0",
     "link": "#1a56c4",
     "linksoft": "#eef6ff",
-    "bar": "#6d93dc",
+    "bar": "#5b85d6",
 }
 
 DARK: dict[str, str] = {
@@ -95,6 +95,9 @@ TEXT_PAIRS: tuple[tuple[str, str], ...] = (
     ("bad", "raised"),
     ("warn", "canvas"),
     ("warn", "warnsoft"),
+    ("warn", "raised"),
+    ("muted", "warnsoft"),
+    ("text", "warnsoft"),
     ("ok", "canvas"),
     ("ok", "oksoft"),
     ("link", "canvas"),
@@ -103,9 +106,19 @@ TEXT_PAIRS: tuple[tuple[str, str], ...] = (
 )
 """Every text role with each surface that it is written on."""
 
+FRONT_END_CANVAS: dict[str, tuple[str, ...]] = {
+    "light": ("#ffffff",),
+    "dark": ("#111111", "#1e1e1e", "#1f1f1f"),
+}
+"""The backgrounds of JupyterLab and VS Code, which stand in for ``canvas`` inside them."""
+
 GRAPHIC_PAIRS: tuple[tuple[str, str], ...] = (
     ("bar", "canvas"),
+    ("bar", "oksoft"),
     ("bad", "canvas"),
+    ("bad", "linksoft"),
+    ("warn", "canvas"),
+    ("warn", "linksoft"),
     ("muted", "canvas"),
 )
 """Every role that carries meaning without words, with its surface."""
@@ -114,7 +127,7 @@ GRAPHIC_PAIRS: tuple[tuple[str, str], ...] = (
 def luminance(colour: str) -> float:
     """Give the relative luminance of ``#rrggbb`` as WCAG 2 defines it, 0 to 1."""
     channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]  # noqa: PLR2004
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

@@ -6,12 +6,14 @@ import unicodedata
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
+MAX_LENGTH = 4000
+"""No view draws more of one text; each cuts far earlier and says so."""
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def _visible(char: str) -> str:
     code = ord(char)
-    if code < 0x20:  # noqa: PLR2004  the C0 block has its own pictures
+    if code < 0x20:  # the C0 block has its own pictures
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else "\ufffd"
 
@@ -19,8 +21,9 @@ def _visible(char: str) -> str:
 def visible(text: str) -> str:
     """Replace each control or format character by one visible sign; line breaks and tabs stay.
 
-    The length is kept, so columns of the source still fit.
+    One sign stands for one character, so columns of the source still fit.
     """
+    text = text[:MAX_LENGTH]
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -8,7 +8,6 @@ from cudalens.render.palette import LIGHT
 from cudalens.render.safe import one_line
 
 SANS = "system-ui, -apple-system, 'Segoe UI', sans-serif"
-MONO = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 
 
 def coordinate(value: float) -> str:
@@ -23,16 +22,16 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
     A child or an attribute that is no :class:`markupsafe.Markup` is taken for text and escaped;
     attributes that are ``None`` are left out.
     """
-    written = Markup("")
+    written = ""
     for name, value in attributes.items():
         if value is None:
             continue
         text = coordinate(value) if isinstance(value, (int, float)) else one_line(value)
-        written += Markup(' {}="{}"').format(Markup(name.rstrip("_").replace("_", "-")), text)
-    inner = Markup("").join(
+        written += f' {name.rstrip("_").replace("_", "-")}="{escape(text)}"'
+    inner = "".join(
         child if isinstance(child, Markup) else escape(one_line(child)) for child in children
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inner)
+    return Markup(f"<{tag}{written}>{inner}</{tag}>")
 
 
 def paint(*, fill: str = "none", stroke: str | None = None) -> dict[str, str]:
@@ -53,10 +52,8 @@ def paint(*, fill: str = "none", stroke: str | None = None) -> dict[str, str]:
 def words_at(
     x: float, y: float, text: str, *, tone: str = "text", size: float = 12, **more: str
 ) -> Markup:
-    """Write ``text`` at a point; ``mono="yes"`` sets it in the code font."""
-    family = MONO if more.pop("mono", None) else SANS
-    looks = paint(fill=tone)
-    return element("text", text, x=x, y=y, font_size=size, font_family=family, **looks, **more)
+    """Write ``text`` at a point."""
+    return element("text", text, x=x, y=y, font_size=size, **paint(fill=tone), **more)
 
 
 def picture(width: float, height: float, title: str, *children: Markup) -> Markup:
@@ -71,6 +68,7 @@ def picture(width: float, height: float, title: str, *children: Markup) -> Marku
         viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
         width=width,
         height=height,
+        font_family=SANS,
         role="img",
         aria_label=title,
     )

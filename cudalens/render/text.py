@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -88,6 +89,25 @@ class _Page:
         lead = Text.assemble("  ", (label, style or "bold blue"))
         self.hang(lead, text, _LABEL + 2)
 
+    def items(self, label: str, items: Sequence[str], between: str, *, indent: int) -> None:
+        """Write short facts in a row, breaking between them where they do not fit."""
+        lines: list[str] = []
+        for at, item in enumerate(items):
+            text = clip(item, MAX_VALUE_LENGTH) + (
+                between.rstrip(" ·") if at + 1 < len(items) else ""
+            )
+            gap = between if between.startswith(" ") else " "
+            if not lines:
+                lines = [text]
+            elif cell_len(lines[-1] + gap + text) > self.width - indent:
+                lines.append(text)
+            else:
+                lines[-1] += gap + text
+        lead = Text.assemble("  ", (label, "bold blue"))
+        for line in lines:
+            self.hang(lead, Text(line), indent)
+            lead = Text()
+
     def line(self, row: Text) -> None:
         row.rstrip()
         self._console.print(row, soft_wrap=True)
@@ -108,7 +128,7 @@ def _verdict(page: _Page, report: Report) -> None:
         report.phase if report.phase != "unknown" else "",
         words.certainty(report),
     )
-    page.hang(Text("  "), Text(" · ".join(filter(None, facts))), 2)
+    page.items("", [fact for fact in facts if fact], " · ", indent=2)
 
 
 def _code(page: _Page, report: Report) -> None:
@@ -141,7 +161,7 @@ def _tensors(page: _Page, report: Report, *, all_hung: bool) -> None:
     shown = list(names[:_SHOWN_TENSORS])
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")
-    page.item("with", " · ".join(shown))
+    page.items("with", shown, " · ", indent=_LABEL + 2)
 
 
 def _causes(page: _Page, report: Report) -> None:
@@ -153,7 +173,7 @@ def _causes(page: _Page, report: Report) -> None:
         ]
         if found.count > len(listed):
             listed.append(f"{found.count - len(listed)} more")
-        page.item("bad", ", ".join(listed))
+        page.items("bad", listed, ", ", indent=_LABEL + 2)
         page.item("allow", words.bounds_text(report))
     page.item("why", one_line(report.explanation))
     for at, hint in enumerate(report.hints):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         ANNOUNCEMENT,
         TESTED,
         Simulation,
-        current,
         register_assert,
         start,
         unregister_assert,

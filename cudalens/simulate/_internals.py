@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,10 +48,6 @@ _REGISTER_GUARD = (
 _CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 _PINNED_ALLOCATOR = "_ZN3c1028GetDefaultMobileCPUAllocatorEv"
 
-# What C++ holds by address: it must outlive the process's last tensor, so it is never released.
-_kept_for_ever: list[object] = []
-_installed = False
-
 
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -75,20 +72,22 @@ def _torch_library(name: str) -> ctypes.CDLL:
 def _replace_vtable(obj: int, words: int, slots: dict[int, int]) -> None:
     """Give the C++ object at `obj` a copy of its vtable with some slots replaced."""
     vptr = ctypes.c_void_p.from_address(obj).value or 0
-    start = vptr - VTABLE_PREFIX * WORD
-    table = (ctypes.c_void_p * (words + VTABLE_PREFIX)).from_buffer_copy(
-        ctypes.string_at(start, (words + VTABLE_PREFIX) * WORD)
-    )
+    size = (words + VTABLE_PREFIX) * WORD
+    # Static destructors call through this table after the interpreter is gone: never freed.
+    malloc = ctypes.CDLL(None).malloc
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    copy = malloc(size)
+    ctypes.memmove(copy, vptr - VTABLE_PREFIX * WORD, size)
+    table = (ctypes.c_void_p * (words + VTABLE_PREFIX)).from_address(copy)
     for slot, target in slots.items():
         table[VTABLE_PREFIX + slot] = target
-    _kept_for_ever.append(table)
-    ctypes.c_void_p.from_address(obj).value = ctypes.addressof(table) + VTABLE_PREFIX * WORD
+    ctypes.c_void_p.from_address(obj).value = copy + VTABLE_PREFIX * WORD
 
 
 def _install_guard() -> None:
     import torch
 
-    acc: Any = torch._C._acc  # type: ignore[attr-defined]
+    acc: Any = torch._C._acc
     device_types: Any = torch._C._autograd.DeviceType
 
     class Guard(acc.DeviceGuard):  # type: ignore[misc]
@@ -96,7 +95,7 @@ def _install_guard() -> None:
             return device_types.CUDA
 
     guard = Guard()
-    _kept_for_ever.append(guard)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(guard))  # c10 keeps only its address
     c10 = _torch_library("libc10.so")
     registry = (ctypes.c_void_p * (PRIVATE_USE_SLOT + 1)).in_dll(c10, _REGISTRY)
     before = registry[PRIVATE_USE_SLOT]
@@ -129,19 +128,11 @@ def _install_hooks() -> None:
         raise OSError("torch did not accept the simulated device as its accelerator")
 
 
+@cache
 def install_device() -> None:
     """Let C++ find a device guard and hooks for CUDA; done once per process and left there."""
-    global _installed
-    if _installed:
-        return
     _install_guard()
     _install_hooks()
-    _installed = True
-
-
-def is_device_installed() -> bool:
-    """Tell whether `install_device` already ran in this process."""
-    return _installed
 
 
 def storage_deleter(storage: Any) -> int:

@@ -7,15 +7,16 @@ import sys
 import warnings
 from collections import ChainMap
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
-from cudalens.simulate import memory, streams
+from cudalens.simulate import streams
 from cudalens.simulate._internals import install_device
 from cudalens.simulate.asserts import ASSERTS, Rule
 from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
+from cudalens.simulate.memory import METER
 from cudalens.simulate.opfacts import yaml_facts
 from cudalens.simulate.patches import Patches
 from cudalens.simulate.refusal import SimulationError
@@ -30,7 +31,6 @@ ANNOUNCEMENT: Final = (
 )
 
 _extra_rules: dict[str, Rule] = {}
-_running: Simulation | None = None
 
 
 def _refuse_where_untested() -> None:
@@ -59,6 +59,9 @@ def _has_gpu() -> bool:
 class Simulation:
     """The running simulated CUDA device; use it in a with statement or call `stop`."""
 
+    running: ClassVar[Simulation | None] = None
+    """The simulation of this process; there is one device."""
+
     def __init__(self, state: DeviceState) -> None:
         self._runtime = Runtime(
             state=state,
@@ -72,7 +75,7 @@ class Simulation:
     @property
     def is_active(self) -> bool:
         """Tell whether this simulation is the running one."""
-        return _running is self
+        return Simulation.running is self
 
     @property
     def is_poisoned(self) -> bool:
@@ -88,16 +91,22 @@ class Simulation:
         """Clear the pending or sticky error; a real device needs a new process for that."""
         self._runtime.state.reset()
 
+    def device_assert(self, op_name: str, text: str) -> None:
+        """Let a kernel of the user's own assert on the device: it surfaces late and sticks.
+
+        text: the whole line that the kernel would print.
+        """
+        self._runtime.state.device_assert(op_name, text)
+
     def memory_allocated(self) -> int:
         """Return the bytes of all live tensors of the device, each storage rounded up to 512."""
-        return memory.allocated_bytes()
+        return METER.allocated_bytes
 
     def stop(self) -> None:
         """Restore everything that was patched or registered; does nothing when not running."""
-        global _running
-        if _running is not self:
+        if Simulation.running is not self:
             return
-        _running = None
+        Simulation.running = None
         self._remove()
 
     def __enter__(self) -> Simulation:
@@ -150,7 +159,7 @@ def _probe() -> None:
     """Run one backward: an engine that started before the device has no thread for it."""
     try:
         leaf = torch.ones(1, device="cuda", requires_grad=True)
-        (leaf * 2).sum().backward()
+        (leaf * 2).sum().backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "device_ready_queues_" not in str(error):
             raise
@@ -175,13 +184,12 @@ def start(
     Raises SimulationError where a GPU is present, on an untested torch build or platform, and when
     the process already ran a backward.
     """
-    global _running
-    if _running is not None:
-        return _running
+    if Simulation.running is not None:
+        return Simulation.running
     _refuse_where_untested()
     simulation = Simulation(DeviceState(lag=lag, seed=seed, blocking=blocking))
     simulation._install()
-    _running = simulation
+    Simulation.running = simulation
     if announce:
         print(ANNOUNCEMENT)
     return simulation
@@ -189,7 +197,7 @@ def start(
 
 def current() -> Simulation | None:
     """Return the running simulation."""
-    return _running
+    return Simulation.running
 
 
 def register_assert(op_name: str, rule: Rule) -> None:
@@ -198,8 +206,8 @@ def register_assert(op_name: str, rule: Rule) -> None:
     op_name: full overload name, such as ``myops::lookup`` or ``myops::lookup.out``.
     """
     _extra_rules[op_name] = rule
-    if _running is not None:
-        _running._registrations.ensure(_running._runtime, op_name)
+    if Simulation.running is not None:
+        Simulation.running._registrations.ensure(Simulation.running._runtime, op_name)
 
 
 def unregister_assert(op_name: str) -> None:

@@ -96,6 +96,15 @@ def _selects_whole_rows(source: Tensor, dim: int, index: Tensor) -> bool:
     )
 
 
+def _fits(index: Tensor, other: Tensor, dim: int | None = None) -> bool:
+    """Tell whether an index is nowhere larger than a tensor, the given dimension left out."""
+    if max(index.dim(), 1) != max(other.dim(), 1):
+        return False
+    skipped = None if dim is None else dim % max(other.dim(), 1)
+    sizes = zip(index.shape or (1,), other.shape or (1,), strict=True)
+    return all(small <= large for d, (small, large) in enumerate(sizes) if d != skipped)
+
+
 def _with_one_row(source: Tensor, dim: int) -> Tensor:
     """Return a stand-in for a tensor without rows, so that a look-up has something to copy."""
     shape = list(source.shape)
@@ -106,7 +115,7 @@ def _with_one_row(source: Tensor, dim: int) -> Tensor:
 def _gather(args: Arguments) -> Outcome:
     source, dim, index = args["self"], args["dim"], args["index"]
     size = dim_size(source, dim)
-    if size is None or not outside(index, 0, size):
+    if size is None or not _fits(index, source, dim) or not outside(index, 0, size):
         return None
     if size == 0:
         stand_in = _with_one_row(source, dim)
@@ -118,7 +127,9 @@ def _gather(args: Arguments) -> Outcome:
 def _scatter(site: Assertion, args: Arguments) -> Outcome:
     target, dim, index = args["self"], args["dim"], args["index"]
     size = dim_size(target, dim)
-    if size is None or not outside(index, 0, size):
+    if size is None or not _fits(index, target, dim) or not _fits(index, args.get("src", index)):
+        return None
+    if not outside(index, 0, size):
         return None
     adds_rows = site is _SCATTER_ADD_ROWS and _selects_whole_rows(target, dim, index)
     if site is _SCATTER_ADD_ROWS and not adds_rows:
@@ -173,6 +184,8 @@ def _embedding_bag(args: Arguments) -> Outcome:
         return None
     if indices.dtype not in INDEX_DTYPES or offsets.dtype not in INDEX_DTYPES:
         return None
+    if bags == 0:
+        return _no_bag(args) if indices.numel() or bool(offsets.any()) else None
     repaired: dict[str, object] = {}
     rows = weight.size(0)
     is_index_bad = outside(indices, 0, rows)
@@ -185,7 +198,7 @@ def _embedding_bag(args: Arguments) -> Outcome:
     if not torch.equal(ordered, offsets):
         repaired["offsets"] = ordered
     is_max = args["mode"] == _BAG_MODE_MAX
-    is_launched = bags > 0 and weight.size(1) > 0
+    is_launched = weight.size(1) > 0
     if is_launched and are_starts_bad:
         return _BAG_OFFSET_SITES[is_max].hit(**repaired)
     if is_launched and is_index_bad:
@@ -193,13 +206,23 @@ def _embedding_bag(args: Arguments) -> Outcome:
     return Repair(repaired=repaired) if repaired else None
 
 
+def _no_bag(args: Arguments) -> Repair:
+    """Drop indices that belong to no bag: no CUDA kernel runs, the CPU one may crash."""
+    weights = args["per_sample_weights"]
+    return Repair(
+        repaired={
+            "indices": args["indices"].new_empty(0),
+            "offsets": torch.zeros_like(args["offsets"]),
+            "per_sample_weights": None if weights is None else weights.new_empty(0),
+        }
+    )
+
+
 def _bag_starts(starts: Tensor, count: int) -> tuple[Tensor, bool]:
     """Return where the bags begin, put in order, and whether the kernel would have asserted.
 
     The kernel takes the first offset as 0 whatever it says; the last bag ends with the indices.
     """
-    if starts.numel() == 0:
-        return starts, False
     starts = starts.clone()
     starts[0] = 0
     ordered = starts.clamp(0, count).cummax(0).values
@@ -210,9 +233,8 @@ def _with_last_offset(starts: Tensor, offsets: Tensor, count: int) -> Tensor:
     """Return the ordered offsets with the closing entry, which only the CPU kernel looks at."""
     if starts.numel() == offsets.numel():
         return starts
-    lowest = int(starts[-1]) if starts.numel() else 0
     last = int(offsets[-1])
-    closing = last if lowest <= last <= count else count
+    closing = last if int(starts[-1]) <= last <= count else count
     return torch.cat([starts, offsets.new_tensor([closing])])
 
 

@@ -33,7 +33,7 @@ class AssertHit(Repair):
     """
 
     text: str
-    record: str
+    record: str = ""
 
 
 Outcome = Repair | None
@@ -44,7 +44,7 @@ Rule = Callable[[Arguments], Outcome]
 class Assertion:
     """Name one assertion site: file and line, device function and the asserted expression."""
 
-    record: str
+    record: str = ""
     site: str
     function: str
     expression: str

@@ -1,4 +1,4 @@
-"""The fused LSTM and GRU cells that C++ picks for CUDA tensors and the CPU does not have."""
+"""Fused kernels that C++ picks for CUDA tensors and the CPU lacks: LSTM, GRU, RMS norm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _lstm(
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
 
 
-def _lstm_backward(
+def _lstm_backward(  # noqa: PLR0917  the schema's arguments, in its order
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
     cx: Tensor,
@@ -70,9 +70,7 @@ def _gru(
     return hy, torch.cat([reset, update, new, hx, hnew.expand_as(hx)], 1)
 
 
-def _gru_backward(
-    grad_hy: Tensor, workspace: Tensor, has_bias: bool
-) -> tuple[Tensor | None, ...]:
+def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     reset, update, new, hx, hnew = workspace.chunk(5, 1)
     grad_update = grad_hy * (hx - new) * update * (1 - update)
     grad_new = grad_hy * (1 - update) * (1 - new * new)
@@ -81,6 +79,39 @@ def _gru_backward(
     grad_hidden = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
     biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)
     return grad_input, grad_hidden, grad_hy * update, *biases
+
+
+def _rms_norm(
+    data: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, ...]:
+    dims = list(range(data.dim() - len(shape), data.dim()))
+    wide = data.float() if data.dtype in (torch.float16, torch.bfloat16) else data
+    tiny = torch.finfo(wide.dtype).eps if eps is None else eps
+    scale = wide.square().mean(dims, keepdim=True).add(tiny).rsqrt()
+    result = wide * scale
+    if weight is not None:
+        result = result * weight
+    return result.to(data.dtype), scale
+
+
+def _rms_norm_backward(  # noqa: PLR0917  the schema's arguments, in its order
+    grad: Tensor,
+    data: Tensor,
+    shape: list[int],
+    scale: Tensor,
+    weight: Tensor | None,
+    wanted: list[bool],
+) -> tuple[Tensor | None, ...]:
+    dims = list(range(data.dim() - len(shape), data.dim()))
+    grad_wide, wide = grad.to(scale.dtype), data.to(scale.dtype)
+    normal = wide * scale
+    weighted = grad_wide if weight is None else grad_wide * weight
+    inner = (weighted * normal).mean(dims, keepdim=True)
+    grad_data = (scale * (weighted - normal * inner)).to(data.dtype) if wanted[0] else None
+    grad_weight = None
+    if weight is not None and wanted[1]:
+        grad_weight = (grad_wide * normal).sum_to_size(weight.shape).to(weight.dtype)
+    return grad_data, grad_weight
 
 
 def _on_device(cell: HostCell) -> Callable[[Runtime, OpFacts, list[Any]], Any]:
@@ -99,5 +130,7 @@ CELL_KERNELS: Final[Mapping[str, Callable[[Runtime, OpFacts, list[Any]], Any]]] 
         "aten::_thnn_fused_lstm_cell_backward_impl": _on_device(_lstm_backward),
         "aten::_thnn_fused_gru_cell": _on_device(_gru),
         "aten::_thnn_fused_gru_cell_backward": _on_device(_gru_backward),
+        "aten::_fused_rms_norm": _on_device(_rms_norm),
+        "aten::_fused_rms_norm_backward": _on_device(_rms_norm_backward),
     }
 )

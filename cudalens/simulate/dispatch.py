@@ -27,6 +27,8 @@ _NAMES: Final = frozenset(
         "aten::_weight_norm_interface",
     }
 )
+# Both devices have a kernel of their own beside the decomposition.
+_BESIDE_IMPLICIT: Final = frozenset({"aten::mish_backward", "aten::silu_backward"})
 _REFUSED_KEYS: Final = (
     "SparseCUDA",
     "SparseCsrCUDA",
@@ -36,7 +38,7 @@ _REFUSED_KEYS: Final = (
 
 
 def _needs_override(name: str, runtime: Runtime) -> bool:
-    if _has_kernel(name, "CUDA"):
+    if _has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT:
         return True
     if not any(_has_kernel(name, key) for key in _COMPOSITES):
         return False
@@ -54,9 +56,9 @@ def _override_names(runtime: Runtime) -> Iterator[str]:
     registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, short = name.partition("::")
-        if f"{namespace}/{short}/CUDA" not in registered_in_python:
-            if _needs_override(name, runtime):
-                yield name
+        is_users = f"{namespace}/{short}/CUDA" in registered_in_python
+        if not is_users and _needs_override(name, runtime):
+            yield name
 
 
 class _Named:
@@ -131,7 +133,7 @@ class Registrations:
         self._overridden.add(name)
 
     def _library(self, namespace: str) -> Any:
-        library = torch.library.Library(namespace, "IMPL")
+        library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         self._libraries.append(library)
         return library
 

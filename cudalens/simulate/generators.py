@@ -27,7 +27,7 @@ def device_generator_class() -> type[Any]:
             def clone_state(self) -> DeviceGenerator:
                 copy = new_device_generator()
                 copy.set_state(self.get_state())
-                return copy
+                return copy  # type: ignore[no-any-return]
 
             def __reduce__(self) -> Any:
                 return _restore_generator, (self.get_state(),)

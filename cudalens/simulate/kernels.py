@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
-from cudalens.simulate.mismatch import check_devices
-from cudalens.simulate.promotion import number_tensor
-from cudalens.simulate.opfacts import OpFacts, op_facts
 from cudalens.simulate.generators import is_device_generator, new_device_generator
+from cudalens.simulate.mismatch import check_devices, has_mixed_devices
+from cudalens.simulate.opfacts import OpFacts, op_facts
+from cudalens.simulate.promotion import number_tensor
+from cudalens.simulate.refusal import not_rehearsed
 from cudalens.simulate.relabel import to_device, to_host
 from cudalens.simulate.state import DeviceState
 
@@ -34,7 +35,6 @@ SYNC_OPS: Final = frozenset(
         "unique_consecutive",
         "unique_dim_consecutive",
         "equal",
-        "repeat_interleave.Tensor",
         "bincount",
         "is_nonzero",
     )
@@ -114,7 +114,12 @@ def call_cpu(facts: OpFacts, host: Sequence[Any]) -> Any:
     """Run the CPU kernel: below autograd, autocast and the user's modes."""
     n = facts.positional
     kwargs = {a.name: v for a, v in zip(facts.arguments[n:], host[n:], strict=True)}
-    return facts.op.redispatch(CPU_KEYS, *host[:n], **kwargs)
+    try:
+        return facts.op.redispatch(CPU_KEYS, *host[:n], **kwargs)
+    except NotImplementedError as error:
+        if str(error).startswith("Could not run"):
+            raise not_rehearsed(f"{facts.name}, which has no CPU kernel,") from error
+        raise
 
 
 def adopt(out: Tensor, result: Tensor) -> None:
@@ -136,8 +141,9 @@ def _call_with_outs(facts: OpFacts, values: Sequence[Any], host: list[Any]) -> A
         if "not resizable" not in str(error):
             raise
         for i in facts.outs:
-            if isinstance(host[i], Tensor):
-                host[i] = host[i].clone()
+            if isinstance(values[i], Tensor):
+                # Not host[i]: the kernel gave it a shape that its memory does not hold.
+                host[i] = to_host(values[i]).clone()
         result = call_cpu(facts, host)
     for i in facts.outs:
         _settle_out(values[i], host[i])
@@ -179,6 +185,7 @@ class GenericKernel:
         self._runtime = runtime
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Serve one call as the dispatcher makes it."""
         # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
         with torch._C.DisableTorchFunction():
             facts = op_facts(op)
@@ -193,15 +200,16 @@ class GenericKernel:
 def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
     """Launch one op: check devices, run its assert rule, run the CPU kernel, label the results."""
     runtime.state.launch()
-    check_devices(facts, values)
+    if has_mixed_devices(facts, values):
+        if facts.is_composite:
+            # Its parts meet the tensors as they are: the one that minds raises CUDA's own error.
+            return call_cpu(facts, values)
+        check_devices(facts, values)
     host = lower(runtime, facts, values)
     apply_rule(runtime, facts, host)
-    if facts.name in SYNC_OPS or _has_mask_index(facts, host):
+    if _waits(facts, host):
         runtime.state.sync()
-    if facts.outs:
-        result = _call_with_outs(facts, values, host)
-    else:
-        result = call_cpu(facts, host)
+    result = _call_with_outs(facts, values, host) if facts.outs else call_cpu(facts, host)
     if facts.written_lists:
         # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
         for i in facts.written_lists:
@@ -209,8 +217,13 @@ def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
     return lift(facts, result, values)
 
 
-def _has_mask_index(facts: OpFacts, host: Sequence[Any]) -> bool:
-    """Tell whether an advanced index holds a mask, whose nonzero() waits for the device."""
+def _waits(facts: OpFacts, host: Sequence[Any]) -> bool:
+    """Tell whether the op waits for the device before it can answer or allocate its result."""
+    if facts.name in SYNC_OPS:
+        return True
+    if facts.name == "aten::repeat_interleave.Tensor":
+        return host[1] is None  # output_size is there so that CUDA need not wait
+    # An advanced index with a mask calls nonzero() on it.
     for argument, value in zip(facts.arguments, host, strict=True):
         if argument.name == "indices" and argument.is_tensor_list:
             return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in value)

@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TWO_DEVICES: Final = (
-    "Expected all tensors to be on the same device, but found at least two devices,"
-    " cuda:0 and cpu!"
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 )
 _INDEX_OPS: Final = frozenset(
-    {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_", "aten::index_put_"}
+    {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_"}
 )
 # These take some of their tensors from the CPU by design.
 _EXEMPT: Final = frozenset(
@@ -63,7 +62,7 @@ def _check_wrapper(facts: OpFacts, tensors: list[tuple[str, bool, Tensor]]) -> N
             )
 
 
-def _check_index(values: Sequence[Any]) -> None:
+def _check_index(facts: OpFacts, values: Sequence[Any]) -> None:
     """Refuse a CPU tensor that is indexed, or CPU values with dimensions; CPU indices are moved."""
     self, indices = values[0], values[1]
     if not self.is_cuda and any(i is not None and i.is_cuda for i in indices):
@@ -71,9 +70,13 @@ def _check_index(values: Sequence[Any]) -> None:
             f"indices should be either on {self.device} or on the same device as the indexed"
             f" tensor ({self.device})"
         )
-    if len(values) > 2 and hasattr(values[2], "dim") and values[2].dim() > 0:
-        if not values[2].is_cuda:
-            raise RuntimeError(_TWO_DEVICES)
+    if facts.name == "aten::_index_put_impl_" and not values[2].is_cuda and values[2].dim() > 0:
+        raise RuntimeError(_TWO_DEVICES)
+
+
+def has_mixed_devices(facts: OpFacts, values: Sequence[Any]) -> bool:
+    """Tell whether any tensor of this call lives elsewhere than on the device."""
+    return not all(tensor.is_cuda for _, _, tensor in _tensors(facts, values))
 
 
 def check_devices(facts: OpFacts, values: Sequence[Any]) -> None:
@@ -84,8 +87,8 @@ def check_devices(facts: OpFacts, values: Sequence[Any]) -> None:
     if all(tensor.is_cuda for _, _, tensor in tensors) or facts.name in _EXEMPT:
         return
     if facts.name in _INDEX_OPS:
-        _check_index(values)
-    elif facts.name == "aten::masked_fill_.Scalar" or facts.name == "aten::masked_fill_.Tensor":
+        _check_index(facts, values)
+    elif facts.name in ("aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"):
         self, mask = values[0], values[1]
         if mask.device != self.device:
             raise RuntimeError(

@@ -71,6 +71,7 @@ class OpFacts:
     """Everything the generic kernel asks about an op.
 
     aliases: per return the position of the argument that it gives back, or None.
+    is_composite: one kernel in terms of other ops serves the CPU and every other device.
     """
 
     op: Any
@@ -82,6 +83,7 @@ class OpFacts:
     written_lists: tuple[int, ...]
     generator: int | None
     is_view: bool
+    is_composite: bool
     check: DeviceCheck
     is_structured: bool
 
@@ -100,8 +102,7 @@ def _argument(argument: Any) -> Argument:
         is_kwarg_only=argument.kwarg_only,
         is_written=argument.alias_info is not None and argument.alias_info.is_write,
         is_tensor=kind in ("Tensor", "Optional[Tensor]"),
-        is_tensor_list=kind
-        in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"),
+        is_tensor_list=kind in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"),
     )
 
 
@@ -133,13 +134,19 @@ def op_facts(op: Any) -> OpFacts:
         written_lists=tuple(
             i for i, a in enumerate(arguments) if a.is_written and a.is_tensor_list
         ),
-        generator=next(
-            (i for i, a in enumerate(raw) if "Generator" in str(a.type)), None
-        ),
+        generator=next((i for i, a in enumerate(raw) if "Generator" in str(a.type)), None),
         is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+        is_composite=_has_kernel(name, "CompositeExplicitAutograd")
+        and not _has_kernel(name, "CPU"),
         check=facts.check.get(name, _default_check(name)),
         is_structured=name in facts.structured,
     )
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    import torch
+
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def _default_check(name: str) -> DeviceCheck:

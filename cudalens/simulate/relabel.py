@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
-from cudalens.simulate.memory import track
+from cudalens.simulate.memory import METER
 from cudalens.simulate.refusal import not_rehearsed
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
     import torch
 
     try:
-        capsule = torch._C._to_dlpack(tensor)  # type: ignore[attr-defined]
+        capsule = torch._C._to_dlpack(tensor)
     except (BufferError, RuntimeError, NotImplementedError) as error:
         raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}") from error
     ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + _DEVICE_FIELD).value = label
-    return torch._C._from_dlpack(capsule)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._from_dlpack(capsule)
 
 
 def to_device(tensor: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def to_device(tensor: Tensor) -> Tensor:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     result = _relabelled(tensor, _DEVICE_LABEL)
-    track(result)
+    METER.track(result)
     return result
 
 

@@ -49,12 +49,13 @@ def _local_scalar(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
 def _resize(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Tensor:
     """Resize in place; a labelled storage cannot grow, so a larger one is adopted."""
     self, size, memory_format = values
+    # The CPU kernel writes the new shape before it finds that the storage is too small.
+    old = to_host(self).reshape(-1) if self.numel() else torch.empty(0, dtype=self.dtype)
     try:
         facts.op.redispatch(CPU_KEYS, self, size, memory_format=memory_format)
     except RuntimeError as error:
         if "not resizable" not in str(error):
             raise
-        old = to_host(self).reshape(-1) if self.numel() else torch.empty(0, dtype=self.dtype)
         grown = torch.empty(size, dtype=self.dtype)
         grown.view(-1)[: old.numel()].copy_(old)
         if memory_format is not None and memory_format is not torch.preserve_format:
@@ -122,6 +123,18 @@ def _softmax_backward(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Te
     return _into(values, facts, result.to(dtype))
 
 
+def _matmul_to_dtype(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Tensor:
+    """Multiply half-precision matrices into a wider dtype: an overload that only CUDA has."""
+    runtime.state.launch()
+    check_devices(facts, values)
+    names = [argument.name for argument in facts.arguments]
+    dtype = values[names.index("out_dtype")]
+    operands = [to_host(v).to(dtype) for v in values[: names.index("out_dtype")]]
+    scales = {n: v for n, v in zip(names, values, strict=True) if n in ("beta", "alpha")}
+    op = getattr(aten, facts.name.removeprefix("aten::").partition(".")[0]).default
+    return _into(values, facts, op.redispatch(CPU_KEYS, *operands, **scales))
+
+
 def _into(values: list[Any], facts: OpFacts, result: Tensor) -> Tensor:
     if not facts.outs:
         return to_device(result)
@@ -158,6 +171,11 @@ SPECIAL_KERNELS: Final[Mapping[str, SpecialKernel]] = MappingProxyType(
         "aten::_use_cudnn_ctc_loss.Tensor": _no,
         "aten::_use_miopen_ctc_loss": _no,
         "aten::_use_miopen_ctc_loss.Tensor": _no,
+        **{
+            f"aten::{name}.{overload}": _matmul_to_dtype
+            for name in ("mm", "bmm", "addmm", "baddbmm")
+            for overload in ("dtype", "dtype_out")
+        },
         **CELL_KERNELS,
     }
 )

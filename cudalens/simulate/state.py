@@ -20,16 +20,13 @@ _ASSERT_TEXT: Final = (
     "group__CUDART__TYPES.html for more information."
 )
 _INVALID_DEVICE_TEXT: Final = (
-    "CUDA error: invalid device ordinal\n"
-    "GPU device may be out of range, do you have enough GPUs?"
+    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
 )
 _ASYNC_TEXT: Final = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the"
     " stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
 )
-_DSA_TEXT: Final = (
-    "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-)
+_DSA_TEXT: Final = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 _STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
 
 

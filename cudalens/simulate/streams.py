@@ -15,27 +15,32 @@ if TYPE_CHECKING:
 
     from cudalens.simulate.state import DeviceState
 
-_active: DeviceState | None = None
+
+class _Bound:
+    """The device that streams and events wait for; none while no simulation runs."""
+
+    state: DeviceState | None = None
+
+
 _current = threading.local()
 
 
 def bind_state(state: DeviceState | None) -> None:
     """Let streams and events wait for the device of the running simulation."""
-    global _active
-    _active = state
+    _Bound.state = state
 
 
 def _wait() -> None:
-    if _active is not None:
-        _active.sync()
+    if _Bound.state is not None:
+        _Bound.state.sync()
 
 
 class Stream(torch.Stream):
     """A stream of the simulated device; work on it never overlaps."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        if _active is not None and device is not None:
-            _active.check_device_index(torch.device(device).index)
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:  # noqa: D102
+        if _Bound.state is not None and device is not None:
+            _Bound.state.check_device_index(torch.device(device).index)
         return super().__new__(cls, "cuda")
 
     @property
@@ -70,20 +75,28 @@ class Stream(torch.Stream):
         return event  # type: ignore[no-any-return]
 
 
-class Event:
+class Event(torch.Event):
     """An event of the simulated device; its time is the host's clock."""
 
-    def __init__(
-        self,
+    def __new__(  # noqa: D102
+        cls,
         enable_timing: bool = False,
         blocking: bool = False,
         interprocess: bool = False,
         external: bool = False,
-    ) -> None:
-        self._is_timed = enable_timing
-        self._time_s: float | None = None
-        self.device = torch.device("cuda", 0)
-        self.cuda_event = 0
+    ) -> Event:
+        event = super().__new__(cls, "cuda")
+        event._is_timed = enable_timing
+        event._time_s = None
+        return event
+
+    _is_timed: bool
+    _time_s: float | None
+
+    @property
+    def cuda_event(self) -> int:
+        """Return the native handle, which does not exist: 0."""
+        return 0
 
     def record(self, stream: Any = None) -> None:
         """Take the time."""
@@ -101,16 +114,14 @@ class Event:
         """Wait for the device: raise what is pending."""
         _wait()
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: Any) -> float:
         """Return milliseconds of host time between two recorded events with timing."""
         _wait()
         if not self._is_timed or not end_event._is_timed:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._time_s is None or end_event._time_s is None:
-            raise ValueError(
-                "Both events must be recorded before calculating elapsed time."
-            )
-        return (end_event._time_s - self._time_s) * 1000.0
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return float(end_event._time_s - self._time_s) * 1000.0
 
     def ipc_handle(self) -> bytes:
         """Refuse: there is no other process that could see the event."""
@@ -153,3 +164,8 @@ class StreamContext:
     ) -> None:
         if self.stream is not None:
             _current.stream = self._before
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    """Return the context in which this stream is the current one."""
+    return StreamContext(stream)

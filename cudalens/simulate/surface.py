@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 import torch
 
-from cudalens.simulate import memory, streams
+from cudalens.simulate import streams
 from cudalens.simulate.kernels import Runtime
+from cudalens.simulate.memory import METER, TOTAL_BYTES
 from cudalens.simulate.patches import Patches
 from cudalens.simulate.refusal import not_rehearsed
 from cudalens.simulate.surface_tensor import patch_tensor_surface
@@ -24,7 +26,7 @@ class DeviceProperties:
     name: str = DEVICE_NAME
     major: int = CAPABILITY[0]
     minor: int = CAPABILITY[1]
-    total_memory: int = memory.TOTAL_BYTES
+    total_memory: int = TOTAL_BYTES
     multi_processor_count: int = 1
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
@@ -36,7 +38,6 @@ class DeviceProperties:
     warp_size: int = 32
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
-    gcnArchName: str = ""
     uuid: str = "00000000-0000-0000-0000-000000000000"
 
 
@@ -99,7 +100,7 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
 
 def _memory_functions() -> dict[str, Any]:
     def statistics(device: Any = None) -> dict[str, int]:
-        current, peak = memory.allocated_bytes(), memory.peak_bytes()
+        current, peak = METER.allocated_bytes, METER.peak_bytes
         return {
             f"{kind}_bytes.{pool}.{field}": value
             for kind in ("allocated", "active", "reserved", "requested")
@@ -109,21 +110,20 @@ def _memory_functions() -> dict[str, Any]:
 
     def summary(device: Any = None, abbreviated: bool = False) -> str:
         return (
-            f"{DEVICE_NAME}: {memory.allocated_bytes()} bytes in live tensors,"
-            f" peak {memory.peak_bytes()}"
+            f"{DEVICE_NAME}: {METER.allocated_bytes} bytes in live tensors, peak {METER.peak_bytes}"
         )
 
     def reset_peak(device: Any = None) -> None:
-        memory.reset_peak()
+        METER.reset_peak()
 
     def free_and_total(device: Any = None) -> tuple[int, int]:
-        return max(memory.TOTAL_BYTES - memory.allocated_bytes(), 0), memory.TOTAL_BYTES
+        return max(TOTAL_BYTES - METER.allocated_bytes, 0), TOTAL_BYTES
 
     def allocated(device: Any = None) -> int:
-        return memory.allocated_bytes()
+        return METER.allocated_bytes
 
     def peak(device: Any = None) -> int:
-        return memory.peak_bytes()
+        return METER.peak_bytes
 
     return {
         "memory_allocated": allocated,
@@ -172,7 +172,7 @@ def _random_functions(runtime: Runtime) -> dict[str, Any]:
         "manual_seed_all": manual_seed,
         "seed": seed,
         "seed_all": seed,
-        "initial_seed": lambda: generator.initial_seed(),
+        "initial_seed": generator.initial_seed,
         "get_rng_state": get_state,
         "set_rng_state": set_state,
         "get_rng_state_all": lambda: [generator.get_state()],
@@ -185,31 +185,46 @@ _STREAMS: Final = {
     "Stream": streams.Stream,
     "Event": streams.Event,
     "StreamContext": streams.StreamContext,
-    "stream": streams.StreamContext,
+    "stream": streams.stream,
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
 }
 
 
-class _Markers:
-    """Accept NVTX ranges: nobody listens."""
-
-    rangePushA = staticmethod(_constant(0))
-    rangePop = staticmethod(_constant(0))
-    rangeStartA = staticmethod(_constant(0))
-    rangeEnd = staticmethod(_constant(None))
-    markA = staticmethod(_constant(None))
-    deviceRangeStart = staticmethod(_constant(0))
-    deviceRangeEnd = staticmethod(_constant(None))
+def _markers() -> ModuleType:
+    """Return a module that accepts NVTX ranges: nobody listens."""
+    module = ModuleType("nvtx")
+    for name in ("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"):
+        setattr(module, name, _constant(0))
+    for name in ("rangeEnd", "markA", "deviceRangeEnd"):
+        setattr(module, name, _constant(None))
+    return module
 
 
-def _refuse_graph(*args: Any, **kwargs: Any) -> Any:
+class CUDAGraph:
+    """Refuse: there is no device that could replay a graph."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        raise not_rehearsed("a CUDA graph")
+
+
+class GraphContext:
+    """Refuse: there is no device that could capture a graph."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise not_rehearsed("a CUDA graph")
+
+
+def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
+    """Refuse: there is no device that could capture a graph."""
     raise not_rehearsed("a CUDA graph")
 
 
-def _patch_private(patches: Patches, functions: dict[str, Any]) -> None:
+def _patch_private(patches: Patches, runtime: Runtime) -> None:
     """Answer for the compiled functions that other parts of torch call directly."""
+    # dynamo keeps a rule per function object: these must not be the objects that torch.cuda got.
+    functions = _device_functions(runtime)
     # dynamo imports this name as soon as it takes the build for a CUDA build.
     patches.set(torch._C, "_cuda_getCurrentRawStream", _constant(0))
     for name, answer in {
@@ -236,13 +251,19 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
             patches.replace(owner, name, value)
     patches.replace(torch.cuda.graphs, "is_current_stream_capturing", _constant(False))
     patches.replace(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _constant(False))
-    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
-        patches.replace(torch.cuda, name, _refuse_graph)
+    patches.replace(torch.cuda, "CUDAGraph", CUDAGraph)
+    patches.replace(torch.cuda, "graph", GraphContext)
+    patches.replace(torch.cuda, "make_graphed_callables", make_graphed_callables)
+    # torch.utils.checkpoint saves and replays the device's random state only when this is set.
+    patches.set(torch.cuda, "_initialized", True)
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
-    patches.set(torch.cuda.nvtx, "_nvtx", _Markers())
-    accelerator = {**_memory_functions(), "synchronize": functions["synchronize"]}
+    patches.set(torch.cuda.nvtx, "_nvtx", _markers())
+    accelerator = {
+        **_memory_functions(),
+        "synchronize": _device_functions(runtime)["synchronize"],
+    }
     for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):
         for name, value in accelerator.items():
             patches.replace(owner, name, value)
-    _patch_private(patches, functions)
+    _patch_private(patches, runtime)
     patch_tensor_surface(patches)

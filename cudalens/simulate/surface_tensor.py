@@ -49,7 +49,7 @@ def _patch_generator(patches: Patches) -> None:
 
 
 def _patch_storage(patches: Patches) -> None:
-    original = torch.UntypedStorage.__new__
+    original: Any = torch.UntypedStorage.__new__
 
     def new(cls: type[Any], *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if not _is_device(device):
@@ -83,7 +83,7 @@ def _patch_exchange(patches: Patches) -> None:
     """Refuse to hand the memory to other GPU libraries: the pointer is a host pointer."""
     original = torch.Tensor.__dlpack__
     array_interface: Any = torch.Tensor.__cuda_array_interface__
-    to_dlpack = torch.utils.dlpack.to_dlpack
+    to_dlpack: Any = vars(torch.utils.dlpack)["to_dlpack"]
 
     def dlpack(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.is_cuda:

@@ -1,0 +1,110 @@
+"""Find the Python stack of the running call, and say what it tells: user's line, module, phase."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens import _torch, source
+from cudalens.facts import Phase
+
+
+def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
+    """Give the Python frames of the running call, outermost first, without our own.
+
+    In autograd's own threads there is no Python stack: the one of the thread that called
+    ``backward`` stands in when exactly one thread is doing so.
+    """
+    frames = _stack(sys._getframe(1))
+    if not in_backward or any(source.is_user_file(item.f_code.co_filename) for item in frames):
+        return frames
+    callers = [
+        stack
+        for frame in list(sys._current_frames().values())
+        if _runs_backward(stack := _stack(frame))
+    ]
+    return callers[0] if len(callers) == 1 else frames
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    while found and source.is_own_file(found[0].f_code.co_filename):
+        found.pop(0)
+    return found[::-1]
+
+
+def _runs_backward(stack: Sequence[FrameType]) -> bool:
+    return any(item.f_code.co_name == "_engine_run_backward" for item in stack[-3:])
+
+
+def locate(
+    frames: Sequence[FrameType | TracebackType], values: Mapping[str, Tensor]
+) -> source.CallSite:
+    """Find the user's line, his expressions for the tensors, the API and the module."""
+    return source.locate(
+        frames,
+        values,
+        same=_torch.same_tensor,
+        is_tensor=lambda item: isinstance(item, Tensor),
+    )
+
+
+def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:
+    """Tell the phase: inside autograd's backward, inside an optimizer's step, or forward."""
+    if node is not None:
+        return "backward"
+    for frame in reversed(frames):
+        file = frame.f_code.co_filename.replace("\\", "/")
+        if "/torch/optim/" in file:
+            return "optimizer"
+    return "forward"
+
+
+def traceback_frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """Give the entries of a traceback, outermost first, without our own."""
+    while traceback is not None:
+        if not source.is_own_file(traceback.tb_frame.f_code.co_filename):
+            yield traceback
+        traceback = traceback.tb_next
+
+
+def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
+    """Name the parameters of the modules that the running code speaks of, by ``id``.
+
+    Only variables that the user's own running code mentions are looked at, so the size of his
+    namespace does not matter.
+    """
+    names: dict[int, str] = {}
+    for frame in reversed(frames):
+        if not source.is_user_file(frame.f_code.co_filename):
+            continue
+        for name in (*frame.f_code.co_names, *frame.f_code.co_varnames):
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+            if isinstance(value, torch.nn.Module):
+                for path, parameter in value.named_parameters():
+                    names.setdefault(id(parameter), path)
+    return names
+
+
+def api_arguments(frames: Sequence[FrameType | TracebackType]) -> tuple[tuple[str, object], ...]:
+    """Give the arguments of the functional API on the stack, by the names that its manual uses.
+
+    The op's own schema calls them otherwise: ``cross_entropy(input, target)`` ends in
+    ``nll_loss_forward(self, target, …)``.
+    """
+    for entry in reversed(frames):
+        frame = entry.tb_frame if isinstance(entry, TracebackType) else entry
+        if frame.f_globals.get("__name__") == "torch.nn.functional":
+            code = frame.f_code
+            count = code.co_argcount + code.co_kwonlyargcount
+            variables = frame.f_locals
+            return tuple((name, variables.get(name)) for name in code.co_varnames[:count])
+    return ()

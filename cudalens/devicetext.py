@@ -1,0 +1,151 @@
+"""Read what CUDA prints on file descriptor 2 while a checked block runs.
+
+Device-side assertions never reach Python: the driver writes them to the process's error stream.
+The stream is led through ``tee``, a process of its own, so everything still arrives where it was
+meant to go, at once, and even when this process is aborted in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from cudalens.assertlines import fold
+
+STDERR = 2
+MAX_BYTES = 1 << 20
+"""The first and the last half of this many bytes are kept of what was printed."""
+_PATIENCE_S = 0.25
+_POLL_S = 0.002
+
+
+class DeviceText:
+    """Copies file descriptor 2 while it is open; :meth:`text` gives the assertions among it.
+
+    Raises:
+        OSError: on entry, when the descriptor cannot be led elsewhere here.
+    """
+
+    def __init__(self) -> None:
+        self._saved: int | None = None
+        self._copy: Path | None = None
+        self._tee: subprocess.Popen[bytes] | None = None
+        self._raw = b""
+
+    def __enter__(self) -> DeviceText:
+        """Lead the descriptor through tee."""
+        program = shutil.which("tee")
+        if program is None:
+            msg = "there is no tee program on this system"
+            raise OSError(msg)
+        handle, name = tempfile.mkstemp(prefix="cudalens-", suffix=".stderr")
+        os.close(handle)
+        self._copy = Path(name)
+        self._saved = os.dup(STDERR)
+        read_end, write_end = _channel(self._saved)
+        try:
+            self._tee = subprocess.Popen(
+                [program, "-a", name],
+                stdin=read_end,
+                stdout=self._saved,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt is meant for the cell, not for tee
+            )
+            _flush()
+            os.dup2(write_end, STDERR)
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the descriptor back; what was read stays readable."""
+        if self._saved is None:
+            return
+        _flush()
+        os.dup2(self._saved, STDERR)
+        if self._tee is not None:
+            # A program that the cell started may hold the stream open: tee then goes on for it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._tee.wait(timeout=_PATIENCE_S)
+        self._raw = self._read()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._saved is not None:
+            os.close(self._saved)
+            self._saved = None
+        if self._copy is not None:
+            self._copy.unlink(missing_ok=True)
+            self._copy = None
+
+    def _read(self) -> bytes:
+        if self._copy is None:
+            return self._raw
+        with self._copy.open("rb") as copy:
+            size = os.fstat(copy.fileno()).st_size
+            if size <= MAX_BYTES:
+                return copy.read()
+            head = copy.read(MAX_BYTES // 2)
+            copy.seek(size - MAX_BYTES // 2)
+            return head + b"\n" + copy.read()
+
+    def raw(self) -> str:
+        """Give what was printed so far, up to a limit; waits a moment for what is on its way."""
+        if self._copy is not None:
+            _flush()
+            self._settle()
+            self._raw = self._read()
+        return self._raw.decode("utf-8", errors="replace")
+
+    def text(self) -> str | None:
+        """Give the assertion lines, equal ones folded into one; ``None`` when there are none."""
+        lines = fold(self.raw())
+        return "\n".join(item.text() for item in lines) or None
+
+    def _settle(self) -> None:
+        assert self._copy is not None
+        size, deadline = -1, time.monotonic() + _PATIENCE_S
+        quiet = 0
+        while quiet < 3 and time.monotonic() < deadline:
+            now = self._copy.stat().st_size
+            quiet = quiet + 1 if now == size else 0
+            size = now
+            time.sleep(_POLL_S)
+
+
+def _channel(original: int) -> tuple[int, int]:
+    """Give a read and a write end; a terminal is replaced by a terminal, so that programs that ask
+    whether they write to one go on as before."""
+    if not os.isatty(original):
+        return os.pipe()
+    import termios
+    import tty
+
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    with contextlib.suppress(OSError, termios.error):
+        termios.tcsetwinsize(slave, termios.tcgetwinsize(original))
+    return master, slave
+
+
+def _flush() -> None:
+    for stream in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):  # a closed or replaced stream has nothing to flush
+            if stream is not None:
+                stream.flush()

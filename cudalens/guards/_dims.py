@@ -1,0 +1,102 @@
+"""What the guards of indexed dimensions share: the size of a dimension, the check, the wording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Violation
+from cudalens.guards._ranges import lies_within, out_of_range
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+Text = str | Callable[[], str]
+"""A line of an assert, or what gives it once it is needed."""
+STOPS = "The kernel stops at an index outside its dimension"
+NEGATIVES_WRAP = f"{STOPS}; a negative one counts from the end."
+NEGATIVES_STOP = f"{STOPS}; negative ones do not count from the end here."
+
+
+def dim_size(tensor: Tensor, dim: int) -> tuple[int, int] | None:
+    """Give a dimension counted from 0 and its size; a 0-dim tensor has one of size 1.
+
+    ``None`` where there is no such dimension: torch refuses that on the host.
+    """
+    rank = max(tensor.dim(), 1)
+    if not -rank <= dim < rank:
+        return None
+    return (dim % rank, tensor.size(dim) if tensor.dim() else 1)
+
+
+def fits(inner: Sequence[int], outer: Sequence[int], *, but: int = -1) -> bool:
+    """Tell whether ``inner`` is no larger than ``outer`` in every dimension but one."""
+    if max(len(inner), 1) != max(len(outer), 1):
+        return False
+    return all(
+        mine <= theirs or dim == but
+        for dim, (mine, theirs) in enumerate(zip(inner, outer, strict=False))
+    )
+
+
+def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
+    """Give the common shape without making a tensor; ``None`` where the shapes do not fit."""
+    common: list[int] = []
+    for shape in shapes:
+        common[:0] = [1] * (len(shape) - len(common))
+        for back in range(1, len(shape) + 1):
+            if common[-back] == 1:
+                common[-back] = shape[-back]
+            elif shape[-back] not in (1, common[-back]):
+                return None
+    return tuple(common)
+
+
+def counted(number: int, noun: str) -> str:
+    """Give ``1 row`` or ``3 rows``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def written(text: Text) -> str:
+    """Give the line of an assert."""
+    return text if isinstance(text, str) else text()
+
+
+def index_of_dim(
+    index: Tensor,
+    target: Tensor,
+    dim: int,
+    *,
+    guard: str,
+    device_text: Text,
+    wraps: bool = False,
+    argument: str = "index",
+) -> Violation | None:
+    """Check an index into one dimension of ``self``; an index that is no index is torch's matter.
+
+    Args:
+        wraps: whether the kernel counts negative values from the end.
+    """
+    place = dim_size(target, dim)
+    if place is None or index.dtype not in INDEX_DTYPES:
+        return None
+    dim, size = place
+    # Kernels that count from the end run after a host check for a dimension without elements.
+    if wraps and size == 0:
+        return None
+    low = -size if wraps else 0
+    if lies_within(index, low, size - 1):
+        return None
+    return out_of_range(
+        index,
+        guard=guard,
+        argument=argument,
+        low=low,
+        high=size - 1,
+        place=f"dimension {dim} (size {size}) of {{related}}",
+        why=NEGATIVES_WRAP if wraps else NEGATIVES_STOP,
+        device_text=written(device_text),
+        related="self",
+        size=size,
+        dim=dim,
+    )

@@ -1,0 +1,31 @@
+"""What has no guard, and why: the records of the inventory, and ops that are wrong in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+UNGUARDABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "ctc_loss_capture": "asserts only while a CUDA graph is captured, and no value can be "
+        "read then; outside a capture torch reads the same lengths on the host",
+        "nccl_nan_check": "NCCL process groups launch it themselves, no op is dispatched; off "
+        "unless TORCH_NCCL_NAN_CHECK=1 asks for it",
+        "nvshmem_splits": "one kernel runs on all GPUs of a group at once: a check that stopped "
+        "one rank would leave the others waiting",
+        "inductor_indirect": "part of generated Triton code, which dispatches no op: explained "
+        "after the fact from the assert's own text, or run with eager mode forced",
+    }
+)
+"""Records without a guard, each with the reason why nothing can be checked before the launch."""
+
+LEFT_OUT: Mapping[str, str] = MappingProxyType(
+    {
+        "aten::max_pool2d_with_indices_backward": "a window that covers only padding has an "
+        "index outside the plane, and its gradient is rightly dropped",
+        "aten::max_pool3d_with_indices_backward": "as aten::max_pool2d_with_indices_backward",
+        "aten::add.Tensor": "dense plus sparse calls aten::index_add_, whose guard sees the "
+        "indices; a guard here would slow every addition",
+    }
+)
+"""Ops that read bad values in silence or pass them on, each with the reason for no guard."""

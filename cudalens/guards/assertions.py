@@ -1,0 +1,64 @@
+"""Guards of the assertions that a program, or torch for it, states about a tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Bounds, Violation
+from cudalens.guards._base import guard
+from cudalens.guards._ranges import spelled
+from cudalens.values import find_offenders
+
+_MESSAGE_LIMIT = 255
+"""Longer messages are refused on the host."""
+
+
+@guard("aten::_assert_async.default", records=("assert_async",), frequency="rare")
+def assert_async_holds(self: Tensor) -> Violation | None:
+    """The single element is not zero; NaN is not zero.
+
+    Source:   TensorCompare.cu:109 (:113 and :116 for complex), torch 2.13.0
+    Cost:     one copy of one element
+    Passes:   aten._assert_async(tensor(1))
+    Violates: aten._assert_async(tensor(0))
+    """
+    return _stated(self, "", guard="assert_async_holds")
+
+
+@guard("aten::_assert_async.msg", records=("assert_async", "nested_index_put"), frequency="rare")
+def assert_async_message_holds(self: Tensor, assert_msg: str) -> Violation | None:
+    """The single element is not zero; NaN is not zero.
+
+    Source:   TensorCompare.cu:109 (:113 and :116 for complex), torch 2.13.0
+    Cost:     one copy of one element
+    Passes:   aten._assert_async(tensor(1), "lengths must match")
+    Violates: aten._assert_async(tensor(0), "lengths must match")
+    """
+    return _stated(self, assert_msg, guard="assert_async_message_holds")
+
+
+def _stated(condition: Tensor, message: str, *, guard: str) -> Violation | None:
+    if condition.numel() != 1 or len(message.encode()) >= _MESSAGE_LIMIT:
+        return None
+    if condition.item() != 0:
+        return None
+    real = condition.real if condition.is_complex() else condition
+    offenders = find_offenders(real, torch.ones_like(real, dtype=torch.bool))
+    return Violation(
+        guard=guard,
+        op="",
+        overload="",
+        argument="self",
+        headline=f"{spelled('self', offenders)}, where the program states that it is not zero",
+        explanation=f"The statement reads: {message}." if message else "It comes with no message.",
+        offenders=offenders,
+        bounds=Bounds(text="anything but 0"),
+        is_index=False,
+        device_text=f"TensorCompare.cu:{_line(condition)}: _assert_async_cuda_kernel: "
+        f"Assertion `{message}` failed.",
+    )
+
+
+def _line(condition: Tensor) -> int:
+    return {torch.complex64: 113, torch.complex128: 116}.get(condition.dtype, 109)

@@ -1,0 +1,214 @@
+"""Guards of advanced indexing: reading and writing ``x[i, j]`` with index tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Violation
+from cudalens.guards import _asserts
+from cudalens.guards._base import guard
+from cudalens.guards._dims import INDEX_DTYPES, NEGATIVES_WRAP, Text, broadcast, written
+from cudalens.guards._ranges import out_of_range, unexpanded
+
+Indices = Sequence[Tensor | None]
+_MASK_DTYPES = (torch.bool, torch.uint8)
+_UNCHECKED = "The kernel of this write checks nothing and writes outside the tensor's memory."
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Selector:
+    """One integer index of the list: where it stands, which dimension it selects from."""
+
+    position: int
+    dim: int
+    size: int
+    index: Tensor
+
+
+def _selectors(source: Tensor, indices: Indices) -> list[_Selector]:
+    """Pair integer indices with their dimensions; none where nothing is launched or torch refuses.
+
+    ``None`` passes one dimension by, a mask of k dimensions passes k by.
+    """
+    found: list[_Selector] = []
+    untouched = list(source.shape)
+    dim = 0
+    for position, index in enumerate(indices):
+        if index is None:
+            dim += 1
+        elif index.dtype in _MASK_DTYPES:
+            if tuple(source.shape[dim : dim + index.dim()]) != tuple(index.shape):
+                return []
+            dim += index.dim()
+        else:
+            if dim >= source.dim() or index.dtype not in INDEX_DTYPES or index.numel() == 0:
+                return []
+            size = source.size(dim)
+            found.append(_Selector(position=position, dim=dim, size=size, index=index))
+            untouched[dim] = 1 if size else 0
+            dim += 1
+    is_launched = dim <= source.dim() and 0 not in untouched
+    return found if is_launched and _common_shape(found, ()) is not None else []
+
+
+def _common_shape(selectors: list[_Selector], masks: Sequence[Tensor]) -> tuple[int, ...] | None:
+    counts = [(int(mask.count_nonzero()),) for mask in masks if mask.dim()]
+    return broadcast([*(item.index.shape for item in selectors), *counts])
+
+
+def _ranges(selectors: list[_Selector]) -> list[tuple[int, int]]:
+    """Give each index's extremes; those on one device share one buffer and one copy."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, item in enumerate(selectors):
+        groups.setdefault((item.index.device, item.index.dtype), []).append(number)
+    found: dict[int, tuple[int, int]] = {}
+    for members in groups.values():
+        buffer = selectors[members[0]].index.new_empty(2 * len(members))
+        slots = buffer.unbind()
+        for order, number in enumerate(members):
+            values = unexpanded(selectors[number].index)
+            torch.aminmax(values, out=(slots[2 * order], slots[2 * order + 1]))
+        read = buffer.tolist()
+        for order, number in enumerate(members):
+            found[number] = (read[2 * order], read[2 * order + 1])
+    return [found[number] for number in range(len(selectors))]
+
+
+def _check(
+    source: Tensor, indices: Indices, *, guard: str, device_text: Text | None
+) -> Violation | None:
+    selectors = _selectors(source, indices)
+    if not selectors:
+        return None
+    for item, (smallest, largest) in zip(selectors, _ranges(selectors), strict=True):
+        if -item.size <= smallest and largest < item.size:
+            continue
+        masks = [one for one in indices if one is not None and one.dtype in _MASK_DTYPES]
+        # A mask that selects nothing makes the whole selection empty; torch refuses one that
+        # selects a number of elements that the index does not fit.
+        if masks and 0 in (_common_shape(selectors, masks) or (0,)):
+            return None
+        return _outside(item, guard=guard, device_text=device_text)
+    return None
+
+
+def _outside(item: _Selector, *, guard: str, device_text: Text | None) -> Violation:
+    return out_of_range(
+        item.index,
+        guard=guard,
+        argument="indices",
+        low=-item.size,
+        high=item.size - 1,
+        place=f"dimension {item.dim} (size {item.size}) of {{related}}",
+        why=NEGATIVES_WRAP if device_text else _UNCHECKED,
+        device_text=None if device_text is None else written(device_text),
+        related="self",
+        size=item.size,
+        dim=item.dim,
+        list_position=item.position,
+        is_silent=device_text is None,
+    )
+
+
+def _writes_by_sorting(values: Tensor, accumulate: bool) -> bool:
+    """Tell whether the write sorts its indices first; that kernel checks them in another way."""
+    return accumulate or (torch.are_deterministic_algorithms_enabled() and values.numel() > 1)
+
+
+@guard(
+    "aten::index.Tensor",
+    "aten::index.Tensor_out",
+    "aten::_unsafe_index.Tensor",
+    records=("index_get", "gather_rows_fast"),
+    frequency="very common",
+)
+def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
+    """Every index lies in [-size, size - 1] of the dimension that it selects from.
+
+    Source:   IndexKernel.cu:111 and IndexKernelUtils.cu:19 (whole rows), torch 2.13.0
+    Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
+    Passes:   aten.index(zeros(3, 4), [tensor([2, -3]), tensor([-4, 3])])
+    Violates: aten.index(zeros(3, 4), [tensor([2, -3]), tensor([-4, 4])])
+    """
+
+    def text() -> str:
+        used = [position for position, index in enumerate(indices) if index is not None]
+        copies_rows = used == [0] and _asserts.copies_whole_rows(self, 0)
+        return _asserts.GATHER_ROWS if copies_rows else _asserts.INDEX
+
+    return _check(self, indices, guard="index_in_range", device_text=text)
+
+
+@guard(
+    "aten::index_put.default",
+    "aten::index_put.out",
+    "aten::index_put_.default",
+    "aten::_unsafe_index_put.default",
+    records=("index_put", "index_put_sort"),
+    frequency="very common",
+)
+def index_put_in_range(
+    self: Tensor, indices: Indices, values: Tensor, accumulate: bool
+) -> Violation | None:
+    """Every index lies in [-size, size - 1] of the dimension that it writes to.
+
+    Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate), torch 2.13.0
+    Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
+    Passes:   aten.index_put_(zeros(3), [tensor([2, -3])], ones(2))
+    Violates: aten.index_put_(zeros(3), [tensor([2, 3])], ones(2), True)
+    """
+    if values.dtype != self.dtype:
+        return None
+    is_sorted = _writes_by_sorting(values, accumulate)
+    text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
+    return _check(self, indices, guard="index_put_in_range", device_text=text)
+
+
+@guard(
+    "aten::_index_put_impl_.default",
+    "aten::_index_put_impl.default",
+    "aten::_index_put_impl.out",
+    records=("index_put", "index_put_sort"),
+    frequency="very common",
+)
+def index_put_impl_in_range(
+    self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool
+) -> Violation | None:
+    """Every index lies in [-size, size - 1] of the dimension that it writes to.
+
+    Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate, not unsafe), torch 2.13.0
+    Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
+    Passes:   aten._index_put_impl_(zeros(3), [tensor([2, -3])], ones(2), False, True)
+    Violates: aten._index_put_impl_(zeros(3), [tensor([2, -4])], ones(2), False, True)
+    """
+    is_sorted = _writes_by_sorting(values, accumulate)
+    if values.dtype != self.dtype or (unsafe and is_sorted):
+        return None
+    text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
+    return _check(self, indices, guard="index_put_impl_in_range", device_text=text)
+
+
+@guard(
+    "aten::_index_put_impl_.default",
+    "aten::_index_put_impl.default",
+    "aten::_index_put_impl.out",
+    is_silent=True,
+)
+def index_backward_in_range(
+    self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool
+) -> Violation | None:
+    """Every index that accumulates unchecked lies in [-size, size - 1], as in indexing's backward.
+
+    Source:   no assertion: Indexing.cu makeLinearIndex skips its check for unsafe, torch 2.13.0
+    Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
+    Passes:   aten._index_put_impl_(zeros(3), [tensor([2, -3])], ones(2), True, True)
+    Violates: aten._index_put_impl_(zeros(3), [tensor([2, 3])], ones(2), True, True)
+    """
+    is_unchecked = unsafe and _writes_by_sorting(values, accumulate)
+    if values.dtype != self.dtype or not is_unchecked:
+        return None
+    return _check(self, indices, guard="index_backward_in_range", device_text=None)

@@ -1,0 +1,199 @@
+"""Guards of pooling ops that are handed the positions of their maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Violation
+from cudalens.guards._base import guard
+from cudalens.guards._dims import counted
+from cudalens.guards._ranges import lies_within, out_of_range
+
+_WHY = "Each index is a position in one flattened plane; the kernel stops at one outside it."
+_WHY_UNCHECKED = "The kernel checks nothing and adds to memory outside the plane."
+
+
+def _plane(
+    indices: Tensor,
+    sizes: Sequence[int],
+    *,
+    guard: str,
+    device_text: str | None,
+    beyond_text: str | None = None,
+    related: str | None = None,
+) -> Violation | None:
+    """Check positions in planes of ``sizes``; ``beyond_text`` is printed for those too large."""
+    count = math.prod(sizes)
+    if indices.dtype != torch.int64 or count <= 0 or lies_within(indices, 0, count - 1):
+        return None
+    found = out_of_range(
+        indices,
+        guard=guard,
+        argument="indices",
+        low=0,
+        high=count - 1,
+        place=f"the {counted(count, 'element')} of a plane of "
+        + " × ".join(str(size) for size in sizes)
+        + (" of {related}" if related else ""),
+        why=_WHY_UNCHECKED if device_text is None else _WHY,
+        device_text=device_text,
+        related=related,
+        size=count,
+        is_silent=device_text is None,
+        is_replay_safe=device_text is not None,
+    )
+    value = found.offenders.first[0].value
+    if beyond_text is not None and isinstance(value, int) and value >= count:
+        return replace(found, device_text=beyond_text)
+    return found
+
+
+@guard("aten::max_unpool2d", records=("max_unpool2d",))
+def max_unpool2d_indices_in_range(
+    self: Tensor, indices: Tensor, output_size: Sequence[int]
+) -> Violation | None:
+    """Every index is a position in the output plane: it lies in [0, height * width - 1].
+
+    Source:   MaxUnpooling.cu:47 max_unpooling2d_forward_kernel, torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 3]]]), [2, 2])
+    Violates: aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 4]]]), [2, 2])
+    """
+    if indices.shape != self.shape:
+        return None
+    return _plane(
+        indices,
+        output_size,
+        guard="max_unpool2d_indices_in_range",
+        device_text="MaxUnpooling.cu:47: max_unpooling2d_forward_kernel: "
+        "Assertion `maxind >= 0 && maxind < outputImageSize` failed.",
+    )
+
+
+@guard("aten::max_unpool3d", records=("max_unpool3d",))
+def max_unpool3d_indices_in_range(
+    self: Tensor, indices: Tensor, output_size: Sequence[int]
+) -> Violation | None:
+    """Every index is a position in the output: it lies in [0, depth * height * width - 1].
+
+    Source:   MaxUnpooling.cu:69 max_unpooling3d_forward_kernel, torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.max_unpool3d(ones(1, 1, 1, 1), tensor([[[[7]]]]), [2, 2, 2], [2, 2, 2],
+              [0, 0, 0])
+    Violates: aten.max_unpool3d(ones(1, 1, 1, 1), tensor([[[[8]]]]), [2, 2, 2], [2, 2, 2],
+              [0, 0, 0])
+    """
+    if indices.shape != self.shape:
+        return None
+    return _plane(
+        indices,
+        output_size,
+        guard="max_unpool3d_indices_in_range",
+        device_text="MaxUnpooling.cu:69: max_unpooling3d_forward_kernel: "
+        "Assertion `index >= 0 && index < outputImageSize` failed.",
+    )
+
+
+@guard("aten::fractional_max_pool2d_backward", records=("fractional_max_pool2d_backward",))
+def fractional_max_pool2d_indices_in_range(
+    grad_output: Tensor, self: Tensor, indices: Tensor
+) -> Violation | None:
+    """Every index is a position in the input plane: it lies in [0, height * width - 1].
+
+    Source:   FractionalMaxPool2d.cu:120 (negative) and 123 (too large), torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1],
+              tensor([[[3]]]))
+    Violates: aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1],
+              tensor([[[4]]]))
+    """
+    if indices.shape != grad_output.shape:
+        return None
+    site = "fractional_max_pool2d_backward_out_cuda_frame"
+    return _plane(
+        indices,
+        self.shape[-2:],
+        guard="fractional_max_pool2d_indices_in_range",
+        device_text=f"FractionalMaxPool2d.cu:120: {site}: Assertion `index >= 0` failed.",
+        beyond_text=f"FractionalMaxPool2d.cu:123: {site}: "
+        "Assertion `inputH < gradInput.size(2)` failed.",
+        related="self",
+    )
+
+
+@guard("aten::fractional_max_pool3d_backward", records=("fractional_max_pool3d_backward",))
+def fractional_max_pool3d_indices_in_range(
+    grad_output: Tensor, self: Tensor, indices: Tensor
+) -> Violation | None:
+    """Every index is a position in the input: it lies in [0, depth * height * width - 1].
+
+    Source:   FractionalMaxPool3d.cu:140 (negative) and 146 (too large), torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2],
+              [1, 1, 1], tensor([[[[7]]]]))
+    Violates: aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2],
+              [1, 1, 1], tensor([[[[-1]]]]))
+    """
+    if indices.shape != grad_output.shape:
+        return None
+    site = "fractional_max_pool3d_backward_out_frame"
+    return _plane(
+        indices,
+        self.shape[-3:],
+        guard="fractional_max_pool3d_indices_in_range",
+        device_text=f"FractionalMaxPool3d.cu:140: {site}: Assertion `index >= 0` failed.",
+        beyond_text=f"FractionalMaxPool3d.cu:146: {site}: "
+        "Assertion `inputT < gradInput.size(2)` failed.",
+        related="self",
+    )
+
+
+@guard("aten::adaptive_max_pool2d_backward", is_silent=True)
+def adaptive_max_pool2d_indices_in_range(
+    grad_output: Tensor, self: Tensor, indices: Tensor
+) -> Violation | None:
+    """Every index is a position in the input plane: it lies in [0, height * width - 1].
+
+    Source:   no assertion: AdaptiveMaxPooling2d.cu adds wherever the index points, torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), tensor([[[3]]]))
+    Violates: aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), tensor([[[4]]]))
+    """
+    if indices.shape != grad_output.shape:
+        return None
+    return _plane(
+        indices,
+        self.shape[-2:],
+        guard="adaptive_max_pool2d_indices_in_range",
+        device_text=None,
+        related="self",
+    )
+
+
+@guard("aten::adaptive_max_pool3d_backward", is_silent=True)
+def adaptive_max_pool3d_indices_in_range(
+    grad_output: Tensor, self: Tensor, indices: Tensor
+) -> Violation | None:
+    """Every index is a position in the input: it lies in [0, depth * height * width - 1].
+
+    Source:   no assertion: AdaptiveMaxPooling3d.cu adds wherever the index points, torch 2.13.0
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.adaptive_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 1, 2, 2),
+              tensor([[[[3]]]]))
+    Violates: aten.adaptive_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 1, 2, 2),
+              tensor([[[[4]]]]))
+    """
+    if indices.shape != grad_output.shape:
+        return None
+    return _plane(
+        indices,
+        self.shape[-3:],
+        guard="adaptive_max_pool3d_indices_in_range",
+        device_text=None,
+        related="self",
+    )

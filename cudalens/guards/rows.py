@@ -1,0 +1,191 @@
+"""Guards of the ops that take a list of rows: index_select, index_add and their like."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Violation
+from cudalens.guards import _asserts
+from cudalens.guards._base import guard
+from cudalens.guards._dims import dim_size, index_of_dim
+from cudalens.guards._ranges import lies_within
+
+
+def _selects_nothing(self: Tensor, dim: int, index: Tensor) -> bool:
+    """Tell whether a selected row has no element; then nothing is launched."""
+    others = [size for at, size in enumerate(self.shape) if at != dim]
+    return index.numel() == 0 or math.prod(others) == 0
+
+
+def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
+    """Tell whether the arguments of a write fit by shape and dtype, and anything is written."""
+    place = dim_size(self, dim)
+    if place is None or index.dim() > 1 or source.dtype != self.dtype or source.numel() == 0:
+        return False
+    rows = dim_size(source, dim)
+    if rows is None or rows[1] != index.numel():
+        return False
+    shapes = [list(tensor.shape) for tensor in (self, source) if tensor.dim()]
+    for shape in shapes:
+        shape[place[0] : place[0] + 1] = []
+    return all(shape == shapes[0] for shape in shapes)
+
+
+@guard(
+    "aten::index_select",
+    records=("index_select_small", "gather_rows_fast", "gather_scatter", "index_select_sparse"),
+    frequency="very common",
+)
+def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension; in [-size, size - 1] of a sparse one.
+
+    Source:   Indexing.cu:1524 (at most 16 indices), IndexKernelUtils.cu:19,
+              ScatterGatherKernel.cu:203, Indexing.cu:1854 (sparse), torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_select(zeros(2, 3), 1, tensor([0, 2]))
+    Violates: aten.index_select(zeros(2, 3), 1, tensor([0, -1]))
+    """
+    name = "index_select_index_in_range"
+    place = dim_size(self, dim)
+    if place is None or index.dim() > 1:
+        return None
+    if self.layout == torch.sparse_coo:
+        # A dense dimension of a sparse tensor is selected from its values: that call comes next.
+        if place[0] >= self.sparse_dim() or index.dtype != torch.int64:
+            return None
+        text = _asserts.INDEX_SELECT_SPARSE
+        return index_of_dim(index, self, dim, guard=name, device_text=text, wraps=True)
+    if self.layout != torch.strided or _selects_nothing(self, place[0], index):
+        return None
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        guard=name,
+        device_text=lambda: _asserts.lookup_text(self, place[0], index),
+    )
+
+
+@guard(
+    "aten::index_add",
+    "aten::index_add_",
+    records=("index_add_small", "index_add_large", "add_dense_sparse"),
+    frequency="common",
+)
+def index_add_index_in_range(
+    self: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that it adds to.
+
+    Dense plus sparse ends here too: its kernel calls index_add_ with the flattened sparse indices.
+
+    Source:   Indexing.cu:1030 (at most 16 indices) and 1089, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_add_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2))
+    Violates: aten.index_add_(zeros(3, 2), 0, tensor([0, -1]), ones(2, 2))
+    """
+    if not _is_row_write(self, dim, index, source):
+        return None
+    # Deterministic algorithms write by index_put_, where negative values count from the end.
+    is_put = torch.are_deterministic_algorithms_enabled()
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        guard="index_add_index_in_range",
+        device_text=_asserts.ASSERT_ASYNC if is_put else _asserts.index_add_text(index),
+        wraps=is_put,
+    )
+
+
+@guard(
+    "aten::index_reduce",
+    "aten::index_reduce_",
+    records=("index_add_small", "index_add_large"),
+)
+def index_reduce_index_in_range(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that it reduces into.
+
+    Source:   Indexing.cu:1030 (at most 16 indices) and 1089; IndexKernel.cu:154 without
+              include_self, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_reduce_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2), "amax")
+    Violates: aten.index_reduce_(zeros(3, 2), 0, tensor([0, 3]), ones(2, 2), "amax")
+    """
+    if not _is_row_write(self, dim, index, source):
+        return None
+    found = index_of_dim(
+        index,
+        self,
+        dim,
+        guard="index_reduce_index_in_range",
+        device_text=_asserts.index_add_text(index),
+    )
+    if found is None or include_self or found.size is None:
+        return found
+    # Without include_self the rows are first filled by index_fill_, which lets negatives wrap.
+    if lies_within(index, -found.size, found.size - 1):
+        return found
+    return replace(found, device_text=_asserts.INDEX_FILL)
+
+
+@guard("aten::index_copy", "aten::index_copy_", records=("index_copy",), frequency="common")
+def index_copy_index_in_range(
+    self: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that it copies to.
+
+    Source:   IndexKernel.cu:193, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_copy_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2))
+    Violates: aten.index_copy_(zeros(3, 2), 0, tensor([0, -1]), ones(2, 2))
+    """
+    if index.dtype != torch.int64 or not _is_row_write(self, dim, index, source):
+        return None
+    if self.numel() == 0:
+        return None
+    # Deterministic algorithms write by index_put_, where negative values count from the end.
+    is_put = torch.are_deterministic_algorithms_enabled()
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        guard="index_copy_index_in_range",
+        device_text=_asserts.INDEX if is_put else _asserts.INDEX_COPY,
+        wraps=is_put,
+    )
+
+
+@guard(
+    "aten::index_fill.int_Scalar",
+    "aten::index_fill.int_Tensor",
+    "aten::index_fill.int_Scalar_out",
+    "aten::index_fill.int_Tensor_out",
+    "aten::index_fill_.int_Scalar",
+    "aten::index_fill_.int_Tensor",
+    records=("index_fill",),
+)
+def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+    """Every index lies in [-size, size - 1] of the dimension that it fills.
+
+    Source:   IndexKernel.cu:154, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_fill_(zeros(3, 2), 0, tensor([-3, 2]), 1.0)
+    Violates: aten.index_fill_(zeros(3, 2), 0, tensor([0, 3]), 1.0)
+    """
+    if index.dtype != torch.int64 or index.dim() > 1 or self.numel() == 0:
+        return None
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        guard="index_fill_index_in_range",
+        device_text=_asserts.INDEX_FILL,
+        wraps=True,
+    )

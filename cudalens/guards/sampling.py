@@ -1,0 +1,231 @@
+"""Guards of random sampling: weights, probabilities and rates that can be drawn from."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Bounds, Violation
+from cudalens.guards._base import guard
+from cudalens.guards._dims import broadcast, counted
+from cudalens.guards._numbers import (
+    FLOATS,
+    all_true,
+    bad_numbers,
+    exact_offenders,
+    lies_between,
+    outside_mask,
+)
+from cudalens.guards._ranges import spelled
+
+_UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
+_WEIGHTS = Bounds(min=0.0, text="finite and at least 0")
+_ASYNC = "TensorCompare.cu:109: _assert_async_cuda_kernel: Assertion"
+_ENTRY_TEXT = f"{_ASYNC} `probability tensor contains either `inf`, `nan` or element < 0` failed."
+_EMPTY_TEXT = f"{_ASYNC} `invalid multinomial distribution (sum of probabilities <= 0)` failed."
+_NEGATIVE_TEXT = "MultinomialKernel.cu:60: renormRowsL1: Assertion `!(val < zero)` failed."
+_SUM_TEXT = (
+    "MultinomialKernel.cu:112: binarySearchForMultinomial: "
+    "Assertion `cumdist[size - 1] > static_cast<scalar_t>(0)` failed."
+)
+_BERNOULLI_TEXT = "DistributionTemplates.h:639: operator(): Assertion `0 <= p1 && p1 <= 1` failed."
+
+
+@guard(
+    "aten::multinomial",
+    records=("multinomial_fast", "multinomial_renorm", "multinomial_sum"),
+    frequency="very common",
+)
+def multinomial_weights_drawable(
+    self: Tensor, num_samples: int, replacement: bool
+) -> Violation | None:
+    """Every weight lies in [0, inf), and the sum of every row in (0, inf) in the weights' dtype.
+
+    Source:   MultinomialKernel.cu:60 and :112 (replacement, several samples), else
+              TensorCompare.cu:109, torch 2.13.0; only the former stop at a sum that overflows
+    Cost:     one reduction over the weights, one copy of a flag a row, or of one above 1024 rows
+    Passes:   aten.multinomial(tensor([[0.0, 2.0], [1.0, 0.0]]), 1)
+    Violates: aten.multinomial(tensor([[0.0, 2.0], [0.0, 0.0]]), 1)
+    """
+    if not _draws(self, num_samples, replacement):
+        return None
+    searches = replacement and num_samples > 1
+    if _rows_are_drawable(self, searches):
+        return None
+    # Which weights and which rows: only now that something is wrong.
+    bad = ((self >= 0) & (self < math.inf)).logical_not_()
+    if not bool(bad.any()):
+        return _bad_sums(self, searches)
+    is_negative = bool((self < 0).any())
+    return bad_numbers(
+        self,
+        bad,
+        guard="multinomial_weights_drawable",
+        argument="self",
+        bounds=_WEIGHTS,
+        why="Samples are drawn in proportion to the weights, and this one has no proportion.",
+        device_text=(_NEGATIVE_TEXT if is_negative else _SUM_TEXT) if searches else _ENTRY_TEXT,
+    )
+
+
+def _draws(weights: Tensor, samples: int, replacement: bool) -> bool:
+    """Tell whether torch takes this call and there is something to draw from."""
+    if weights.dim() not in (1, 2) or weights.dtype not in FLOATS or weights.numel() == 0:
+        return False
+    return samples > 0 and (replacement or samples <= weights.size(-1))
+
+
+def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
+    if searches:
+        # Negative weights as NaN: the sum, in the weights' dtype as in the kernel, tells all.
+        total = weights.masked_fill(weights < 0, math.nan).sum(-1)
+        return all_true((total > 0) & (total < math.inf))
+    low, high = torch.aminmax(weights, dim=-1)
+    return all_true((low >= 0) & (high > 0) & (high < math.inf))
+
+
+def _bad_sums(weights: Tensor, searches: bool) -> Violation:
+    totals = weights.sum(-1)
+    bad = (totals <= 0) | (totals == math.inf) if searches else totals <= 0
+    offenders = exact_offenders(totals, bad)
+    row, _, total = spelled("self", offenders).rpartition(" = ")
+    dtype = str(weights.dtype).removeprefix("torch.")
+    overflows = f"inf, more than {dtype} holds: its shares vanish"
+    says = overflows if total == "inf" else "0: nothing can be drawn from it"
+    return Violation(
+        guard="multinomial_weights_drawable",
+        op="",
+        overload="",
+        argument="self",
+        headline=f"{row} sums to {says}",
+        explanation="A row is drawn from in proportion to its sum.",
+        offenders=offenders,
+        bounds=Bounds(min=0.0, text="rows with a sum above 0 and finite"),
+        is_index=False,
+        device_text=_SUM_TEXT if searches else _EMPTY_TEXT,
+    )
+
+
+@guard("aten::multinomial", frequency="rare", is_silent=True)
+def multinomial_enough_categories(
+    self: Tensor, num_samples: int, replacement: bool
+) -> Violation | None:
+    """Without replacement every row has as many weights above 0 as samples are drawn from it.
+
+    Source:   Distributions.cpp, multinomial_out, torch 2.13.0: no assertion, none on the CPU
+    Cost:     nothing for one sample; else one count over the weights, and a copy as above
+    Passes:   aten.multinomial(tensor([1.0, 0.0, 2.0]), 2)
+    Violates: aten.multinomial(tensor([1.0, 0.0, 2.0]), 3)
+    """
+    if replacement or num_samples == 1 or not _draws(self, num_samples, replacement):
+        return None
+    weighted = torch.count_nonzero(self, dim=-1)
+    if all_true(weighted >= num_samples):
+        return None
+    offenders = exact_offenders(weighted, weighted < num_samples)
+    row, _, have = spelled("self", offenders).rpartition(" = ")
+    return Violation(
+        guard="multinomial_enough_categories",
+        op="",
+        overload="",
+        argument="self",
+        headline=f"{row} has {counted(int(have), 'weight')} above 0, "
+        f"and {num_samples} samples are drawn from it without replacement",
+        explanation="The samples that are missing are drawn from categories of weight 0.",
+        offenders=offenders,
+        bounds=Bounds(min=num_samples, text=f"at least {num_samples} weights above 0 in a row"),
+        is_index=False,
+        is_silent=True,
+    )
+
+
+@guard("aten::bernoulli.default", records=("bernoulli_tensor",), frequency="common")
+def bernoulli_input_in_unit_interval(self: Tensor) -> Violation | None:
+    """Every probability of the input lies in [0, 1]; NaN does not.
+
+    Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
+    Cost:     one reduction over the input, one copy of two numbers
+    Passes:   aten.bernoulli(tensor([0.0, 1.0]))
+    Violates: aten.bernoulli(tensor([0.0, 1.5]))
+    """
+    guard = "bernoulli_input_in_unit_interval"
+    return _bernoulli(self, self.shape, self.dtype, guard=guard, argument="self")
+
+
+@guard("aten::bernoulli.out", records=("bernoulli_tensor",), frequency="rare")
+def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation | None:
+    """Every probability of the input lies in [0, 1]; NaN does not.
+
+    Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
+    Cost:     one reduction over the input, one copy of two numbers
+    Passes:   aten.bernoulli.out(tensor([0.0, 1.0]), out=zeros(2))
+    Violates: aten.bernoulli.out(tensor([0.0, 1.5]), out=zeros(2))
+    """
+    guard = "bernoulli_out_input_in_unit_interval"
+    return _bernoulli(self, self.shape, out.dtype, guard=guard, argument="self")
+
+
+@guard(
+    "aten::bernoulli.Tensor",
+    "aten::bernoulli.Tensor_out",
+    "aten::bernoulli_.Tensor",
+    records=("bernoulli_tensor",),
+    frequency="common",
+)
+def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Violation | None:
+    """Every probability in p lies in [0, 1]; NaN does not.
+
+    Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
+    Cost:     one reduction over p, one copy of two numbers
+    Passes:   zeros(2).bernoulli_(tensor([0.0, 1.0]))
+    Violates: zeros(2).bernoulli_(tensor([0.0, 1.5]))
+    """
+    guard = "bernoulli_p_in_unit_interval"
+    return _bernoulli(p, self.shape, self.dtype, guard=guard, argument="p")
+
+
+def _bernoulli(
+    p: Tensor, shape: torch.Size, drawn: torch.dtype, *, guard: str, argument: str
+) -> Violation | None:
+    if p.dtype == torch.bool or p.is_complex() or drawn.is_complex:
+        return None
+    if 0 in shape or broadcast((p.shape, shape)) != tuple(shape):
+        return None
+    # The kernel converts p before it compares: 1 + 1e-12 in float64 is a valid float32.
+    dtype = torch.float64 if drawn == torch.float64 else torch.float32
+    if lies_between(p, 0, 1, dtype):
+        return None
+    return bad_numbers(
+        p,
+        outside_mask(p.to(dtype), 0, 1),
+        guard=guard,
+        argument=argument,
+        bounds=_UNIT,
+        why="Each element is drawn as 1 with its probability.",
+        device_text=_BERNOULLI_TEXT,
+    )
+
+
+@guard("aten::poisson", records=("poisson",), frequency="rare")
+def poisson_rate_not_negative(self: Tensor) -> Violation | None:
+    """Every rate lies in [0, inf]; NaN does not.
+
+    Source:   Distributions.cu:49, torch 2.13.0
+    Cost:     one reduction over the rates, one copy of two numbers
+    Passes:   aten.poisson(tensor([0.0, 3.0]))
+    Violates: aten.poisson(tensor([-1.0, 3.0]))
+    """
+    if self.dtype not in FLOATS or lies_between(self, 0, math.inf):
+        return None
+    return bad_numbers(
+        self,
+        outside_mask(self, 0, math.inf),
+        guard="poisson_rate_not_negative",
+        argument="self",
+        bounds=Bounds(min=0.0, text="at least 0"),
+        why="A rate is the mean of what is counted.",
+        device_text="Distributions.cu:49: operator(): Assertion "
+        '`lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"` failed.',
+    )

@@ -1,0 +1,239 @@
+"""Guards of repeats and segments, whose sums the host does not check once it is told a size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudalens.facts import Bounds, Violation
+from cudalens.guards._base import guard
+from cudalens.guards._dims import INDEX_DTYPES
+from cudalens.guards._numbers import all_true
+from cudalens.guards._ranges import spelled
+from cudalens.values import find_offenders
+
+_AT_LEAST_0 = Bounds(min=0, text="at least 0")
+_SORTED = Bounds(min=0, text="no smaller than the offset before it")
+_ND_TEXT = (
+    "SegmentReduce.cu:146: segment_reduce_forward_kernel: "
+    "Assertion `lengths_data[lengths_idx] >= 0` failed."
+)
+_MEAN_TEXT = (
+    "SegmentReduce.cu:78: post_sum_div_kernel: Assertion `lengths_data[index] >= 0` failed."
+)
+_REPEAT_SIZE_TEXT = (
+    "Repeat.cu:20: compute_cuda_kernel: Assertion `result_size == cumsum_ptr[size - 1]` failed."
+)
+_REPEAT_NEGATIVE_TEXT = "Repeat.cu:33: compute_cuda_kernel: Assertion `repeat >= 0` failed."
+
+
+@guard(
+    "aten::repeat_interleave.Tensor",
+    "aten::repeat_interleave.Tensor_out",
+    records=("repeat_interleave_size", "repeat_interleave_negative"),
+    frequency="rare",
+)
+def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation | None:
+    """With an output_size, every repeat is at least 0 and their sum is output_size.
+
+    Source:   Repeat.cu:20 and :33, torch 2.13.0; without an output_size the host checks
+    Cost:     one reduction over the repeats, one copy of two numbers
+    Passes:   aten.repeat_interleave.Tensor(tensor([2, 0, 1]), output_size=3)
+    Violates: aten.repeat_interleave.Tensor(tensor([2, 0, 1]), output_size=4)
+    """
+    if output_size is None or output_size < 0 or repeats.numel() == 0:
+        return None
+    if repeats.dim() != 1 or repeats.dtype not in INDEX_DTYPES:
+        return None
+    # Equal to the sum of the magnitudes only if none is negative.
+    total, magnitude = torch.stack((repeats, repeats.abs())).sum(-1).tolist()
+    if total == magnitude == output_size:
+        return None
+    size_text = _REPEAT_SIZE_TEXT if total != output_size else _REPEAT_NEGATIVE_TEXT
+    if total != magnitude:
+        return _negative(
+            repeats, repeats < 0, "repeats", guard="repeats_fill_output", device_text=size_text
+        )
+    sums = repeats.sum()
+    return Violation(
+        guard="repeats_fill_output",
+        op="",
+        overload="",
+        argument="repeats",
+        headline=f"{{argument}} sums to {total}, and output_size is {output_size}",
+        explanation="The result has output_size elements, and the repeats must fill it exactly.",
+        offenders=find_offenders(sums, torch.ones_like(sums, dtype=torch.bool)),
+        bounds=Bounds(min=output_size, max=output_size, text=f"a sum of {output_size}"),
+        is_index=False,
+        device_text=size_text,
+    )
+
+
+@guard(
+    "aten::segment_reduce",
+    records=("segment_reduce_nd", "segment_reduce_1d_mean"),
+    frequency="rare",
+)
+def segment_lengths_not_negative(  # noqa: PLR0917  the schema's own arguments
+    data: Tensor,
+    reduce: str,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    axis: int,
+    unsafe: bool,
+) -> Violation | None:
+    """No segment of data of several dimensions, or of a mean, has a length below 0.
+
+    Source:   SegmentReduce.cu:146 and :78, torch 2.13.0; the host checks lengths unless unsafe
+    Cost:     one reduction over the lengths or offsets, one copy of one number
+    Passes:   aten.segment_reduce(zeros(3, 2), "sum", offsets=tensor([0, 2, 2, 3]))
+    Violates: aten.segment_reduce(zeros(3, 2), "sum", offsets=tensor([0, 2, 1, 3]))
+    """
+    segments = _segments(data, lengths, offsets, axis, unsafe)
+    if segments is None or (data.dim() == 1 and reduce != "mean"):
+        return None
+    lengths_of = _lengths_of(segments, offsets)
+    if lengths_of.numel() == 0 or int(lengths_of.amin()) >= 0:
+        return None
+    return _negative(
+        segments,
+        _bad_lengths(segments, offsets),
+        "lengths" if offsets is None else "offsets",
+        guard="segment_lengths_not_negative",
+        device_text=_ND_TEXT if data.dim() > 1 else _MEAN_TEXT,
+    )
+
+
+@guard("aten::segment_reduce", frequency="rare", is_silent=True)
+def segments_lie_in_data(  # noqa: PLR0917  the schema's own arguments
+    data: Tensor,
+    reduce: str,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    axis: int,
+    unsafe: bool,
+) -> Violation | None:
+    """Every segment that is not empty lies in [0, size] of the reduced dimension.
+
+    Source:   SegmentReduce.cu, torch 2.13.0: no assertion, and none on the CPU for sums too long
+    Cost:     one reduction over the lengths or offsets, one copy of one number
+    Passes:   aten.segment_reduce(zeros(3), "sum", offsets=tensor([0, 2, 3]))
+    Violates: aten.segment_reduce(zeros(3), "sum", offsets=tensor([0, 2, 4]))
+    """
+    segments = _segments(data, lengths, offsets, axis, unsafe)
+    if segments is None:
+        return None
+    size = data.size(axis)
+    if _stay_inside(segments, offsets, size):
+        return None
+    name = "lengths" if offsets is None else "offsets"
+    bad = _bad_lengths(segments, offsets)
+    if bool(bad.any()):
+        if data.dim() > 1 or reduce == "mean":
+            return None  # asserted: segment_lengths_not_negative has said so
+        return _negative(segments, bad, name, guard="segments_lie_in_data", device_text=None)
+    ends = segments.cumsum(-1) if offsets is None else segments
+    bad = _bad_reads(segments, offsets, ends, size)
+    return _outside(segments, bad, ends, size, name) if bool(bad.any()) else None
+
+
+def _segments(
+    data: Tensor,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    axis: int,
+    unsafe: bool,
+) -> Tensor | None:
+    """Give the lengths or offsets of a call that torch takes and does not check on the host."""
+    segments = offsets if lengths is None else lengths
+    if segments is None or (lengths is not None and offsets is not None):
+        return None
+    if lengths is not None and not unsafe:
+        return None
+    if segments.numel() == 0 or segments.device != data.device:
+        return None
+    if segments.dtype not in INDEX_DTYPES:
+        return None
+    rank = segments.dim()
+    fits = 0 < rank <= data.dim() and axis % data.dim() == rank - 1
+    return segments if fits and segments.shape[:-1] == data.shape[: rank - 1] else None
+
+
+def _lengths_of(segments: Tensor, offsets: Tensor | None) -> Tensor:
+    return segments if offsets is None else segments.diff(dim=-1)
+
+
+def _stay_inside(segments: Tensor, offsets: Tensor | None, size: int) -> bool:
+    """Tell with one reduction whether no segment is negative and none can leave the data."""
+    if offsets is None:
+        # A negative length counts as too long, so that the sum tells both.
+        lengths = segments.to(torch.int64)
+        return all_true(lengths.masked_fill(lengths < 0, size + 1).sum(-1) <= size)
+    steps = (segments[..., :1], segments.diff(dim=-1), size - segments[..., -1:])
+    return int(torch.cat(steps, -1).amin()) >= 0
+
+
+def _bad_lengths(segments: Tensor, offsets: Tensor | None) -> Tensor:
+    """Mark negative lengths, or the offsets that are smaller than the one before."""
+    if offsets is None:
+        return segments < 0
+    bad = torch.zeros_like(segments, dtype=torch.bool)
+    bad[..., 1:] = segments.diff(dim=-1) < 0
+    return bad
+
+
+def _bad_reads(segments: Tensor, offsets: Tensor | None, ends: Tensor, size: int) -> Tensor:
+    """Mark where a segment that has elements leaves the data; lengths are known to be positive."""
+    is_used = _lengths_of(segments, offsets) > 0
+    if offsets is None:
+        return (ends > size) & is_used
+    bad = torch.zeros_like(segments, dtype=torch.bool)
+    bad[..., 1:] |= (segments[..., 1:] > size) & is_used
+    bad[..., :-1] |= (segments[..., :-1] < 0) & is_used
+    return bad
+
+
+def _outside(segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str) -> Violation:
+    offenders = find_offenders(segments, bad)
+    says = spelled(name, offenders)
+    if name == "lengths":
+        end = int(ends[offenders.first[0].position].item())
+        says = f"{says} ends its segment at {end}, which"
+    return Violation(
+        guard="segments_lie_in_data",
+        op="",
+        overload="",
+        argument=name,
+        headline=f"{says} is outside the {size} elements of {{related}}",
+        explanation="The kernel reads the segment from memory beyond the data.",
+        offenders=offenders,
+        bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
+        related="data",
+        size=size,
+        dim=segments.dim() - 1,
+        is_silent=True,
+        is_replay_safe=False,
+    )
+
+
+def _negative(
+    tensor: Tensor, bad: Tensor, name: str, *, guard: str, device_text: str | None
+) -> Violation:
+    offenders = find_offenders(tensor, bad)
+    is_offset = name == "offsets"
+    says = "is smaller than the offset before it" if is_offset else "is negative"
+    return Violation(
+        guard=guard,
+        op="",
+        overload="",
+        argument=name,
+        headline=f"{spelled(name, offenders)} {says}",
+        explanation="A segment, or a repeat, cannot have fewer than no elements.",
+        offenders=offenders,
+        bounds=_SORTED if is_offset else _AT_LEAST_0,
+        is_index=False,
+        device_text=device_text,
+        is_silent=device_text is None,
+        # The CPU kernel of segments may read out of bounds before it meets the bad one.
+        is_replay_safe=name == "repeats",
+    )

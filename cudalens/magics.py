@@ -1,0 +1,228 @@
+"""The IPython front end: ``%cudacheck`` and ``%%cudacheck``.
+
+It parses, runs the cell inside a session and shows the session's report; it decides nothing.
+Loading it imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import needs_local_scope, no_var_expand
+
+from cudalens.cellrun import Unit, cell_unit, statement_unit
+from cudalens.options import Options, OptionsError, help_text, split_line, subcommand
+from cudalens.publish import finish, publish
+from cudalens.rewrite import MAGIC, rewritten
+from cudalens.watch import CellWatch
+
+if TYPE_CHECKING:
+    from cudalens.session import CheckSession
+
+__all__ = ["FrontEnd", "load", "unload"]
+
+HELP = help_text()
+
+_loaded: weakref.WeakKeyDictionary[Any, FrontEnd] = weakref.WeakKeyDictionary()
+
+
+def load(shell: Any) -> None:
+    """Register the magics with a shell; harmless when they are."""
+    if shell not in _loaded:
+        _loaded[shell] = FrontEnd(shell)
+        _loaded[shell].attach()
+
+
+def unload(shell: Any) -> None:
+    """Undo :func:`load` and everything that was turned on through the magics."""
+    front_end = _loaded.pop(shell, None)
+    if front_end is not None:
+        front_end.detach()
+
+
+class FrontEnd:
+    """The magics of one shell, and what the user turned on with them."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._watch = CellWatch(shell)
+        self._simulation: Any = None
+        """The simulation that ``%cudacheck simulate`` started, not one that was there before."""
+        self._hidden: dict[str, Any] = {}
+        """Magics of other people that ours replaced."""
+
+    def attach(self) -> None:
+        """Register magics, event callbacks and the input transformation."""
+        magics = self.shell.magics_manager.magics
+        self._hidden = {kind: magics[kind].get(MAGIC) for kind in ("line", "cell")}
+        for kind in magics:
+            magics[kind][MAGIC] = self.cudacheck
+        self._watch.attach()
+        self.shell.input_transformers_post.append(self._rewrite)
+
+    def detach(self) -> None:
+        """Take everything back."""
+        self._watch.detach()
+        self.shell.input_transformers_post.remove(self._rewrite)
+        magics = self.shell.magics_manager.magics
+        for kind, previous in self._hidden.items():
+            magics[kind].pop(MAGIC, None)
+            if previous is not None:
+                magics[kind][MAGIC] = previous
+        if self._simulation is not None:
+            self._simulation.stop()
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @needs_local_scope  # type: ignore[untyped-decorator]
+    def cudacheck(
+        self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the magic; IPython shows :data:`HELP` in place of this text."""
+        __tracebackhide__ = True
+        options, rest = _split(line)
+        if options.help or (cell is None and not line.strip()):
+            print(HELP)
+            return None
+        if cell is None:
+            return self._line(options, rest, local_ns)
+        if rest:
+            msg = f"%%{MAGIC} takes options only, not {rest!r}: put the code below it"
+            raise UsageError(msg)
+        if not cell.strip():
+            print(f"%%{MAGIC}: the cell is empty, there is nothing to check")
+            return None
+        _require_torch()
+        return self._checked(options, cell_unit(self.shell, self._watch.raw, line, cell))
+
+    cudacheck.__doc__ = HELP
+
+    def _line(self, options: Options, rest: str, local_ns: dict[str, Any] | None) -> Any:
+        __tracebackhide__ = True
+        if not rest:
+            msg = f"nothing to check: give a statement, or put %%{MAGIC} over a cell"
+            raise UsageError(msg)
+        command = subcommand(rest)
+        if command is not None:
+            word, argument = command
+            return getattr(self, f"_do_{word}")(options, argument)
+        _require_torch()
+        user_locals = self.shell.user_ns if local_ns is None else local_ns
+        return self._checked(options, statement_unit(self.shell, rest, user_locals))
+
+    def _checked(self, options: Options, unit: Unit) -> Any:
+        """Run under a session and show its report; an exception of the code passes through."""
+        __tracebackhide__ = True
+        if unit.is_async:
+            return self._checked_async(options, unit)
+        session = _session(options)
+        try:
+            with session:
+                return unit.run()
+        except BaseException as error:
+            self._watch.note_explained(error)
+            raise
+        finally:
+            finish(self.shell, session, options)
+
+    async def _checked_async(self, options: Options, unit: Unit) -> Any:
+        __tracebackhide__ = True
+        session = _session(options)
+        try:
+            with session:
+                return await unit.run_async()
+        except BaseException as error:
+            self._watch.note_explained(error)
+            raise
+        finally:
+            finish(self.shell, session, options)
+
+    def _rewrite(self, lines: list[str]) -> list[str]:
+        return rewritten(self.shell, "".join(lines)).splitlines(keepends=True)
+
+    def _do_on(self, options: Options, argument: str) -> None:
+        _require_torch()
+        given, _ = _split(argument)
+        changed = {name: value for name, value in vars(given).items() if value != _DEFAULT[name]}
+        if given.help:
+            print(HELP)
+            return
+        self._watch.always = replace(options, **changed)
+        print("cudacheck is on: every following cell is checked")
+
+    def _do_off(self, options: Options, argument: str) -> None:
+        self._watch.always = None
+        print("cudacheck is off")
+
+    def _do_status(self, options: Options, argument: str) -> None:
+        _require_torch()
+        from cudalens.status import status
+
+        print("every cell:   " + ("as it is" if self._watch.always is None else "checked"))
+        print(status())
+
+    def _do_last(self, options: Options, argument: str) -> None:
+        import cudalens
+
+        report = cudalens.last_report()
+        if report is None:
+            print("no report yet")
+        else:
+            publish(self.shell, report, widgets=options.widgets)
+
+    def _do_explain(self, options: Options, argument: str) -> None:
+        _require_torch()
+        explain = getattr(importlib.import_module("cudalens.session"), "explain", None)
+        error = getattr(sys, "last_value", None)
+        report = explain(self.shell.user_ns, error) if explain is not None and error else None
+        if report is None:
+            print("nothing to explain: no exception of torch was shown")
+        else:
+            publish(self.shell, report, widgets=options.widgets)
+
+    def _do_simulate(self, options: Options, argument: str) -> None:
+        from cudalens import simulate
+
+        if argument == "off":
+            running = simulate.current()
+            if running is not None:
+                running.stop()
+            print("no rehearsal device" if running is None else "rehearsal device off")
+            return
+        _require_torch()
+        was_running = simulate.current() is not None
+        try:
+            simulation = simulate.start(announce=False)
+        except simulate.SimulationError as error:
+            raise UsageError(str(error)) from None
+        if not was_running:
+            self._simulation = simulation
+        print(simulate.ANNOUNCEMENT)
+
+
+_DEFAULT = vars(Options())
+
+
+def _split(line: str) -> tuple[Options, str]:
+    try:
+        return split_line(line)
+    except OptionsError as error:
+        raise UsageError(str(error)) from None
+
+
+def _require_torch() -> None:
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        msg = f"cudalens needs torch, which cannot be imported here ({error})"
+        raise UsageError(msg) from None
+
+
+def _session(options: Options) -> CheckSession:
+    from cudalens.session import CheckSession
+
+    return CheckSession(**options.for_session())

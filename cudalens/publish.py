@@ -1,0 +1,52 @@
+"""Shows what a session found in the running shell: one display bundle for one report.
+
+The shell is only talked to, never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cudalens.model import Report
+    from cudalens.options import Options
+    from cudalens.session import CheckSession
+
+__all__ = ["finish", "publish"]
+
+WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
+
+
+def finish(shell: Any, session: CheckSession, options: Options) -> None:
+    """Show the report of a closed session, if there is one, and bind it as the user asked."""
+    if options.report is not None:
+        shell.user_ns[options.report] = session.report
+    if session.report is None:
+        return
+    if session.swallowed:
+        print("cudalens: warning: the cell caught this error itself and ran on", file=sys.stderr)
+    try:
+        publish(shell, session.report, widgets=options.widgets)
+    except Exception as error:
+        # The cell's own exception is on its way: ours must not take its place.
+        print(f"cudalens: the report could not be shown: {error!r}", file=sys.stderr)
+
+
+def publish(shell: Any, report: Report, *, widgets: bool) -> None:
+    """Show a report as one bundle of text, HTML and, where it can live, the interactive view."""
+    bundle: dict[str, Any] = dict(report._repr_mimebundle_())
+    if widgets and _has_widgets(shell):
+        view = {"version_major": 2, "version_minor": 0, "model_id": report.widget().model_id}
+        bundle[WIDGET_TYPE] = view
+    shell.display_pub.publish(data=bundle, metadata={})
+
+
+def _has_widgets(shell: Any) -> bool:
+    return (
+        getattr(shell, "kernel", None) is not None
+        and os.environ.get("CUDALENS_WIDGETS", "1") != "0"
+        and importlib.util.find_spec("cudalens.render.widget") is not None
+    )

@@ -1,0 +1,1 @@
+from cudalens.recorder.mode import Recorder

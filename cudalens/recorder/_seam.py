@@ -1,0 +1,92 @@
+"""Private and version-dependent torch names of the recorder, each with the reason for it."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._C import _current_autograd_node, _current_graph_task_id
+from torch._C._autograd import _get_sequence_nr
+from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+__all__ = [
+    "ENGINE_FUNCTION",
+    "OpOverload",
+    "RecorderMode",
+    "current_node",
+    "current_task",
+    "dispatch_modes",
+    "next_sequence_nr",
+    "register_module_forward_pre_hook",
+    "synchronise",
+]
+
+# Called once per recorded op: the functions themselves, without a wrapper of ours around them.
+current_node = _current_autograd_node
+current_task = _current_graph_task_id
+next_sequence_nr = _get_sequence_nr
+dispatch_modes = _get_current_dispatch_mode_stack
+
+ENGINE_FUNCTION = "_engine_run_backward"
+"""The function of torch/autograd/graph.py that every backward pass goes through."""
+
+
+class RecorderMode(TorchDispatchMode):
+    """A dispatch mode that costs little and is removed wherever in the stack it is.
+
+    Compiled functions stay compiled under it, and ops of higher order pass through it.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True wraps the handler in a function that costs a microsecond per op and imports the
+        # compiler at the first op.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def remove(self) -> None:
+        """Take this mode off the stack, also from below modes that were left on it."""
+        above = []
+        if self in _get_current_dispatch_mode_stack():
+            while _get_current_dispatch_mode_stack()[-1] is not self:
+                above.append(_pop_mode())
+        elif self.old_dispatch_mode_flags:
+            # Interrupted on the way in, or popped by somebody else: torch's flags are still ours.
+            _push_mode(self)
+        else:
+            return
+        super().__exit__(None, None, None)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+
+def never_compile(code: CodeType) -> None:
+    """Keep the compiler from tracing a function of ours; no cost per call."""
+    try:
+        from torch._C._dynamo.eval_frame import skip_code
+    except ImportError:
+        return
+    skip_code(code)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the current stream of a device, so that what failed on it is raised here."""
+    if device.type == "cuda":
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(device).synchronize()
+    else:
+        module: Any = torch.get_device_module(device)
+        module.synchronize()

@@ -1,0 +1,59 @@
+"""Copies of a call's arguments on the host, taken before the call.
+
+Ops of extensions have no guard.  When one of their kernels faults, the device's context is gone
+and nothing can be read any more, so what a replay and true values need is fetched before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens._torch import is_accelerator, is_capturing, is_plain, no_dispatch_modes, plain_torch
+
+
+def host_copies(arguments: Mapping[str, Any], budget: int) -> dict[str, Tensor]:
+    """Copy tensor arguments to the host: integers and bools first, then floats, while they fit.
+
+    Args:
+        arguments: the arguments of the call by schema name.
+        budget: how many bytes all copies together may have.
+
+    Returns:
+        the copies by name, elements of lists as ``boxes[1]``; empty where no argument is on an
+        accelerator, and while a CUDA graph is captured.
+    """
+    tensors = _tensors(arguments)
+    if not any(is_accelerator(item.device) for item in tensors.values()) or is_capturing():
+        return {}
+    copies: dict[str, Tensor] = {}
+    with no_dispatch_modes(), plain_torch():
+        for name, tensor in sorted(tensors.items(), key=lambda item: _rank(item[1])):
+            size = tensor.numel() * tensor.element_size()
+            if size <= budget and tensor.device.type != "meta":
+                copies[name] = tensor.detach().to("cpu", copy=True)
+                budget -= size
+    return copies
+
+
+def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif isinstance(value, (list, tuple)):
+            for position, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    found[f"{name}[{position}]"] = item
+    return {
+        name: tensor
+        for name, tensor in found.items()
+        if is_plain(tensor) and tensor.layout == torch.strided
+    }
+
+
+def _rank(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

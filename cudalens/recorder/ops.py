@@ -1,0 +1,173 @@
+"""What the recorder knows of an op, learned once, and of a call, kept as cheaply as possible.
+
+A recorded call is a plain tuple (see :class:`Call` for its fields): hundreds of thousands of them
+are made, and almost all are thrown away unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from cudalens.recorder._seam import OpOverload
+from cudalens.recorder.sites import RawSite
+
+Ref = ref[Tensor]
+"""A weak reference without callback: the same object for each use of one tensor, even after its
+death, as long as somebody holds it.  So ``is`` tells whether two calls saw the same tensor."""
+
+_BUILT_IN = frozenset({"aten", "prims"})
+NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device})
+"""Classes of arguments that hold no tensor."""
+_SHORT = {
+    torch.bool: "bool",
+    torch.bfloat16: "bf16",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+}
+
+
+class OpFacts:
+    """What the schema of an op says, in the form that the recorder asks for it."""
+
+    __slots__ = (
+        "call",
+        "is_foreign",
+        "is_in_place",
+        "is_range",
+        "is_range_start",
+        "is_special",
+        "is_view",
+        "name",
+        "op",
+        "overload",
+        "writes",
+    )
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        overload = isinstance(op, OpOverload)
+        self.call: Callable[..., Any] = op._op if overload and type(op) is OpOverload else op
+        self.name: str = op._schema.name if overload else str(op)
+        self.overload: str | None = op._overloadname if overload else None
+        self.is_view: bool = overload and bool(op.is_view)
+        self.is_special = not overload or op.namespace not in _BUILT_IN
+        self.is_range_start = self.name.startswith("profiler::_record_function_enter")
+        self.is_range = self.is_range_start or self.name.startswith(
+            "profiler::_record_function_exit"
+        )
+        self.is_foreign = overload and self.is_special and not self.is_range
+        """Whether a library other than torch brought this op."""
+        arguments = op._schema.arguments if overload else ()
+        self.writes: tuple[str, ...] = tuple(
+            item.name for item in arguments if item.alias_info and item.alias_info.is_write
+        )
+        self.is_in_place = (
+            bool(self.writes)
+            and str(arguments[0].type) == "Tensor"
+            and self.writes == (arguments[0].name,)
+        )
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the arguments of a call by their schema names."""
+        if not isinstance(self.op, OpOverload):
+            return {str(index): value for index, value in enumerate(args)} | dict(kwargs)
+        names = [item.name for item in self.op._schema.arguments]
+        return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+class Call(NamedTuple):
+    """One recorded call; the fields of the tuples in the ring."""
+
+    seq: int
+    facts: OpFacts
+    site: RawSite
+    sequence_nr: int
+    """The number that the next autograd node of this thread would get: that of the call's own
+    node, when it has one, plus one."""
+    inputs: list[Ref] | None
+    """The tensors that the call read; ``None`` in an optimizer's step, where they are not noted."""
+    output: Any
+    """A reference to the result, or a tuple of them."""
+    shape: Any
+    """The shape of the result, or a tuple of them.  Of a call in place, where the tensor lives on
+    to tell its shape, the tensor's version before the call."""
+    dtype: Any
+    """The dtype, or a tuple of them; of a call in place on a view, a reference to its base."""
+
+    @property
+    def outputs(self) -> tuple[Ref, ...]:
+        """References to the tensors that the call gave back."""
+        return self.output if isinstance(self.output, tuple) else (self.output,)
+
+    @property
+    def metas(self) -> tuple[tuple[Any, Any], ...]:
+        """Shape and dtype of each output, ``None`` where they were not noted."""
+        if isinstance(self.output, tuple):
+            return tuple(zip(self.shape, self.dtype, strict=True))
+        return ((None, None) if self.facts.is_in_place else (self.shape, self.dtype),)
+
+    @property
+    def version(self) -> int | None:
+        """The version, before the call, of the tensor that it wrote to."""
+        is_noted = self.facts.is_in_place and not isinstance(self.output, tuple)
+        return self.shape if is_noted else None
+
+    @property
+    def base(self) -> Ref | None:
+        """The tensor whose view was written to, when it was a view."""
+        is_noted = self.facts.is_in_place and not isinstance(self.output, tuple)
+        return self.dtype if is_noted else None
+
+
+def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
+    """Give the version of a tensor, and its base when it is a view; ``None`` where it has none."""
+    if tensor.is_inference():
+        return None, None
+    base = tensor._base if tensor._is_view() else None
+    return tensor._version, None if base is None else ref(base)
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Give the tensors among arguments or results, and in lists and tuples among them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
+
+
+def metas_of(tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Give shapes and dtypes; of a tensor that does not say its shape, ``None`` for both."""
+    shapes, dtypes = [], []
+    for tensor in tensors:
+        try:
+            # A subclass may answer with code of the user's; only torch's own classes are asked.
+            plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+            shape, dtype = (tensor.shape, tensor.dtype) if plain else (None, None)
+        except RuntimeError:  # nested tensors have no shape
+            shape, dtype = None, None
+        shapes.append(shape)
+        dtypes.append(dtype)
+    return tuple(shapes), tuple(dtypes)
+
+
+def short_meta(shape: Any, dtype: Any) -> str:
+    """Give ``f32[32, 10]``, and ``?`` for a tensor of which nothing is known any more."""
+    if shape is None or dtype is None:
+        return "?"
+    short = _SHORT.get(dtype)
+    if short is None:
+        kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
+        bits = dtype.itemsize * 8
+        is_plain = str(dtype) in (f"torch.float{bits}", f"torch.complex{bits}", f"torch.int{bits}")
+        short = f"{kind}{bits}" if is_plain else str(dtype).removeprefix("torch.")
+    return f"{short}[{', '.join(str(size) for size in shape)}]"

@@ -1,0 +1,253 @@
+"""Where calls come from: the user's line, the module and the phase, found with few steps per op.
+
+Walking a whole stack for each op would cost more than the op.  The walk stops at the first frame
+whose own place is known already: a module's call (noted when it began), an optimizer's step, or
+autograd's engine (one place per backward pass).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any, Final, TypeAlias
+from weakref import ref
+
+from torch import nn
+
+from cudalens.facts import LineRef, Phase
+from cudalens.files import is_user_file, torch_path
+from cudalens.recorder import _seam
+from cudalens.source import StackEntry, locate_entries
+
+_OTHER, _USER, _MODULE, _ENGINE, _OPTIMIZER = range(5)
+_STEP_RANGE: Final = "Optimizer.step#"
+_MAX_TASKS: Final = 32
+
+
+class Site:
+    """A place that many calls share: a module's call, an optimizer's step, a backward pass."""
+
+    __slots__ = ("code", "is_step", "lasti", "module", "node", "outer", "phase")
+
+    def __init__(self, phase: Phase, base: RawSite, module: nn.Module | None = None) -> None:
+        self.phase = phase
+        self.is_step = phase == "optimizer"
+        self.module = None if module is None else ref(module)
+        self.node: tuple[str, int] | None = None
+        """The autograd node, where there is no stack to tell more."""
+        self.code: CodeType | None
+        """The user's deepest line that led here."""
+        self.outer: Site | None
+        if isinstance(base, tuple):
+            self.code, self.lasti, self.outer = base
+        else:
+            self.outer = base
+            self.code, self.lasti = (None, 0) if base is None else (base.code, base.lasti)
+
+
+RawSite: TypeAlias = "Site | tuple[CodeType, int, Site | None] | None"
+"""A shared place; or a line of the user's, by code and instruction, within a shared place."""
+
+
+class SiteTracker:
+    """Keeps the places that calls can be in at the moment."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, int] = {}
+        self._modules: dict[int, Site] = {}
+        self._module_code: CodeType | None = None
+        self._steps: dict[int, Site] = {}
+        self._ranges: dict[int, list[Site | None]] = {}
+        self._tasks: dict[int, Site] = {}
+
+    def of(self, frame: FrameType | None) -> RawSite:
+        """Find the place of the call that ``frame`` is making."""
+        if frame is None:
+            return self._in_worker()
+        user, lasti, site = None, 0, None
+        while frame is not None:
+            code = frame.f_code
+            try:
+                kind = self._kinds[code.co_filename]
+            except KeyError:
+                kind = self._kinds[code.co_filename] = _kind_of(code.co_filename)
+            if kind:
+                if kind == _USER:
+                    if user is None:
+                        user, lasti = code, frame.f_lasti
+                    if code.co_name == "<module>":
+                        break
+                elif kind == _MODULE:
+                    # Only a live frame is looked up, and each call of a module overwrites what a
+                    # dead frame at the same address has left.
+                    if code is self._module_code:
+                        site = self._modules.get(id(frame))
+                elif kind == _OPTIMIZER:
+                    site = self._steps.get(threading.get_ident())
+                elif code.co_name == _seam.ENGINE_FUNCTION:
+                    site = self._backward(frame)
+                if site is not None:
+                    break
+            frame = frame.f_back
+        return site if user is None else (user, lasti, site)
+
+    def enter_module(self, module: nn.Module, args: Any) -> None:
+        """Note the call of a module; a forward pre-hook of all modules."""
+        frame = sys._getframe(1)
+        self._module_code = frame.f_code
+        base = self.of(frame.f_back)
+        outer = base[2] if isinstance(base, tuple) else base
+        phase: Phase = "backward" if outer is not None and outer.phase == "backward" else "forward"
+        self._modules[id(frame)] = Site(phase, base, module)
+
+    def enter_range(self, name: object, frame: FrameType | None) -> None:
+        """Note that a named range of torch's profiler begins; optimizers announce steps so."""
+        is_step = isinstance(name, str) and name.startswith(_STEP_RANGE)
+        site = Site("optimizer", self.of(frame)) if is_step else None
+        ranges = self._ranges.setdefault(threading.get_ident(), [])
+        ranges.append(site)
+        self._activate(ranges)
+
+    def leave_range(self) -> None:
+        """Note that the innermost range of this thread ends."""
+        ranges = self._ranges.get(threading.get_ident())
+        if ranges:
+            ranges.pop()
+            self._activate(ranges)
+
+    def _activate(self, ranges: list[Site | None]) -> None:
+        step = next((site for site in reversed(ranges) if site is not None), None)
+        if step is None:
+            self._steps.pop(threading.get_ident(), None)
+        else:
+            self._steps[threading.get_ident()] = step
+
+    def _backward(self, frame: FrameType | None) -> Site:
+        task = _seam.current_task()
+        site = self._tasks.get(task)
+        if site is None:
+            if len(self._tasks) >= _MAX_TASKS:
+                self._tasks.clear()
+            site = Site("backward", None if frame is None else self.of(frame.f_back))
+            if task >= 0:
+                self._tasks[task] = site
+        return site
+
+    def _in_worker(self) -> Site | None:
+        """Find the place of a call that no Python made: in a thread of autograd's, by its node."""
+        node = _seam.current_node()
+        if node is None:
+            return None
+        site = Site("backward", self._backward(_engine_frame()))
+        site.node = (type(node).__name__, node._sequence_nr())
+        return site
+
+
+def _engine_frame() -> FrameType | None:
+    """Give the frame that waits for autograd's threads, when there is exactly one."""
+    frames = [
+        frame
+        for frame in list(sys._current_frames().values())
+        if frame.f_code.co_name == _seam.ENGINE_FUNCTION
+    ]
+    return frames[0] if len(frames) == 1 else None
+
+
+def _kind_of(filename: str) -> int:
+    path = torch_path(filename)
+    if path == "nn/modules/module.py":
+        return _MODULE
+    if path == "autograd/graph.py":
+        return _ENGINE
+    if path.startswith("optim/"):
+        return _OPTIMIZER
+    return _USER if is_user_file(filename) else _OTHER
+
+
+# --- reading, after a failure --------------------------------------------------------------------
+
+
+def shared_site(site: RawSite) -> Site | None:
+    """Give the shared place that a call was in."""
+    return site[2] if isinstance(site, tuple) else site
+
+
+def phase_of(site: RawSite) -> Phase:
+    """Give the phase of a place."""
+    shared = shared_site(site)
+    return "forward" if shared is None else shared.phase
+
+
+def entries_of(site: RawSite) -> list[StackEntry]:
+    """Give the user's lines that led to a place, outermost first."""
+    lines = [site[:2]] if isinstance(site, tuple) else []
+    shared = shared_site(site)
+    while shared is not None:
+        if shared.code is not None and (shared.code, shared.lasti) not in lines:
+            lines.append((shared.code, shared.lasti))
+        shared = shared.outer
+    return [StackEntry(code, _line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
+
+
+def _line_of(code: CodeType, lasti: int) -> int:
+    position = next(itertools.islice(code.co_positions(), lasti // 2, None), None)
+    line = None if position is None else position[0]
+    return code.co_firstlineno if line is None else line
+
+
+class SiteReader:
+    """Turns places into lines of the user's and module paths; each is worked out once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, int], LineRef | None] = {}
+        self._paths: dict[int, dict[int, str]] = {}
+
+    def line(self, site: RawSite) -> LineRef | None:
+        """Give the user's deepest line."""
+        entries = entries_of(site)
+        if not entries:
+            return None
+        key = (id(entries[-1].code), entries[-1].lasti)
+        if key not in self._lines:
+            span = locate_entries(entries[-1:])
+            self._lines[key] = span and LineRef(
+                line=span.line, text=span.text, cell=span.cell, file=span.file
+            )
+        return self._lines[key]
+
+    def module_path(self, site: RawSite) -> str | None:
+        """Name the innermost module by its path below the outermost one that was running."""
+        running = []
+        shared = shared_site(site)
+        while shared is not None:
+            module = shared.module and shared.module()
+            if module is not None:
+                running.append(module)
+            shared = shared.outer
+        if not running:
+            return None
+        root = running[-1]
+        if id(root) not in self._paths:
+            self._paths[id(root)] = _paths_below(root)
+        paths = self._paths[id(root)]
+        return next((paths[id(item)] for item in running if id(item) in paths), None) or None
+
+
+def _paths_below(root: nn.Module) -> dict[int, str]:
+    paths: dict[int, str] = {}
+    waiting: list[tuple[str, Any]] = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in paths:
+            continue
+        paths[id(module)] = path
+        children = [
+            (f"{path}.{name}" if path else name, child)
+            # As stored: a module may have a __getattr__ or named_modules of the user's.
+            for name, child in module.__dict__.get("_modules", {}).items()
+            if child is not None
+        ]
+        waiting.extend(reversed(children))
+    return paths

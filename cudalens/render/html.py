@@ -1,0 +1,188 @@
+"""The report as HTML: a fragment for a notebook's output, and a page that stands alone.
+
+Neither needs a script.  A reader whose front end drops the style sheet still gets the verdict, the
+code, the facts in tables and their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from cudalens.model import Report, TensorFact
+from cudalens.render import figures, words
+from cudalens.render.code import code_rows, unplaced_tensors
+from cudalens.render.palette import PALETTES
+from cudalens.render.safe import clip, visible
+
+MAX_BYTES = 200_000
+_STATIC = Path(__file__).with_name("static")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    """How much of each list and text is drawn; the JSON form always has the whole."""
+
+    history: int
+    rows: int
+    text: int
+
+
+_FRAGMENT = _Limits(history=50, rows=40, text=1500)
+_PAGE = _Limits(history=200, rows=80, text=3000)
+_SMALL = _Limits(history=40, rows=20, text=300)
+_TINY = _Limits(history=8, rows=6, text=60)
+
+
+def render_fragment(report: Report) -> str:
+    """Draw ``report`` for a notebook's output cell; its styles touch nothing else on the page."""
+    return _fitting("fragment.html.j2", report, _FRAGMENT)
+
+
+def render_page(report: Report) -> str:
+    """Draw ``report`` as one self-contained HTML file of less than 200 kB."""
+    return _fitting("page.html.j2", report, _PAGE)
+
+
+def style_sheet() -> str:
+    """Give the style sheet of every view; all its rules are scoped under ``.cudalens``."""
+    return str(_style_sheet())
+
+
+@cache
+def _style_sheet() -> Markup:
+    template = _environment(_PAGE).get_template("style.css.j2")
+    lines = template.render(palettes=PALETTES).splitlines()
+    return Markup("\n").join(Markup(line.strip()) for line in lines if line.strip())
+
+
+def _fitting(template: str, report: Report, limits: _Limits) -> str:
+    for tried in (limits, _SMALL, _TINY):
+        page = _environment(tried).get_template(template).render(_facts(report, tried))
+        if len(page.encode()) < MAX_BYTES:
+            break
+    return page
+
+
+@cache
+def _environment(limits: _Limits) -> jinja2.Environment:
+    def finalize(value: object) -> object:
+        if value is None:
+            return ""
+        # Markup comes from our own macros and pictures; all else is somebody's text.
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return clip(visible(str(value)), limits.text) if is_text else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_STATIC),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=words.number,
+        shape=words.shape,
+        place=words.place,
+        spot=words.spot,
+    )
+    return environment
+
+
+def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
+    accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
+    head, rest = words.headline_parts(report)
+    heads, tensor_rows = _tensor_table(report)
+    return {
+        "report": report,
+        "limits": limits,
+        "style": _style_sheet(),
+        "palettes": PALETTES,
+        "group": _group(report),
+        "sign": words.sign(report),
+        "tone": words.tone(report),
+        "head": head,
+        "rest": rest,
+        "title": words.headline(report),
+        "subline": _subline(report),
+        "state": words.context_state(report),
+        "cuda": words.cuda_line(report),
+        "replay": words.replay_line(report),
+        "environment": words.environment(report),
+        "certainty": words.certainty(report),
+        "kind": words.KINDS.get(report.kind, report.kind),
+        "bounds": words.bounds_text(report),
+        "rehearsal": words.REHEARSAL if report.environment.simulated else "",
+        "rows": code_rows(report, device=True),
+        "loose": unplaced_tensors(report),
+        "tensor_heads": heads,
+        "tensor_rows": tensor_rows,
+        "map": figures.value_map_svg(report),
+        "map_title": figures.value_map_title(report),
+        "accused": accused,
+        "histogram": figures.histogram_svg(accused, report.bounds) if accused else Markup(""),
+        "graph": figures.graph_svg(report.graph, prevented=report.prevented),
+        "graph_title": figures.graph_title(report.graph),
+        "graph_rows": figures.graph_rows(report.graph),
+    }
+
+
+def _tensor_table(report: Report) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Give the heads and rows of the tensor table, without columns that nobody filled."""
+    rows = [_tensor_cells(report, fact) for fact in report.tensors]
+    heads = [head for head in rows[0] if any(row[head] for row in rows)] if rows else []
+    return tuple(heads), tuple(tuple(row[head] or "–" for head in heads) for row in rows)
+
+
+def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
+    summary = fact.summary
+    found = report.offenders if words.is_at_fault(report, fact) else None
+    counted = {"min": summary.min, "max": summary.max, "mean": summary.mean}
+    counted |= {"nan": summary.nan, "inf": summary.inf}
+    distinct = "" if summary.unique is None else ", ".join(map(str, summary.unique))
+    return {
+        "tensor": words.tensor_name(fact),
+        "argument": fact.argument or "",
+        "shape": words.shape(fact.shape),
+        "dtype": fact.dtype,
+        "device": fact.device,
+        "stride": words.shape(fact.stride),
+        "grad": fact.grad_fn or ("leaf" if fact.requires_grad else ""),
+        "bad": str(found.count) if found and found.count else "",
+        **{key: "" if value is None else words.number(value) for key, value in counted.items()},
+        "distinct": distinct,
+    }
+
+
+def _subline(report: Report) -> tuple[tuple[str, str], ...]:
+    """Give the facts under the headline, each with its look."""
+    facts = (
+        ("plain", words.bad_count(report)),
+        ("code", words.op_path(report.op)),
+        ("argument", report.argument or ""),
+        ("plain", words.place(report.source)),
+        ("code", report.module_path or ""),
+        ("plain", report.phase if report.phase != "unknown" else ""),
+        ("plain", words.certainty(report)),
+    )
+    return tuple((look, text) for look, text in facts if text)
+
+
+def _group(report: Report) -> str:
+    # Only one tab of a report is open at a time, whatever other reports the notebook shows.  The
+    # clock stays out, or the same failure would never give the same output twice.
+    content = (
+        report.kind,
+        words.headline(report),
+        words.place(report.source),
+        words.op_path(report.op),
+        report.timing.recorded_ops,
+    )
+    return f"cl-{hashlib.sha256(repr(content).encode()).hexdigest()[:12]}"

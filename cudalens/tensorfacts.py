@@ -1,0 +1,117 @@
+"""Describe the tensors of a call and those on the user's line, with their values where readable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from cudalens import _torch, source
+from cudalens.facts import TensorFact, TensorSummary, Violation
+from cudalens.values import summarise
+
+
+def bad_key(violation: Violation) -> str:
+    """Give the key of the tensor at fault among :func:`tensor_values`."""
+    if violation.list_position is None:
+        return violation.argument
+    return f"{violation.argument}[{violation.list_position}]"
+
+
+def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Give the tensors among the arguments, elements of lists as ``indices[1]``."""
+    found: dict[str, Tensor] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif isinstance(value, (list, tuple)):
+            for position, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    found[f"{name}[{position}]"] = item
+    return found
+
+
+def scalars_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Give the arguments that are plain numbers, texts or ``None``, as text."""
+    return tuple(
+        (name, str(value))
+        for name, value in arguments.items()
+        if value is None or isinstance(value, (bool, int, float, str))
+    )
+
+
+def tensor_facts(
+    values: Mapping[str, Tensor],
+    site: source.CallSite,
+    bad: str | None,
+    *,
+    api: Sequence[tuple[str, object]] = (),
+    read: bool = True,
+) -> tuple[TensorFact, ...]:
+    """Describe the op's tensors and the others on the failing line.
+
+    Args:
+        values: the op's tensor arguments by schema name.
+        site: the user's expressions for them, and the other tensors on his line.
+        bad: the key of the tensor at fault.
+        api: names and values of the arguments of the function that the user called.
+        read: false when no value may be read because the device's context is lost.
+
+    A tensor that the user cannot see (an intermediate of a library) is left out when the line
+    shows others, unless it is the one at fault.
+    """
+    named = {key: (text, span) for key, text, span in site.names}
+    shown = {key: item for key, item in values.items() if key in named or key == bad}
+    rest = [
+        (item, item.value)
+        for item in site.others
+        if isinstance(item.value, Tensor) and not _is_any(item.value, shown.values())
+    ]
+    if not shown and not rest:
+        shown = dict(values)
+    facts = [
+        _fact(key, tensor, *named.get(key, (None, None)), read=read)
+        for key, tensor in shown.items()
+    ]
+    facts += [
+        _fact(_api_name(tensor, api), tensor, item.expression, item.span, read=read)
+        for item, tensor in rest
+    ]
+    return tuple(facts)
+
+
+def _api_name(tensor: object, api: Sequence[tuple[str, object]]) -> str | None:
+    return next((name for name, value in api if value is tensor), None)
+
+
+def _is_any(tensor: object, others: Any) -> bool:
+    return any(_torch.same_tensor(tensor, other) for other in others)
+
+
+def _fact(
+    argument: str | None,
+    tensor: Tensor,
+    expression: str | None,
+    span: tuple[int, int, int] | None,
+    *,
+    read: bool,
+) -> TensorFact:
+    meta = _torch.meta_of(tensor)
+    summary = TensorSummary()
+    if read and _torch.is_plain(tensor) and tensor.device.type != "meta":
+        with _torch.plain_torch(), _torch.no_dispatch_modes(), contextlib.suppress(RuntimeError):
+            summary = summarise(tensor)
+    return TensorFact(
+        argument=argument,
+        expression=expression,
+        shape=meta.shape,
+        dtype=meta.dtype,
+        device=meta.device,
+        stride=meta.stride,
+        requires_grad=meta.requires_grad,
+        grad_fn=meta.grad_fn,
+        summary=summary,
+        span=span,
+    )

@@ -1,0 +1,115 @@
+"""Follows the cells of a shell: the text of the running one, and its session under ``on``.
+
+The shell is only talked to, never imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cudalens.options import Options
+from cudalens.publish import finish
+from cudalens.rewrite import MAGIC
+
+if TYPE_CHECKING:
+    from cudalens.session import CheckSession
+
+__all__ = ["CellWatch"]
+
+
+@dataclass
+class _Cell:
+    """A cell that is running."""
+
+    raw: str
+    session: CheckSession | None = None
+    """Its own session, until that is closed."""
+    options: Options = field(default_factory=Options)
+    explained: BaseException | None = None
+    """The last exception that a magic inside it has shown a report of."""
+    shell_handling: tuple[Any, Any] | None = None
+    """How the shell showed exceptions before this cell."""
+
+
+class CellWatch:
+    """The running cells of one shell; ``always`` makes each following one a checked cell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.always: Options | None = None
+        """The options of ``%cudacheck on``, ``None`` when it is off."""
+        self._cells: list[_Cell] = []
+
+    @property
+    def raw(self) -> str | None:
+        """The running cell as the user typed it, ``None`` when it is not known."""
+        return self._cells[-1].raw if self._cells else None
+
+    def note_explained(self, error: BaseException) -> None:
+        """Remember that ``error`` left a check inside the cell, which has dealt with it."""
+        if self._cells:
+            self._cells[-1].explained = error
+
+    def attach(self) -> None:
+        """Register with the shell's events."""
+        self.shell.events.register("pre_run_cell", self._before)
+        self.shell.events.register("post_run_cell", self._after)
+
+    def detach(self) -> None:
+        """Close what is open and leave the shell's events."""
+        self.always = None
+        while self._cells:
+            self._after(None)
+        self.shell.events.unregister("post_run_cell", self._after)
+        self.shell.events.unregister("pre_run_cell", self._before)
+
+    def _before(self, info: Any) -> None:
+        cell = _Cell(info.raw_cell)
+        is_checked = any(outer.session is not None for outer in self._cells)
+        is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
+        self._cells.append(cell)
+        if self.always is not None and not is_checked and not is_magic:
+            self._open(cell, self.always)
+
+    def _open(self, cell: _Cell, options: Options) -> None:
+        from cudalens.session import CheckSession
+
+        cell.options = options
+        cell.session = CheckSession(**options.for_session()).open()
+        # The session has to see an exception before the shell shows it: it adds the note, and
+        # cuts the traceback where a debugger is to land.
+        cell.shell_handling = (self.shell.custom_exceptions, self.shell.CustomTB)
+        self.shell.set_custom_exc((Exception,), self._on_error)
+
+    def _on_error(
+        self,
+        shell: Any,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+        tb_offset: int | None = None,
+    ) -> None:
+        # A cell that this one runs keeps its errors to itself: the checked one goes on.
+        self._close(self._cells[-1], error)
+        outer = (cell.shell_handling for cell in self._cells if cell.shell_handling is not None)
+        handled, show = next(outer)
+        if isinstance(error, handled):
+            show(kind, error, trace, tb_offset=tb_offset)
+        else:
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+    def _close(self, cell: _Cell, error: BaseException | None) -> None:
+        session, cell.session = cell.session, None
+        if session is not None:
+            session.close(None if error is cell.explained else error)
+            finish(self.shell, session, cell.options)
+
+    def _after(self, result: Any) -> None:
+        if not self._cells:
+            return  # the cell that loaded the extension
+        cell = self._cells.pop()
+        self._close(cell, getattr(result, "error_in_exec", None))
+        if cell.shell_handling is not None:
+            self.shell.custom_exceptions, self.shell.CustomTB = cell.shell_handling

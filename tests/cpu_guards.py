@@ -1,0 +1,84 @@
+"""Guards that act on CPU tensors, for tests: what they find is kept, and stops the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cudalens.facts import Violation
+from cudalens.guards import full_name
+from cudalens.intercept import GuardedCall, Interceptor
+
+
+class Stopped(Exception):  # noqa: N818  not an error of torch or of ours
+    """Raised in place of a call that a guard objects to."""
+
+
+class Collector:
+    """What the guards found, newest last."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Violation]] = []
+        self.trouble: list[str] = []
+        self.lets_pass = False
+
+    def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException | None:
+        self.found.append((full_name(call.op), violation))
+        return None if self.lets_pass else Stopped(violation.headline)
+
+    def look(self, call: Callable[[], Any]) -> Violation | None:
+        """Run a call; give what stopped it, ``None`` when nothing did."""
+        self.found.clear()
+        try:
+            call()
+        except Stopped:
+            return self.found[-1][1]
+        assert self.found == []
+        return None
+
+    def unguarded(self, call: Callable[[], Any]) -> BaseException | None:
+        """Run a call without stopping it; give what torch itself raised."""
+        self.found.clear()
+        self.lets_pass = True
+        try:
+            call()
+        except Exception as error:
+            return error
+        finally:
+            self.lets_pass = False
+        return None
+
+
+@contextmanager
+def guarded(*devices: str) -> Iterator[Collector]:
+    """Install every guard for these device types, else for the CPU."""
+    collector = Collector()
+    interceptor = Interceptor(
+        collector.on_violation, collector.trouble.append, devices=frozenset(devices or {"cpu"})
+    )
+    interceptor.install()
+    try:
+        yield collector
+    finally:
+        interceptor.uninstall()
+    assert collector.trouble == []
+
+
+def positions(violation: Violation) -> list[tuple[int, ...]]:
+    """Give the positions of the offenders that are listed."""
+    return [item.position for item in violation.offenders.first]
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the same values in a tensor that is not contiguous."""
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else strided(tensor)
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the same values with a gap behind each."""
+    holder = tensor.new_zeros((*tensor.shape, 2))
+    holder[..., 0] = tensor
+    return holder[..., 0]

@@ -1,0 +1,95 @@
+"""Ways to look at the stack from inside a call, as a guard or a recorder does."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cudalens import source
+
+_numbers = itertools.count(1000)
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values are one tensor: the same object, or the same memory seen alike."""
+    if one is other:
+        return True
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return False
+    return (one.data_ptr(), one.shape, one.stride()) == (
+        other.data_ptr(),
+        other.shape,
+        other.stride(),
+    )
+
+
+class Probe(TorchDispatchMode):
+    """Locates every call of one op, as a recorder sees it."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self.op = f"aten::{op}"
+        self.sites: list[source.CallSite] = []
+
+    @property
+    def site(self) -> source.CallSite:
+        """The site of the only call."""
+        assert len(self.sites) == 1, [site.call_text for site in self.sites]
+        return self.sites[0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == self.op:
+            frames = source.stack_of(sys._getframe())
+            frames = frames[
+                : next(i for i, f in enumerate(frames) if f.f_locals.get("self") is self)
+            ]
+            self.sites.append(source.locate(frames, _values(func, args), same))
+        return func(*args, **(kwargs or {}))
+
+
+def _values(func: Any, args: Any) -> Mapping[str, Tensor]:
+    found = {}
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        items = value if isinstance(value, list | tuple) else [value]
+        for position, item in enumerate(items):
+            if isinstance(item, Tensor):
+                key = f"{argument.name}[{position}]" if items is value else argument.name
+                found[key] = item
+    return found
+
+
+def run_cell(text: str, names: dict[str, Any], number: int = 7) -> None:
+    """Run text as the cell ``number`` of a notebook whose front end registers its cells."""
+    with cell(text, number) as code:
+        exec(code, names)
+
+
+@contextmanager
+def cell(text: str, number: int = 7) -> Iterator[Any]:
+    """Compile text as a registered cell and forget it afterwards."""
+    filename = f"<cell {next(_numbers)}>"
+    source.register_cell(filename, number, text.splitlines())
+    try:
+        yield compile(text, filename, "exec")
+    finally:
+        source.forget_cell(filename)
+
+
+def site_of(text: str, op: str, **names: Any) -> source.CallSite:
+    """Run text as a cell and locate its only call of ``op``."""
+    probe = Probe(op)
+    with probe:
+        run_cell(text, {"torch": torch, "F": torch.nn.functional, "nn": torch.nn, **names})
+    return probe.site
+
+
+def named(site: source.CallSite) -> dict[str, str]:
+    """The user's expression for each argument that has one."""
+    return {name.key: name.expression for name in site.names}

@@ -1,0 +1,126 @@
+"""What the tests of the views share: golden files, reading HTML, hostile reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from cudalens.model import Report
+
+GOLDEN = Path(__file__).with_name("golden")
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+# Fields whose words the model fixes: a foreign word there is no report.
+_FIXED = {"kind", "certainty", "phase", "outcome", "role", "schema_version"}
+_KEYS = {"id", "from", "to", "focus"}
+
+
+def check_golden(name: str, text: str) -> None:
+    """Compare with a golden file, or write it when CUDALENS_UPDATE_GOLDEN is set to 1."""
+    path = GOLDEN / name
+    if os.environ.get("CUDALENS_UPDATE_GOLDEN") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"{name} differs from its golden file"
+
+
+class Page(HTMLParser):
+    """An HTML text as its elements with attributes, and as the text between them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.strange: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], f"elements left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((tuple(self.open), data))
+
+    def handle_comment(self, data: str) -> None:
+        self.strange.append(data)
+
+    def handle_pi(self, data: str) -> None:
+        self.strange.append(data)
+
+    def unknown_decl(self, data: str) -> None:
+        self.strange.append(data)
+
+    def text(self, *, without: tuple[str, ...] = ("style",)) -> str:
+        """Give all text but that inside the elements named."""
+        return "".join(text for inside, text in self.texts if not set(without) & set(inside))
+
+    def looks(self) -> set[tuple[str, ...]]:
+        """Give each element with its attribute names, and the values that are never a user's."""
+        shown = ("class", "style", "href", "src", "role", "fill", "stroke", "open")
+        return {
+            (
+                tag,
+                *(
+                    f"{key}={value if key in shown else ''}"
+                    for key, value in sorted(attrs.items(), key=str)
+                ),
+            )
+            for tag, attrs in self.elements
+        }
+
+
+def with_texts(report: Report, change: Callable[[str], str]) -> Report:
+    """Give the report with every free text in it changed; ids stay told apart."""
+
+    def walk(value: Any, key: str) -> Any:
+        if isinstance(value, dict):
+            return {name: walk(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, key) for item in value]
+        if not isinstance(value, str) or key in _FIXED:
+            return value
+        return change(value) + value if key in _KEYS else change(value)
+
+    return Report.from_dict(walk(report.to_dict(), ""))
+
+
+_SEEDS = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    '" onfocus="alert(1)" autofocus="',
+    "</style><style>*{display:none}</style>",
+    "</svg><script>alert(1)</script>",
+    "</title></text><a href='javascript:alert(1)'>x</a>",
+    "</pre></code></details><h1>x</h1>",
+    "<!--", "-->", "<![CDATA[", "]]>", "<?php", "<!DOCTYPE html>",
+    "{{ 7*7 }}", "{% raw %}", "{# #}", "${7*7}", "%s%d%n", "{0}{x}",
+    "&lt;b&gt;", "&#60;script&#62;", "&amp", "&", "<", ">", '"', "'", "`",
+    "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "\x1b[2J\x1b[H", "\x00", "\x07\x08\x7f",
+    "\r\noverwritten", "a\u2028b\u2029c", "\u202eesrever\u202c", "\u2066x\u2069", "\ufeff",
+    "\u200b",    "\ud800", "\udfff\ud800", "\U000e0041", "\ue000", "\uffff",
+    "[bold red]markup[/bold red]", "[/]", "[link=https://example.org]x[/link]", ":warning:",
+    "日本語のテンソル", "e\u0301\u0301\u0301", "👩\u200d🔬", "\t\ttab", "  ", "x" * 5000, "\n" * 50,
+    "javascript:alert(1)", "url(https://example.org/x)", "expression(alert(1))", "\\22 \\3c ",
+    "../../etc/passwd", "C:\\temp\\x", "DROP TABLE x;--", "nan", "inf", "-1e999", "1" * 400,
+)  # fmt: skip
+
+
+def hostile_texts(count: int) -> Iterator[str]:
+    """Give ``count`` different texts that try to leave the place they are put in."""
+    for at in range(count):
+        one = _SEEDS[at % len(_SEEDS)]
+        turn = at // len(_SEEDS)
+        other = _SEEDS[(at * 7 + turn * 13) % len(_SEEDS)]
+        yield one if turn == 0 else f"{other}{one}" if turn % 2 else f"{one}{turn}{other}"

@@ -1,0 +1,208 @@
+"""Who may import whom: read from the syntax trees, so that the table cannot rot."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "cudalens"
+MAX_MODULE_LINES = 300
+MAX_FUNCTION_LINES = 40
+
+LAYERS: dict[str, int] = {
+    **dict.fromkeys(("version", "graphfacts", "facts", "codec", "model", "errors"), 0),
+    **dict.fromkeys(("_torch", "origin", "values", "hints", "hosterrors", "assertlines"), 1),
+    **dict.fromkeys(("source", "files", "stack", "syntax", "evaluate", "expressions"), 1),
+    **dict.fromkeys(("modules", "apiname", "diagnose", "render"), 1),
+    **dict.fromkeys(("guards", "simulate"), 2),
+    **dict.fromkeys(("intercept", "recorder", "replay", "autograd", "devicetext"), 3),
+    **dict.fromkeys(("environment", "calling", "tensorfacts", "guarding", "collect"), 4),
+    **dict.fromkeys(("postmortem", "rehearsal", "session"), 4),
+    **dict.fromkeys(("magics", "cellrun", "options", "rewrite", "watch", "publish", "status"), 5),
+    **dict.fromkeys(("demo", "__main__"), 5),
+    "__init__": 6,
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by dotted name below ``cudalens``."""
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def unit(name: str) -> str:
+    """The unit of the layer table that a module belongs to: its package or itself."""
+    return name.split(".")[0]
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """The modules of cudalens that a module imports when it is imported or used."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {item.name for item in node.names if item.name.startswith("cudalens.")}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module == "cudalens":
+                found |= {f"cudalens.{item.name}" for item in node.names}
+            elif node.module.startswith("cudalens."):
+                found.add(node.module)
+    return {name.removeprefix("cudalens.") for name in found}
+
+
+def external_imports(tree: ast.AST) -> set[str]:
+    """The top-level packages that a module imports from outside."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {item.name.split(".")[0] for item in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def private_torch(tree: ast.AST) -> set[str]:
+    """The private names below ``torch`` that a module touches."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            inner: ast.AST = node.value
+            while isinstance(inner, ast.Attribute):
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id == "torch" and node.attr[1:2] != "_":
+                found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            parts = (node.module or "").split(".") + [item.name for item in node.names]
+            found |= {item for item in parts if item.startswith("_") and item[1:2] != "_"}
+    return found
+
+
+def test_every_module_has_a_layer() -> None:
+    """A module that the table does not name cannot be judged."""
+    assert {unit(name) for name in modules()} <= set(LAYERS)
+
+
+def test_imports_go_down() -> None:
+    """A module imports its own layer or a lower one; renderers are never imported by layer 4."""
+    wrong = []
+    for name, path in modules().items():
+        for target in imports_of(ast.parse(path.read_text(encoding="utf-8"))):
+            here, there = unit(name), unit(target)
+            if here == there or there not in LAYERS:
+                continue
+            if LAYERS[there] > LAYERS[here] or (LAYERS[here] == 4 and there == "render"):
+                wrong.append(f"{name} imports {target}")
+    assert wrong == []
+
+
+def test_guards_and_simulation_do_not_know_each_other() -> None:
+    """Testing one with the other would be circular."""
+    for name, path in modules().items():
+        targets = {unit(item) for item in imports_of(ast.parse(path.read_text(encoding="utf-8")))}
+        if unit(name) == "guards":
+            assert "simulate" not in targets, name
+        if unit(name) == "simulate":
+            assert not targets & {"guards", "intercept"}, name
+
+
+def test_there_are_no_import_cycles() -> None:
+    """Not even for annotations: shared types live in layer 0."""
+    graph = {}
+    for name, path in modules().items():
+        package = name.removesuffix(".__init__")
+        targets = imports_of(ast.parse(path.read_text(encoding="utf-8")))
+        graph[package] = {item for item in targets if item != package}
+    for start in graph:
+        if start in ("__init__", "simulate"):
+            continue  # the public face names everything, and is imported by name only
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            item = todo.pop()
+            assert item != start, f"{start} imports itself through {sorted(seen)}"
+            if item not in seen and item in graph and not start.startswith(f"{item}."):
+                seen.add(item)
+                todo.extend(graph[item])
+
+
+PURE = ("version", "facts", "codec", "model", "errors", "diagnose", "hints", "hosterrors")
+
+
+def test_the_centre_knows_no_torch() -> None:
+    """The model, the diagnosis, the hints and the renderers work without torch."""
+    for name, path in modules().items():
+        if unit(name) in PURE or unit(name) == "render":
+            used = external_imports(ast.parse(path.read_text(encoding="utf-8")))
+            assert "torch" not in used, name
+
+
+def test_ipython_is_known_to_the_magics_only() -> None:
+    """Everything below the notebook front end works without IPython."""
+    for name, path in modules().items():
+        used = external_imports(ast.parse(path.read_text(encoding="utf-8")))
+        if "IPython" in used:
+            assert LAYERS[unit(name)] >= 5, name
+
+
+def test_private_torch_names_stay_in_the_seam() -> None:
+    """One file owns every private or version-dependent name; the simulation has its own."""
+    wrong = {}
+    for name, path in modules().items():
+        if name == "_torch" or unit(name) == "simulate":
+            continue
+        if used := private_torch(ast.parse(path.read_text(encoding="utf-8"))):
+            wrong[name] = sorted(used)
+    assert wrong == {}
+
+
+def test_modules_and_functions_stay_small() -> None:
+    """A module over 300 lines or a function over 40 hides an idea that has no name yet."""
+    long = []
+    for name, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > MAX_MODULE_LINES:
+            long.append(f"{name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                size = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+                if size > MAX_FUNCTION_LINES:
+                    long.append(f"{name}.{node.name}: {size} lines")
+    assert long == []
+
+
+def test_the_checks_can_fail() -> None:
+    """Each reader of the syntax trees sees an offence when there is one."""
+    tree = ast.parse(
+        "import torch\nfrom cudalens.session import check\nimport IPython.display\n"
+        "x = torch._C._get_sequence_nr()\nfrom torch.utils._python_dispatch import Y\n"
+    )
+    assert imports_of(tree) == {"session"}
+    assert external_imports(tree) == {"torch", "cudalens", "IPython"}
+    assert private_torch(tree) == {"_get_sequence_nr", "_C", "_python_dispatch"}
+
+
+@pytest.mark.parametrize("forbidden", ["torch", "IPython", "ipywidgets", "matplotlib"])
+def test_importing_the_package_loads_nothing_heavy(forbidden: str) -> None:
+    """``import cudalens`` and its loading as an extension are quick because they import little."""
+    code = f"import sys, cudalens; sys.exit({forbidden!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_import_test_can_fail() -> None:
+    """The probe above reports a loaded package."""
+    code = "import sys, json; sys.exit('json' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
+
+
+def test_every_public_name_exists() -> None:
+    """Each name in ``cudalens.__all__`` can be fetched."""
+    import cudalens
+
+    for name in cudalens.__all__:
+        assert getattr(cudalens, name) is not None

@@ -1,0 +1,180 @@
+"""The user's names for tensors: proven to be the tensor, else not given."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.probes import Probe, named, run_cell, site_of
+
+X = torch.rand(4, 5)
+Y = torch.tensor([0, 1, 2, 3])
+I2 = torch.zeros(4, 1, dtype=torch.int64)
+
+
+class Holder:
+    def __init__(self, **kept: Any) -> None:
+        self.__dict__.update(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "expression"),
+    [
+        ("F.nll_loss(x, y)", "y"),
+        ("F.nll_loss(x, target=y)", "y"),
+        ("F.nll_loss(x, batch['labels'])", "batch['labels']"),
+        ("F.nll_loss(x, batch[\n  'labels'])", "batch['labels']"),
+        ("F.nll_loss(x, h.t)", "h.t"),
+        ("F.nll_loss(x, h.t.view(4))", "h.t"),
+        ("F.nll_loss(*pair)", "pair[1]"),
+        ("F.nll_loss(x, **{'target': y})", "y"),
+        ("F.nll_loss(**both)", 'both["target"]'),
+        ("f = lambda z, q: F.nll_loss(z, q)\nf(x, y)", "q"),
+        ("[F.nll_loss(x, t) for t in [y]]", "t"),
+        ("sum(F.nll_loss(x, t) for t in [y])", "t"),
+        ("F.nll_loss(x, y - 0)", "y - 0"),
+        ("F.nll_loss(target=y - 0, input=x)", "y - 0"),
+        ("loss(x, y - 0)", "y - 0"),
+        ("loss(x, target=y - 0)", "y - 0"),
+        ("z = F.nll_loss(x, y) if len(y) else y", "y"),
+    ],
+)
+def test_an_expression_that_is_the_tensor_names_the_argument(text: str, expression: str) -> None:
+    names = {
+        "batch": {"labels": Y},
+        "h": Holder(t=Y),
+        "pair": (X, Y),
+        "both": {"input": X, "target": Y},
+        "loss": nn.NLLLoss(),
+    }
+    site = site_of(text, "nll_loss_forward", x=X, y=Y, **names)
+    assert named(site)["target"] == expression
+    assert site.limits == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.gather(x, 1, i.clone())",
+        "torch.gather(x, 1, i + 0)",
+        "x.gather(1, i.long().clone())",
+        "g = lambda q: torch.gather(x, 1, q + 0)\ng(i)",
+    ],
+)
+def test_an_equal_but_different_tensor_names_nothing(text: str) -> None:
+    site = site_of(text, "gather", x=X, y=Y, i=I2)
+    assert "index" not in named(site)
+    assert named(site)["self"] == "x"
+
+
+def test_of_two_names_the_shortest_in_the_call_is_taken() -> None:
+    site = site_of(
+        "q = y, F.nll_loss(x, h.labels)", "nll_loss_forward", x=X, y=Y, h=Holder(labels=Y)
+    )
+    assert named(site)["target"] == "h.labels"
+    site = site_of(
+        "F.nll_loss(x, (h.labels, y)[0])", "nll_loss_forward", x=X, y=Y, h=Holder(labels=Y)
+    )
+    assert named(site)["target"] == "y"
+
+
+def test_the_target_of_an_assignment_names_nothing() -> None:
+    """The old value of a name that is being assigned is not what the line passes."""
+    site = site_of("old = torch.gather(x, 1, make())", "gather", x=X, old=I2, make=lambda: I2)
+    assert "index" not in named(site)
+
+
+def test_a_name_of_an_inner_scope_is_not_read_in_the_outer_one() -> None:
+    text = "y = torch.gather(x, 1, make(lambda i: i))"
+    site = site_of(text, "gather", x=X, i=I2, make=lambda _: I2)
+    assert "index" not in named(site)
+
+
+def test_a_parameter_that_the_function_rebinds_proves_nothing() -> None:
+    def rebinding(z: Tensor, q: Tensor) -> Tensor:
+        q = q.clone()
+        return called(z, q)
+
+    def keeping(z: Tensor, q: Tensor) -> Tensor:
+        return called(z, q)
+
+    called = _library_gather()
+    assert "index" not in named(_below(rebinding, called, "f(x, i + 0)"))
+    assert named(_below(keeping, called, "f(x, i + 0)"))["index"] == "i + 0"
+
+
+def test_a_partial_shifts_the_arguments_and_proves_nothing() -> None:
+    def keeping(q: Tensor, z: Tensor) -> Tensor:
+        return called(z, q)
+
+    called = _library_gather()
+    assert "index" not in named(_below(functools.partial(keeping, I2.clone()), called, "f(x + 0)"))
+
+
+def _library_gather() -> Any:
+    return lambda z, q: torch.gather(z, 1, q)
+
+
+def _below(function: Any, called: Any, text: str) -> Any:
+    """Run text as a cell that calls ``function`` as if it were a library's."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    for each in (inner, called):
+        each.__code__ = each.__code__.replace(co_filename="/v/site-packages/lib/ops.py")
+    return site_of(text, "gather", f=function, x=X, i=I2)
+
+
+def test_columns_of_a_name_are_characters_of_the_users_line() -> None:
+    site = site_of("s = 'é'; F.nll_loss(x, y)", "nll_loss_forward", x=X, y=Y)
+    spans = {name.key: name.span for name in site.names}
+    assert spans["target"] == (1, 23, 24)
+
+
+def test_other_tensors_of_the_line_are_listed_once_and_in_reading_order() -> None:
+    site = site_of(
+        "w = F.cross_entropy(x, y) + a[0] * y.sum() + b",
+        "nll_loss_forward",
+        x=X,
+        y=Y,
+        a=[torch.ones(1)],
+        b=torch.ones(2),
+    )
+    assert named(site) == {"target": "y"}
+    assert [other.expression for other in site.others] == ["x", "a[0]", "b"]
+    assert site.others[2].value is not None
+
+
+def test_a_batch_that_is_only_indexed_does_not_spill_its_other_tensors() -> None:
+    batch = {"labels": Y, "mask": torch.ones(4)}
+    site = site_of("F.nll_loss(x, batch['labels'])", "nll_loss_forward", x=X, batch=batch)
+    assert [other.expression for other in site.others] == []
+
+
+def test_a_library_calls_the_tensor_by_its_own_name() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=8,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=4,
+        max_position_embeddings=8,
+    )
+    model = transformers.BertModel(config)
+    ids, types = torch.tensor([[1, 2]]), torch.tensor([[0, 1]])
+    batch = transformers.BatchEncoding({"input_ids": ids, "token_type_ids": types})
+    probe = Probe("embedding")
+    with probe:
+        run_cell("out = model(**batch)", {"model": model, "batch": batch})
+    by_module = {site.module_path: site for site in probe.sites}
+    site = by_module["embeddings.token_type_embeddings"]
+    assert named(site) == {"indices": 'batch["token_type_ids"]'}
+    assert site.library_names[0].name == "token_type_ids"
+    assert site.library_names[0].file.endswith("modeling_bert.py")
+    assert site.api == "torch.nn.functional.embedding"
+    position = by_module["embeddings.position_embeddings"]
+    assert named(position) == {}
+    assert position.library_names[0].name == "position_ids"

@@ -1,0 +1,450 @@
+"""Guards of lookups, indexing, gather and scatter: who is at fault, and what must stay silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cudalens.facts import Violation
+from cudalens.guards import GUARDS, full_name
+from cudalens.guards._base import schema_parameters
+from cudalens.intercept import GuardedCall, Interceptor
+
+tensor, zeros, ones, aten = torch.tensor, torch.zeros, torch.ones, torch.ops.aten
+HUGE = 2**40
+
+
+def findings(op: Any, *args: Any, **kwargs: Any) -> list[Violation]:
+    """Ask every guard of an op about a call, without making the call."""
+    places = {item.name: item for item in schema_parameters(op)}
+    asked = [
+        entry.check(*(places[name].of(args, kwargs) for name in entry.parameters))
+        for entry in GUARDS[op]
+    ]
+    return [found for found in asked if found is not None]
+
+
+def only(op: Any, *args: Any, **kwargs: Any) -> Violation:
+    (found,) = findings(op, *args, **kwargs)
+    return found
+
+
+def positions(found: Violation) -> list[tuple[tuple[int, ...], Any]]:
+    return [(item.position, item.value) for item in found.offenders.first]
+
+
+@contextmanager
+def stopping() -> Iterator[list[tuple[str, Violation]]]:
+    """Install every guard for CPU tensors; a finding stops the call with an ``IndexError``."""
+    seen: list[tuple[str, Violation]] = []
+
+    def on_violation(call: GuardedCall, violation: Violation) -> BaseException:
+        seen.append((full_name(call.op), violation))
+        return IndexError(violation.headline)
+
+    interceptor = Interceptor(on_violation, pytest.fail, devices={"cpu"})
+    interceptor.install()
+    try:
+        yield seen
+    finally:
+        interceptor.uninstall()
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_headline_names_value_position_dimension_and_size() -> None:
+    """A bad column index is told with its place, its value and the dimension that it missed."""
+    found = only(aten.gather.default, zeros(2, 5), 1, tensor([[0, 4], [7, 0]]))
+    assert found.headline == "{argument}[1, 0] = 7 is outside dimension 1 (size 5) of {related}"
+    assert (found.argument, found.related, found.size, found.dim) == ("index", "self", 5, 1)
+    assert found.bounds.text == "0 … 4"
+    assert positions(found) == [((1, 0), 7)]
+
+
+def test_wrapping_interval_is_told_from_minus_size() -> None:
+    """Where negative values count from the end the interval starts at minus the size."""
+    found = only(aten.index.Tensor, zeros(5), [tensor([0, 1, 7])])
+    assert found.bounds.text == "-5 … 4"
+    assert found.headline == "{argument}[0][2] = 7 is outside dimension 0 (size 5) of {related}"
+
+
+@pytest.mark.parametrize(
+    ("indices", "position", "dim", "size"),
+    [
+        ([tensor([0]), tensor([9])], 1, 1, 4),
+        ([None, tensor([9])], 1, 1, 4),
+        ([None, None, tensor([9])], 2, 2, 5),
+        ([tensor([True, False, True]), tensor([1, 9])], 1, 1, 4),
+        ([zeros(3, 4, dtype=torch.bool).fill_(True), tensor([9])], 1, 2, 5),
+        ([tensor([1, 0, 1], dtype=torch.uint8), tensor([-5, 0])], 1, 1, 4),
+        ([tensor([[0], [3]]), None, tensor([[0, 9]])], 0, 0, 3),
+    ],
+)
+def test_list_position_and_dimension(
+    indices: list[Any], position: int, dim: int, size: int
+) -> None:
+    """None passes one dimension by, a mask as many as it has; the first bad index is told."""
+    found = only(aten.index.Tensor, zeros(3, 4, 5), indices)
+    assert (found.list_position, found.dim, found.size) == (position, dim, size)
+
+
+@pytest.mark.parametrize(
+    ("shape", "indices"),
+    [
+        ((3,), [tensor([], dtype=torch.long)]),
+        ((3, 0), [tensor([9])]),
+        ((3, 4), [tensor([[9]]), tensor([], dtype=torch.long)]),
+        ((3, 4), [tensor([False, False, False]), tensor([9])]),
+        ((3,), [tensor([True, False, True])]),
+        ((3,), [tensor([9], dtype=torch.int16)]),
+        ((3,), [tensor([0]), tensor([9])]),
+        ((0,), [tensor([9])]),
+        ((3, 4), [tensor([9, 9]), tensor([0, 0, 0])]),
+        ((3, 4), [tensor([True, True]), tensor([9])]),
+        ((3, 4), [tensor([True, True, True]), tensor([9, 9])]),
+    ],
+)
+def test_nothing_is_launched_or_torch_refuses(shape: tuple[int, ...], indices: list[Any]) -> None:
+    """Empty results launch nothing, and wrong shapes and dtypes are the host's own errors."""
+    assert findings(aten.index.Tensor, zeros(shape), indices) == []
+
+
+def test_zero_dim_index_is_checked() -> None:
+    """An index without dimensions has the empty position."""
+    found = only(aten.index_put_.default, zeros(3), [tensor(3)], tensor(1.0))
+    assert positions(found) == [((), 3)]
+    assert findings(aten.index_put_.default, zeros(3), [tensor(-3)], tensor(1.0)) == []
+
+
+def test_masks_cost_nothing() -> None:
+    """Reading and writing through bool and uint8 masks dispatches no op of ours."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Fail(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            raise AssertionError(func)
+
+    data, value = zeros(3, 4), tensor(1.0)
+    masks = [data > 0, zeros(3, 4, dtype=torch.uint8), tensor([True, False, True])]
+    with Fail():
+        for mask in masks:
+            assert findings(aten.index.Tensor, data, [mask]) == []
+            assert findings(aten.index_put_.default, data, [mask], value) == []
+
+
+def test_index_tensors_of_one_call_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three index tensors are judged by one read of the device, one for each dtype."""
+    reads: list[int] = []
+    plain = torch.Tensor.tolist
+
+    def counted(self: torch.Tensor) -> Any:
+        reads.append(self.numel())
+        return plain(self)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    good = tensor([0, 1])
+    assert findings(aten.index.Tensor, zeros(3, 3, 3), [good, good, good]) == []
+    assert reads == [6]
+    reads.clear()
+    assert findings(aten.index.Tensor, zeros(3, 3, 3), [good, good.int(), good]) == []
+    assert sorted(reads) == [2, 4]
+
+
+def test_unchecked_accumulate_is_a_silent_finding() -> None:
+    """Indexing's backward accumulates without a check on CUDA; without accumulate it asserts."""
+    call = (zeros(3), [tensor([3])], ones(1))
+    silent = only(aten._index_put_impl_.default, *call, True, True)
+    assert silent.is_silent
+    assert silent.device_text is None
+    checked = only(aten._index_put_impl_.default, *call, False, True)
+    assert not checked.is_silent
+    assert "-sizes[i] <= index" in str(checked.device_text)
+    assert "``" in str(only(aten._index_put_impl_.default, *call, True, False).device_text)
+
+
+def test_backward_of_a_lookup_is_guarded() -> None:
+    """An index that was changed between forward and backward is found in the backward pass."""
+    data = ones(3, 2, requires_grad=True)
+    index = tensor([0, 2])
+    with stopping() as seen:
+        picked = data[index]
+        index.data.fill_(5)
+        with pytest.raises(IndexError):
+            picked.sum().backward()
+    assert seen[0][0] == "aten::_index_put_impl_"
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "argument"),
+    [
+        (lambda: zeros(3)[tensor([3])], "aten::index.Tensor", "indices"),
+        (lambda: zeros(3).index_put_((tensor([3]),), ones(1)), "aten::index_put_", "indices"),
+        (lambda: zeros(3).index_put((tensor([3]),), ones(1)), "aten::index_put", "indices"),
+        (lambda: zeros(3).scatter_(0, tensor([3]), 1.0), "aten::scatter_.value", "index"),
+        (lambda: F.embedding(tensor([3]), zeros(3, 2)), "aten::embedding", "indices"),
+        (
+            lambda: F.embedding_bag(tensor([[3]]), zeros(3, 2)),
+            "aten::_embedding_bag_forward_only",
+            "indices",
+        ),
+        (
+            lambda: F.embedding(tensor([3]), ones(3, 2), max_norm=1.0),
+            "aten::embedding_renorm_",
+            "indices",
+        ),
+        (lambda: torch.take_along_dim(zeros(3), tensor([3])), "aten::gather", "index"),
+        (lambda: zeros(3).put_(tensor([3]), ones(1)), "aten::put_", "index"),
+        (lambda: zeros(3).scatter_add_(0, tensor([3]), ones(1)), "aten::scatter_add_", "index"),
+        (lambda: zeros(3).index_copy_(0, tensor([3]), ones(1)), "aten::index_copy_", "index"),
+        (
+            lambda: zeros(3).index_fill_(0, tensor([3]), 1.0),
+            "aten::index_fill_.int_Scalar",
+            "index",
+        ),
+    ],
+)
+def test_public_functions_reach_their_guard(call: Any, op: str, argument: str) -> None:
+    """The public function is stopped at the outermost op that has a guard."""
+    with stopping() as seen, pytest.raises(IndexError):
+        call()
+    name, violation = seen[0]
+    assert (name, violation.argument) == (op, argument)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_invariants_are_reached_through_the_constructor() -> None:
+    """Building a CSR tensor with checked invariants meets the guard; unchecked ones do not."""
+    bad = (tensor([0, 1, 2]), tensor([0, 2]), ones(2), (2, 2))
+    with stopping() as seen, pytest.raises(IndexError):
+        torch.sparse_csr_tensor(*bad, check_invariants=True)
+    assert seen[0][1].argument == "plain_idx"
+    with stopping() as seen:
+        torch.sparse_csr_tensor(*bad, check_invariants=False)
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("compressed", "plain", "argument", "position"),
+    [
+        ([1, 1, 2], [0, 1], "compressed_idx", (0,)),
+        ([0, 1, 1], [0, 1], "compressed_idx", (2,)),
+        ([0, -1, 2], [0, 1], "compressed_idx", (1,)),
+        ([0, 1, 2], [0, -1], "plain_idx", (1,)),
+        ([0, 2, 2], [1, 1], "plain_idx", (1,)),
+        ([0, 2, 2], [1, 0], "plain_idx", (1,)),
+    ],
+)
+def test_each_sparse_invariant(
+    compressed: list[int], plain: list[int], argument: str, position: tuple[int, ...]
+) -> None:
+    """Each invariant is told apart, though CUDA prints the same line for all of them."""
+    op = aten._validate_compressed_sparse_indices.default
+    call = (True, tensor(compressed), tensor(plain), 2, 2, 2)
+    found = only(op, *call)
+    assert (found.argument, found.offenders.first[0].position) == (argument, position)
+    with pytest.raises(RuntimeError, match="is not satisfied"):
+        op(*call)
+
+
+def test_sparse_coo_select_wraps() -> None:
+    """A sparse dimension lets negative values count from the end; a strided one does not."""
+    sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
+    op = aten.index_select.default
+    assert findings(op, sparse, 0, tensor([-3, 2])) == []
+    assert only(op, sparse, 0, tensor([-4])).bounds.text == "-3 … 2"
+    assert only(op, zeros(3), 0, tensor([-3])).bounds.text == "0 … 2"
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_offsets_follow_the_kernel(kind: torch.dtype) -> None:
+    """Empty bags are valid, a first offset other than 0 is taken as 0, falling ones are not."""
+    op = aten._embedding_bag.default
+    table, indices = zeros(3, 2), tensor([0, 2], dtype=kind)
+
+    def ask(offsets: list[int], **options: Any) -> list[Violation]:
+        return findings(op, table, indices, tensor(offsets, dtype=kind), **options)
+
+    for good in ([0, 0, 2, 2], [1, 1], [5], [0]):
+        assert ask(good) == []
+    assert positions(ask([0, 2, 1])[0]) == [((2,), 1)]
+    assert positions(ask([0, 3])[0]) == [((1,), 3)]
+    assert ask([0, 2, 9], include_last_offset=True) == []
+    assert len(ask([0, 3, 2], include_last_offset=True)) == 1
+    assert "max" in str(ask([0, 3], mode=2)[0].device_text)
+
+
+def test_bags_that_launch_nothing_are_not_checked() -> None:
+    """No bag, or a table without columns: CUDA checks neither indices nor offsets."""
+    op = aten._embedding_bag.default
+    nowhere = tensor([], dtype=torch.long)
+    assert findings(op, zeros(3, 2), tensor([9]), nowhere) == []
+    assert findings(op, zeros(3, 0), tensor([9]), tensor([0, 9])) == []
+
+
+def test_padding_idx_is_exempt_in_backward_only() -> None:
+    """The backward kernel skips padding_idx; the lookup itself has no exception."""
+    backward = aten.embedding_dense_backward.default
+    assert findings(backward, ones(2, 2), tensor([0, -1]), 3, -1, False) == []
+    found = only(backward, ones(3, 2), tensor([0, -2, -1]), 3, -1, False)
+    assert positions(found) == [((1,), -2)]
+    assert found.bounds.text == "0 … 2 or -1 (padding_idx)"
+    assert not found.is_replay_safe
+    assert only(aten.embedding.default, zeros(3, 2), tensor([-1]), -1)
+
+
+@pytest.mark.parametrize("value", [-1, 3, HUGE, -HUGE])
+def test_empty_rows_of_a_lookup_launch_nothing(value: int) -> None:
+    """A table without columns is never read; one without rows refuses every index."""
+    assert findings(aten.embedding.default, zeros(3, 0), tensor([value])) == []
+    assert only(aten.embedding.default, zeros(0, 2), tensor([value])).bounds.text == "nothing"
+
+
+def test_device_text_follows_the_kernel_that_runs() -> None:
+    """Up to 16 indices, more of them, and whole aligned rows are three kernels."""
+    op, table = aten.embedding.default, zeros(3, 4)
+    few, many = tensor([3] * 16), tensor([3] * 17)
+    assert "indexSelectSmallIndex" in str(only(op, table, few).device_text)
+    assert "vectorized_gather_kernel" in str(only(op, table, many).device_text)
+    assert "ScatterGatherKernel.cu:203" in str(only(op, zeros(3, 3), many).device_text)
+    add = aten.index_add_.default
+    assert ":1030" in str(only(add, zeros(3), 0, few, ones(16)).device_text)
+    assert ":1089" in str(only(add, zeros(3), 0, many, ones(17)).device_text)
+
+
+def test_index_reduce_fills_first_without_include_self() -> None:
+    """Values beyond the end stop at index_fill, negative ones in range at the reduction."""
+    op = aten.index_reduce_.default
+    call = (zeros(3), 0, tensor([3]), ones(1), "amax")
+    assert ":1030" in str(only(op, *call).device_text)
+    assert ":154" in str(only(op, *call, include_self=False).device_text)
+    negative = (zeros(3), 0, tensor([-1]), ones(1), "amax")
+    assert ":1030" in str(only(op, *negative, include_self=False).device_text)
+
+
+@pytest.mark.parametrize("name", ["index_add_", "index_copy_", "scatter_add_", "scatter_"])
+def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
+    """Deterministic algorithms write by index_put_: -size is valid there, and only there."""
+    op = getattr(aten, name).src if name == "scatter_" else getattr(aten, name).default
+    at, beyond = (zeros(3), 0, tensor([-3]), ones(1)), (zeros(3), 0, tensor([-4]), ones(1))
+    assert len(findings(op, *at)) == 1
+    with deterministic():
+        assert findings(op, *at) == []
+        assert len(findings(op, *beyond)) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.gather.default, zeros(3), 1, tensor([9])),
+        (aten.gather.default, zeros(3), 0, tensor([9], dtype=torch.int16)),
+        (aten.gather.default, zeros(2, 3), 1, tensor([[9], [9], [9]])),
+        (aten.scatter_.src, zeros(3), 0, tensor([9, 9]), ones(1)),
+        (aten.scatter_.src, zeros(3), 0, tensor([9]), ones(1).double()),
+        (aten.index_select.default, zeros(3), 0, tensor([[9]])),
+        (aten.index_add_.default, zeros(3), 0, tensor([9, 9]), ones(1)),
+        (aten.index_add_.default, zeros(3, 2), 0, tensor([9]), ones(1, 3)),
+        (aten.index_copy_.default, zeros(3), 0, tensor([9]).int(), ones(1)),
+        (aten.index_fill_.int_Scalar, zeros(3), 0, tensor([9]).int(), 1.0),
+        (aten.take.default, zeros(3), tensor([9]).int()),
+        (aten.take.default, zeros(0), tensor([9])),
+        (aten.put_.default, zeros(3), tensor([9, 9]), ones(1)),
+        (aten.masked_scatter.default, zeros(3), tensor([1, 1, 1]), ones(1)),
+        (aten.embedding.default, zeros(3), tensor([9])),
+        (aten.embedding.default, zeros(3, 2), tensor([9], dtype=torch.int16)),
+        (aten.index_put_.default, zeros(3), [tensor([9])], ones(1).double()),
+        (aten.max_unpool2d.default, ones(1, 1, 2), tensor([[[9]]]), [2, 2]),
+    ],
+    ids=lambda call: str(call[0]) if isinstance(call, tuple) else "",
+)
+def test_host_errors_are_left_to_torch(call: tuple[Any, ...]) -> None:
+    """Arguments that torch refuses by shape or dtype are not ours, whatever their values."""
+    assert findings(*call) == []
+    with pytest.raises((RuntimeError, IndexError)):
+        call[0](*call[1:])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.index_add_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
+        (aten.index_copy_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
+        (aten.index_fill_.int_Scalar, zeros(3, 0), 0, tensor([9]), 1.0),
+        (aten.index_select.default, zeros(3, 0), 0, tensor([9])),
+        (aten.max_unpool2d.default, ones(1, 1, 1), tensor([[[9]]]), [0, 2]),
+    ],
+    ids=lambda call: str(call[0]) if isinstance(call, tuple) else "",
+)
+def test_zero_width_slices_are_never_checked(call: tuple[Any, ...]) -> None:
+    """Where a slice has no element CUDA launches nothing, whatever the index says."""
+    assert findings(*call) == []
+
+
+def test_masked_scatter_tells_the_first_element_without_a_source() -> None:
+    """Elements beyond the source are the offenders, counted after the mask is spread."""
+    op = aten.masked_scatter.default
+    mask = tensor([True, False, True, True])
+    found = only(op, zeros(4), mask, ones(2))
+    assert found.headline == "{argument} selects 3 elements but {related} has 2"
+    assert positions(found) == [((3,), 1)]
+    assert not found.is_index
+    assert findings(op, zeros(4), mask, ones(3)) == []
+    row = tensor([True, False])
+    assert findings(op, zeros(3, 2), row, ones(3)) == []
+    assert "selects 3 elements" in only(op, zeros(3, 2), row, ones(2)).headline
+
+
+def test_expanded_index_is_reduced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repeats of an expanded index are not read again; positions are those of the op."""
+    sizes: list[int] = []
+    plain = torch.aminmax
+
+    def counted(values: torch.Tensor, **kwargs: Any) -> Any:
+        sizes.append(values.numel())
+        return plain(values, **kwargs)
+
+    monkeypatch.setattr(torch, "aminmax", counted)
+    index = tensor([[0], [3]]).expand(2, 50)
+    found = only(aten.gather.default, zeros(3, 50), 0, index)
+    assert sizes[0] == 2
+    assert found.offenders.count == 50
+    assert found.offenders.first[0].position == (1, 0)
+
+
+@pytest.mark.parametrize(("value", "line"), [(-1, ":120:"), (4, ":123:")])
+def test_fractional_pooling_has_two_asserts(value: int, line: str) -> None:
+    """A negative index and one beyond the plane stop at different lines."""
+    op = aten.fractional_max_pool2d_backward.default
+    call = (ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1], tensor([[[value]]]))
+    assert line in str(only(op, *call).device_text)
+
+
+def test_training_on_valid_indices_is_undisturbed() -> None:
+    """Results and gradients are the same with guards as without, and nothing is reported."""
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        table = torch.randn(5, 3, requires_grad=True)
+        rows = F.embedding(tensor([0, 4, 4]), table)
+        picked = rows[tensor([-1, 0]), tensor([0, 2])]
+        spread = zeros(4).scatter_add(0, tensor([3, 0]), picked)
+        taken = spread.index_select(0, tensor([0, 3])).gather(0, tensor([1, 0]))
+        taken.sum().backward()
+        return [taken.detach(), table.grad]
+
+    plain = step()
+    with stopping() as seen:
+        checked = step()
+    assert seen == []
+    assert all(map(torch.equal, plain, checked))

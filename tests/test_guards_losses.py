@@ -1,0 +1,460 @@
+"""Guards of the losses: bounds, wording, what is ignored, backward passes, threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nan, tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cudalens.guards import losses
+from tests.cpu_guards import Collector, Stopped, guarded, positions, strided, transposed
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def guards() -> Iterator[Collector]:
+    with guarded() as collector:
+        yield collector
+
+
+# --- negative log likelihood, cross entropy ------------------------------------------------------
+
+
+def test_headline_names_value_position_and_classes(guards: Collector) -> None:
+    """The finding of the standard mistake reads exactly as the interface says."""
+    target = torch.zeros(32, dtype=torch.int64)
+    target[17] = 10
+    found = guards.look(lambda: F.cross_entropy(torch.zeros(32, 10), target))
+    assert found is not None
+    text = found.headline.format(argument="target", related="input")
+    assert text == "target[17] = 10 is outside the 10 classes of input"
+    assert (found.bounds.min, found.bounds.max) == (0, 9)
+    assert found.bounds.also_allowed == (-100,)
+    assert found.bounds.text == "0 … 9 or -100 (ignore_index)"
+    assert (found.argument, found.related, found.size, found.dim) == ("target", "self", 10, 1)
+    assert (found.offenders.count, found.offenders.total) == (1, 32)
+    assert found.is_index and not found.is_silent
+
+
+@pytest.mark.parametrize(
+    ("classes", "target", "ignored", "bad"),
+    [
+        (3, [0, 2, -100], -100, []),
+        (3, [0, 3, -100], -100, [(1,)]),
+        (3, [-1, 2, 0], -100, [(0,)]),
+        (3, [-1, 2, 0], -1, []),
+        (3, [255, 2, 0], 255, []),
+        (3, [255, 2, 0], -100, [(0,)]),
+        (3, [2**40, 2, -(2**40)], -100, [(0,), (2,)]),
+        (3, [1, 1, 3], 1, [(2,)]),
+        (1, [0, 0, 1], -100, [(2,)]),
+        (0, [-100, -100, -100], -100, []),
+        (0, [-100, 0, -100], -100, [(1,)]),
+    ],
+)
+def test_target_range(
+    guards: Collector, classes: int, target: list[int], ignored: int, bad: list[Any]
+) -> None:
+    """Classes and ignore_index pass; everything else is found at its place."""
+    scores = torch.zeros(3, classes)
+    found = guards.look(lambda: F.nll_loss(scores, tensor(target), ignore_index=ignored))
+    assert (positions(found) if found else []) == bad
+
+
+def test_ignored_class_is_not_allowed_twice(guards: Collector) -> None:
+    """An ignore_index that is a class adds nothing to the bounds."""
+    found = guards.look(lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 3]), ignore_index=1))
+    assert found is not None
+    assert (found.bounds.also_allowed, found.bounds.text) == ((), "0 … 2")
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_ignored_targets_cost_no_second_reduction() -> None:
+    """With ignored targets among good ones there is one reduction, as without them."""
+    with _Ops() as ops:
+        found = losses.nll_loss_target_in_range(
+            torch.zeros(3, 3), tensor([0, -100, 2]), None, 1, -100
+        )
+    assert found is None
+    assert ops.names.count("aten::aminmax") == 1
+    assert not {"aten::any", "aten::all", "aten::amin", "aten::amax"} & set(ops.names)
+
+
+@pytest.mark.parametrize(
+    ("target", "ignored", "bad"),
+    [([0, 2], -100, []), ([0, 156], -100, [(1,)]), ([0, 255], 255, []), ([3, 255], 255, [(0,)])],
+)
+def test_uint8_targets_compare_as_numbers(
+    guards: Collector, target: list[int], ignored: int, bad: list[Any]
+) -> None:
+    """-100 is never equal to a uint8 target, not even to 156, and is not offered as allowed."""
+    labels = tensor(target, dtype=torch.uint8)
+    found = guards.look(lambda: F.nll_loss(torch.zeros(2, 3), labels, ignore_index=ignored))
+    assert (positions(found) if found else []) == bad
+    if found:
+        assert found.bounds.also_allowed == ((255,) if ignored == 255 else ())
+        assert found.device_text is not None and "`t < n_classes`" in found.device_text
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "headline"),
+    [
+        (torch.zeros(3), tensor(3), "{argument} = 3 is outside the 3 classes of {related}"),
+        (torch.zeros(3), tensor([3]), "{argument}[0] = 3 is outside the 3 classes of {related}"),
+        (torch.zeros(1), tensor(1), "{argument} = 1 is outside the 1 class of {related}"),
+        (torch.zeros(3), tensor(2), None),
+    ],
+)
+def test_single_samples(
+    guards: Collector, scores: torch.Tensor, target: torch.Tensor, headline: str | None
+) -> None:
+    """Input without a batch is checked, its target with and without a dimension."""
+    found = guards.look(lambda: F.nll_loss(scores, target))
+    assert (found.headline if found else None) == headline
+    if found:
+        assert found.dim == 0
+
+
+def test_pixels_are_found_row_by_row(guards: Collector) -> None:
+    """A void label in a mask is found at its pixel; ignoring it is silent."""
+    mask = torch.zeros(2, 4, 5, dtype=torch.int64)
+    mask[1, 2, 3] = mask[1, 3, 0] = 255
+    logits = torch.zeros(2, 21, 4, 5)
+    found = guards.look(lambda: F.cross_entropy(logits, mask))
+    assert found is not None
+    assert positions(found) == [(1, 2, 3), (1, 3, 0)]
+    assert found.offenders.total == 40
+    assert guards.look(lambda: F.cross_entropy(logits, mask, ignore_index=255)) is None
+
+
+def test_sequence_input_goes_the_same_way(guards: Collector) -> None:
+    """(N, C, d) input is viewed as an image with one row, which the position shows."""
+    target = tensor([[0, 3]])
+    found = guards.look(lambda: F.cross_entropy(torch.zeros(1, 3, 2), target))
+    assert found is not None and positions(found) == [(0, 0, 1)]
+
+
+@pytest.mark.parametrize("arrange", [strided, transposed])
+def test_strided_targets(guards: Collector, arrange: Any) -> None:
+    """Positions are those of the tensor, not of its memory."""
+    mask = arrange(tensor([[[0, 1, 9], [2, 0, 1]]]))
+    found = guards.look(lambda: F.cross_entropy(torch.zeros(1, 3, 2, 3), mask))
+    assert found is not None and positions(found) == [(0, 0, 2)]
+
+
+def test_weights_and_smoothing_change_nothing(guards: Collector) -> None:
+    """Class weights and label smoothing neither cause a finding nor hide one."""
+    scores, weight = torch.zeros(2, 3), torch.ones(3)
+    for target, is_bad in ((tensor([0, 2]), False), (tensor([0, 3]), True)):
+        for options in ({"weight": weight}, {"weight": weight, "label_smoothing": 0.1}):
+            found = guards.look(lambda t=target, o=options: F.cross_entropy(scores, t, **o))
+            assert (found is not None) == is_bad
+
+
+def test_probability_targets_are_not_checked(guards: Collector) -> None:
+    """Targets that are distributions do not meet the assertion."""
+    assert guards.look(lambda: F.cross_entropy(torch.zeros(2, 3), torch.full((2, 3), 9.0))) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]).int()), RuntimeError),
+        (lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9, 9])), ValueError),
+        (lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]), torch.ones(2)), RuntimeError),
+        (lambda: F.nll_loss(torch.zeros(2, 3, 1, 1), tensor([[[9]]])), (RuntimeError, ValueError)),
+        (lambda: F.binary_cross_entropy(torch.full((3,), 7.0), torch.ones(2)), ValueError),
+        (
+            lambda: F.binary_cross_entropy(torch.full((2,), 7.0), torch.ones(2).double()),
+            RuntimeError,
+        ),
+        (lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([9, 9]).int()), RuntimeError),
+    ],
+)
+def test_host_errors_are_torch_s_own(guards: Collector, call: Any, error: Any) -> None:
+    """What torch refuses before any kernel is not reported as a bad value."""
+    with pytest.raises(error) as caught:
+        call()
+    assert not isinstance(caught.value, Stopped)
+    assert guards.found == []
+
+
+def test_empty_targets_pass(guards: Collector) -> None:
+    """No target, no finding."""
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert guards.look(lambda: F.cross_entropy(torch.zeros(0, 3), empty)) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "target"),
+    [(torch.zeros(2, 3), tensor([0, 3])), (torch.zeros(1, 3, 1, 2), tensor([[[0, 3]]]))],
+)
+def test_out_overloads_are_guarded(
+    guards: Collector, scores: torch.Tensor, target: torch.Tensor
+) -> None:
+    """The overloads that write into given tensors meet the same guards, forward and backward."""
+    kind = "nll_loss2d" if scores.dim() == 4 else "nll_loss"
+    forward = getattr(aten, f"{kind}_forward").output
+    backward = getattr(aten, f"{kind}_backward").grad_input
+    out, total = torch.zeros(()), torch.zeros(())
+    found = guards.look(
+        lambda: forward(scores, target, None, 1, -100, output=out, total_weight=total)
+    )
+    assert found is not None and guards.found[0][0] == f"aten::{kind}_forward.output"
+    grad = torch.zeros_like(scores)
+    found = guards.look(
+        lambda: backward(
+            torch.ones(()), scores, target, None, 1, -100, torch.ones(()), grad_input=grad
+        )
+    )
+    assert found is not None and guards.found[0][0] == f"aten::{kind}_backward.grad_input"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 2, 2)])
+def test_target_changed_before_backward(
+    guards: Collector, shape: tuple[int, ...], reduction: str
+) -> None:
+    """A target overwritten behind autograd's back is found in the backward pass."""
+    logits = torch.zeros(shape, requires_grad=True)
+    target = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
+    loss = F.cross_entropy(logits, target, reduction=reduction).sum()
+    target.data.reshape(-1)[1] = 3
+    found = guards.look(loss.backward)
+    assert found is not None
+    assert "backward" in found.guard and "backward" in guards.found[0][0]
+    assert found.offenders.count == 1
+    assert found.is_replay_safe == (reduction != "none")
+    assert found.device_text is not None and "backward" in found.device_text
+
+
+@pytest.mark.parametrize(
+    ("scores", "reduction", "line"),
+    [
+        (torch.zeros(3), "mean", "Loss.cu:200: nll_loss_forward_reduce_cuda_kernel_1d"),
+        (torch.zeros(3), "none", "Loss.cu:200: nll_loss_forward_reduce_cuda_kernel_1d"),
+        (torch.zeros(1, 3), "sum", "Loss.cu:244: nll_loss_forward_reduce_cuda_kernel_2d"),
+        (torch.zeros(1, 3), "none", "Loss.cu:179: nll_loss_forward_no_reduce_cuda_kernel"),
+        (torch.zeros(1, 3, 1, 1), "mean", "NLLLoss2d.cu:108: nll_loss2d_forward_kernel"),
+        (torch.zeros(1, 3, 1, 1), "none", "NLLLoss2d.cu:75: nll_loss2d_forward_no_reduce_kernel"),
+    ],
+)
+def test_device_text_follows_the_kernel(
+    guards: Collector, scores: torch.Tensor, reduction: str, line: str
+) -> None:
+    """Shape and reduction decide which kernel would have asserted."""
+    target = torch.full(() if scores.dim() == 1 else (1, *scores.shape[2:]), 3)
+    found = guards.look(lambda: F.nll_loss(scores, target, reduction=reduction))
+    assert found is not None and found.device_text is not None
+    assert found.device_text.startswith(line)
+
+
+def test_each_thread_gets_its_own_error(guards: Collector) -> None:
+    """Threads that fail at once each get the error of their own call."""
+    raised: dict[int, str] = {}
+
+    def fail(label: int) -> None:
+        try:
+            F.cross_entropy(torch.zeros(2, 3), tensor([0, label]))
+        except Stopped as error:
+            raised[label] = str(error)
+
+    threads = [threading.Thread(target=fail, args=(label,)) for label in range(10, 18)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(raised) == list(range(10, 18))
+    assert all(f"[1] = {label} is" in text for label, text in raised.items())
+
+
+# --- binary cross entropy ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "headline"),
+    [
+        (1.7, "{argument}[3, 1] = 1.7 is outside the interval 0 … 1"),
+        (-0.25, "{argument}[3, 1] = -0.25 is outside the interval 0 … 1"),
+        (nan, "{argument}[3, 1] = nan is not a number"),
+        (torch.inf, "{argument}[3, 1] = inf is outside the interval 0 … 1"),
+        (1.0, None),
+        (0.0, None),
+        (-0.0, None),
+    ],
+)
+@pytest.mark.parametrize("argument", ["self", "target"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_binary_cross_entropy_interval(
+    guards: Collector, dtype: torch.dtype, argument: str, value: float, headline: str | None
+) -> None:
+    """Input and target must lie in the unit interval, its ends and -0.0 included."""
+    values = {name: torch.full((4, 2), 0.5, dtype=dtype) for name in ("self", "target")}
+    values[argument][3, 1] = value
+    found = guards.look(lambda: F.binary_cross_entropy(values["self"], values["target"]))
+    if headline is None:
+        assert found is None
+        return
+    assert found is not None
+    shown = float(tensor(value, dtype=dtype))
+    if dtype != torch.bfloat16 or value != 1.7:
+        assert found.headline == headline
+    assert found.argument == argument and not found.is_index
+    assert (found.bounds.min, found.bounds.max) == (0.0, 1.0)
+    assert positions(found) == [(3, 1)]
+    assert tensor(float(found.offenders.first[0].value or 0), dtype=dtype).isclose(
+        tensor(shown, dtype=dtype), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_value_just_above_one_is_not_called_one(guards: Collector) -> None:
+    """A value that rounding would hide is shown with the digits that tell it apart."""
+    values = tensor([0.5, 1.0]).nextafter(tensor(2.0))
+    found = guards.look(lambda: F.binary_cross_entropy(values, torch.ones(2)))
+    assert found is not None
+    assert found.headline == "{argument}[1] = 1.0000001 is outside the interval 0 … 1"
+
+
+def test_input_is_reported_before_target(guards: Collector) -> None:
+    """Where both are bad, the one that the kernel meets first is named."""
+    found = guards.look(lambda: F.binary_cross_entropy(tensor([2.0]), tensor([2.0])))
+    assert found is not None and found.argument == "self"
+
+
+def test_shapes_that_agree_once_squeezed(guards: Collector) -> None:
+    """The op itself takes (3, 1) with (3,), so that bad values there are found too."""
+    values = tensor([[0.5], [2.0], [0.5]])
+    found = guards.look(lambda: aten.binary_cross_entropy(values, torch.ones(3)))
+    assert found is not None and positions(found) == [(1, 0)]
+
+
+def test_logits_and_backward_have_no_bounds(guards: Collector) -> None:
+    """Logits may be any number, and the backward kernel checks nothing."""
+    wild = tensor([9.0, -9.0])
+    assert guards.look(lambda: F.binary_cross_entropy_with_logits(wild, wild)) is None
+    call = lambda: aten.binary_cross_entropy_backward(torch.ones(()), wild, wild)
+    assert guards.look(call) is None
+
+
+def test_binary_cross_entropy_out_overload(guards: Collector) -> None:
+    """The overload that writes into a given tensor is guarded."""
+    call = lambda: aten.binary_cross_entropy.out(tensor([2.0]), tensor([1.0]), out=torch.zeros(()))
+    found = guards.look(call)
+    assert found is not None and guards.found[0][0] == "aten::binary_cross_entropy.out"
+
+
+# --- margins -------------------------------------------------------------------------------------
+
+
+def test_multi_margin_targets(guards: Collector) -> None:
+    """Classes pass, one beyond stops, and -100 means nothing here."""
+    scores = torch.zeros(3, 4)
+    assert guards.look(lambda: F.multi_margin_loss(scores, tensor([0, 3, 1]))) is None
+    for label in (4, -1, -100):
+        found = guards.look(lambda x=label: F.multi_margin_loss(scores, tensor([0, x, 1])))
+        assert found is not None and not found.is_silent
+        assert positions(found) == [(1,)]
+
+
+def test_multi_margin_target_of_33_bits_is_silent(guards: Collector) -> None:
+    """A label that the kernel cuts to a class asserts nothing: a silent finding."""
+    found = guards.look(lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([0, 2**32 + 1])))
+    assert found is not None
+    assert found.is_silent and found.device_text is None
+    assert found.offenders.first[0].value == 2**32 + 1
+
+
+def test_multi_margin_backward_is_silent(guards: Collector) -> None:
+    """The backward kernel looks at nothing, so that the finding is a silent one."""
+    scores = torch.rand(2, 3, requires_grad=True)
+    target = tensor([0, 1])
+    loss = F.multi_margin_loss(scores, target)
+    target.data[1] = 3
+    found = guards.look(loss.backward)
+    assert found is not None and found.is_silent and found.device_text is None
+
+
+@pytest.mark.parametrize(
+    ("target", "bad"),
+    [
+        ([[2, 0, -1], [-1, 9, 9]], []),
+        ([[3, 0, -1], [-1, 9, 9]], [(0, 0)]),
+        ([[0, 1, 3], [3, -1, 3]], [(0, 2), (1, 0)]),
+        ([[-2, 3, 3], [-1, -1, -1]], []),
+    ],
+)
+def test_multilabel_targets_end_at_a_negative_one(
+    guards: Collector, target: list[list[int]], bad: list[Any]
+) -> None:
+    """Only what stands before the first negative target of a row is read by the kernel."""
+    call = lambda: aten.multilabel_margin_loss_forward(torch.zeros(2, 3), tensor(target), 1)
+    guards.unguarded(call)  # the CPU kernel itself refuses some rows that CUDA takes
+    found = [violation for _, violation in guards.found]
+    assert [item for violation in found for item in positions(violation)] == bad
+    assert all(violation.is_silent for violation in found)
+
+
+# --- connectionist temporal classification -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "input_lengths", "target_lengths", "bad"),
+    [
+        ([[1, 3, -1], [2, 9, 9]], [5, 5], [2, 1], []),
+        ([[1, 4, -1], [2, 9, 9]], [5, 5], [2, 1], [(0, 1)]),
+        ([[1, 4, -1], [2, 9, 9]], [5, 5], [3, 2], [(0, 1), (0, 2), (1, 1)]),
+        ([[1, 4, -1], [2, 9, 9]], [0, 5], [3, 1], []),
+        ([1, 3, 2], [5, 5], [2, 1], []),
+        ([1, 3, 4], [5, 5], [2, 1], [(2,)]),
+        ([9, 9, 1], [0, 5], [2, 1], []),
+        ([9, 9, 4], [0, 5], [2, 1], [(2,)]),
+    ],
+)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_ctc_labels_that_are_read(  # noqa: PLR0917  one line a case
+    guards: Collector,
+    targets: Any,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    bad: list[Any],
+    as_tensor: bool,
+) -> None:
+    """Labels within their length count; padding and samples without input do not."""
+    scores = torch.zeros(5, 2, 4).log_softmax(-1)
+    steps: Any = tensor(input_lengths) if as_tensor else input_lengths
+    lengths: Any = tensor(target_lengths) if as_tensor else target_lengths
+    op = aten._ctc_loss.Tensor if as_tensor else aten._ctc_loss.default
+    found = guards.look(lambda: op(scores, tensor(targets), steps, lengths))
+    assert (positions(found) if found else []) == bad
+    if found:
+        assert found.is_silent and not found.is_replay_safe and found.device_text is None
+        assert found.bounds.text == "0 … 3"
+
+
+def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:
+    """F.ctc_loss meets the guard, and so does its backward pass."""
+    scores = torch.zeros(5, 1, 4).log_softmax(-1).requires_grad_()
+    targets = tensor([[1, 2]])
+    call = lambda: F.ctc_loss(scores, targets, tensor([5]), tensor([2]))
+    loss = call()
+    targets.data[0, 1] = 4
+    found = guards.look(call)
+    assert found is not None and guards.found[0][0] == "aten::_ctc_loss"
+    found = guards.look(loss.backward)
+    assert found is not None and guards.found[0][0].startswith("aten::_ctc_loss_backward")
