@@ -115,7 +115,8 @@ def _run(options: Options, program: Callable[[], None]) -> int:
         _print_report(session.report)
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _own_frames_off(error.__traceback__))
+        error.__traceback__ = _own_frames_off(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     _print_report(session.report)
     return status
@@ -192,12 +193,14 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("guard", "op", "precondition", "source", "cost"):
-        table.add_column(column, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True)
+    table.add_column("op", no_wrap=True)
+    table.add_column("what has to hold, and the kernel that asserts it", ratio=2)
+    table.add_column("cost", ratio=1)
     for row in rows:
-        ops = ", ".join(row["op"])
-        table.add_row(row["guard"], ops, row["precondition"], row["source"], row["cost"])
+        # The overloads of an op share its guard: .out, .Tensor and the like.
+        names = dict.fromkeys(op.removeprefix("aten::").partition(".")[0] for op in row["op"])
+        table.add_row("\n".join(names), f"{row['precondition']}\n{row['source']}", row["cost"])
     Console().print(table)
 
 

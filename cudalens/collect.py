@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cudalens import _torch, autograd, environment, source
+from cudalens import _torch, environment, source
 from cudalens.calling import api_arguments, calling_frames, locate, parameter_names, phase_of
 from cudalens.diagnose import diagnose, message
 from cudalens.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
@@ -178,6 +178,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
 
 def graph_of(scene: Scene) -> AutogradNeighbourhood:
     """Draw the autograd graph around the failing op."""
+    from cudalens import autograd
 
     def where(sequence_nr: int) -> tuple[LineRef | None, str | None]:
         span, module_path = _forward(scene.recorder, sequence_nr)

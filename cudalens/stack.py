@@ -152,7 +152,10 @@ def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, .
     Frames outside the user's first one belong to the front end and are left out too, unless no
     frame is the user's.
     """
-    places = [place for place in places_of(entries) if not is_machinery(place.filename)]
+    places = places_of(entries)
+    # What runs a cell was called from a cell itself: only the code inside it is the user's call.
+    runner = max((i for i, item in enumerate(places) if is_machinery(item.filename)), default=-1)
+    places = places[runner + 1 :]
     first = next((index for index, place in enumerate(places) if place.is_user), 0)
     places = places[first:]
     if len(places) > MAX_FRAMES:

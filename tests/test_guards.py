@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,7 +29,7 @@ REACHABLE = {record["id"]: record for record in INVENTORY if record["reachable"]
 CATALOGUE = tuple(entry for entry in all_guards() if entry.frequency != "user")
 NAMESPACE = {
     "torch": torch,
-    "F": F,
+    "F": nn.functional,
     "aten": torch.ops.aten,
     "tensor": torch.tensor,
     "zeros": torch.zeros,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, full_name
@@ -193,14 +193,14 @@ def test_backward_of_a_lookup_is_guarded() -> None:
         (lambda: zeros(3).index_put_((tensor([3]),), ones(1)), "aten::index_put_", "indices"),
         (lambda: zeros(3).index_put((tensor([3]),), ones(1)), "aten::index_put", "indices"),
         (lambda: zeros(3).scatter_(0, tensor([3]), 1.0), "aten::scatter_.value", "index"),
-        (lambda: F.embedding(tensor([3]), zeros(3, 2)), "aten::embedding", "indices"),
+        (lambda: nn.functional.embedding(tensor([3]), zeros(3, 2)), "aten::embedding", "indices"),
         (
-            lambda: F.embedding_bag(tensor([[3]]), zeros(3, 2)),
+            lambda: nn.functional.embedding_bag(tensor([[3]]), zeros(3, 2)),
             "aten::_embedding_bag_forward_only",
             "indices",
         ),
         (
-            lambda: F.embedding(tensor([3]), ones(3, 2), max_norm=1.0),
+            lambda: nn.functional.embedding(tensor([3]), ones(3, 2), max_norm=1.0),
             "aten::embedding_renorm_",
             "indices",
         ),
@@ -436,7 +436,7 @@ def test_training_on_valid_indices_is_undisturbed() -> None:
     def step() -> list[torch.Tensor]:
         torch.manual_seed(0)
         table = torch.randn(5, 3, requires_grad=True)
-        rows = F.embedding(tensor([0, 4, 4]), table)
+        rows = nn.functional.embedding(tensor([0, 4, 4]), table)
         picked = rows[tensor([-1, 0]), tensor([0, 2])]
         spread = zeros(4).scatter_add(0, tensor([3, 0]), picked)
         taken = spread.index_select(0, tensor([0, 3])).gather(0, tensor([1, 0]))

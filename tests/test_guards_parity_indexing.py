@@ -451,7 +451,7 @@ POOLS: list[tuple[Any, int, Callable[..., tuple[Any, ...]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "rank", "arguments"), POOLS, ids=lambda item: str(item))
+@pytest.mark.parametrize(("op", "rank", "arguments"), POOLS, ids=[str(item[0]) for item in POOLS])
 def test_pooling(op: Any, rank: int, arguments: Callable[..., tuple[Any, ...]]) -> None:
     """Pooling: 0 <= index < elements of the plane, as the CPU kernel says."""
 

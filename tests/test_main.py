@@ -226,11 +226,12 @@ def test_demo_prints_the_report_and_writes_the_page(run: Run, tmp_path: Path) ->
 def test_guards_lists_the_catalogue(run: Run) -> None:
     """As a table and as JSON, the same guards."""
     rows = json.loads(run("guards", "--json").stdout)
-    table = run("guards", COLUMNS="200").stdout
+    table = run("guards").stdout
     assert len(rows) >= 10
     assert {"op", "guard", "precondition", "source", "cost", "frequency"} <= set(rows[0])
     for row in rows:
-        assert row["guard"] in table
+        for op in row["op"]:
+            assert op.removeprefix("aten::").partition(".")[0] in table
 
 
 def test_show_prints_a_saved_report(run: Run, tmp_path: Path) -> None:

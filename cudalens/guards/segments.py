@@ -234,6 +234,6 @@ def _negative(
         is_index=False,
         device_text=device_text,
         is_silent=device_text is None,
-        # The CPU kernel of segments may read out of bounds before it meets the bad one.
-        is_replay_safe=name == "repeats",
+        # The CPU kernels read and write out of bounds before they meet the negative one.
+        is_replay_safe=False,
     )

@@ -1,2 +1,130 @@
-class OpRecord: ...
-class Failures: ...
+"""What is kept of the op that was running when an exception came."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from cudalens._torch import is_plain, meta_of
+from cudalens.facts import Argument, Phase
+from cudalens.recorder import _seam
+from cudalens.recorder.ops import OpFacts, tensors_in
+from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
+from cudalens.source import StackEntry
+
+_MAX_TEXT = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRecord:
+    """An op that did not come back, described from host memory alone."""
+
+    seq: int
+    name: str
+    overload: str | None
+    phase: Phase
+    entries: tuple[StackEntry, ...]
+    """The user's lines that led to the op, outermost first."""
+    module_path: str | None
+    arguments: tuple[Argument, ...]
+    host_copies: dict[str, Tensor] = field(default_factory=dict)
+    """Arguments copied to the host before the call, by schema name; only for extensions' ops."""
+    is_from_sync: bool = False
+    """Whether waiting for the device after the op raised, and not the op itself."""
+    node_name: str | None = None
+    """The autograd node that was running, in a backward pass."""
+    node_sequence_nr: int | None = None
+    """Its sequence number, which leads to the forward call."""
+    failed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """A record and how to recognise its exception without keeping it, and its frames, alive."""
+
+    record: OpRecord
+    error_id: int
+    error_type: type[BaseException]
+    error_text: str
+
+    def is_of(self, error: BaseException) -> bool:
+        return (
+            self.error_id == id(error)
+            and self.error_type is type(error)
+            and self.error_text == _text_of(error)
+        )
+
+
+class Failures:
+    """The last failure of each thread."""
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, _Failure] = {}
+
+    def note(self, record: OpRecord, error: BaseException) -> None:
+        """Remember that ``error`` came out of the recorded op."""
+        failure = _Failure(
+            record=record, error_id=id(error), error_type=type(error), error_text=_text_of(error)
+        )
+        # Inserted anew, so that the newest is last.
+        self._by_thread.pop(threading.get_ident(), None)
+        self._by_thread[threading.get_ident()] = failure
+
+    def find(self, error: BaseException | None, newest_seq: int) -> OpRecord | None:
+        """Give the record of the op that raised ``error``.
+
+        Without an exception to compare with, the newest failure is given only when no op was
+        recorded after it: what was handled long ago explains nothing.
+        """
+        failures = list(self._by_thread.values())
+        if error is not None:
+            return next((item.record for item in reversed(failures) if item.is_of(error)), None)
+        if failures and failures[-1].record.seq == newest_seq:
+            return failures[-1].record
+        return None
+
+
+def describe_failure(
+    facts: OpFacts,
+    arguments: dict[str, Any],
+    site: RawSite,
+    *,
+    seq: int,
+    module_path: str | None,
+    host_copies: dict[str, Tensor],
+    is_from_sync: bool,
+) -> OpRecord:
+    """Describe an op that did not come back; no value on a device is read."""
+    node = _seam.current_node()
+    shared = shared_site(site)
+    known = shared.node if shared is not None else None
+    return OpRecord(
+        seq=seq,
+        name=facts.name,
+        overload=facts.overload,
+        phase="backward" if node is not None else phase_of(site),
+        entries=tuple(entries_of(site)),
+        module_path=module_path,
+        arguments=tuple(_argument(name, value) for name, value in arguments.items()),
+        host_copies=host_copies,
+        is_from_sync=is_from_sync,
+        node_name=type(node).__name__ if node is not None else known and known[0],
+        node_sequence_nr=node._sequence_nr() if node is not None else known and known[1],
+    )
+
+
+def _argument(name: str, value: Any) -> Argument:
+    tensors = [item for item in tensors_in((value,)) if is_plain(item)]
+    if tensors:
+        is_list = not isinstance(value, Tensor)
+        return Argument(name=name, tensors=tuple(map(meta_of, tensors)), is_list=is_list)
+    if isinstance(value, Tensor):
+        return Argument(name=name, text=type(value).__name__)
+    return Argument(name=name, text=str(value)[:_MAX_TEXT])
+
+
+def _text_of(error: BaseException) -> str:
+    return str(error.args[0])[:200] if error.args and isinstance(error.args[0], str) else ""

@@ -1,3 +1,216 @@
-class Lineage: ...
-class ModifiedTensor: ...
-IsBad=int
+"""Which recorded call made which tensor: the way of bad values, and who wrote over a tensor.
+
+A tensor is known by its weak reference, which tells it apart from every other tensor even when
+both are dead.  What cannot be proven from references, shapes and the values of living tensors is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from cudalens._torch import is_accelerator
+from cudalens.facts import ProvenanceStep
+from cudalens.recorder.dataloader import Batch, Batches, describe
+from cudalens.recorder.ops import Call, Ref, version_and_base
+from cudalens.recorder.sites import SiteReader
+
+IsBad = Callable[[Tensor], bool]
+FIRST_BAD = "first op whose result is out of bounds"
+ENTERED = "the data came from the CPU here"
+_MAX_STEPS = 24
+_COPIES = frozenset(
+    {"aten::_to_copy", "aten::clone", "aten::lift_fresh", "aten::detach", "aten::contiguous"}
+)
+_FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+
+
+class Lineage:
+    """The recorded calls, asked after a failure."""
+
+    def __init__(self, calls: Iterable[Call], batches: Batches) -> None:
+        self._calls = list(calls)
+        self._batches = batches
+        self.reader = SiteReader()
+
+    # --- who made it -----------------------------------------------------------------------------
+
+    def producer(self, tensor: Ref, before: int | None = None) -> Call | None:
+        """Give the last call, before number ``before``, that made or overwrote a tensor."""
+        for call in reversed(self._calls):
+            if before is not None and call.seq >= before:
+                continue
+            if call.base is tensor or any(item is tensor for item in call.outputs):
+                return call
+        return None
+
+    def source_of(self, tensor: Tensor) -> Call | None:
+        """Give the last call that made a tensor, or what it is a view of."""
+        call = self.producer(ref(tensor))
+        if call is None:
+            _, base = version_and_base(tensor)
+            call = None if base is None else self.producer(base)
+        return call
+
+    # --- the way of bad values -------------------------------------------------------------------
+
+    def provenance(self, tensor: Tensor, is_bad: IsBad) -> tuple[ProvenanceStep, ...]:
+        """Follow a bad tensor back to the op that made it bad, or to where the data entered."""
+        return tuple(_Walk(self, self._batches, is_bad).steps(tensor))
+
+    def is_untouched(self, tensor: Ref, since: int) -> bool:
+        """Tell whether no recorded call has written to a tensor since call number ``since``."""
+        return not any(
+            call.seq >= since and call.facts.writes and _writes_to(call, tensor)
+            for call in self._calls
+        )
+
+    def step(self, call: Call, note: str | None = None) -> ProvenanceStep:
+        """Describe a call as one step."""
+        return describe_step(call, self.reader, note)
+
+
+def describe_step(call: Call, reader: SiteReader, note: str | None = None) -> ProvenanceStep:
+    """Describe a call as one step of the way of a tensor."""
+    return ProvenanceStep(op=call.facts.full_name, source=reader.line(call.site), note=note)
+
+
+class _Walk:
+    """One walk from a bad tensor back along the calls."""
+
+    def __init__(self, lineage: Lineage, batches: Batches, is_bad: IsBad) -> None:
+        self._lineage = lineage
+        self._batches = batches
+        self._is_bad = is_bad
+        self._seen_batch = False
+
+    def steps(self, tensor: Tensor) -> Iterator[ProvenanceStep]:
+        current: Ref = ref(tensor)
+        rows: Tensor | None = tensor
+        """The last living tensor whose rows are the current tensor's rows."""
+        is_certain, before = True, None
+        for _ in range(_MAX_STEPS):
+            batch = self._batches.find(current)
+            if batch is not None:
+                yield self._from_loader(batch, current() if current() is not None else rows)
+                return
+            call = self._producer(current, before)
+            if call is None:
+                return
+            inputs = list(call.inputs)
+            following, claim = self._decide(call, inputs, is_certain)
+            if not _is_silent(call):
+                note = FIRST_BAD if claim else self._entry_note(call, inputs, following)
+                yield self._lineage.step(call, note)
+            if following is None:
+                return
+            living = following()
+            is_certain = self._is_still_certain(call, living, is_certain)
+            if living is not None:
+                rows = living if self._test(living) else None
+            elif not _keeps_rows(call):
+                rows = None
+            current, before = following, call.seq
+
+    def _producer(self, current: Ref, before: int | None) -> Call | None:
+        call = self._lineage.producer(current, before)
+        living = current()
+        if call is None and living is not None:
+            _, base = version_and_base(living)
+            call = None if base is None else self._lineage.producer(base, before)
+        return call
+
+    def _decide(
+        self, call: Call, inputs: list[Ref], is_certain: bool
+    ) -> tuple[Ref | None, bool]:
+        """Give the input to follow, if any, and whether this call is where values went bad."""
+        if call.facts.is_in_place:
+            # The tensor as it was before is gone, so nothing can be said of it.
+            others = [item for item in inputs if item is not call.output]
+            bad = [item for item in others if self._carries(item, call.seq)]
+            return (bad[0], False) if bad else (call.output if not others else None, False)
+        if call.is_brief:
+            return None, False
+        inputs = [item for item in inputs if _may_pass_values(item(), call.output)]
+        if not inputs or call.facts.name in _FROM_PYTHON:
+            return None, is_certain
+        if bad := [item for item in inputs if self._carries(item, call.seq)]:
+            return bad[0], False
+        tested = [
+            item() is not None and self._lineage.is_untouched(item, call.seq) for item in inputs
+        ]
+        if all(tested):
+            return None, is_certain
+        return (inputs[0] if len(inputs) == 1 else None), False
+
+    def _carries(self, tensor: Ref, since: int) -> bool:
+        living = tensor()
+        return (
+            living is not None
+            and self._lineage.is_untouched(tensor, since)
+            and self._test(living)
+        )
+
+    def _test(self, tensor: Tensor) -> bool:
+        return tensor.device.type != "meta" and tensor.numel() > 0 and self._is_bad(tensor)
+
+    def _is_still_certain(self, call: Call, living: Tensor | None, is_certain: bool) -> bool:
+        if living is not None:
+            return self._test(living)
+        # A view shows some of its base's values; a copy has the same ones.
+        return is_certain and (call.facts.is_view or call.facts.name == "aten::clone")
+
+    def _entry_note(self, call: Call, inputs: list[Ref], following: Ref | None) -> str | None:
+        if call.facts.name != "aten::_to_copy" or following is None:
+            return None
+        source, result = following(), call.output()
+        if source is None or result is None:
+            return None
+        crosses = source.device.type == "cpu" and is_accelerator(result.device)
+        return ENTERED if crosses else None
+
+    def _from_loader(self, batch: Batch, rows: Tensor | None) -> ProvenanceStep:
+        row = None if rows is None or rows.dim() == 0 else self._first_bad_row(rows)
+        return ProvenanceStep(
+            note=describe(batch, row, is_newest=self._batches.is_newest(batch))
+        )
+
+    def _first_bad_row(self, tensor: Tensor) -> int | None:
+        """Find the first bad row by halving: the number of tests grows with the logarithm."""
+        if not self._test(tensor):
+            return None
+        low, high = 0, tensor.shape[0] - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._test(tensor[low : middle + 1]):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+def _may_pass_values(source: Tensor | None, output: Any) -> bool:
+    """Whether values of a tensor can be values of the result: not from scores to their argmax."""
+    result = None if isinstance(output, tuple) else output()
+    if source is None or result is None:
+        return True
+    return source.dtype.is_floating_point == result.dtype.is_floating_point
+
+
+def _is_silent(call: Call) -> bool:
+    """Whether a call only looks at a tensor in another way and is no step of its own."""
+    return call.facts.is_view and call.facts.name not in _FROM_PYTHON
+
+
+def _keeps_rows(call: Call) -> bool:
+    return call.facts.name in _COPIES
+
+
+def _writes_to(call: Call, tensor: Ref) -> bool:
+    return call.base is tensor or any(item is tensor for item in call.outputs) or (
+        isinstance(call.output, tuple) and any(item is tensor for item in call.inputs)
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -17,22 +17,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens._torch import is_accelerator, is_plain
-from cudalens.facts import HistoryEntry, ProvenanceStep
 from cudalens.recorder import _seam, failure
 from cudalens.recorder.dataloader import Batches
-from cudalens.recorder.failure import OpRecord
 from cudalens.recorder.hostcopies import host_copies
-from cudalens.recorder.lineage import IsBad, Lineage, ModifiedTensor
 from cudalens.recorder.ops import (
-    NO_TENSORS,
-    Call,
     OpFacts,
     metas_of,
+    references,
     tensors_in,
     version_and_base,
 )
-from cudalens.recorder.sites import Site, SiteTracker
-from cudalens.source import StackEntry
+from cudalens.recorder.sites import Site, SiteReader, SiteTracker
 
 Watch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _MAX_LIMITS = 20
@@ -41,7 +36,7 @@ _getframe = sys._getframe
 _next = _seam.next_sequence_nr
 
 
-class Recorder(_seam.RecorderMode):
+class RecordingMode(_seam.RecorderMode):
     """Record every op while open; use it in a with statement.
 
     Args:
@@ -70,6 +65,8 @@ class Recorder(_seam.RecorderMode):
         self._batches = Batches()
         self._failures = failure.Failures()
         self._copies: dict[str, Tensor] | None = None
+        self._devices: set[torch.device] = set()
+        self._is_syncing = False
         self._sync = sync
         self._copy_budget = copy_budget
         self._watch = watch
@@ -77,7 +74,7 @@ class Recorder(_seam.RecorderMode):
 
     # --- life ------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         try:
             self._hook = _seam.register_module_forward_pre_hook(self._sites.enter_module)
             super().__enter__()
@@ -124,31 +121,28 @@ class Recorder(_seam.RecorderMode):
                 self._synchronise(result.device)
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
+            # The traceback keeps this frame: it must not keep the op's tensors.
+            del args, kwargs
             raise
         try:
             try:
                 site = self._sites.of(_getframe(1))
             except ValueError:  # a thread of autograd's has no Python frames
                 site = self._sites.of(None)
-            is_step = site.__class__ is Site and site.is_step
-            output = ref(result)
+            if site.__class__ is Site and site.is_brief:
+                inputs = None
+            elif facts.reads_first_only and not kwargs:
+                inputs = ref(args[0])
+            else:
+                inputs = references(args, kwargs)
             if not facts.is_in_place:
                 shape, dtype = result.shape, result.dtype
+            elif inputs is None and kind is Tensor:
+                shape = dtype = None
             else:
-                shape, dtype = (None, None) if is_step else version_and_base(result)
-            inputs: list[Any] | None = None
-            if not is_step:
-                inputs = []
-                for value in args:
-                    kind = type(value)
-                    if kind is Tensor or kind is Parameter:
-                        inputs.append(ref(value))
-                    elif kind not in NO_TENSORS:
-                        inputs += map(ref, tensors_in((value,)))
-                if kwargs:
-                    inputs += map(ref, tensors_in(kwargs.values()))
+                shape, dtype = version_and_base(result)
             self.recorded_ops = seq = self.recorded_ops + 1
-            self._ring.append((seq, facts, site, _next(), inputs, output, shape, dtype))
+            self._ring.append((seq, facts, site, _next(), inputs, ref(result), shape, dtype))
             if self._copies is not None:
                 self._copies = None
         except Exception as trouble:
@@ -196,6 +190,8 @@ class Recorder(_seam.RecorderMode):
             self._copies = copies
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
+            # The traceback keeps this frame: it must not keep the op's tensors.
+            del args, kwargs
             raise
         return result
 
@@ -214,15 +210,36 @@ class Recorder(_seam.RecorderMode):
 
     def _synchronise(self, device: torch.device) -> None:
         if is_accelerator(device):
+            self._devices.add(device)
+            self._is_syncing = True
             _seam.synchronise(device)
-
-    def synchronize(self) -> None:
-        """Wait for every device that the recorder has seen, so that a late fault is raised here."""
+            self._is_syncing = False
 
     def _failed(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, error: BaseException
     ) -> None:
-        pass
+        """Keep what can be told of an op that raised."""
+        try:
+            frame: FrameType | None = _getframe(1)
+            while frame is not None and frame.f_code.co_filename == __file__:
+                frame = frame.f_back
+            site = self._sites.of(frame)
+            self.recorded_ops += 1
+            record = failure.describe_failure(
+                facts,
+                facts.named(args, kwargs or {}),
+                site,
+                seq=self.recorded_ops,
+                module_path=SiteReader().module_path(site),
+                host_copies=self._copies or {},
+                is_from_sync=self._is_syncing,
+            )
+            self._failures.note(record, error)
+        except Exception as trouble:
+            self._trouble("the failing op was not recorded", trouble)
+        finally:
+            self._is_syncing = False
+            self._copies = None
 
     def _trouble(self, what: str, error: Exception) -> None:
         line = f"{what}: {type(error).__name__}: {error}"

@@ -6,12 +6,13 @@ are made, and almost all are thrown away unread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from cudalens.recorder._seam import OpOverload
 from cudalens.recorder.sites import RawSite
@@ -47,6 +48,7 @@ class OpFacts:
         "name",
         "op",
         "overload",
+        "reads_first_only",
         "writes",
     )
 
@@ -68,11 +70,22 @@ class OpFacts:
         self.writes: tuple[str, ...] = tuple(
             item.name for item in arguments if item.alias_info and item.alias_info.is_write
         )
+        # A view or an elementwise function: the most frequent kind, and the cheapest to note.
+        self.reads_first_only = bool(arguments) and [
+            "Tensor" in str(item.type) for item in arguments
+        ] == [True] + [False] * (len(arguments) - 1)
+        self.reads_first_only &= bool(arguments) and str(arguments[0].type) == "Tensor"
         self.is_in_place = (
             bool(self.writes)
             and str(arguments[0].type) == "Tensor"
             and self.writes == (arguments[0].name,)
         )
+
+    @property
+    def full_name(self) -> str:
+        """The name with its overload, as torch prints it: ``aten::add.Tensor``."""
+        is_plain = self.overload in (None, "default")
+        return self.name if is_plain else f"{self.name}.{self.overload}"
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Give the arguments of a call by their schema names."""
@@ -91,8 +104,9 @@ class Call(NamedTuple):
     sequence_nr: int
     """The number that the next autograd node of this thread would get: that of the call's own
     node, when it has one, plus one."""
-    inputs: list[Ref] | None
-    """The tensors that the call read; ``None`` in an optimizer's step, where they are not noted."""
+    reads: Any
+    """A reference to the only tensor argument, a list of them, or ``None`` where what is read
+    was not noted: in backward passes and optimizers' steps."""
     output: Any
     """A reference to the result, or a tuple of them."""
     shape: Any
@@ -100,6 +114,18 @@ class Call(NamedTuple):
     to tell its shape, the tensor's version before the call."""
     dtype: Any
     """The dtype, or a tuple of them; of a call in place on a view, a reference to its base."""
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether only the result was noted."""
+        return self.reads is None
+
+    @property
+    def inputs(self) -> Sequence[Ref]:
+        """References to the tensors that the call read, as far as they were noted."""
+        if self.reads is None:
+            return ()
+        return self.reads if isinstance(self.reads, list) else (self.reads,)
 
     @property
     def outputs(self) -> tuple[Ref, ...]:
@@ -132,6 +158,20 @@ def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
         return None, None
     base = tensor._base if tensor._is_view() else None
     return tensor._version, None if base is None else ref(base)
+
+
+def references(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> list[Ref]:
+    """Refer to the tensors among the arguments of a call."""
+    found = []
+    for value in args:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            found.append(ref(value))
+        elif kind not in NO_TENSORS:
+            found += map(ref, tensors_in((value,)))
+    if kwargs:
+        found += map(ref, tensors_in(kwargs.values()))
+    return found
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

@@ -24,16 +24,18 @@ from cudalens.source import StackEntry, locate_entries
 _OTHER, _USER, _MODULE, _ENGINE, _OPTIMIZER = range(5)
 _STEP_RANGE: Final = "Optimizer.step#"
 _MAX_TASKS: Final = 32
+_current_task = _seam.current_task
 
 
 class Site:
     """A place that many calls share: a module's call, an optimizer's step, a backward pass."""
 
-    __slots__ = ("code", "is_step", "lasti", "module", "node", "outer", "phase")
+    __slots__ = ("code", "is_brief", "lasti", "module", "node", "outer", "phase")
 
     def __init__(self, phase: Phase, base: RawSite, module: nn.Module | None = None) -> None:
         self.phase = phase
-        self.is_step = phase == "optimizer"
+        # What backward and optimizers read says nothing of where a bad value came from.
+        self.is_brief = phase != "forward" and module is None
         self.module = None if module is None else ref(module)
         self.node: tuple[str, int] | None = None
         """The autograd node, where there is no stack to tell more."""
@@ -58,6 +60,7 @@ class SiteTracker:
         self._kinds: dict[str, int] = {}
         self._modules: dict[int, Site] = {}
         self._module_code: CodeType | None = None
+        self._engine_code: CodeType | None = None
         self._steps: dict[int, Site] = {}
         self._ranges: dict[int, list[Site | None]] = {}
         self._tasks: dict[int, Site] = {}
@@ -66,13 +69,17 @@ class SiteTracker:
         """Find the place of the call that ``frame`` is making."""
         if frame is None:
             return self._in_worker()
+        code = frame.f_code
+        if code is self._engine_code and (site := self._tasks.get(_current_task())) is not None:
+            return site
         user, lasti, site = None, 0, None
+        kinds = self._kinds
         while frame is not None:
             code = frame.f_code
             try:
-                kind = self._kinds[code.co_filename]
+                kind = kinds[code.co_filename]
             except KeyError:
-                kind = self._kinds[code.co_filename] = _kind_of(code.co_filename)
+                kind = kinds[code.co_filename] = _kind_of(code.co_filename)
             if kind:
                 if kind == _USER:
                     if user is None:
@@ -87,6 +94,7 @@ class SiteTracker:
                 elif kind == _OPTIMIZER:
                     site = self._steps.get(threading.get_ident())
                 elif code.co_name == _seam.ENGINE_FUNCTION:
+                    self._engine_code = code
                     site = self._backward(frame)
                 if site is not None:
                     break
@@ -125,7 +133,7 @@ class SiteTracker:
             self._steps[threading.get_ident()] = step
 
     def _backward(self, frame: FrameType | None) -> Site:
-        task = _seam.current_task()
+        task = _current_task()
         site = self._tasks.get(task)
         if site is None:
             if len(self._tasks) >= _MAX_TASKS:

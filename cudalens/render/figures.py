@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from markupsafe import Markup
 
@@ -63,33 +63,37 @@ def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
     if not low < high or max(counts) <= 0:
         return Markup("")
     limits = (_limit(bounds, "min"), _limit(bounds, "max"))
-    scale = (WIDTH - 2 * _LEFT) / (high - low)
     base = HISTOGRAM_HEIGHT + _HEADROOM
 
     def across(value: float) -> float:
-        return _LEFT + (min(max(value, low), high) - low) * scale
+        return _LEFT + (min(max(value, low), high) - low) * (WIDTH - 2 * _LEFT) / (high - low)
 
-    band = [across(ends) for ends in _allowed(limits, low, high)]
-    bars = []
-    if band:
+    drawn = []
+    if band := [across(end) for end in _allowed(limits, low, high)]:
         size = {"width": band[1] - band[0], "height": base - 4}
-        bars.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
-        bars.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
-    for left, right, count in zip(known, known[1:], counts, strict=False):
-        if count > 0:
-            height = max(HISTOGRAM_HEIGHT * count / max(counts), 2)
-            is_bad = _is_outside(left, right, limits)
-            x, width = across(left), max(across(right) - across(left) - 1, 1)
-            looks = paint(fill="bad" if is_bad else "bar")
-            bars.append(element("rect", x=x, y=base - height, width=width, height=height, **looks))
-            if is_bad:
-                bars.append(_cross(x + width / 2, base - height - 6, 3))
+        drawn.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
+        drawn.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
+    for (left, right), count in zip(pairwise(known), counts, strict=True):
+        ends = (across(left), across(right))
+        height = HISTOGRAM_HEIGHT * count / max(counts)
+        drawn += _column(ends, height, base, is_bad=_is_outside(left, right, limits))
     for limit in limits:
         if limit is not None and low <= limit <= high:
-            bars.append(_dashed(across(limit), 4, across(limit), base))
-    ends = _axis_ends(words.number(low), words.number(high), base + 15, WIDTH - _LEFT)
+            drawn.append(_dashed(across(limit), 4, across(limit), base))
+    drawn += _axis_ends(words.number(low), words.number(high), base + 15, WIDTH - _LEFT)
     title = f"{words.tensor_name(fact)}: how its values are spread, {words.number(low)} to "
-    return picture(WIDTH, base + 22, title + words.number(high), *bars, *ends)
+    return picture(WIDTH, base + 22, title + words.number(high), *drawn)
+
+
+def _column(ends: tuple[float, float], height: float, base: float, *, is_bad: bool) -> list[Markup]:
+    if height <= 0:
+        return []
+    left, right = ends
+    height = max(height, 2.0)
+    looks = paint(fill="bad" if is_bad else "bar")
+    width = max(right - left - 1, 1)
+    bar = element("rect", x=left, y=base - height, width=width, height=height, **looks)
+    return [bar, _cross(left + width / 2, base - height - 6, 3)] if is_bad else [bar]
 
 
 def _allowed(limits: tuple[float | None, float | None], low: float, high: float) -> list[float]:

@@ -29,7 +29,8 @@ class Repair:
 class AssertHit(Repair):
     """Describe one device assert: the line CUDA prints, and arguments the CPU kernel can run with.
 
-    record: id of the assertion in the inventory of torch 2.13.0, whose line numbers `text` carries.
+    record: id of the assertion in the inventory of torch 2.13.0, whose line numbers `text` carries;
+    empty for a rule of the user's own.
     """
 
     text: str
@@ -44,7 +45,7 @@ Rule = Callable[[Arguments], Outcome]
 class Assertion:
     """Name one assertion site: file and line, device function and the asserted expression."""
 
-    record: str = ""
+    record: str
     site: str
     function: str
     expression: str

@@ -124,9 +124,13 @@ def call_cpu(facts: OpFacts, host: Sequence[Any]) -> Any:
 
 def adopt(out: Tensor, result: Tensor) -> None:
     """Let a device tensor take over the memory and shape of a CPU result."""
-    storage = to_device(result).untyped_storage()
+    labelled = to_device(result)
+    _rewire(out, labelled.untyped_storage(), labelled.storage_offset(), labelled)
+
+
+def _rewire(out: Tensor, storage: Any, offset: int, shaped: Tensor) -> None:
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
-        CPU_KEYS, out, storage, result.storage_offset(), result.shape, result.stride()
+        CPU_KEYS, out, storage, offset, shaped.shape, shaped.stride()
     )
 
 
@@ -153,12 +157,18 @@ def _call_with_outs(facts: OpFacts, values: Sequence[Any], host: list[Any]) -> A
 def _settle_out(out: Any, host: Any) -> None:
     if not isinstance(out, Tensor) or not out.is_cuda:
         return
-    if out.shape != host.shape or out.data_ptr() != host.data_ptr():
+    if out.data_ptr() != host.data_ptr():
         adopt(out, host)
+    elif out.shape != host.shape:
+        # An alias keeps its tensor alive but not the tensor's old storage: stay with that one.
+        _rewire(out, out.untyped_storage(), out.storage_offset(), host)
 
 
-def lift(facts: OpFacts, result: Any, values: Sequence[Any]) -> Any:
+def lift(facts: OpFacts, result: Any, values: Sequence[Any], host: Sequence[Any]) -> Any:
     """Label what the CPU kernel returned, or give back the argument that it aliases."""
+    for value, twin in zip(values, host, strict=True):
+        if result is twin and isinstance(value, Tensor):
+            return value  # a kernel that had nothing to do may return its argument
     if len(facts.aliases) == 1:
         return _lifted(result, facts.aliases[0], values)
     if not isinstance(result, tuple):
@@ -214,7 +224,7 @@ def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
         # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
         for i in facts.written_lists:
             torch.autograd.graph.increment_version(values[i])
-    return lift(facts, result, values)
+    return lift(facts, result, values, host)
 
 
 def _waits(facts: OpFacts, host: Sequence[Any]) -> bool:

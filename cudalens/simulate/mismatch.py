@@ -16,15 +16,8 @@ _TWO_DEVICES: Final = (
 _INDEX_OPS: Final = frozenset(
     {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_"}
 )
-# These take some of their tensors from the CPU by design.
-_EXEMPT: Final = frozenset(
-    {
-        "aten::_ctc_loss.Tensor",
-        "aten::_ctc_loss_backward.Tensor",
-        "aten::_cudnn_ctc_loss.Tensor",
-        "aten::_pack_padded_sequence",
-    }
-)
+# Their kernel makes its result before TensorIterator sees the operands.
+_NO_SCALARS: Final = frozenset({"aten::binary_cross_entropy", "aten::binary_cross_entropy.out"})
 
 
 def _tensors(facts: OpFacts, values: Sequence[Any]) -> Iterator[tuple[str, bool, Tensor]]:
@@ -84,7 +77,7 @@ def check_devices(facts: OpFacts, values: Sequence[Any]) -> None:
     if facts.check is DeviceCheck.NONE and facts.name not in _INDEX_OPS:
         return
     tensors = list(_tensors(facts, values))
-    if all(tensor.is_cuda for _, _, tensor in tensors) or facts.name in _EXEMPT:
+    if all(tensor.is_cuda for _, _, tensor in tensors):
         return
     if facts.name in _INDEX_OPS:
         _check_index(facts, values)
@@ -97,5 +90,7 @@ def check_devices(facts: OpFacts, values: Sequence[Any]) -> None:
             )
     elif facts.check is DeviceCheck.WRAPPER:
         _check_wrapper(facts, tensors)
-    elif any(not t.is_cuda and (t.dim() > 0 or written) for _, written, t in tensors):
+    elif facts.name in _NO_SCALARS or any(
+        not t.is_cuda and (t.dim() > 0 or written) for _, written, t in tensors
+    ):
         raise RuntimeError(_TWO_DEVICES)

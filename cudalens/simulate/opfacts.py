@@ -12,6 +12,7 @@ from typing import Any
 
 _FUNC = re.compile(r"- func: ([\w.]+)")
 _DEVICE_CHECK = re.compile(r"  device_check: NoCheck(?:\s*#\s*(.*))?")
+_CUDA_ENTRY = re.compile(r"    (?:\w+, )*CUDA(?:, \w+)*: ")
 
 
 class DeviceCheck(Enum):
@@ -28,6 +29,7 @@ class YamlFacts:
 
     check: dict[str, DeviceCheck]
     structured: frozenset[str]
+    has_cuda_kernel: frozenset[str]
 
 
 def _yaml_path() -> Path:
@@ -42,16 +44,24 @@ def yaml_facts() -> YamlFacts:
     """Read native_functions.yaml of the installed torch."""
     check: dict[str, DeviceCheck] = {}
     structured: set[str] = set()
+    has_cuda_kernel: set[str] = set()
     name = ""
     for line in _yaml_path().read_text(encoding="utf-8").splitlines():
         if found := _FUNC.match(line):
             name = f"aten::{found[1]}"
         elif found := _DEVICE_CHECK.match(line):
-            is_iterator = "TensorIterator" in (found[1] or "")
-            check[name] = DeviceCheck.ITERATOR if is_iterator else DeviceCheck.NONE
+            # Lists fall back to one op per tensor; the rest is TensorIterator, said or not.
+            is_list = (found[1] or "").startswith("foreach kernels")
+            check[name] = DeviceCheck.NONE if is_list else DeviceCheck.ITERATOR
         elif line.startswith(("  structured: True", "  structured_delegate:")):
             structured.add(name)
-    return YamlFacts(check=check, structured=frozenset(structured))
+        elif _CUDA_ENTRY.match(line):
+            has_cuda_kernel.add(name)
+    return YamlFacts(
+        check=check,
+        structured=frozenset(structured),
+        has_cuda_kernel=frozenset(has_cuda_kernel),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +133,8 @@ def op_facts(op: Any) -> OpFacts:
     arguments = tuple(_argument(a) for a in raw)
     name = full_name(schema)
     facts = yaml_facts()
+    check = facts.check.get(name, _default_check(name))
+    has_wrapper = name in facts.has_cuda_kernel and check is not DeviceCheck.NONE
     outs = tuple(i for i, a in enumerate(arguments) if a.is_written and a.is_kwarg_only)
     return OpFacts(
         op=op,
@@ -137,8 +149,9 @@ def op_facts(op: Any) -> OpFacts:
         generator=next((i for i, a in enumerate(raw) if "Generator" in str(a.type)), None),
         is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
         is_composite=_has_kernel(name, "CompositeExplicitAutograd")
-        and not _has_kernel(name, "CPU"),
-        check=facts.check.get(name, _default_check(name)),
+        and not _has_kernel(name, "CPU")
+        and not has_wrapper,
+        check=check,
         is_structured=name in facts.structured,
     )
 

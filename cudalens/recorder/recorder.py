@@ -1,0 +1,92 @@
+"""The recorder as sessions use it: records while it is open, answers after a failure."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cudalens._torch import no_dispatch_modes, plain_torch
+from cudalens.facts import HistoryEntry, ProvenanceStep
+from cudalens.recorder import _seam, history, inplace
+from cudalens.recorder.failure import OpRecord
+from cudalens.recorder.inplace import ModifiedTensor
+from cudalens.recorder.lineage import IsBad, Lineage
+from cudalens.recorder.mode import RecordingMode
+from cudalens.recorder.ops import Call
+from cudalens.source import StackEntry
+
+
+class Recorder(RecordingMode):
+    """Record every op while open; answer questions about them at any time.
+
+    See :class:`RecordingMode` for the arguments.
+    """
+
+    def synchronize(self) -> None:
+        """Wait for the devices that were recorded on, so that a late fault is raised here."""
+        for device in self._devices:
+            _seam.synchronise(device)
+
+    def in_flight(self, error: BaseException | None = None) -> OpRecord | None:
+        """Give the op that raised ``error``.
+
+        Without it, the newest op that raised, unless another op was recorded after it.
+        """
+        return self._failures.find(error, self.recorded_ops)
+
+    def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
+        """Describe the last ops, oldest first."""
+        return history.history(self._calls(), limit)
+
+    def forward_site(
+        self, sequence_nr: int, node_name: str | None = None
+    ) -> tuple[list[StackEntry], str | None] | None:
+        """Give the forward lines and the module behind an autograd node; ``None`` when unsure.
+
+        Args:
+            sequence_nr: the node's sequence number.
+            node_name: its name, such as ``MulBackward0``; with it a mistake is recognised.
+        """
+        calls = self._calls()
+        call = history.forward_call(
+            calls, sequence_nr, node_name, is_complete=self._is_complete(calls)
+        )
+        return None if call is None else history.forward_site(call)
+
+    def site_of(self, tensor: Tensor) -> tuple[list[StackEntry], str | None] | None:
+        """Give the lines and the module of the op that made a tensor, or what it is a view of."""
+        call = self.lineage().source_of(tensor)
+        return None if call is None else history.forward_site(call)
+
+    def provenance(self, tensor: Tensor, is_bad: IsBad) -> tuple[ProvenanceStep, ...]:
+        """Follow a bad tensor back to the op that made it bad, or to where the data entered.
+
+        Args:
+            is_bad: tells whether a tensor holds a bad value; it is asked for living tensors only.
+        """
+        with no_dispatch_modes(), plain_torch():
+            return self.lineage().provenance(tensor, is_bad)
+
+    def modified_tensor(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        saved: int,
+        found: int,
+        made_by: str = "",
+    ) -> ModifiedTensor | None:
+        """Find who modified the tensor that autograd complains of; see :func:`find_modified`."""
+        return inplace.find_modified(
+            self._calls(), shape, dtype, saved=saved, found=found, made_by=made_by
+        )
+
+    def lineage(self) -> Lineage:
+        """Give the recorded calls in the form that answers questions about tensors."""
+        return Lineage(self._calls(), self._batches)
+
+    def _calls(self) -> list[Call]:
+        return [Call._make(item) for item in self._ring.copy()]
+
+    def _is_complete(self, calls: list[Call]) -> bool:
+        return len(calls) < (self._ring.maxlen or 0)

@@ -1,0 +1,367 @@
+"""Guards of repeats, segments, stated assertions, pivots, grouped products, and what leads there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nan, tensor
+
+from cudalens import simulate
+from tests.cpu_guards import Collector, guarded, positions
+
+aten = torch.ops.aten
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture
+def guards() -> Iterator[Collector]:
+    with guarded() as collector:
+        yield collector
+
+
+# --- repeat_interleave ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("repeats", "size", "headline", "line"),
+    [
+        ([2, 0, 1], 3, None, ""),
+        ([2, 0, 1], 4, "{argument} sums to 3, and output_size is 4", "Repeat.cu:20"),
+        ([2, 0, 1], 0, "{argument} sums to 3, and output_size is 0", "Repeat.cu:20"),
+        ([3, -1, 1], 3, "{argument}[1] = -1 is negative", "Repeat.cu:33"),
+        ([3, -1, -2], 1, "{argument}[1] = -1 is negative", "Repeat.cu:20"),
+        ([0, 0], 0, None, ""),
+    ],
+)
+def test_repeats_fill_the_output(  # noqa: PLR0917  one line a case
+    guards: Collector,
+    dtype: torch.dtype,
+    repeats: list[int],
+    size: int,
+    headline: str | None,
+    line: str,
+) -> None:
+    """Repeats must be at least 0 and sum to the size that was promised."""
+    counts = tensor(repeats, dtype=dtype)
+    values = torch.arange(len(repeats))
+    found = guards.look(lambda: torch.repeat_interleave(values, counts, output_size=size))
+    assert (found.headline if found else None) == headline
+    if found:
+        assert found.device_text is not None and found.device_text.startswith(line)
+        assert found.is_replay_safe == ("sums to" in found.headline)
+
+
+def test_negative_repeats_are_all_listed(guards: Collector) -> None:
+    """Each negative repeat is an offender."""
+    repeats = tensor([3, -1, -2])
+    found = guards.look(lambda: torch.repeat_interleave(repeats, output_size=0))
+    assert found is not None
+    assert positions(found) == [(1,), (2,)]
+    assert (found.offenders.count, found.offenders.total) == (2, 3)
+
+
+@pytest.mark.parametrize("size", [None, -1])
+def test_repeats_without_a_promise_are_the_host_s(guards: Collector, size: int | None) -> None:
+    """Without an output size, or with an impossible one, torch itself raises."""
+    repeats = tensor([1, -1])
+    error = guards.unguarded(lambda: torch.repeat_interleave(repeats, output_size=size))
+    assert isinstance(error, RuntimeError) and guards.found == []
+
+
+def test_repeats_out_overload_and_empty(guards: Collector) -> None:
+    """The out= overload is guarded; no repeats fit any size."""
+    call = lambda: aten.repeat_interleave.Tensor_out(
+        tensor([1]), output_size=2, out=torch.zeros(2, dtype=torch.int64)
+    )
+    assert guards.look(call) is not None
+    assert guards.found[0][0] == "aten::repeat_interleave.Tensor_out"
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert guards.look(lambda: torch.repeat_interleave(empty, output_size=4)) is None
+
+
+# --- segment_reduce ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "reduce", "options", "guard", "bad"),
+    [
+        ((4,), "sum", {"offsets": [0, 2, 4]}, None, []),
+        ((4,), "sum", {"offsets": [0, 2, 5]}, "segments_lie_in_data", [(2,)]),
+        ((4,), "sum", {"offsets": [-1, 2, 4]}, "segments_lie_in_data", [(0,)]),
+        ((4,), "sum", {"offsets": [5, 5, 5]}, None, []),
+        ((4,), "sum", {"offsets": [0, 3, 2]}, "segments_lie_in_data", [(2,)]),
+        ((4,), "mean", {"offsets": [0, 3, 2]}, "segment_lengths_not_negative", [(2,)]),
+        ((4, 1), "sum", {"offsets": [0, 3, 2]}, "segment_lengths_not_negative", [(2,)]),
+        ((4, 1), "max", {"offsets": [0, 3, 5]}, "segments_lie_in_data", [(2,)]),
+        ((4,), "sum", {"lengths": [3, 1], "unsafe": True}, None, []),
+        ((4,), "sum", {"lengths": [1, 1], "unsafe": True}, None, []),
+        ((4,), "sum", {"lengths": [3, 2], "unsafe": True}, "segments_lie_in_data", [(1,)]),
+        ((4,), "sum", {"lengths": [1, -1], "unsafe": True}, "segments_lie_in_data", [(1,)]),
+        (
+            (4,),
+            "mean",
+            {"lengths": [1, -1], "unsafe": True},
+            "segment_lengths_not_negative",
+            [(1,)],
+        ),
+        (
+            (2, 4),
+            "sum",
+            {"offsets": [[0, 3, 4], [0, 5, 5]], "axis": 1},
+            "segments_lie_in_data",
+            [(1, 1)],
+        ),
+        (
+            (2, 4),
+            "sum",
+            {"lengths": [[3, 1], [4, 1]], "axis": 1, "unsafe": True},
+            "segments_lie_in_data",
+            [(1, 1)],
+        ),
+    ],
+)
+def test_segments(  # noqa: PLR0917  one line a case
+    guards: Collector,
+    shape: tuple[int, ...],
+    reduce: str,
+    options: dict[str, Any],
+    guard: str | None,
+    bad: list[Any],
+) -> None:
+    """Negative segments assert where a kernel looks; the others, and long ones, are silent."""
+    given = {k: tensor(v) if isinstance(v, list) else v for k, v in options.items()}
+    found = guards.look(lambda: torch.segment_reduce(torch.rand(shape), reduce, **given))
+    assert (found.guard if found else None) == guard
+    assert (positions(found) if found else []) == bad
+    if found:
+        assert found.is_silent == (guard == "segments_lie_in_data")
+        assert (found.device_text is None) == found.is_silent
+        assert not found.is_replay_safe
+
+
+def test_long_segment_says_where_it_ends(guards: Collector) -> None:
+    """A length is only wrong by the place where its segment ends, which the finding states."""
+    call = lambda: torch.segment_reduce(torch.rand(4), "sum", lengths=tensor([3, 2]), unsafe=True)
+    found = guards.look(call)
+    assert found is not None
+    assert found.headline == (
+        "{argument}[1] = 2 ends its segment at 5, which is outside the 4 elements of {related}"
+    )
+
+
+@pytest.mark.parametrize("lengths", [[3, 2], [5, -1]])
+def test_safe_lengths_are_the_host_s(guards: Collector, lengths: list[int]) -> None:
+    """Lengths are checked by torch unless it is told not to."""
+    call = lambda: torch.segment_reduce(torch.rand(4), "sum", lengths=tensor(lengths))
+    assert isinstance(guards.unguarded(call), RuntimeError) and guards.found == []
+
+
+# --- stated assertions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "is_bad"),
+    [
+        (tensor(0), True),
+        (tensor([0.0]), True),
+        (tensor(-0.0, dtype=torch.float16), True),
+        (tensor(False), True),
+        (tensor(0j), True),
+        (tensor(1), False),
+        (tensor(nan), False),
+        (tensor(1j), False),
+        (tensor(True), False),
+    ],
+)
+def test_stated_assertions(guards: Collector, value: torch.Tensor, is_bad: bool) -> None:
+    """A single zero of any dtype fails, NaN does not; the message is repeated."""
+    assert (guards.look(lambda: torch._assert_async(value)) is not None) == is_bad
+    found = guards.look(lambda: torch._assert_async(value, "sizes {differ}"))
+    assert (found is not None) == is_bad
+    if found:
+        assert found.explanation == "The statement reads: sizes {differ}."
+        assert found.device_text is not None and "`sizes {differ}`" in found.device_text
+        assert "{differ}" not in found.headline
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(tensor([0, 1]), "x"), (tensor([]), "x"), (tensor(0), "x" * 255)]
+)
+def test_assertions_that_the_host_refuses(
+    guards: Collector, value: torch.Tensor, message: str
+) -> None:
+    """More than one element, or a message too long, is torch's own error."""
+    assert isinstance(guards.unguarded(lambda: torch._assert_async(value, message)), RuntimeError)
+    assert guards.found == []
+
+
+def test_nested_index_put_states_its_bound(guards: Collector) -> None:
+    """Writing beyond the end of a ragged row is found through the assertion that torch states."""
+    rows = [torch.zeros(2, 3), torch.zeros(4, 3)]
+    ragged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    put = torch.ops.aten.index_put_.default
+    good = (tensor([0, 1]), tensor([1, 3]), tensor([0, 0]))
+    bad = (tensor([0, 1]), tensor([2, 3]), tensor([0, 0]))
+    assert guards.look(lambda: put(ragged, good, tensor(1.0))) is None
+    found = guards.look(lambda: put(ragged, bad, tensor(1.0)))
+    assert found is not None and found.guard == "assert_async_message_holds"
+    assert "ragged dimension are out of bounds" in found.explanation
+
+
+# --- pivots --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "pivots", "bad"),
+    [
+        ((3, 3), [3, 2, 3], []),
+        ((3, 3), [1, 4, 3], [(1,)]),
+        ((3, 3), [0, 2, 3], [(0,)]),
+        ((2, 3), [1, 2, 9], []),
+        ((3, 2), [3, 2], []),
+        ((3, 2), [3, 4], [(1,)]),
+    ],
+)
+def test_pivots(
+    guards: Collector, shape: tuple[int, int], pivots: list[int], bad: list[Any]
+) -> None:
+    """Pivots that are read name rows counted from 1."""
+    given = tensor(pivots, dtype=torch.int32)
+    found = guards.look(lambda: torch.lu_unpack(torch.rand(shape), given))
+    assert (positions(found) if found else []) == bad
+    assert found is None or found.is_silent
+    call = lambda: torch.lu_unpack(torch.rand(shape), given, unpack_pivots=False)
+    assert guards.look(call) is None
+
+
+def test_pivots_of_a_factorisation_pass(guards: Collector) -> None:
+    """What lu_factor gives is taken, batches included."""
+    factors, pivots = torch.linalg.lu_factor(torch.rand(2, 4, 4))
+    assert guards.look(lambda: torch.lu_unpack(factors, pivots)) is None
+
+
+# --- grouped products ----------------------------------------------------------------------------
+
+MATRIX = {
+    "M": lambda: (torch.zeros(32, 16), torch.zeros(3, 16, 8)),
+    "N": lambda: (torch.zeros(3, 8, 16), torch.zeros(16, 32)),
+    "K": lambda: (torch.zeros(8, 32), torch.zeros(32, 16)),
+    "M transposed": lambda: (torch.zeros(16, 32).t(), torch.zeros(3, 16, 8)),
+    "K transposed": lambda: (torch.zeros(32, 8).t(), torch.zeros(32, 16)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "offs", "bad", "line"),
+    [
+        ("M", [1, 5, 32], [], None),
+        ("M", [0, 0, 0], [], None),
+        ("M", [1, 5, 33], [(2,)], 89),
+        ("M", [5, 1, 32], [(1,)], 54),
+        ("M", [-1, 5, 32], [(0,)], 54),
+        ("M transposed", [8, 24, 31], [], None),
+        ("M transposed", [8, 20, 32], [(1,)], 64),
+        ("N", [8, 24, 31], [], None),
+        ("N", [4, 24, 32], [(0,), (1,)], 64),
+        ("N", [8, 24, 33], [(2,)], 102),
+        ("K", [8, 24, 31], [], None),
+        ("K", [8, 20, 32], [(1,)], 64),
+        ("K", [8, 24, 33], [(2,)], 115),
+        ("K transposed", [3, 20, 32], [], None),
+        ("K transposed", [3, 2, 32], [(1,)], 54),
+    ],
+)
+def test_grouped_offsets(
+    guards: Collector, kind: str, offs: list[int], bad: list[Any], line: int | None
+) -> None:
+    """Offsets rise, stay inside, and keep 16 bytes where a group starts in the middle of a row."""
+    left, right = (item.bfloat16() for item in MATRIX[kind]())
+    if kind.endswith("transposed"):
+        left = left.t().contiguous().t()
+    found = guards.look(lambda: aten._grouped_mm(left, right, tensor(offs, dtype=torch.int32)))
+    assert (positions(found) if found else []) == bad
+    if found:
+        assert found.device_text is not None
+        assert found.device_text.startswith(f"GroupMMCommon.cuh:{line}: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_grouped_products_without_a_kernel_of_their_own(
+    guards: Collector, dtype: torch.dtype
+) -> None:
+    """Other dtypes run a loop over slices that asserts nothing: no finding."""
+    left, right = (item.to(dtype) for item in MATRIX["M"]())
+    offs = tensor([1, 5, 33], dtype=torch.int32)
+    assert guards.look(lambda: aten._grouped_mm(left, right, offs)) is None
+
+
+def test_grouped_host_errors(guards: Collector) -> None:
+    """Offsets of a wrong dtype or number are torch's own error."""
+    left, right = (item.bfloat16() for item in MATRIX["M"]())
+    for offs in (tensor([1, 5, 99]), tensor([1, 99], dtype=torch.int32)):
+        error = guards.unguarded(lambda offs=offs: aten._grouped_mm(left, right, offs))
+        assert isinstance(error, RuntimeError) and guards.found == []
+
+
+@pytest.mark.parametrize("op", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
+@pytest.mark.parametrize(
+    ("scale", "shape", "offs", "bad", "line"),
+    [
+        ("row", (64, 64), [16, 48, 63], [], ""),
+        ("row", (64, 64), [16, 40, 64], [(1,)], "GroupMMCommon.cuh:64"),
+        ("row", (64, 64), [16, 48, 65], [(2,)], "GroupMMCommon.cuh:115"),
+        ("block", (64, 64), [32, 32, 64], [], ""),
+        ("block", (64, 64), [32, 48, 64], [(1,), (2,)], "grouped_common.cuh:116"),
+        ("block", (64, 64), [32, 64, 96], [(2,)], "grouped_common.cuh:119"),
+        ("block", (64, 32), [7, 9, 65], [(2,)], "grouped_common.cuh:233"),
+        ("block", (64, 32), [7, 9, 64], [], ""),
+    ],
+)
+def test_scaled_grouped_offsets(  # noqa: PLR0917  one line a case
+    guards: Collector,
+    op: str,
+    scale: str,
+    shape: tuple[int, int],
+    offs: list[int],
+    bad: list[Any],
+    line: str,
+) -> None:
+    """Scales per row and per block have their own alignment, on the same offsets."""
+    float8 = torch.float8_e4m3fn
+    left = torch.zeros(shape).to(float8)
+    is_stacked = shape[1] == 32
+    right = torch.zeros((3, 16, 32) if is_stacked else (16, 64)).to(float8).mT
+    scales = torch.ones(4)
+    if scale == "block":
+        scales = scales.to(torch.float8_e8m0fnu)
+    ends = tensor(offs, dtype=torch.int32)
+    call = lambda: aten._scaled_grouped_mm(left, right, scales, scales, ends)
+    if op.endswith("v2"):
+        call = lambda: aten._scaled_grouped_mm_v2(
+            left, right, [scales], [1], [0], [scales], [1], [0], ends
+        )
+    error = guards.unguarded(call)
+    assert isinstance(error, NotImplementedError)  # no kernel on the CPU
+    found = [violation for _, violation in guards.found]
+    assert [item for violation in found for item in positions(violation)] == bad
+    assert all((violation.device_text or "").startswith(line) for violation in found)
+
+
+# --- what leads to another op --------------------------------------------------------------------
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the simulated device stands aside for a real GPU")
+@pytest.mark.parametrize(("q", "is_bad"), [([0.0, 1.0], False), ([0.5, 1.5], True)])
+def test_quantile_levels_reach_gather(q: list[float], is_bad: bool) -> None:
+    """A level beyond 1, which CUDA does not check, is found where its rank is gathered."""
+    with simulate.start(announce=False), guarded("cuda") as collector:
+        values = torch.arange(4.0, device="cuda")
+        levels = tensor(q).to("cuda")
+        found = collector.look(lambda: torch.quantile(values, levels))
+        assert (found is not None) == is_bad
+        if found:
+            assert collector.found[0][0].startswith("aten::gather")
