@@ -39,9 +39,18 @@ def publish(shell: Any, report: Report, *, widgets: bool) -> None:
     """Show a report as one bundle of text, HTML and, where it can live, the interactive view."""
     bundle: dict[str, Any] = dict(report._repr_mimebundle_())
     if widgets and _has_widgets(shell):
-        view = {"version_major": 2, "version_minor": 0, "model_id": report.widget().model_id}
-        bundle[WIDGET_TYPE] = view
+        bundle |= _view(report)
     shell.display_pub.publish(data=bundle, metadata={})
+
+
+def _view(report: Report) -> dict[str, Any]:
+    try:
+        model = report.widget().model_id
+    except Exception as error:
+        # The static twins in the same bundle say everything: the view is a convenience.
+        print(f"cudalens: no interactive view here: {error!r}", file=sys.stderr)
+        return {}
+    return {WIDGET_TYPE: {"version_major": 2, "version_minor": 0, "model_id": model}}
 
 
 def _has_widgets(shell: Any) -> bool:

@@ -258,6 +258,7 @@ def test_each_sparse_invariant(
         op(*call)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_sparse_coo_select_wraps() -> None:
     """A sparse dimension lets negative values count from the end; a strided one does not."""
     sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)

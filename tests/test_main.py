@@ -112,7 +112,7 @@ def test_the_exit_status_is_the_scripts(
 def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> None:
     """On stderr, the report last, without a frame of ours; exit status 1."""
     script(tmp_path, FAILING)
-    done = run("--json", "out/../found.json", "train.py")
+    done = run("--json", "found.json", "train.py")
     assert done.returncode == 1
     trace, _, report = done.stderr.partition("DeviceIndexError: ")
     assert trace.startswith("Traceback (most recent call last):\n")

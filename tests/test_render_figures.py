@@ -333,12 +333,13 @@ def test_long_edge_passes_beside_the_boxes_between() -> None:
 
 
 def test_side_inputs_do_not_bend_the_main_line() -> None:
-    """Parameters move aside: a chain of ops stands in one column."""
-    edges = [("a", "b"), ("b", "c"), ("p", "b"), ("q", "c")]
-    sizes = dict.fromkeys("abcpq", (80.0, 40.0))
-    light = place(sizes, edges, light=("p", "q")).centres
-    assert light["a"][0] == pytest.approx(light["b"][0], abs=4)
-    assert light["b"][0] == pytest.approx(light["c"][0], abs=4)
+    """Parameters move aside: a chain of ops stands in one column, its end half a box beside."""
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("x", "d"), ("p", "b"), ("q", "c")]
+    sizes = dict.fromkeys("abcdxpq", (80.0, 40.0))
+    across = {key: x for key, (x, _) in place(sizes, edges, light=("p", "q")).centres.items()}
+    assert across["a"] == pytest.approx(across["b"], abs=4)
+    assert across["b"] == pytest.approx(across["c"], abs=4)
+    assert across["d"] - across["c"] == pytest.approx(across["x"] - across["d"], abs=4)
 
 
 def test_pictures_are_the_same_every_time() -> None:

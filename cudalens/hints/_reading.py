@@ -1,61 +1,23 @@
-"""What the rules ask of the evidence: the ids at fault, what kind of table they index, their name.
-
-Every kind of id belongs to exactly one role, so that the rules of two causes cannot both speak.
-"""
+"""The integers at fault, in the form in which the rules ask about them."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from cudalens.facts import TensorFact, Violation
+from cudalens.facts import Offender, TensorFact
+from cudalens.hints._roles import Role, bad_values, fault, origin, role_of
 from cudalens.model import Evidence
 
-Role = Literal[
-    "label", "one_hot", "token", "position", "box", "segment", "edge", "action", "index"
-]
-
-LABEL_OPS = frozenset(
-    {
-        "aten::nll_loss_forward",
-        "aten::nll_loss_backward",
-        "aten::nll_loss2d_forward",
-        "aten::nll_loss2d_backward",
-        "aten::multi_margin_loss",
-    }
-)
-LOOKUP_OPS = frozenset(
-    {
-        "aten::embedding",
-        "aten::embedding_renorm_",
-        "aten::embedding_renorm",
-        "aten::_embedding_bag",
-        "aten::_embedding_bag_forward_only",
-        "aten::embedding_dense_backward",
-    }
-)
 GARBAGE = 1 << 48
-"""No table has this many rows: an id of this size was never an id."""
+"""No table has this many rows: an integer of this size was never an id."""
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """What NaN and the infinities become when they are cast to an integer type."""
-
-_INTEGERS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
-_BOX_TABLE = re.compile(r"^[xyhw]_position_embeddings$")
-_SEGMENT = re.compile(r"token_type|segment|(^|_)seg(_|$)")
-_POSITION = re.compile(r"position|(^|_)pos(_|$|itions?|emb|enc|ids)|^wpe$|arange\(")
-_BOX = re.compile(r"bbox|(^|_)boxes?(_|$)")
-_TOKEN_TABLE = re.compile(
-    r"word_emb|^wte$|embed_tokens|^shared$|tok(en)?_?emb|embed_in$|word_lut|vocab|input_ids|token"
-)
-_WORDS: dict[Role, re.Pattern[str]] = {
-    "label": re.compile(r"label|target|mask|(^|\W)(y|gt)(\W|$)"),
-    "one_hot": re.compile(r"label|target|mask|(^|\W)(y|gt)(\W|$)"),
-    "box": _BOX,
-    "edge": re.compile(r"(^|[^a-z])edges?([^a-z]|$)"),
-    "action": re.compile(r"(^|[^a-z])acts?(ions?)?([^a-z]|$)"),
-}
+WRAPPED = {255: -1, 156: -100}
+"""What negative marks become in uint8, which has no negative numbers."""
+_MOVES = re.compile(r"[+-]=?\s*[\w(]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +27,18 @@ class Ids:
     role: Role
     fact: TensorFact
     named: TensorFact | None
-    """The tensor that the fix can name: this one, or the one on the line that it was made of."""
+    """The tensor that a fix can name: this one, or the one on the line that it was cut out of."""
     size: int
     """Classes, rows, or the length of the indexed dimension."""
     low: int | None
-    """The smallest value that is not allowed besides the bound; ``None`` when not known."""
+    """The smallest value, less those allowed besides the bound; ``None`` when not known."""
     high: int
     distinct: tuple[int, ...] | None
-    """The distinct values, when there are few, less those allowed besides the bound."""
+    """The distinct values when they are few, less those allowed besides the bound."""
     bad: frozenset[int]
-    """The bad values; the listed ones where the tensor has too many values."""
+    """The bad values; the listed ones where the tensor has too many different ones."""
+    offenders: tuple[Offender, ...]
+    all_listed: bool
 
     def only_bad(self, *values: int) -> bool:
         """Tell whether there are bad values, and no others than these."""
@@ -82,8 +46,8 @@ class Ids:
 
     @property
     def is_above(self) -> bool:
-        """Tell whether all bad values lie beyond the end."""
-        return min(self.bad) >= self.size
+        """Tell whether all bad values lie beyond the end, and no other value below 0."""
+        return min(self.bad) >= self.size and (self.low is None or self.low >= 0)
 
     @property
     def numel(self) -> int:
@@ -95,237 +59,160 @@ class Ids:
 
     @property
     def counts_from_one(self) -> bool:
-        """Tell whether the values start at 1, end at the size, and are enough to say so."""
+        """Tell whether the values go from 1 to the size, and 0 is not missing by chance."""
         if self.low is None or self.low < 1 or self.high != self.size:
             return False
-        return self.low == 1 or self.numel >= self.size
+        return self.low == 1 or self.numel >= 3 * self.size
 
-
-def fault(evidence: Evidence) -> tuple[Violation, TensorFact] | None:
-    """Give the finding with the tensor at fault."""
-    violation = evidence.violation
-    if violation is None:
-        return None
-    position = violation.list_position
-    key = violation.argument if position is None else f"{violation.argument}[{position}]"
-    fact = evidence.tensor(key)
-    return None if fact is None else (violation, fact)
-
-
-def bad_values(evidence: Evidence) -> frozenset[int]:
-    """Give the bad integers: all where the distinct values are known, else the listed ones."""
-    found = fault(evidence)
-    if found is None:
-        return frozenset()
-    violation, fact = found
-    low, high = violation.bounds.min, violation.bounds.max
-    unique = fact.summary.unique
-    if unique is not None and isinstance(low, int) and isinstance(high, int):
-        allowed = violation.bounds.also_allowed
-        return frozenset(v for v in unique if not low <= v <= high and v not in allowed)
-    listed = violation.offenders.first
-    return frozenset(item.value for item in listed if isinstance(item.value, int))
+    @property
+    def covers_one_to_size(self) -> bool:
+        """Tell whether at least half of the values from 1 to the size occur, and 0 does not."""
+        seen = self.numel if self.distinct is None else 2 * len(self.distinct)
+        return self.low == 1 and self.high == self.size and seen >= self.size
 
 
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     """Describe the ids at fault when their role is one of ``roles``.
 
-    ``None`` for values that no counting mistake explains: garbage, casts and shifts, which have
-    rules of their own.
+    ``None`` for values that were garbled, cast or shifted: they have rules of their own, and no
+    counting mistake is to be sought in them.
     """
     found = fault(evidence)
-    if found is None or found[0].size is None:
+    role = role_of(evidence)
+    if found is None or role is None or role not in roles:
+        return None
+    if is_garbled(evidence) or is_wrapped(evidence) or cast_source(evidence):
+        return None
+    if shifted_source(evidence) or shifting_step(evidence):
         return None
     violation, fact = found
-    role = role_of(evidence)
-    bad = bad_values(evidence)
-    if role not in roles or not bad or is_garbled(bad) or derived(evidence):
-        return None
     allowed = set(violation.bounds.also_allowed)
-    unique = fact.summary.unique
+    unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
     distinct = None if unique is None else tuple(v for v in unique if v not in allowed)
-    low, high = fact.summary.min, fact.summary.max
     if distinct:
         low, high = distinct[0], distinct[-1]
-    if not isinstance(high, int):
+    bad = bad_values(evidence)
+    if not bad or not isinstance(high, int):
         return None
     return Ids(
         role=role,
         fact=fact,
         named=origin(evidence, role),
-        size=violation.size if violation.size is not None else 0,
+        size=violation.size or 0,
         low=low if isinstance(low, int) and low not in allowed else None,
         high=high,
         distinct=distinct,
         bad=bad,
+        offenders=violation.offenders.first,
+        all_listed=len(violation.offenders.first) == violation.offenders.count,
     )
 
 
-def is_garbled(bad: Iterable[int]) -> bool:
-    """Tell whether a value is far beyond any table, or what a lost float becomes."""
-    return any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad)
+# --- values that no counting mistake made ----------------------------------------------------------
 
 
-def derived(evidence: Evidence) -> bool:
-    """Tell whether the line or the recording shows the arithmetic that made the values bad."""
-    return evidence.fact("ids.derived") is not None or _provenance_shift(evidence)
+def is_garbled(evidence: Evidence) -> bool:
+    """Tell whether a bad value is far beyond any table, or what a lost float becomes."""
+    return any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad_values(evidence))
 
 
-def _provenance_shift(evidence: Evidence) -> bool:
-    return shift_step(evidence) is not None
+def is_wrapped(evidence: Evidence) -> bool:
+    """Tell whether the bad values are what uint8 makes of -1 and -100, by the line's own tensors.
+
+    Either the loss of single labels was given uint8, or arithmetic on a uint8 tensor made values
+    that the tensor does not hold.
+    """
+    found, bad = fault(evidence), bad_values(evidence)
+    if found is None or not bad or not bad <= set(WRAPPED):
+        return False
+    fact = found[1]
+    if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":
+        return True
+    return any(
+        item.dtype == "uint8" and not bad & set(item.summary.unique or bad)
+        for item in within(evidence, fact)
+    )
 
 
-def shift_step(evidence: Evidence) -> str | None:
-    """Give the recorded line that first took the values out of the bound by adding a number."""
+def cast_source(evidence: Evidence) -> TensorFact | None:
+    """Give the floating-point tensor on the line whose cast the ids are, if it holds no integers.
+
+    Only where the call says so: ``ids`` in ``emb(ids.long())``.
+    """
+    found = fault(evidence)
+    if found is None or found[1].expression is None:
+        return None
+    for item in within(evidence, found[1]):
+        if "float" in item.dtype and item.shape == found[1].shape and _is_no_id(item):
+            return item
+    return None
+
+
+EXACT = {"float16": 2048, "bfloat16": 256}
+"""The largest integers up to which a half-precision type holds every integer."""
+
+
+def _is_no_id(fact: TensorFact) -> bool:
+    ends = (fact.summary.min, fact.summary.max)
+    if fact.summary.nan or fact.summary.inf:
+        return True
+    numbers = [end for end in ends if isinstance(end, (int, float))]
+    limit = EXACT.get(fact.dtype)
+    return any(end != int(end) or (limit and abs(end) > limit) for end in numbers)
+
+
+def shifted_source(evidence: Evidence) -> TensorFact | None:
+    """Give the tensor that lies within the bound itself, when the line adds to it: ``y + 1``."""
+    found = fault(evidence)
+    if found is None or found[1].expression is None:
+        return None
+    node = parsed(found[1].expression)
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
+        return None
+    for item in evidence.tensors:
+        if item.expression and _same(parsed(item.expression), node.left):
+            return item if _is_inside(item, evidence) else None
+    return None
+
+
+def _is_inside(fact: TensorFact, evidence: Evidence) -> bool:
+    bounds = evidence.violation.bounds if evidence.violation else None
+    ends = (fact.summary.min, fact.summary.max)
+    if bounds is None or not isinstance(bounds.max, int) or "float" in fact.dtype:
+        return False
+    return all(isinstance(end, int) and 0 <= end <= bounds.max for end in ends)
+
+
+def shifting_step(evidence: Evidence) -> str | None:
+    """Give the recorded line that took the values out of the bound by adding a number to them."""
     for step in reversed(evidence.provenance):
         name = (step.op or "").removeprefix("aten::").split(".")[0].rstrip("_")
         text = step.source.text if step.source else None
-        if name in ("add", "sub", "rsub") and text and re.search(r"[+-]=?\s*\w", text):
+        if name in ("add", "sub", "rsub") and text and _MOVES.search(text):
             return text
     return None
 
 
-# --- role ----------------------------------------------------------------------------------------
+# --- expressions ---------------------------------------------------------------------------------
 
 
-def role_of(evidence: Evidence) -> Role | None:
-    """Say what the ids at fault number, ``None`` when it is no index."""
-    found = fault(evidence)
-    if found is None or found[0].bounds.max is None or found[1].dtype not in _INTEGERS:
+def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
+    """Give the other tensors of the line that stand inside the expression of ``fact``."""
+    node = parsed(fact.expression or "")
+    if node is None:
+        return []
+    parts = {ast.dump(item) for item in ast.walk(node) if item is not node}
+    others = ((item, parsed(item.expression or "")) for item in evidence.tensors)
+    return [item for item, inner in others if inner is not None and ast.dump(inner) in parts]
+
+
+def parsed(expression: str) -> ast.expr | None:
+    """Read an expression, ``None`` when it is none."""
+    try:
+        return ast.parse(f"({expression}\n)", mode="eval").body
+    except (SyntaxError, ValueError):
         return None
-    name = evidence.op.name or ""
-    violation, fact = found
-    if name in LABEL_OPS:
-        return "label" if violation.argument == "target" else None
-    if name in LOOKUP_OPS:
-        return _table_role(evidence, fact) if violation.argument == "indices" else None
-    if violation.size is None or not violation.is_index:
-        return None
-    if is_one_hot(evidence):
-        return "one_hot"
-    if _gathers_positions(evidence, fact):
-        return "position"
-    for role in ("edge", "action"):
-        if speaks_of(evidence, role):  # type: ignore[arg-type]
-            return role  # type: ignore[return-value]
-    return "index"
 
 
-def is_one_hot(evidence: Evidence) -> bool:
-    """Tell whether ones are written at the indices: ``one_hot``, or ``scatter_`` of the value 1."""
-    if (evidence.op.api or "").endswith(".one_hot"):
-        return True
-    name = evidence.op.name in ("aten::scatter", "aten::scatter_")
-    return name and evidence.scalar("value") in ("1", "1.0", "True")
-
-
-def table_name(evidence: Evidence) -> str:
-    """Give the last part of the module's path, the name under which the model holds the table."""
-    return (evidence.module_path or "").rpartition(".")[2].lower()
-
-
-def _table_role(evidence: Evidence, fact: TensorFact) -> Role:
-    expression = (fact.expression or "").lower()
-    kind = (evidence.module_type or "").lower()
-    name = table_name(evidence)
-    if _BOX_TABLE.match(name):
-        return "box"
-    # The table's own name tells most; then its class; the user's name for the ids comes last.
-    for text in (name, kind if kind != "embedding" else "", expression):
-        if _SEGMENT.search(text):
-            return "segment"
-        if _POSITION.search(text):
-            return "position"
-        if _TOKEN_TABLE.search(text):
-            return "token"
-    return "token"
-
-
-def is_vocabulary(evidence: Evidence) -> bool:
-    """Tell whether the table is one of a language model's tokens."""
-    found = fault(evidence)
-    expression = (found[1].expression or "").lower() if found else ""
-    return bool(
-        _TOKEN_TABLE.search(table_name(evidence))
-        or _TOKEN_TABLE.search(expression)
-        or in_library(evidence, "transformers")
-    )
-
-
-def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
-    """Tell whether a library reads a buffer at position ids, as RoBERTa does for token types."""
-    if evidence.op.name != "aten::gather" or not is_run(fact):
-        return False
-    variable = evidence.fact("library.index") or ""
-    kind = evidence.module_type or ""
-    is_inside = in_library(evidence, "transformers") and kind.endswith("Embeddings")
-    return fact.expression is None and (variable == "position_ids" or is_inside)
-
-
-def is_run(fact: TensorFact) -> bool:
-    """Tell whether the values are consecutive, as many as the last dimension is long."""
-    low, high, shape = fact.summary.min, fact.summary.max, fact.shape
-    if not isinstance(low, int) or not isinstance(high, int) or not shape:
-        return False
-    unique = fact.summary.unique
-    is_dense = unique is None or len(unique) == high - low + 1
-    return is_dense and high - low < shape[-1] + 1 and high - low + 1 >= shape[-1]
-
-
-def speaks_of(evidence: Evidence, role: Role) -> bool:
-    """Tell whether the words for the bad tensor, or for what it was made of, name the role."""
-    return origin(evidence, role, by_word=True) is not None
-
-
-def in_library(evidence: Evidence, name: str) -> bool:
-    """Tell whether the op was reached through a library, below the user's line."""
-    last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
-    below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
-    return any(f"/{name}/" in file for file in below)
-
-
-# --- the user's name -----------------------------------------------------------------------------
-
-
-def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFact | None:
-    """Give the tensor on the line that the bad ids are, or were cut out of without arithmetic.
-
-    Args:
-        by_word: only a tensor whose expression names the role.
-    """
-    found = fault(evidence)
-    if found is None:
-        return None
-    fact, word = found[1], _WORDS.get(role)
-    is_said = bool(word and fact.expression and word.search(fact.expression.lower()))
-    if fact.expression is not None and (is_said or not by_word):
-        return fact
-    others = [
-        item
-        for item in evidence.tensors
-        if item is not fact and item.expression and item.dtype in _INTEGERS
-    ]
-    said = [
-        item
-        for item in others
-        if word and word.search((item.expression or "").lower()) and _holds(item, fact, evidence)
-    ]
-    if len(said) == 1 and (fact.expression is None or by_word):
-        return said[0]
-    twins = [] if by_word else [item for item in others if _is_twin(item, fact)]
-    return twins[0] if len(twins) == 1 else None
-
-
-def _is_twin(item: TensorFact, fact: TensorFact) -> bool:
-    same_range = (item.summary.min, item.summary.max) == (fact.summary.min, fact.summary.max)
-    return same_range and sorted(_long(item.shape)) == sorted(_long(fact.shape))
-
-
-def _long(shape: tuple[int, ...]) -> list[int]:
-    return [size for size in shape if size != 1]
-
-
-def _holds(item: TensorFact, fact: TensorFact, evidence: Evidence) -> bool:
-    if item.summary.unique is not None:
-        return bad_values(evidence) <= set(item.summary.unique)
-    return item.summary.max == fact.summary.max or item.summary.min == fact.summary.min
+def _same(left: ast.expr | None, right: ast.expr) -> bool:
+    return left is not None and ast.dump(left) == ast.dump(right)

@@ -5,7 +5,8 @@ failure, and only as far as the recorded facts prove the answer.
 """
 
 from cudalens.recorder.failure import OpRecord
-from cudalens.recorder.lineage import FIRST_BAD, Lineage, ModifiedTensor, Write
-from cudalens.recorder.mode import Recorder
+from cudalens.recorder.inplace import ModifiedTensor, Write
+from cudalens.recorder.lineage import FIRST_BAD, Lineage
+from cudalens.recorder.recorder import Recorder
 
 __all__ = ["FIRST_BAD", "Lineage", "ModifiedTensor", "OpRecord", "Recorder", "Write"]

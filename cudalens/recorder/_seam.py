@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -23,17 +24,15 @@ __all__ = [
     "RecorderMode",
     "current_node",
     "current_task",
-    "dispatch_modes",
     "next_sequence_nr",
     "register_module_forward_pre_hook",
     "synchronise",
 ]
 
 # Called once per recorded op: the functions themselves, without a wrapper of ours around them.
-current_node = _current_autograd_node
-current_task = _current_graph_task_id
-next_sequence_nr = _get_sequence_nr
-dispatch_modes = _get_current_dispatch_mode_stack
+current_node: Callable[[], Any] = _current_autograd_node
+current_task: Callable[[], int] = _current_graph_task_id
+next_sequence_nr: Callable[[], int] = _get_sequence_nr
 
 ENGINE_FUNCTION = "_engine_run_backward"
 """The function of torch/autograd/graph.py that every backward pass goes through."""
@@ -46,6 +45,13 @@ class RecorderMode(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def install(self) -> None:
+        """Put this mode on top of the stack."""
+        super().__enter__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -68,18 +74,18 @@ class RecorderMode(TorchDispatchMode):
             _push_mode(self)
         else:
             return
-        super().__exit__(None, None, None)
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             _push_mode(mode)
 
 
 def never_compile(code: CodeType) -> None:
     """Keep the compiler from tracing a function of ours; no cost per call."""
-    try:
-        from torch._C._dynamo.eval_frame import skip_code
-    except ImportError:
-        return
-    skip_code(code)
+    from torch._C._dynamo import eval_frame
+
+    skip = getattr(eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(code)
 
 
 def synchronise(device: torch.device) -> None:

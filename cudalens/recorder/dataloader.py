@@ -23,6 +23,7 @@ from cudalens.files import is_user_file, torch_path
 _MAX_BATCHES = 64
 _MAX_DEPTH = 4
 _MAX_TENSORS = 64
+_RANGE_FILES = frozenset({"_ops.py", "autograd/profiler.py"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Batches:
 
     def note(self, frame: FrameType | None) -> None:
         """Look whether the range that ends in ``frame`` was a loader's ``next()``."""
-        while frame is not None and torch_path(frame.f_code.co_filename).startswith("autograd/"):
+        while frame is not None and torch_path(frame.f_code.co_filename) in _RANGE_FILES:
             frame = frame.f_back
         if frame is None or frame.f_code.co_name != "__next__":
             return
@@ -75,8 +76,7 @@ class Batches:
     def is_newest(self, batch: Batch) -> bool:
         """Tell whether the iterator of a batch has given out nothing since."""
         return not any(
-            item.iterator is batch.iterator and item.number > batch.number
-            for item in self._batches
+            item.iterator is batch.iterator and item.number > batch.number for item in self._batches
         )
 
 

@@ -6,12 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cudalens.facts import HistoryEntry
-from cudalens.recorder.lineage import is_node_of
-from cudalens.recorder.ops import Call, Ref, short_meta
+from cudalens.recorder.ops import Call, Ref, is_node_of, short_meta
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of
 from cudalens.source import StackEntry
-
-_APPLY = "autograd/function.py"
 
 
 def history(calls: Sequence[Call], limit: int) -> tuple[HistoryEntry, ...]:

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import torch
 
 from cudalens.facts import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
-from cudalens.recorder.ops import Call, Ref
+from cudalens.recorder.ops import Call, Ref, is_node_of
 from cudalens.recorder.sites import SiteReader
+
+_COMPLAINT: Final = re.compile(
+    r"modified by an inplace operation: \[torch\.(?:\w+\.)?(?P<type>\w+)Tensor "
+    r"\[(?P<shape>[\d, ]*)\]\](?:, which is output (?P<output>\d+) of (?P<node>[\w:]+),)? "
+    r"is at version (?P<found>\d+); expected version (?P<saved>\d+)"
+)
+_DTYPES: Final = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """What autograd says of a saved tensor that it found modified."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    made_by: str | None
+    """The autograd node that the tensor is an output of; ``None`` for a leaf."""
+    saved: int
+    """Its version when it was saved."""
+    found: int
+    """Its version now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,138 +54,140 @@ class Write:
     """A recorded call that changed a tensor in place."""
 
     step: ProvenanceStep
-    version: int | None
-    """The version of the tensor before the call, ``None`` where it was not noted."""
+    version: int
+    """The version of the tensor before the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModifiedTensor:
     """A tensor that autograd had saved and found changed."""
 
+    complaint: Complaint
     made_by: ProvenanceStep | None
     """The call that made the tensor, ``None`` when it was made before the recording."""
     written_by: tuple[Write, ...]
     """The calls that took it from the saved version to the found one, oldest first."""
     read_by: tuple[ProvenanceStep, ...] = ()
-    """The calls that read it before the first of these writes; one of them had saved it."""
+    """The calls that read it before the first of these writes.  It was saved by one of them, or
+    by the call that made it."""
 
 
-def modified(
-    self, shape: tuple[int, ...], dtype: torch.dtype, *, saved: int, found: int, made_by: str
-) -> ModifiedTensor | None:
-    """Find the tensor that autograd found modified, from what its message says.
+def read_complaint(message: str) -> Complaint | None:
+    """Read autograd's message; ``None`` when it is another one."""
+    match = _COMPLAINT.search(message)
+    if match is None or match["type"] not in _DTYPES:
+        return None
+    return Complaint(
+        shape=tuple(int(size) for size in match["shape"].split(",") if size.strip()),
+        dtype=_DTYPES[match["type"]],
+        made_by=match["node"],
+        saved=int(match["saved"]),
+        found=int(match["found"]),
+    )
 
-    Args:
-        saved: the version at which it was saved (the message: "expected version").
-        found: its version now.
-        made_by: the name of the autograd node that it is an output of, empty for a leaf.
+
+def find_modified(calls: Sequence[Call], complaint: Complaint) -> ModifiedTensor | None:
+    """Find the tensor that autograd complains of, and who wrote to it.
+
+    A tensor fits when it, or a view of it, has the shape, dtype and origin that the message
+    names, and recorded writes lead from the saved version to the found one without a gap.
 
     Returns:
-        ``None`` unless exactly one tensor fits: its versions before the recorded writes lead
-        from ``saved`` to ``found`` without a gap.
+        ``None`` unless exactly one tensor fits, or one line wrote to all that do.
     """
-    found_tensors = [
+    fitting = [
         item
-        for target, calls in self._writes().values()
-        if (item := self._fit(target, calls, shape, dtype, saved, found, made_by)) is not None
+        for target, writes in _writes(calls)
+        if (item := _fit(calls, target, writes, complaint)) is not None
     ]
-    if len(found_tensors) == 1:
-        return found_tensors[0]
-    # Several fit, but one line of the user's may have written to all of them.
-    lines = {tuple(write.step.source for write in item.written_by) for item in found_tensors}
-    if len(lines) != 1:
+    if len(fitting) == 1:
+        return fitting[0]
+    if len({tuple(write.step.source for write in item.written_by) for item in fitting}) != 1:
         return None
-    steps = [item.written_by for item in found_tensors]
-    return ModifiedTensor(made_by=None, written_by=steps[0])
+    return ModifiedTensor(
+        complaint=complaint, made_by=None, written_by=fitting[0].written_by, read_by=()
+    )
 
-def _writes(self) -> dict[int, tuple[Ref, list[Call]]]:
+
+def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[Call]]]:
+    """Give each tensor that was written to, by its base when a view was, with the writes."""
     written: dict[int, tuple[Ref, list[Call]]] = {}
-    for call in self._calls:
+    for call in calls:
         if call.version is not None:
-            target = call.base if call.base is not None else call.output
+            target = call.output if call.base is None else call.base
             written.setdefault(id(target), (target, []))[1].append(call)
-    return written
+    return list(written.values())
+
 
 def _fit(
-    self,
-    target: Ref,
-    calls: list[Call],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    saved: int,
-    found: int,
-    made_by: str,
+    calls: Sequence[Call], target: Ref, writes: Sequence[Call], complaint: Complaint
 ) -> ModifiedTensor | None:
-    between = [call for call in calls if saved <= (call.version or 0) < found]
-    if [call.version for call in between] != list(range(saved, found)):
+    between = [
+        (call, call.version)
+        for call in writes
+        if call.version is not None and complaint.saved <= call.version < complaint.found
+    ]
+    if [version for _, version in between] != list(range(complaint.saved, complaint.found)):
         return None
-    first = between[0].seq
-    aliases = self._aliases(target, first)
-    makers = [(item, self._maker(item)) for item in aliases]
+    earlier = [call for call in calls if call.seq < between[0][0].seq]
+    aliases = _aliases(earlier, target)
     fitting = [
-        maker
-        for item, maker in makers
-        if _has_meta(item, maker, shape, dtype) and _is_result_of(maker, made_by)
+        alias
+        for alias in aliases
+        if _has_meta(alias, _maker(earlier, alias), complaint)
+        and _is_result_of(_maker(earlier, alias), complaint.made_by)
     ]
     if not fitting:
         return None
-    readers = [
-        call
-        for call in self._calls
-        if call.seq < first
-        and not call.facts.is_view
-        and any(item is alias for item in call.inputs for alias in aliases)
-    ]
+    reader = SiteReader()
+    maker = _maker(earlier, fitting[0])
     return ModifiedTensor(
-        made_by=None if fitting[0] is None else self.step(fitting[0]),
+        complaint=complaint,
+        made_by=None if maker is None else describe_step(maker, reader),
         written_by=tuple(
-            Write(step=self.step(call), version=call.version) for call in between
+            Write(step=describe_step(call, reader), version=version) for call, version in between
         ),
-        read_by=tuple(self.step(call) for call in readers),
+        read_by=tuple(
+            describe_step(call, reader)
+            for call in earlier
+            if not call.facts.is_view and not call.facts.writes and _reads(call, aliases)
+        ),
     )
 
-def _aliases(self, target: Ref, before: int) -> list[Ref]:
-    """Give a tensor and the views of it that were made before call number ``before``."""
+
+def _aliases(earlier: Sequence[Call], target: Ref) -> list[Ref]:
+    """Give a tensor and the recorded views of it."""
     found = [target]
-    for call in self._calls:
-        if call.seq >= before:
-            break
-        if call.facts.is_view and any(item is known for item in call.inputs for known in found):
+    for call in earlier:
+        if call.facts.is_view and _reads(call, found):
             found += call.outputs
     return found
 
-def _maker(self, tensor: Ref) -> Call | None:
-    return next(
-        (
-            call
-            for call in self._calls
-            if not call.facts.is_in_place and any(item is tensor for item in call.outputs)
-        ),
-        None,
-    )
+
+def _reads(call: Call, tensors: Sequence[Ref]) -> bool:
+    return any(item is tensor for item in call.inputs for tensor in tensors)
 
 
-def _has_meta(target: Ref, maker: Call | None, shape: Any, dtype: torch.dtype) -> bool:
-    living = target()
+def _maker(calls: Sequence[Call], tensor: Ref) -> Call | None:
+    for call in calls:
+        if not call.facts.is_in_place and any(item is tensor for item in call.outputs):
+            return call
+    return None
+
+
+def _has_meta(tensor: Ref, maker: Call | None, complaint: Complaint) -> bool:
+    living = tensor()
     if living is not None:
-        return tuple(living.shape) == tuple(shape) and living.dtype == dtype
+        return tuple(living.shape) == complaint.shape and living.dtype == complaint.dtype
     if maker is None:
         return False
-    position = next(i for i, item in enumerate(maker.outputs) if item is target)
-    known_shape, known_dtype = maker.metas[position]
-    return known_shape is not None and tuple(known_shape) == tuple(shape) and known_dtype == dtype
+    position = next(index for index, item in enumerate(maker.outputs) if item is tensor)
+    shape, dtype = maker.metas[position]
+    return shape is not None and tuple(shape) == complaint.shape and dtype == complaint.dtype
 
 
-def _is_result_of(maker: Call | None, node_name: str) -> bool:
+def _is_result_of(maker: Call | None, node_name: str | None) -> bool:
     """Tell whether a node of this name can belong to the call that made a tensor."""
-    if not node_name:
-        return maker is None or maker.facts.name in _FROM_PYTHON
+    if node_name is None:
+        return maker is None or maker.facts.name in FROM_PYTHON or not maker.inputs
     return maker is not None and is_node_of(node_name, maker.facts.name)
-
-
-def is_node_of(node_name: str, op_name: str) -> bool:
-    """Tell whether an autograd node such as ``NllLossBackward0`` belongs to an op by its name."""
-    node = node_name.rpartition("::")[2].rstrip("0123456789").lower()
-    op = op_name.rpartition("::")[2].replace("_", "").lower()
-    stem = node.removesuffix("backward")
-    return node != stem and op in (stem, f"{stem}forward")

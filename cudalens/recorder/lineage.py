@@ -26,14 +26,14 @@ _MAX_STEPS = 24
 _COPIES = frozenset(
     {"aten::_to_copy", "aten::clone", "aten::lift_fresh", "aten::detach", "aten::contiguous"}
 )
-_FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 
 
 class Lineage:
     """The recorded calls, asked after a failure."""
 
     def __init__(self, calls: Iterable[Call], batches: Batches) -> None:
-        self._calls = list(calls)
+        self._calls: list[Call] = list(calls)
         self._batches = batches
         self.reader = SiteReader()
 
@@ -41,12 +41,15 @@ class Lineage:
 
     def producer(self, tensor: Ref, before: int | None = None) -> Call | None:
         """Give the last call, before number ``before``, that made or overwrote a tensor."""
-        for call in reversed(self._calls):
-            if before is not None and call.seq >= before:
-                continue
-            if call.base is tensor or any(item is tensor for item in call.outputs):
-                return call
-        return None
+        return next(
+            (
+                call
+                for call in reversed(self._calls)
+                if (before is None or call.seq < before)
+                and (call.base is tensor or any(item is tensor for item in call.outputs))
+            ),
+            None,
+        )
 
     def source_of(self, tensor: Tensor) -> Call | None:
         """Give the last call that made a tensor, or what it is a view of."""
@@ -124,9 +127,7 @@ class _Walk:
             call = None if base is None else self._lineage.producer(base, before)
         return call
 
-    def _decide(
-        self, call: Call, inputs: list[Ref], is_certain: bool
-    ) -> tuple[Ref | None, bool]:
+    def _decide(self, call: Call, inputs: list[Ref], is_certain: bool) -> tuple[Ref | None, bool]:
         """Give the input to follow, if any, and whether this call is where values went bad."""
         if call.facts.is_in_place:
             # The tensor as it was before is gone, so nothing can be said of it.
@@ -136,7 +137,7 @@ class _Walk:
         if call.is_brief:
             return None, False
         inputs = [item for item in inputs if _may_pass_values(item(), call.output)]
-        if not inputs or call.facts.name in _FROM_PYTHON:
+        if not inputs or call.facts.name in FROM_PYTHON:
             return None, is_certain
         if bad := [item for item in inputs if self._carries(item, call.seq)]:
             return bad[0], False
@@ -150,9 +151,7 @@ class _Walk:
     def _carries(self, tensor: Ref, since: int) -> bool:
         living = tensor()
         return (
-            living is not None
-            and self._lineage.is_untouched(tensor, since)
-            and self._test(living)
+            living is not None and self._lineage.is_untouched(tensor, since) and self._test(living)
         )
 
     def _test(self, tensor: Tensor) -> bool:
@@ -175,9 +174,7 @@ class _Walk:
 
     def _from_loader(self, batch: Batch, rows: Tensor | None) -> ProvenanceStep:
         row = None if rows is None or rows.dim() == 0 else self._first_bad_row(rows)
-        return ProvenanceStep(
-            note=describe(batch, row, is_newest=self._batches.is_newest(batch))
-        )
+        return ProvenanceStep(note=describe(batch, row, is_newest=self._batches.is_newest(batch)))
 
     def _first_bad_row(self, tensor: Tensor) -> int | None:
         """Find the first bad row by halving: the number of tests grows with the logarithm."""
@@ -198,12 +195,12 @@ def _may_pass_values(source: Tensor | None, output: Any) -> bool:
     result = None if isinstance(output, tuple) else output()
     if source is None or result is None:
         return True
-    return source.dtype.is_floating_point == result.dtype.is_floating_point
+    return bool(source.dtype.is_floating_point == result.dtype.is_floating_point)
 
 
 def _is_silent(call: Call) -> bool:
     """Whether a call only looks at a tensor in another way and is no step of its own."""
-    return call.facts.is_view and call.facts.name not in _FROM_PYTHON
+    return call.facts.is_view and call.facts.name not in FROM_PYTHON
 
 
 def _keeps_rows(call: Call) -> bool:
@@ -211,6 +208,8 @@ def _keeps_rows(call: Call) -> bool:
 
 
 def _writes_to(call: Call, tensor: Ref) -> bool:
-    return call.base is tensor or any(item is tensor for item in call.outputs) or (
-        isinstance(call.output, tuple) and any(item is tensor for item in call.inputs)
+    return (
+        call.base is tensor
+        or any(item is tensor for item in call.outputs)
+        or (isinstance(call.output, tuple) and any(item is tensor for item in call.inputs))
     )

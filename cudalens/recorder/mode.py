@@ -77,7 +77,7 @@ class RecordingMode(_seam.RecorderMode):
     def __enter__(self) -> Self:
         try:
             self._hook = _seam.register_module_forward_pre_hook(self._sites.enter_module)
-            super().__enter__()
+            self.install()
         except BaseException:
             self._close()
             raise
@@ -101,10 +101,10 @@ class RecordingMode(_seam.RecorderMode):
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0912  the hot path is one function
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # The hot path: every op pays for each line, so nothing here is done for beauty.
+        # Every op pays for each line, so nothing here is done for beauty.
         try:
             facts = self._facts[id(func)]
         except KeyError:
@@ -130,19 +130,19 @@ class RecordingMode(_seam.RecorderMode):
             except ValueError:  # a thread of autograd's has no Python frames
                 site = self._sites.of(None)
             if site.__class__ is Site and site.is_brief:
-                inputs = None
+                reads: Any = None
             elif facts.reads_first_only and not kwargs:
-                inputs = ref(args[0])
+                reads = ref(args[0])
             else:
-                inputs = references(args, kwargs)
+                reads = references(args, kwargs)
             if not facts.is_in_place:
                 shape, dtype = result.shape, result.dtype
-            elif inputs is None and kind is Tensor:
+            elif reads is None and kind is Tensor:
                 shape = dtype = None
             else:
                 shape, dtype = version_and_base(result)
             self.recorded_ops = seq = self.recorded_ops + 1
-            self._ring.append((seq, facts, site, _next(), inputs, ref(result), shape, dtype))
+            self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
             if self._copies is not None:
                 self._copies = None
         except Exception as trouble:
@@ -198,7 +198,7 @@ class RecordingMode(_seam.RecorderMode):
     def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = facts.call(*args, **kwargs)
         try:
-            frame = _getframe(2)
+            frame = _getframe(3)
             if facts.is_range_start:
                 self._sites.enter_range(args[0], frame)
             else:

@@ -66,7 +66,7 @@ class OpFacts:
         )
         self.is_foreign = overload and self.is_special and not self.is_range
         """Whether a library other than torch brought this op."""
-        arguments = op._schema.arguments if overload else ()
+        arguments: list[Any] = op._schema.arguments if overload else []
         self.writes: tuple[str, ...] = tuple(
             item.name for item in arguments if item.alias_info and item.alias_info.is_write
         )
@@ -172,6 +172,14 @@ def references(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> list[
     if kwargs:
         found += map(ref, tensors_in(kwargs.values()))
     return found
+
+
+def is_node_of(node_name: str, op_name: str) -> bool:
+    """Tell whether an autograd node such as ``NllLossBackward0`` belongs to an op by its name."""
+    node = node_name.rpartition("::")[2].rstrip("0123456789").lower()
+    op = op_name.rpartition("::")[2].replace("_", "").lower()
+    stem = node.removesuffix("backward")
+    return node != stem and op in (stem, f"{stem}forward")
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from cudalens._torch import no_dispatch_modes, plain_torch
@@ -67,19 +66,14 @@ class Recorder(RecordingMode):
         with no_dispatch_modes(), plain_torch():
             return self.lineage().provenance(tensor, is_bad)
 
-    def modified_tensor(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        *,
-        saved: int,
-        found: int,
-        made_by: str = "",
-    ) -> ModifiedTensor | None:
-        """Find who modified the tensor that autograd complains of; see :func:`find_modified`."""
-        return inplace.find_modified(
-            self._calls(), shape, dtype, saved=saved, found=found, made_by=made_by
-        )
+    def modified_tensor(self, message: str) -> ModifiedTensor | None:
+        """Find who modified the tensor that autograd complains of.
+
+        Args:
+            message: the error's text, "… has been modified by an inplace operation: …".
+        """
+        complaint = inplace.read_complaint(message)
+        return None if complaint is None else inplace.find_modified(self._calls(), complaint)
 
     def lineage(self) -> Lineage:
         """Give the recorded calls in the form that answers questions about tensors."""

@@ -65,14 +65,16 @@ class SiteTracker:
         self._ranges: dict[int, list[Site | None]] = {}
         self._tasks: dict[int, Site] = {}
 
-    def of(self, frame: FrameType | None) -> RawSite:
+    def of(self, frame: FrameType | None) -> RawSite:  # noqa: PLR0912  once per op: no calls
         """Find the place of the call that ``frame`` is making."""
         if frame is None:
             return self._in_worker()
         code = frame.f_code
-        if code is self._engine_code and (site := self._tasks.get(_current_task())) is not None:
-            return site
-        user, lasti, site = None, 0, None
+        if code is self._engine_code and (known := self._tasks.get(_current_task())) is not None:
+            return known
+        user: CodeType | None = None
+        site: Site | None = None
+        lasti = 0
         kinds = self._kinds
         while frame is not None:
             code = frame.f_code
@@ -148,7 +150,8 @@ class SiteTracker:
         node = _seam.current_node()
         if node is None:
             return None
-        site = Site("backward", self._backward(_engine_frame()))
+        shared = self._tasks.get(_current_task())
+        site = Site("backward", shared or self._backward(_engine_frame()))
         site.node = (type(node).__name__, node._sequence_nr())
         return site
 
@@ -220,8 +223,10 @@ class SiteReader:
         key = (id(entries[-1].code), entries[-1].lasti)
         if key not in self._lines:
             span = locate_entries(entries[-1:])
-            self._lines[key] = span and LineRef(
-                line=span.line, text=span.text, cell=span.cell, file=span.file
+            self._lines[key] = (
+                LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file)
+                if span is not None
+                else None
             )
         return self._lines[key]
 
@@ -230,7 +235,7 @@ class SiteReader:
         running = []
         shared = shared_site(site)
         while shared is not None:
-            module = shared.module and shared.module()
+            module = None if shared.module is None else shared.module()
             if module is not None:
                 running.append(module)
             shared = shared.outer

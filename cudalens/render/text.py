@@ -67,7 +67,6 @@ class _Page:
             markup=False,
             emoji=False,
             legacy_windows=False,
-            _environ={},
         )
 
     def text(self) -> str:

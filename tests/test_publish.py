@@ -1,0 +1,78 @@
+"""Showing a report: one bundle, with the interactive view where it can live."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cudalens import publish
+from cudalens.model import Report
+from cudalens.options import Options
+
+REPORT = Report(headline="y[3] = 10 is outside")
+
+
+class Screen:
+    """Stands for a shell: keeps what is published."""
+
+    def __init__(self, *, kernel: object | None) -> None:
+        self.kernel = kernel
+        self.display_pub = self
+        self.user_ns: dict[str, Any] = {}
+        self.bundles: list[dict[str, Any]] = []
+
+    def publish(self, *, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        self.bundles.append(data)
+
+
+@pytest.fixture
+def view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give reports an interactive view, whether or not ipywidgets is installed."""
+    monkeypatch.setattr(publish.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(Report, "widget", lambda self: SimpleNamespace(model_id="m1"))
+    monkeypatch.delenv("CUDALENS_WIDGETS", raising=False)
+
+
+def test_the_view_lies_in_the_same_bundle_as_its_twins(view: None) -> None:
+    """A front end picks the richest form that it knows; the text is always there."""
+    screen = Screen(kernel=object())
+    publish.publish(screen, REPORT, widgets=True)
+    (bundle,) = screen.bundles
+    assert set(bundle) == {publish.WIDGET_TYPE, "text/plain", "text/html"}
+    assert bundle[publish.WIDGET_TYPE]["model_id"] == "m1"
+
+
+@pytest.mark.parametrize("why", ["option", "environment", "terminal"])
+def test_static_output(view: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Each way to ask for static output gives text and HTML only."""
+    if why == "environment":
+        monkeypatch.setenv("CUDALENS_WIDGETS", "0")
+    screen = Screen(kernel=None if why == "terminal" else object())
+    publish.publish(screen, REPORT, widgets=why != "option")
+    assert [set(bundle) for bundle in screen.bundles] == [{"text/plain", "text/html"}]
+
+
+def test_a_view_that_fails_leaves_the_static_report(
+    view: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says so."""
+
+    def broken(report: Report) -> None:
+        raise ImportError("no ipywidgets")
+
+    monkeypatch.setattr(Report, "widget", broken)
+    screen = Screen(kernel=object())
+    publish.publish(screen, REPORT, widgets=True)
+    assert [set(bundle) for bundle in screen.bundles] == [{"text/plain", "text/html"}]
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_nothing_is_shown_when_nothing_is_wrong() -> None:
+    """But a variable that was asked for is bound."""
+    screen = Screen(kernel=None)
+    session: Any = SimpleNamespace(report=None, swallowed=False)
+    publish.finish(screen, session, Options(report="found"))
+    assert screen.bundles == []
+    assert screen.user_ns == {"found": None}
