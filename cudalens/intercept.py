@@ -93,23 +93,29 @@ class Interceptor:
         plans = tuple(
             (entry, tuple(parameters[name] for name in entry.parameters)) for entry in GUARDS[op]
         )
+        covers_inner = any(entry.covers_inner for entry in GUARDS[op])
         inside = self._inside
 
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if not inside.busy:
-                error = self._look(op, plans, args, kwargs)
-                if error is not None:
-                    raise error
-            return _torch.redispatch(op, keyset, args, kwargs)
+            if inside.busy or not self._acts_on(args, kwargs):
+                return _torch.redispatch(op, keyset, args, kwargs)
+            error = self._look(op, plans, args, kwargs)
+            if error is not None:
+                raise error
+            if not covers_inner:
+                return _torch.redispatch(op, keyset, args, kwargs)
+            inside.busy = True
+            try:
+                return _torch.redispatch(op, keyset, args, kwargs)
+            finally:
+                inside.busy = False
 
         return guarded
 
     def _look(
         self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
-        if not self._acts_on(args, kwargs):
-            return None
         self._inside.busy = True
         try:
             with _torch.plain_torch(), _torch.no_dispatch_modes():

@@ -117,6 +117,7 @@ class FrontEnd:
     def _checked(self, options: Options, unit: Unit) -> Any:
         """Run under a session and show its report; an exception of the code passes through."""
         __tracebackhide__ = True
+        self._watch.take_exceptions()
         if unit.is_async:
             return self._checked_async(options, unit)
         session = _session(options)

@@ -5,8 +5,12 @@ Everything else passes through a checked cell untouched and unexplained.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+
+from cudalens.hosterrors import is_known_message
+from cudalens.stack import entries_from_traceback, place_of
 
 _NEVER = (
     OSError,
@@ -15,11 +19,17 @@ _NEVER = (
     StopIteration,
     SyntaxError,
     NameError,
-    AttributeError,
     ArithmeticError,
     UnicodeError,
 )
 """Kinds that say something of the file system or of Python, wherever they were raised."""
+
+# Torch re-raises what a worker raised as a new exception whose text ends in the old traceback.
+_RERAISED = re.compile(r"^Caught \w+ in .*\.\nOriginal Traceback", re.DOTALL)
+_FILE = re.compile(r'^  File "(.+)", line \d+, in ', re.MULTILINE)
+_NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attribute ")
+
+OfFile = Callable[[str], bool]
 
 
 def package_of(frame: FrameType) -> str | None:
@@ -37,34 +47,80 @@ def stands_on_torch(frame: FrameType) -> bool:
     return any(getattr(names.get(name), "__name__", "").startswith("torch") for name in torch_like)
 
 
-def last_traceback(traceback: TracebackType | None) -> TracebackType | None:
-    """Give the innermost entry of a traceback, where the exception was raised."""
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback
+def visible_entries(
+    traceback: TracebackType | None, *, is_own: OfFile, is_user: OfFile
+) -> Sequence[TracebackType]:
+    """Give the entries of a traceback, outermost first, up to where it enters this package.
+
+    What this package's own frames called further in (a simulated kernel, a recorded op) stands for
+    the C++ code that would have run there, so the error belongs to the frame outside of them.
+    Code of the user's that was called back from there is kept.
+    """
+    entries = entries_from_traceback(traceback)
+    files = [item.tb_frame.f_code.co_filename for item in entries]
+    outside = [at for at, file in enumerate(files) if not is_own(file)]
+    if not outside:
+        return ()
+    start = max((at for at in outside if is_user(files[at])), default=outside[0])
+    end = next((at for at in range(start, len(files)) if is_own(files[at])), len(files))
+    return [entries[at] for at in outside if at < end]
 
 
-def is_torch_error(error: BaseException, *, is_user_frame: Any, runs_torch: Any) -> bool:
+def is_torch_error(
+    error: BaseException,
+    *,
+    is_own: OfFile,
+    is_user: OfFile,
+    runs_torch: Callable[[TracebackType], bool],
+) -> bool:
     """Tell whether torch, or a library on top of it, raised ``error``.
 
     Args:
-        is_user_frame: frame -> bool, whether it belongs to the user's own code.
-        runs_torch: traceback entry -> bool, whether the expression that was running in this entry
-            calls or indexes something of torch's.
+        is_own: whether a file belongs to this package.
+        is_user: whether a file is the user's own code.
+        runs_torch: whether the expression that was running in a traceback entry calls or indexes
+            something of torch's.
     """
-    if not isinstance(error, Exception) or isinstance(error, _NEVER):
-        return _is_cuda_error(error)
-    entry = last_traceback(error.__traceback__)
-    if entry is None:
-        return False
-    if _is_cuda_error(error):
+    if _is_of_package(error, "torch") or str(error).startswith("CUDA error"):
         return True
-    if is_user_frame(entry.tb_frame):
-        # C++ raised it below the user's own line, or the user's line itself did.
-        return bool(runs_torch(entry))
-    return stands_on_torch(entry.tb_frame)
+    if not isinstance(error, Exception) or isinstance(error, _NEVER):
+        return False
+    entries = visible_entries(error.__traceback__, is_own=is_own, is_user=is_user)
+    if not entries or _is_of_package(error, "cudalens"):
+        return False
+    innermost = entries[-1]
+    if is_user(innermost.tb_frame.f_code.co_filename):
+        return _is_raised_below(error, innermost, runs_torch)
+    if isinstance(error, AttributeError):
+        return bool(_NOT_A_TENSOR.match(str(error))) and stands_on_torch(innermost.tb_frame)
+    if _RERAISED.match(text := _text_of(error)):
+        return _is_torch_worker(text, is_user)
+    return stands_on_torch(innermost.tb_frame) or is_known_message(text)
 
 
-def _is_cuda_error(error: BaseException) -> bool:
-    kind = type(error)
-    return kind.__module__.partition(".")[0] == "torch" or str(error).startswith("CUDA error")
+def _is_raised_below(
+    error: BaseException, entry: TracebackType, runs_torch: Callable[[TracebackType], bool]
+) -> bool:
+    """Tell whether C++ code of torch's, called on the user's line, raised the error."""
+    if place_of(entry).operation == "RAISE_VARARGS" or isinstance(error, AttributeError):
+        return False  # a raise or assert statement of his own
+    return runs_torch(entry) or is_known_message(_text_of(error))
+
+
+def _is_torch_worker(text: str, is_user: OfFile) -> bool:
+    """Tell whether an error that crossed from a worker was raised by torch there."""
+    original = _FILE.findall(text)
+    message = text.rstrip().rpartition("\n")[2].partition(": ")[2]
+    return is_known_message(message) or bool(original and not is_user(original[-1]))
+
+
+def _text_of(error: BaseException) -> str:
+    # A KeyError shows the repr of its text; the message is the text itself.
+    first = error.args[0] if error.args else ""
+    return str(first) if isinstance(first, str) or type(first).__name__.endswith("Message") else ""
+
+
+def _is_of_package(error: BaseException, package: str) -> bool:
+    return any(
+        kind.__module__.partition(".")[0] == package for kind in type(error).__mro__
+    )

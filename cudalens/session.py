@@ -88,7 +88,7 @@ class CheckSession:
         self.device_text = self._optional(stack, "device text", DeviceText)
         if self.force_eager:
             self._optional(stack, "eager mode", postmortem.eager_stance)
-        self.recorder = Recorder(max_ops=self.max_ops, sync=self.sync, nan=self.nan)
+        self.recorder = Recorder(max_ops=self.max_ops, sync=self.sync)
         stack.enter_context(self.recorder)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudalens import simulate
+from cudalens.environment import describe
 from cudalens.guarding import PROCESS
 
 __all__ = ["status"]
@@ -26,6 +27,4 @@ def _device() -> str:
         return f"{simulate.DEVICE_NAME}, a rehearsal and not a GPU"
     if not torch.cuda.is_available():
         return "no GPU; `%cudacheck simulate` turns on a rehearsal device"
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "a GPU that this process has not used yet"
-    return torch.cuda.get_device_name()
+    return describe().device or "a GPU that this process has not used yet"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudalens.options import Options
 from cudalens.publish import finish
 from cudalens.rewrite import MAGIC
+from cudalens.usertrace import without_machinery
 
 if TYPE_CHECKING:
     from cudalens.session import CheckSession
@@ -30,7 +31,7 @@ class _Cell:
     explained: BaseException | None = None
     """The last exception that a magic inside it has shown a report of."""
     shell_handling: tuple[Any, Any] | None = None
-    """How the shell showed exceptions before this cell."""
+    """How the shell showed exceptions before, when this cell has changed it."""
 
 
 class CellWatch:
@@ -51,6 +52,13 @@ class CellWatch:
         """Remember that ``error`` left a check inside the cell, which has dealt with it."""
         if self._cells:
             self._cells[-1].explained = error
+
+    def take_exceptions(self) -> None:
+        """Show the exceptions of the running cell without the frames of the magics."""
+        if self._cells and all(cell.shell_handling is None for cell in self._cells):
+            before = (self.shell.custom_exceptions, self.shell.CustomTB)
+            self._cells[-1].shell_handling = before
+            self.shell.set_custom_exc((Exception,), self._on_error)
 
     def attach(self) -> None:
         """Register with the shell's events."""
@@ -80,8 +88,7 @@ class CellWatch:
         cell.session = CheckSession(**options.for_session()).open()
         # The session has to see an exception before the shell shows it: it adds the note, and
         # cuts the traceback where a debugger is to land.
-        cell.shell_handling = (self.shell.custom_exceptions, self.shell.CustomTB)
-        self.shell.set_custom_exc((Exception,), self._on_error)
+        self.take_exceptions()
 
     def _on_error(
         self,
@@ -97,8 +104,13 @@ class CellWatch:
         handled, show = next(outer)
         if isinstance(error, handled):
             show(kind, error, trace, tb_offset=tb_offset)
-        else:
-            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+            return
+        users = trace and without_machinery(trace, shell.compile._filename_map)
+        shell.showtraceback(
+            (kind, error, users or trace),
+            tb_offset=0 if users else tb_offset,
+            running_compiled_code=True,
+        )
 
     def _close(self, cell: _Cell, error: BaseException | None) -> None:
         session, cell.session = cell.session, None

@@ -110,7 +110,7 @@ def make_report(**overrides: Any) -> Report:
             prevented=True,
             context_usable=True,
             phase="forward",
-            headline="y[17] = 10 is outside the 10 classes of logits: allowed 0 … 9, or -100",
+            headline="target[17] = 10 is outside the 10 classes of input",
             explanation="Each label picks one of the 10 columns of logits. The kernel checks it "
             "on the device, where a failed check ends the CUDA context of the whole process.",
             op=OpName(

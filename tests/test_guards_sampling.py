@@ -90,6 +90,15 @@ def test_multinomial_sum_beyond_dtype(
     assert found.headline.startswith("{argument}[1] sums to inf, more than ")
 
 
+def test_overflow_is_not_listed_where_it_does_no_harm(guards: Collector) -> None:
+    """With one sample a row of zeros is found alone, although the sum of another overflows."""
+    weights = tensor([[0.0, 0.0], [6e4, 6e4]], dtype=torch.float16)
+    found = guards.look(lambda: torch.multinomial(weights, 1))
+    assert found is not None and positions(found) == [(0,)]
+    found = guards.look(lambda: torch.multinomial(weights, 2, True))
+    assert found is not None and positions(found) == [(0,), (1,)]
+
+
 def test_multinomial_many_rows(guards: Collector) -> None:
     """Above the number of rows whose flags are copied one by one the answer is the same."""
     weights = torch.ones(1500, 2)

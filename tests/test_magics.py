@@ -207,6 +207,35 @@ def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, cell: str, 
     assert "cudalens" not in notebook.out
 
 
+@pytest.mark.parametrize(
+    ("cell", "blocks"),
+    [
+        ("%%cudacheck\ndef f():\n    1 / 0\nf()", ["line 4", "line 3, in f()"]),
+        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", ["line 4"]),
+        ("def f(n):\n    %cudacheck n / 0\nf(1)", ["line 3", "line 2, in f(n)", "line 2"]),
+        ("a = 1\n%cudacheck a / 0", ["line 2"]),
+        ("%%cudacheck\na = 1\n%cudacheck a / 0", ["line 3"]),
+    ],
+)
+def test_the_traceback_shows_the_users_frames_only(
+    notebook: Notebook, cell: str, blocks: list[str]
+) -> None:
+    """As without the magic: neither its call nor the machinery below it."""
+    notebook.run(cell)
+    found = re.findall(r"^Cell In\[\d+\], (line .*)$", notebook.out, flags=re.MULTILINE)
+    assert found == blocks
+    assert "hidden" not in notebook.out
+    assert "cudalens" not in notebook.out
+    assert notebook.shell.custom_exceptions == ()
+
+
+def test_a_failure_beside_the_magic_keeps_its_traceback(notebook: Notebook) -> None:
+    """Only the magic's own frames are taken out."""
+    notebook.run("def f():\n    return 1 / 0\n%cudacheck 1\nf()")
+    found = re.findall(r"^Cell In\[\d+\], (line .*)$", notebook.out, flags=re.MULTILINE)
+    assert found == ["line 4", "line 2, in f()"]
+
+
 def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
     """What the user's shell does to the syntax tree happens to a checked cell too, once."""
     seen = []
@@ -223,8 +252,8 @@ def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
 
 def test_a_magic_around_ours_works(notebook: Notebook) -> None:
     """%%time over %%cudacheck: the lines still are the cell's."""
-    result = notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
-    assert innermost(result.error_in_exec)[1] == 4
+    notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
+    assert innermost(sys.last_value)[1] == 4
 
 
 def test_a_call_by_hand_works(notebook: Notebook) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,8 @@ class Guard:
     frequency: str = "rare"
     is_silent: bool = False
     """CUDA asserts nothing: the finding is a warning, the op still runs."""
+    covers_inner: bool = False
+    """The ops that the kernel calls in turn check these same values: they need no look of theirs."""
     precondition: str = ""
     source: str = ""
     cost: str = ""
@@ -57,14 +59,17 @@ _registered: list[Guard] = []
 
 
 def guard(
-    *ops: str, records: Iterable[str] = (), frequency: str = "rare", is_silent: bool = False
+    *ops: str,
+    records: Iterable[str] = (),
+    frequency: str = "rare",
+    is_silent: bool = False,
+    covers_inner: bool = False,
 ) -> Callable[[Check], Check]:
     """Enter the decorated function into the catalogue for ``ops``."""
 
     def enter(check: Check) -> Check:
-        _registered.append(
-            make_guard(check, ops, records=records, frequency=frequency, is_silent=is_silent)
-        )
+        entry = make_guard(check, ops, records=records, frequency=frequency, is_silent=is_silent)
+        _registered.append(replace(entry, covers_inner=covers_inner))
         return check
 
     return enter

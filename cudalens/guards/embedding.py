@@ -56,6 +56,7 @@ def _rows_outside(
     "aten::embedding",
     records=("index_select_small", "gather_rows_fast", "gather_scatter"),
     frequency="very common",
+    covers_inner=True,
 )
 def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | None:
     """Every index selects a row of the table: it lies in [0, rows - 1].

@@ -150,6 +150,7 @@ def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
     "aten::_unsafe_index_put.default",
     records=("index_put", "index_put_sort"),
     frequency="very common",
+    covers_inner=True,
 )
 def index_put_in_range(
     self: Tensor, indices: Indices, values: Tensor, accumulate: bool

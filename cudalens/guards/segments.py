@@ -74,7 +74,7 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation |
     records=("segment_reduce_nd", "segment_reduce_1d_mean"),
     frequency="rare",
 )
-def segment_lengths_not_negative(  # noqa: PLR0917  the schema's own arguments
+def segment_lengths_not_negative(
     data: Tensor,
     reduce: str,
     lengths: Tensor | None,
@@ -105,7 +105,7 @@ def segment_lengths_not_negative(  # noqa: PLR0917  the schema's own arguments
 
 
 @guard("aten::segment_reduce", frequency="rare", is_silent=True)
-def segments_lie_in_data(  # noqa: PLR0917  the schema's own arguments
+def segments_lie_in_data(
     data: Tensor,
     reduce: str,
     lengths: Tensor | None,

@@ -27,8 +27,7 @@ def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> str
     if fact is None or fact.expression is None or node is None:
         return None
     name = fact.expression
-    is_sum = isinstance(node, ast.BinOp) and template.startswith("{x} ")
-    inner = name if isinstance(node, _ATOMS) or is_sum else f"({name})"
+    inner = name if isinstance(node, _ATOMS) else f"({name})"
     value = template.replace("{x}", inner)
     changed = _in_call(evidence, fact, node, value)
     if changed is None and isinstance(node, _TARGETS):
@@ -47,12 +46,18 @@ def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -
     if len(places) != 1:
         return None
     found, parent = places[0]
-    loose = not isinstance(parent, ast.Call | ast.keyword | ast.Tuple | ast.List) and parent
-    held = isinstance(parent, ast.Subscript) and parent.slice is found
-    func = isinstance(parent, ast.Call) and parent.func is found
-    if func or (loose and not held and not isinstance(parsed(value), _ATOMS)):
+    if not _stands_alone(found, parent) and not isinstance(parsed(value), _ATOMS):
         value = f"({value})"
     return spliced(call, found, value)
+
+
+def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
+    """Tell whether any expression can take the node's place without parentheses."""
+    if isinstance(parent, ast.Call):
+        return parent.func is not node
+    if isinstance(parent, ast.Subscript):
+        return parent.slice is node
+    return parent is None or isinstance(parent, ast.keyword | ast.Tuple | ast.List)
 
 
 _Place = tuple[ast.expr, ast.AST | None]
@@ -155,13 +160,16 @@ def called(evidence: Evidence) -> str | None:
 
 
 def renamed(evidence: Evidence, old: str, new: str) -> str | None:
-    """Give the call of the function ``old`` as one of ``new``, its arguments as they are."""
+    """Give the call with its function ``old`` replaced by ``new``, the arguments as they are."""
     call = evidence.call_text
-    tree = parsed(call) if call else None
-    if call is None or not isinstance(tree, ast.Call) or last_name(tree.func) != old:
+    tree = parsed(call) if call and "#" not in call else None
+    if call is None or tree is None:
         return None
-    func = ast.unparse(tree.func)
-    return spliced(call, tree.func, func[: len(func) - len(old)] + new)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and last_name(node.func) == old:
+            func = ast.unparse(node.func)
+            return spliced(call, node.func, func[: len(func) - len(old)] + new)
+    return None
 
 
 def list_of(values: Iterable[int], limit: int = 4) -> str:

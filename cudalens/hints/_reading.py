@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """What NaN and the infinities become when they are cast to an integer type."""
 WRAPPED = {255: -1, 156: -100}
 """What negative marks become in uint8, which has no negative numbers."""
-_MOVES = re.compile(r"[+-]=?\s*[\w(]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     if is_garbled(evidence) or is_wrapped(evidence) or cast_source(evidence):
         return None
-    if shifted_source(evidence) or shifting_step(evidence):
+    if role not in ("position", "box") and (shifted_source(evidence) or shifting_step(evidence)):
         return None
     violation, fact = found
     allowed = set(violation.bounds.also_allowed)
@@ -135,16 +133,20 @@ def is_wrapped(evidence: Evidence) -> bool:
 
 
 def cast_source(evidence: Evidence) -> TensorFact | None:
-    """Give the floating-point tensor on the line whose cast the ids are, if it holds no integers.
+    """Give the floating-point tensor on the line whose cast the ids are, if it holds no ids.
 
     Only where the call says so: ``ids`` in ``emb(ids.long())``.
     """
     found = fault(evidence)
-    if found is None or found[1].expression is None:
+    node = parsed(found[1].expression or "") if found else None
+    if found is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    for item in within(evidence, found[1]):
-        if "float" in item.dtype and item.shape == found[1].shape and _is_no_id(item):
-            return item
+    if node.func.attr not in ("long", "int", "to", "type"):
+        return None
+    for item in evidence.tensors:
+        if "float" in item.dtype and item.expression and item.shape == found[1].shape:
+            is_it = _same(parsed(item.expression), node.func.value)
+            return item if is_it and _holds_no_ids(item) else None
     return None
 
 
@@ -152,7 +154,7 @@ EXACT = {"float16": 2048, "bfloat16": 256}
 """The largest integers up to which a half-precision type holds every integer."""
 
 
-def _is_no_id(fact: TensorFact) -> bool:
+def _holds_no_ids(fact: TensorFact) -> bool:
     ends = (fact.summary.min, fact.summary.max)
     if fact.summary.nan or fact.summary.inf:
         return True
@@ -184,13 +186,20 @@ def _is_inside(fact: TensorFact, evidence: Evidence) -> bool:
 
 
 def shifting_step(evidence: Evidence) -> str | None:
-    """Give the recorded line that took the values out of the bound by adding a number to them."""
-    for step in reversed(evidence.provenance):
-        name = (step.op or "").removeprefix("aten::").split(".")[0].rstrip("_")
-        text = step.source.text if step.source else None
-        if name in ("add", "sub", "rsub") and text and _MOVES.search(text):
-            return text
-    return None
+    """Give the recorded line whose sum or difference first took the values out of the bound."""
+    first = next((step for step in reversed(evidence.provenance) if step.op), None)
+    text = first.source.text if first is not None and first.source is not None else None
+    name = "" if first is None else (first.op or "").removeprefix("aten::").split(".")[0]
+    return text if text and name.rstrip("_") in ("add", "sub", "rsub") and _adds(text) else None
+
+
+def _adds(line: str) -> bool:
+    try:
+        tree = ast.parse(line)
+    except (SyntaxError, ValueError):
+        return False
+    sums = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp | ast.AugAssign)]
+    return any(isinstance(node.op, ast.Add | ast.Sub) for node in sums)
 
 
 # --- expressions ---------------------------------------------------------------------------------

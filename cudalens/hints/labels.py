@@ -1,41 +1,227 @@
-"""Causes of class labels outside the classes."""
+"""Causes of class numbers outside the classes, in losses and in one-hot codes."""
 
 from __future__ import annotations
 
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
+from cudalens.hints._fixes import called, list_of, renamed, rewritten, with_keyword
+from cudalens.hints._reading import Ids, ids_of, is_wrapped
+from cudalens.hints._roles import bad_values, fault, in_library
 from cudalens.model import Evidence
 
-LABEL_OPS = frozenset(
-    {
-        "aten::nll_loss_forward",
-        "aten::nll_loss_backward",
-        "aten::nll_loss2d_forward",
-        "aten::nll_loss2d_backward",
-        "aten::multi_margin_loss",
-    }
-)
+LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
+MARKS = (-1, -100)
+_GRAYS = (128, 255)
+_MAX_CLASSES = 1 << 20
+
+
+@rule(priority=10)
+def binary_labels_one_output(evidence: Evidence) -> Hint | None:
+    """Labels 0 and 1 meet a head with a single output."""
+    ids = ids_of(evidence, "label")
+    if ids is None or ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
+        return None
+    scores = evidence.tensor("input") or evidence.tensor("self")
+    fix = "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())"
+    if scores and scores.expression and ids.named and ids.named.expression:
+        call = renamed(evidence, "cross_entropy", "binary_cross_entropy_with_logits")
+        name = (call or "F.").split("(")[0] if call else "F.binary_cross_entropy_with_logits"
+        fix = f"{name}({scores.expression}.squeeze(1), {ids.named.expression}.float())"
+    return Hint(
+        text="the labels are 0 and 1 but the scores have one column: this loss wants one column a "
+        "class, so 2; or use binary cross entropy on the single one",
+        fix=fix,
+    )
+
+
+@rule(priority=12)
+def mask_of_0_and_255(evidence: Evidence) -> Hint | None:
+    """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or ids.distinct != (0, 255) or ids.size < 2:
+        return None
+    text = "the mask holds only 0 and 255, as an image does: class numbers are 0 and 1"
+    if ids.size > 2:
+        text += "; if 255 marks what to leave out, use ignore_index=255"
+    fix = rewritten(evidence, ids.named, "({x} == 255).long()")
+    return Hint(text=text, fix=fix or "mask = (mask == 255).long()")
+
+
+@rule(priority=14)
+def ignored_255(evidence: Evidence) -> Hint | None:
+    """255 marks the pixels that no class was given to, and the loss is not told to ignore it."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or not ids.only_bad(255) or ids.distinct == (0, 255) or ids.size < 2:
+        return None
+    if ids.size == 255:
+        return None
+    if ids.role == "one_hot":
+        return Hint(
+            text="255 usually marks what belongs to no class, and a one-hot code has no place for "
+            "it: leave it out",
+            fix=_without(evidence, ids, "{x}.masked_fill({x} == 255, 0)", "!= 255"),
+        )
+    return Hint(
+        text=f"255 usually marks what belongs to no class; {_ignored(evidence)}",
+        fix=_ignoring(evidence, ids, 255),
+    )
+
+
+@rule(priority=14)
+def mark_not_ignored(evidence: Evidence) -> Hint | None:
+    """Labels are marked with -1 or -100 to be left out, and the loss ignores another number."""
+    ids = ids_of(evidence, "label")
+    if ids is None or not any(ids.only_bad(mark) for mark in MARKS):
+        return None
+    (mark,) = ids.bad
+    text = f"{mark} usually marks labels to leave out; {_ignored(evidence)}"
+    shifted = ids.distinct == tuple(range(-1, ids.size - 1)) and mark == -1
+    if shifted:
+        text += f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was taken away once too often"
+    return Hint(text=text, fix=_ignoring(evidence, ids, mark))
+
+
+def _ignored(evidence: Evidence) -> str:
+    index = evidence.scalar("ignore_index")
+    return "this loss ignores nothing" if index is None else f"the loss ignores {index}"
+
+
+def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
+    index = evidence.scalar("ignore_index")
+    if index is None:
+        return None
+    call = with_keyword(evidence, LOSSES, "ignore_index", str(mark))
+    if call is not None:
+        return call
+    if in_library(evidence, "transformers"):
+        return rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {mark}, {index})")
+    kind = evidence.module_type if evidence.module_type in LOSSES else "CrossEntropyLoss"
+    return f"nn.{kind}(ignore_index={mark})"
+
+
+@rule(priority=14)
+def wrapped_in_uint8(evidence: Evidence) -> Hint | None:
+    """A negative mark was stored in uint8, which has no negative numbers."""
+    found, bad = fault(evidence), bad_values(evidence)
+    if found is None or not is_wrapped(evidence):
+        return None
+    was = " and ".join(f"{value - 256} became {value}" for value in sorted(bad, reverse=True))
+    fix = None
+    if len(bad) == 1 and evidence.scalar("ignore_index") is not None:
+        fix = with_keyword(evidence, LOSSES, "ignore_index", str(next(iter(bad))))
+    return Hint(
+        text=f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
+        "become negative",
+        fix=fix or "labels = labels.long()  # before -1 or -100 is put in",
+    )
+
+
+@rule(priority=16)
+def gray_mask(evidence: Evidence) -> Hint | None:
+    """A mask holds gray levels or colours, or values that resizing has invented."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or not _is_gray(ids):
+        return None
+    seen = "more than 32" if ids.distinct is None else str(len(ids.distinct))
+    return Hint(
+        text=f"the mask holds {seen} different values up to {ids.high}, the model has {ids.size} "
+        "classes: gray levels, or values that resizing made up between the classes",
+        fix='F.interpolate(mask[:, None].float(), size, mode="nearest")[:, 0].long()',
+    )
+
+
+def _is_gray(ids: Ids) -> bool:
+    if len(ids.fact.shape) < 3 or ids.low is None or ids.low < 0:
+        return False
+    count = 33 if ids.distinct is None else len(ids.distinct)
+    low, high = _GRAYS
+    is_image = low <= ids.high <= high and 2 * ids.size <= ids.high
+    return is_image and len(ids.bad) > 2 and count > ids.size
 
 
 @rule(priority=20)
 def one_based_labels(evidence: Evidence) -> Hint | None:
     """Labels run from 1 to C: shift them down by one."""
-    violation = evidence.violation
-    if violation is None or evidence.op.name not in LABEL_OPS or violation.size is None:
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or ids.size < 2 or not ids.counts_from_one:
         return None
-    labels = evidence.tensor("target")
-    if labels is None or not isinstance(labels.summary.min, int):
-        return None
-    if labels.summary.min < 1 or labels.summary.max != violation.size:
-        return None
-    name = labels.expression
     return Hint(
-        text=f"the labels run from {labels.summary.min} to {violation.size}: they look 1-based",
-        fix=_replaced(evidence.call_text, name, f"{name} - 1") if name else None,
+        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
+        fix=rewritten(evidence, ids.named, "{x} - 1") or "labels = labels - 1",
     )
 
 
-def _replaced(call: str | None, name: str, by: str) -> str:
-    if call and call.count(name) == 1 and "\n" not in call:
-        return call.replace(name, by)
-    return f"{name} = {by}"
+@rule(priority=22)
+def label_equals_classes(evidence: Evidence) -> Hint | None:
+    """The largest label equals the number of classes: one output is missing."""
+    ids = ids_of(evidence, "label")
+    if ids is None or ids.size < 2 or ids.high != ids.size or not ids.is_above:
+        return None
+    if ids.counts_from_one or ids.only_bad(255):
+        return None
+    full = ids.distinct == tuple(range(ids.size + 1))
+    classes = f"labels 0 … {ids.size} are {ids.size + 1} classes"
+    why = f"{classes}: one output is missing" if full else f"{classes}, if {ids.size} is a class"
+    return Hint(
+        text=f"label {ids.size} equals the number of outputs, which count from 0 to "
+        f"{ids.size - 1}; {why}",
+        fix=_more_outputs(evidence, ids.size + 1),
+    )
+
+
+@rule(priority=40)
+def label_beyond_classes(evidence: Evidence) -> Hint | None:
+    """The head has fewer outputs than the labels have classes."""
+    ids = ids_of(evidence, "label")
+    if ids is None or ids.size < 2 or ids.high <= ids.size or not ids.is_above:
+        return None
+    if ids.only_bad(255) or ids.distinct == (0, 255) or _is_gray(ids) or ids.high >= _MAX_CLASSES:
+        return None
+    return Hint(
+        text=f"labels up to {ids.high} ({list_of(ids.bad)}) need {ids.high + 1} outputs, the head "
+        f"has {ids.size}",
+        fix=_more_outputs(evidence, ids.high + 1),
+    )
+
+
+def _more_outputs(evidence: Evidence, classes: int) -> str:
+    if in_library(evidence, "transformers"):
+        return f"from_pretrained(name, num_labels={classes})"
+    return f"nn.Linear(in_features, {classes})  # the last layer"
+
+
+@rule(priority=20)
+def one_hot_too_small(evidence: Evidence) -> Hint | None:
+    """The one-hot code has fewer places than the values need."""
+    ids = ids_of(evidence, "one_hot")
+    if ids is None or not ids.is_above or ids.high >= _MAX_CLASSES or ids.only_bad(255):
+        return None
+    if ids.counts_from_one or ids.distinct == (0, 255) or _is_gray(ids):
+        return None
+    fix = with_keyword(evidence, ("one_hot",), "num_classes", str(ids.high + 1))
+    return Hint(
+        text=f"values up to {ids.high} need {ids.high + 1} places, the code has {ids.size}",
+        fix=fix or f"num_classes = {ids.high + 1}",
+    )
+
+
+@rule(priority=20)
+def negative_in_one_hot(evidence: Evidence) -> Hint | None:
+    """A mark such as -1 or -100 is given to a one-hot code, which has no place for it."""
+    ids = ids_of(evidence, "one_hot")
+    if ids is None or max(ids.bad) >= 0:
+        return None
+    return Hint(
+        text=f"{list_of(ids.bad)} is no class: a one-hot code has no place for marks, leave them "
+        "out",
+        fix=_without(evidence, ids, "{x}.clamp(min=0)", ">= 0"),
+    )
+
+
+def _without(evidence: Evidence, ids: Ids, harmless: str, kept: str) -> str | None:
+    """Give the one-hot code of harmless values, with zeros where the mark was."""
+    code = rewritten(evidence, ids.named, harmless)
+    is_code = (called(evidence) or "").rpartition(".")[2] == "one_hot"
+    if code is None or ids.named is None or not is_code:
+        return None
+    return f"{code} * ({ids.named.expression} {kept})[..., None]"

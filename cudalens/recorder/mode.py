@@ -114,21 +114,23 @@ class RecordingMode(_seam.RecorderMode):
         try:
             result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
             kind = type(result)
-            if kind is not Tensor and kind is not Parameter:
-                self._note_several(facts, args, kwargs, result)
-                return result
-            if self._sync and not result.is_cpu:
-                self._synchronise(result.device)
+            is_one = kind is Tensor or kind is Parameter
+            if self._sync and not (is_one and result.is_cpu):
+                self._synchronise_all(args, kwargs, result)
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
             # The traceback keeps this frame: it must not keep the op's tensors.
             del args, kwargs
             raise
         try:
-            try:
-                site = self._sites.of(_getframe(1))
-            except ValueError:  # a thread of autograd's has no Python frames
-                site = self._sites.of(None)
+            frame = _getframe(1)
+        except ValueError:  # a thread of autograd's has no Python frames
+            frame = None
+        if not is_one:
+            self._note_several(facts, args, kwargs, result, frame)
+            return result
+        try:
+            site = self._sites.of(frame)
             if site.__class__ is Site and site.is_brief:
                 reads: Any = None
             elif facts.reads_first_only and not kwargs:
@@ -145,33 +147,31 @@ class RecordingMode(_seam.RecorderMode):
             self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
             if self._copies is not None:
                 self._copies = None
-        except Exception as trouble:
-            self._trouble("an op was not recorded", trouble)
+        except Exception:  # nested tensors have no shape
+            self._note_several(facts, args, kwargs, result, frame)
         return result
 
     def _note_several(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, result: Any
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, result: Any, frame: Any
     ) -> None:
-        """Record a call that gave back no tensor, several, or one of a subclass."""
-        tensors = tensors_in(args)
-        if kwargs:
-            tensors += tensors_in(kwargs.values())
-        results = tensors_in((result,))
-        if self._sync:
-            for device in {item.device for item in (*results, *tensors) if is_plain(item)}:
-                self._synchronise(device)
+        """Record a call that gave back no tensor, several, or one that is not plain."""
         try:
-            frame = _getframe(2)
-        except ValueError:
-            frame = None
-        try:
+            tensors, results = tensors_in(args), tensors_in((result,))
+            if kwargs:
+                tensors += tensors_in(kwargs.values())
+            reads, outputs = list(map(ref, tensors)), tuple(map(ref, results))
             self.recorded_ops = seq = self.recorded_ops + 1
-            inputs, outputs = [ref(item) for item in tensors], tuple(map(ref, results))
-            site = self._sites.of(frame)
-            self._ring.append((seq, facts, site, _next(), inputs, outputs, *metas_of(results)))
+            self._ring.append(
+                (seq, facts, self._sites.of(frame), _next(), reads, outputs, *metas_of(results))
+            )
             self._copies = None
         except Exception as trouble:
             self._trouble("an op was not recorded", trouble)
+
+    def _synchronise_all(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        tensors = tensors_in((result, *args, *(kwargs or {}).values()))
+        for device in {item.device for item in tensors if is_plain(item)}:
+            self._synchronise(device)
 
     def _special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is not torch's own, of higher order, or a range of the profiler."""
@@ -186,19 +186,21 @@ class RecordingMode(_seam.RecorderMode):
         try:
             self._copies = copies
             result = facts.call(*args, **kwargs)
-            self._note_several(facts, args, kwargs, result)
-            self._copies = copies
+            if self._sync:
+                self._synchronise_all(args, kwargs, result)
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
             # The traceback keeps this frame: it must not keep the op's tensors.
             del args, kwargs
             raise
+        self._note_several(facts, args, kwargs, result, _frame_outside())
+        self._copies = copies
         return result
 
     def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = facts.call(*args, **kwargs)
         try:
-            frame = _getframe(3)
+            frame = _frame_outside()
             if facts.is_range_start:
                 self._sites.enter_range(args[0], frame)
             else:
@@ -220,10 +222,7 @@ class RecordingMode(_seam.RecorderMode):
     ) -> None:
         """Keep what can be told of an op that raised."""
         try:
-            frame: FrameType | None = _getframe(1)
-            while frame is not None and frame.f_code.co_filename == __file__:
-                frame = frame.f_back
-            site = self._sites.of(frame)
+            site = self._sites.of(_frame_outside())
             self.recorded_ops += 1
             record = failure.describe_failure(
                 facts,
@@ -245,3 +244,11 @@ class RecordingMode(_seam.RecorderMode):
         line = f"{what}: {type(error).__name__}: {error}"
         if line not in self.limits and len(self.limits) < _MAX_LIMITS:
             self.limits.append(line)
+
+
+def _frame_outside() -> FrameType | None:
+    """Give the frame that made the call: the innermost outside this module."""
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame

@@ -175,11 +175,13 @@ def references(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> list[
 
 
 def is_node_of(node_name: str, op_name: str) -> bool:
-    """Tell whether an autograd node such as ``NllLossBackward0`` belongs to an op by its name."""
-    node = node_name.rpartition("::")[2].rstrip("0123456789").lower()
+    """Tell whether an autograd node belongs to an op by its name.
+
+    Nodes are called ``NllLossBackward0``, and in some messages of autograd's ``NllLoss``.
+    """
+    node = node_name.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward").lower()
     op = op_name.rpartition("::")[2].replace("_", "").lower()
-    stem = node.removesuffix("backward")
-    return node != stem and op in (stem, f"{stem}forward")
+    return op in (node, f"{node}forward")
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

@@ -173,7 +173,6 @@ def _causes(page: _Page, report: Report) -> None:
         if found.count > len(listed):
             listed.append(f"{found.count - len(listed)} more")
         page.items("bad", listed, ", ", indent=_LABEL + 2)
-        page.item("allow", words.bounds_text(report))
     page.item("why", one_line(report.explanation))
     for at, hint in enumerate(report.hints):
         text = clip(one_line(hint.text), MAX_VALUE_LENGTH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -31,6 +32,8 @@ _SHORT_DTYPES = {
 
 _API_PREFIXES = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torch.nn.": "nn."}
 
+_LONGEST_NAME = 40
+
 REHEARSAL = "Rehearsal device. No GPU here."
 
 
@@ -52,10 +55,34 @@ def sign(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """Give the headline, or what kind of failure it was when nothing else is known."""
-    if report.headline.strip():
-        return one_line(report.headline)
-    return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
+    """Give the headline in the user's own names, with the bound that was broken.
+
+    Falls back to the kind of the failure when nothing else is known.
+    """
+    if not report.headline.strip():
+        return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
+    line = in_own_names(report)
+    allowed = bounds_text(report)
+    return one_line(f"{line}: allowed {allowed}" if allowed and "allowed" not in line else line)
+
+
+def in_own_names(report: Report) -> str:
+    """Put the user's expressions, where they are proven, in place of the schema's names.
+
+    ``target[17] = 10 is outside the 10 classes of input`` becomes ``y[17] = … of logits``.
+    """
+    line = report.headline
+    for fact in report.tensors:
+        name, expression = fact.argument, fact.expression
+        if not name or not expression or len(expression) > _LONGEST_NAME:
+            continue
+        if not re.fullmatch(r"[\w.]+(\[[^\[\]]*\])*", expression):
+            expression = f"({expression})"
+        if line.startswith((f"{name}[", f"{name} = ")):
+            line = expression + line[len(name) :]
+        if line.endswith(f" of {name}"):
+            line = line[: -len(name)] + expression
+    return line
 
 
 def headline_parts(report: Report) -> tuple[str, str]:

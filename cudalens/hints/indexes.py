@@ -1,0 +1,219 @@
+"""Causes of indices beyond a dimension: graphs, actions, flattened tensors, and damaged numbers."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from cudalens.facts import Hint, TensorFact
+from cudalens.hints._base import rule
+from cudalens.hints._fixes import list_of, rewritten
+from cudalens.hints._reading import (
+    EXACT,
+    GARBAGE,
+    LOST_NUMBERS,
+    Ids,
+    cast_source,
+    ids_of,
+    parsed,
+    shifted_source,
+    shifting_step,
+)
+from cudalens.hints._roles import bad_values, fault, is_vocabulary, role_of
+from cudalens.model import Evidence
+
+_WORD = 1 << 32
+_FLAT = re.compile(r"\.(view|reshape)\(-1\)|\.flatten\(\)|\.ravel\(\)|torch\.flatten\(\w+\)")
+
+
+# --- damaged numbers -----------------------------------------------------------------------------
+
+
+@rule(priority=5)
+def garbage_ids(evidence: Evidence) -> Hint | None:
+    """The numbers are the content of memory that holds something else."""
+    bad = bad_values(evidence)
+    worst = max(bad, key=abs, default=0)
+    if role_of(evidence) is None or abs(worst) < GARBAGE or bad & LOST_NUMBERS:
+        return None
+    halves = (worst % _WORD, worst // _WORD)
+    text = f"{worst} (about 10^{len(str(abs(worst))) - 1}) was never an id: memory was read before "
+    text += "it was written, or after (a copy between GPUs, non_blocking=True, torch.empty)"
+    if 0 <= halves[1] < _WORD >> 8 and halves[0] < _WORD >> 8:
+        text += f"; as two int32 numbers it is {halves[0]} and {halves[1]}"
+    return Hint(
+        text=text,
+        fix='ids.to("cuda")  # without non_blocking; or try with CUDA_VISIBLE_DEVICES=0',
+    )
+
+
+@rule(priority=5)
+def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
+    """NaN or an infinity was cast to an integer type."""
+    lost = bad_values(evidence) & LOST_NUMBERS
+    if role_of(evidence) is None or not lost:
+        return None
+    source = cast_source(evidence)
+    name = f"{source.expression} holds" if source and source.summary.nan else "the numbers held"
+    return Hint(
+        text=f"{min(lost)} is what NaN or infinity becomes as an integer: {name} NaN before the "
+        "cast",
+        fix=f"assert {source.expression}.isfinite().all()" if source else "%%cudacheck --nan",
+    )
+
+
+@rule(priority=8)
+def float_ids(evidence: Evidence) -> Hint | None:
+    """Ids went through a floating-point type that cannot hold them, or are no ids at all."""
+    source = cast_source(evidence)
+    if source is None or role_of(evidence) is None or bad_values(evidence) & LOST_NUMBERS:
+        return None
+    low, high = source.summary.min, source.summary.max
+    limit = EXACT.get(source.dtype)
+    is_whole = all(isinstance(end, (int, float)) and end == int(end) for end in (low, high))
+    if is_whole and limit:
+        text = f"{source.expression} is {source.dtype}, which holds whole numbers only up to "
+        text += f"{limit}: ids beyond were rounded before the cast"
+        return Hint(text=text, fix="keep the ids int64: only floating-point inputs become half")
+    return Hint(
+        text=f"{source.expression} is {source.dtype} and runs from {low} to {high}: cast to "
+        "integers, these are no ids",
+    )
+
+
+@rule(priority=8)
+def shift_on_the_line(evidence: Evidence) -> Hint | None:
+    """The line itself adds to ids that lie within the bound."""
+    source = shifted_source(evidence)
+    found = fault(evidence)
+    if source is None or found is None or role_of(evidence) in (None, "position", "box"):
+        return None
+    return Hint(
+        text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and fits; "
+        f"{found[1].expression} does not",
+        fix=rewritten(evidence, found[1], source.expression or ""),
+    )
+
+
+@rule(priority=9)
+def shift_before(evidence: Evidence) -> Hint | None:
+    """An earlier line took ids out of the bound by adding to them."""
+    step = shifting_step(evidence)
+    if step is None or role_of(evidence) in (None, "position", "box") or shifted_source(evidence):
+        return None
+    line = next((item.source.line for item in reversed(evidence.provenance) if item.source), None)
+    where = f"line {line}: " if line is not None else ""
+    return Hint(text=f"the values left the bound in {where}{step}")
+
+
+# --- graphs, actions, counting -------------------------------------------------------------------
+
+
+@rule(priority=12)
+def edges_with_original_ids(evidence: Evidence) -> Hint | None:
+    """Edges name nodes by the ids of the data set, not by their rows."""
+    ids = ids_of(evidence, "edge")
+    if ids is None or not ids.is_above:
+        return None
+    edges = ids.named
+    if ids.counts_from_one:
+        return Hint(
+            text=f"the edges name nodes 1 … {ids.high}: they look 1-based",
+            fix=rewritten(evidence, edges, "{x} - 1"),
+        )
+    return Hint(
+        text=f"the edges name node {ids.high}, but there are {ids.size} nodes: they still hold the "
+        "original ids, or nodes were left out; number the nodes 0 … N-1 in the order of the rows",
+        fix=rewritten(evidence, edges, "{x}.unique(return_inverse=True)[1]")
+        or "edge_index = edge_index.unique(return_inverse=True)[1]",
+    )
+
+
+@rule(priority=12)
+def actions_beyond_outputs(evidence: Evidence) -> Hint | None:
+    """Stored actions have numbers for which the network has no output."""
+    ids = ids_of(evidence, "action")
+    if ids is None or not ids.is_above or evidence.op.name not in ("aten::gather", "aten::index"):
+        return None
+    if ids.counts_from_one:
+        return Hint(
+            text=f"the actions run from {ids.low} to {ids.high}: they look 1-based",
+            fix=rewritten(evidence, ids.named, "{x} - 1"),
+        )
+    return Hint(
+        text=f"action {ids.high} was stored, the network has {ids.size} outputs (0 … "
+        f"{ids.size - 1}): it was built for fewer actions than the environment has",
+        fix="nn.Linear(in_features, env.action_space.n)  # the last layer",
+    )
+
+
+@rule(priority=14)
+def flat_position(evidence: Evidence) -> Hint | None:
+    """The position in a flattened tensor was computed one row or column too far."""
+    ids = ids_of(evidence, "index")
+    if ids is None or not ids.is_above or not _is_flat(evidence):
+        return None
+    product = _row_and_column(evidence)
+    if product is None and not ids.only_bad(ids.size):
+        return None
+    text = f"a flattened tensor of {ids.size} elements ends at {ids.size - 1}"
+    if product is not None:
+        text += f", and {product[0]} reaches {ids.high}"
+        column = product[1]
+        if column is not None:
+            text += f"; {column.expression} goes up to {column.summary.max}, and must stay below "
+            text += product[2]
+    else:
+        text += f"; {ids.high} counts the elements, or counts from 1"
+    return Hint(text=text, fix=f"assert {product[0]}.max() < {ids.size}" if False else None)
+
+
+def _is_flat(evidence: Evidence) -> bool:
+    if evidence.op.name in ("aten::take", "aten::put", "aten::put_"):
+        return True
+    if _FLAT.search(evidence.call_text or ""):
+        return True
+    target = evidence.tensor("self") or evidence.tensor("input")
+    return target is not None and len(target.shape) == 1
+
+
+def _row_and_column(evidence: Evidence) -> tuple[str, TensorFact | None, str] | None:
+    """Give ``rows * width + cols`` in the call, its column tensor, and the factor's text."""
+    tree = parsed(evidence.call_text or "")
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            continue
+        for product, rest in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
+                name = ast.unparse(rest)
+                column = next((t for t in evidence.tensors if t.expression == name), None)
+                return ast.unparse(node), column, ast.unparse(product.right)
+    return None
+
+
+@rule(priority=24)
+def one_based_ids(evidence: Evidence) -> Hint | None:
+    """Ids run from 1 to the number of rows."""
+    ids = ids_of(evidence, "token", "index")
+    if ids is None or not ids.covers_one_to_size or _is_flat(evidence) or is_vocabulary(evidence):
+        return None
+    if evidence.scalar("padding_idx") == "0":
+        return None
+    return Hint(
+        text=f"the ids run from 1 to {ids.high}: they look 1-based",
+        fix=rewritten(evidence, ids.named, "{x} - 1") or "ids = ids - 1",
+    )
+
+
+@rule(priority=20)
+def more_places_than_values(evidence: Evidence) -> Hint | None:
+    """More elements are selected to be filled than there are values, as with image tokens."""
+    found = fault(evidence)
+    if found is None or evidence.op.name not in ("aten::masked_scatter", "aten::masked_scatter_"):
+        return None
+    source = evidence.tensor("source")
+    width = source.shape[-1] if source and source.shape else None
+    rows = f" ({found[0].size // width} rows of {width})" if width and found[0].size else ""
+    library = "transformers" in evidence.libraries
+    tokens = ": more image tokens in the text than image features" if library else ""
+    return Hint(text=f"the values have {found[0].size} elements{rows}, the mask wants more{tokens}")

@@ -1,0 +1,49 @@
+"""Takes the machinery of the magics out of a traceback before the shell shows it.
+
+Between the line of a cell that calls a magic and the code that the magic runs lie frames of the
+shell and of this package.  The user reads the traceback that the cell would have had without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from types import TracebackType
+
+from cudalens.cellrun import Unit
+
+__all__ = ["without_machinery"]
+
+_RUNNERS = frozenset({Unit.run.__code__, Unit.run_async.__code__})
+
+
+def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackType | None:
+    """Give a traceback of the user's frames only; ``None`` when there is nothing to take out.
+
+    Args:
+        trace: the traceback as the shell got it; it is not changed.
+        cells: the file names that are cells.
+    """
+    entries = []
+    entry: TracebackType | None = trace
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    kept: list[TracebackType] = []
+    for entry in entries:
+        kept.append(entry)
+        if entry.tb_frame.f_code in _RUNNERS:
+            _drop_call(kept, cells)
+    if len(kept) == len(entries) or not kept or kept[-1] is not entries[-1]:
+        return None
+    shown: TracebackType | None = None
+    for entry in reversed(kept):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown
+
+
+def _drop_call(kept: list[TracebackType], cells: Container[str]) -> None:
+    """Drop the frames of the magic down to the line that called it, which is shown by its code."""
+    while kept and kept[-1].tb_frame.f_code.co_filename not in cells:
+        kept.pop()
+    if kept and kept[-1].tb_frame.f_code.co_name == "<module>":
+        kept.pop()

@@ -1,0 +1,125 @@
+"""Guards of grouped matrix products: offsets, alignment, scales per row and per block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import tensor
+
+from tests.cpu_guards import Collector, guarded, positions
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def guards() -> Iterator[Collector]:
+    with guarded() as collector:
+        yield collector
+
+
+MATRIX = {
+    "M": lambda: (torch.zeros(32, 16), torch.zeros(3, 16, 8)),
+    "N": lambda: (torch.zeros(3, 8, 16), torch.zeros(16, 32)),
+    "K": lambda: (torch.zeros(8, 32), torch.zeros(32, 16)),
+    "M transposed": lambda: (torch.zeros(16, 32).t(), torch.zeros(3, 16, 8)),
+    "K transposed": lambda: (torch.zeros(32, 8).t(), torch.zeros(32, 16)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "offs", "bad", "line"),
+    [
+        ("M", [1, 5, 32], [], None),
+        ("M", [0, 0, 0], [], None),
+        ("M", [1, 5, 33], [(2,)], 89),
+        ("M", [5, 1, 32], [(1,)], 54),
+        ("M", [-1, 5, 32], [(0,)], 54),
+        ("M transposed", [8, 24, 31], [], None),
+        ("M transposed", [8, 20, 32], [(1,)], 64),
+        ("N", [8, 24, 31], [], None),
+        ("N", [4, 24, 32], [(0,), (1,)], 64),
+        ("N", [8, 24, 33], [(2,)], 102),
+        ("K", [8, 24, 31], [], None),
+        ("K", [8, 20, 32], [(1,)], 64),
+        ("K", [8, 24, 33], [(2,)], 115),
+        ("K transposed", [3, 20, 32], [], None),
+        ("K transposed", [3, 2, 32], [(1,)], 54),
+    ],
+)
+def test_grouped_offsets(
+    guards: Collector, kind: str, offs: list[int], bad: list[Any], line: int | None
+) -> None:
+    """Offsets rise, stay inside, and keep 16 bytes where a group starts in the middle of a row."""
+    left, right = (item.bfloat16() for item in MATRIX[kind]())
+    if kind.endswith("transposed"):
+        left = left.t().contiguous().t()
+    found = guards.look(lambda: aten._grouped_mm(left, right, tensor(offs, dtype=torch.int32)))
+    assert (positions(found) if found else []) == bad
+    if found:
+        assert found.device_text is not None
+        assert found.device_text.startswith(f"GroupMMCommon.cuh:{line}: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_grouped_products_without_a_kernel_of_their_own(
+    guards: Collector, dtype: torch.dtype
+) -> None:
+    """Other dtypes run a loop over slices that asserts nothing: no finding."""
+    left, right = (item.to(dtype) for item in MATRIX["M"]())
+    offs = tensor([1, 5, 33], dtype=torch.int32)
+    assert guards.look(lambda: aten._grouped_mm(left, right, offs)) is None
+
+
+def test_grouped_host_errors(guards: Collector) -> None:
+    """Offsets of a wrong dtype or number are torch's own error."""
+    left, right = (item.bfloat16() for item in MATRIX["M"]())
+    for offs in (tensor([1, 5, 99]), tensor([1, 99], dtype=torch.int32)):
+        error = guards.unguarded(lambda offs=offs: aten._grouped_mm(left, right, offs))
+        assert isinstance(error, RuntimeError) and guards.found == []
+
+
+@pytest.mark.parametrize("op", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
+@pytest.mark.parametrize(
+    ("scale", "shape", "offs", "bad", "line"),
+    [
+        ("row", (64, 64), [16, 48, 63], [], ""),
+        ("row", (64, 64), [16, 40, 64], [(1,)], "GroupMMCommon.cuh:64"),
+        ("row", (64, 64), [16, 48, 65], [(2,)], "GroupMMCommon.cuh:115"),
+        ("block", (64, 64), [32, 32, 64], [], ""),
+        ("block", (64, 64), [32, 48, 64], [(1,), (2,)], "grouped_common.cuh:116"),
+        ("block", (64, 64), [32, 64, 96], [(2,)], "grouped_common.cuh:119"),
+        ("block", (64, 32), [7, 9, 65], [(2,)], "grouped_common.cuh:233"),
+        ("block", (64, 32), [7, 9, 64], [], ""),
+    ],
+)
+def test_scaled_grouped_offsets(
+    guards: Collector,
+    op: str,
+    scale: str,
+    shape: tuple[int, int],
+    offs: list[int],
+    bad: list[Any],
+    line: str,
+) -> None:
+    """Scales per row and per block have their own alignment, on the same offsets."""
+    float8 = torch.float8_e4m3fn
+    left = torch.zeros(shape).to(float8)
+    is_stacked = shape[1] == 32
+    right = torch.zeros((3, 16, 32) if is_stacked else (16, 64)).to(float8).mT
+    scales = torch.ones(4)
+    if scale == "block":
+        scales = scales.to(torch.float8_e8m0fnu)
+    ends = tensor(offs, dtype=torch.int32)
+    call = lambda: aten._scaled_grouped_mm(left, right, scales, scales, ends)
+    if op.endswith("v2"):
+        call = lambda: aten._scaled_grouped_mm_v2(
+            left, right, [scales], [1], [0], [scales], [1], [0], ends
+        )
+    error = guards.unguarded(call)
+    assert isinstance(error, NotImplementedError)  # no kernel on the CPU
+    found = [violation for _, violation in guards.found]
+    assert [item for violation in found for item in positions(violation)] == bad
+    assert all((violation.device_text or "").startswith(line) for violation in found)
