@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         DeviceIndexError,
         DeviceValueError,
         GuardRegistrationError,
+        NonFiniteError,
     )
     from cudalens.facts import Violation
     from cudalens.guarding import guard, install, last_report, register_guard, uninstall
@@ -41,6 +42,7 @@ __all__ = [
     "DeviceIndexError",
     "DeviceValueError",
     "GuardRegistrationError",
+    "NonFiniteError",
     "Report",
     "SilentFindingWarning",
     "Violation",
@@ -62,6 +64,7 @@ _HOMES = {
     "DeviceIndexError": "errors",
     "DeviceValueError": "errors",
     "GuardRegistrationError": "errors",
+    "NonFiniteError": "errors",
     "Report": "model",
     "SilentFindingWarning": "collect",
     "Violation": "facts",

@@ -15,10 +15,15 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cudalens import _torch, environment, source
+from cudalens import _torch, autograd, environment, source
 from cudalens.calling import api_arguments, calling_frames, locate, parameter_names, phase_of
 from cudalens.diagnose import diagnose, message
-from cudalens.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
+from cudalens.errors import (
+    DeviceAssertError,
+    DeviceIndexError,
+    DeviceValueError,
+    NonFiniteError,
+)
 from cudalens.facts import (
     AutogradNeighbourhood,
     LineRef,
@@ -59,23 +64,42 @@ class Limits:
             return otherwise
 
 
-# --- a guard's finding ---------------------------------------------------------------------------
+# --- findings while the code runs ----------------------------------------------------------------
 
 
 def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
-    """Make the report of a finding, tell who listens, and give the exception to raise."""
+    """Make the report of a guard's finding, tell who listens, and give the exception to raise."""
     started = time.perf_counter()
     violation = replace(
         violation, op=str(call.op._schema.name), overload=str(call.op._overloadname)
     )
-    evidence = evidence_of_call(call, violation)
-    report = diagnose(timed(evidence, started))
+    scene = make_scene(violation, call.arguments)
+    report = _report_of(scene, lambda: _replayed(call, violation), started)
     if violation.is_silent:
         _tell_silent(report)
         return None
     PROCESS.found(report)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
     return kind(message(report), report)
+
+
+def on_nonfinite(
+    op: Any, arguments: Mapping[str, Any], result: Tensor, violation: Violation
+) -> BaseException | None:
+    """Make the report of the first NaN or infinity, and give the exception to raise."""
+    started = time.perf_counter()
+    scene = make_scene(violation, arguments)
+    report = _report_of(scene, lambda: Replay(reason="the op ran; its result is shown"), started)
+    PROCESS.found(report)
+    return NonFiniteError(message(report), report)
+
+
+def _report_of(scene: Scene, replayed: Callable[[], Replay], started: float) -> Report:
+    return diagnose(timed(evidence_of(scene, replayed), started))
+
+
+def _replayed(call: GuardedCall, violation: Violation) -> Replay:
+    return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
 
 
 def _tell_silent(report: Report) -> None:
@@ -102,40 +126,43 @@ def _recorder() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The live objects around a stopped call; it exists only while the report is made."""
+    """The live objects around a finding; it exists only while the report is made."""
 
-    call: GuardedCall
     violation: Violation
+    arguments: Mapping[str, Any]
     values: Mapping[str, Tensor]
     bad: str
     frames: Sequence[FrameType]
     node: Any
     recorder: Any
+    limits: Limits
 
 
-def evidence_of_call(call: GuardedCall, violation: Violation) -> Evidence:
-    """Collect everything about a call that a guard has stopped; the context is alive."""
-    limits = Limits()
-    node = _torch.current_node()
-    scene = Scene(
-        call=call,
+def make_scene(violation: Violation, arguments: Mapping[str, Any]) -> Scene:
+    """Take in the stack and the tensors of the running call."""
+    limits, node = Limits(), _torch.current_node()
+    nothing: list[FrameType] = []
+    return Scene(
         violation=violation,
-        values=tensor_values(call.arguments),
+        arguments=arguments,
+        values=tensor_values(arguments),
         bad=bad_key(violation),
         frames=limits.attempt(
-            "frames", lambda: calling_frames(in_backward=node is not None), []
+            "frames", lambda: calling_frames(in_backward=node is not None), nothing
         ),
         node=node,
         recorder=_recorder(),
+        limits=limits,
     )
+
+
+def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
+    """Collect everything about a call that a finding was made in; the context is alive."""
+    limits = scene.limits
     evidence = _placed(scene, limits)
     evidence = replace(
         evidence,
-        replay=limits.attempt(
-            "replay",
-            lambda: replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe),
-            Replay(),
-        ),
+        replay=limits.attempt("replay", replayed, Replay()),
         graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood()),
     )
     evidence = with_recording(evidence, scene, limits)
@@ -144,18 +171,22 @@ def evidence_of_call(call: GuardedCall, violation: Violation) -> Evidence:
 
 def _placed(scene: Scene, limits: Limits) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
-    call, violation, values, frames = scene.call, scene.violation, scene.values, scene.frames
+    violation, values, frames = scene.violation, scene.values, scene.frames
     site = limits.attempt("source", lambda: locate(frames, values), source.CallSite())
-    sequence_nr = None if scene.node is None else _torch.node_sequence_nr(scene.node)
+    node = scene.node
+    sequence_nr = None if node is None else _torch.node_sequence_nr(node)
+    node_name = None if node is None else type(node).__name__
     unknown: tuple[SourceSpan | None, str | None] = (None, None)
     forward, forward_module = limits.attempt(
-        "forward source", lambda: _forward(scene.recorder, sequence_nr), unknown
+        "forward source",
+        lambda: forward_place(scene.recorder, sequence_nr, node_name),
+        unknown,
     )
     return Evidence(
         violation=violation,
         op=OpName(name=violation.op, overload=violation.overload, api=site.api),
         phase=phase_of(frames, scene.node),
-        prevented=not violation.is_silent,
+        prevented=not (violation.is_silent or violation.is_nonfinite),
         context_usable=True,
         source=site.source,
         forward_source=forward,
@@ -168,7 +199,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
             lambda: tensor_facts(values, site, scene.bad, api=api_arguments(frames)),
             (),
         ),
-        scalars=scalars_of(call.arguments),
+        scalars=scalars_of(scene.arguments),
         device_text=violation.device_text,
         environment=environment.describe(),
         libraries=libraries(),
@@ -178,19 +209,11 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
 
 def graph_of(scene: Scene) -> AutogradNeighbourhood:
     """Draw the autograd graph around the failing op."""
-    from cudalens import autograd
-
-    def where(sequence_nr: int) -> tuple[LineRef | None, str | None]:
-        span, module_path = _forward(scene.recorder, sequence_nr)
-        if span is None:
-            return None, module_path
-        return LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file), module_path
-
     return autograd.neighbourhood(
         scene.values,
         op_name=scene.violation.op,
         bad=scene.bad,
-        site=where,
+        site=lambda number: forward_line(scene.recorder, number),
         node=scene.node,
         names=parameter_names(scene.frames),
     )
@@ -243,12 +266,22 @@ def error_facts(error: BaseException) -> ErrorFacts:
     )
 
 
-def _forward(recorder: Any, sequence_nr: int | None) -> tuple[SourceSpan | None, str | None]:
-    """Give the place and the module of the forward op that drew a sequence number."""
+def forward_place(
+    recorder: Any, sequence_nr: int | None, node_name: str | None = None
+) -> tuple[SourceSpan | None, str | None]:
+    """Give the place and the module of the forward call behind an autograd node."""
     found = None
     if recorder is not None and sequence_nr is not None:
-        found = recorder.forward_site(sequence_nr)
+        found = recorder.forward_site(sequence_nr, node_name)
     if found is None:
         return None, None
     entries, module_path = found
     return source.locate_entries(entries), module_path
+
+
+def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None]:
+    """Give :func:`forward_place` in the short form that graphs use."""
+    span, module_path = forward_place(recorder, sequence_nr)
+    if span is None:
+        return None, module_path
+    return LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file), module_path

@@ -82,6 +82,13 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
+    if violation.is_nonfinite:
+        return Verdict(
+            kind="nonfinite",
+            certainty="proven",
+            headline=violation.headline,
+            explanation=violation.explanation,
+        )
     headline = fill(violation.headline, violation.argument, _spoken(evidence, violation.related))
     parts = [violation.explanation.strip()]
     if violation.is_silent:
@@ -96,7 +103,7 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
         certainty="proven",
         headline=headline,
         explanation=" ".join(part for part in parts if part),
-        argument=violation.argument,
+        argument=violation.argument or None,
         context_usable=True,
     )
 

@@ -3,9 +3,10 @@
 ::
 
     RuntimeError
-     └── DeviceAssertError            a guard stopped an op that would have asserted on the device
-          ├── DeviceIndexError        … also an IndexError: the CPU would have called it one
-          └── DeviceValueError        … also a ValueError
+     ├── DeviceAssertError            a guard stopped an op that would have asserted on the device
+     │    ├── DeviceIndexError        … also an IndexError: the CPU would have called it one
+     │    └── DeviceValueError        … also a ValueError
+     └── NonFiniteError               an op made a NaN or an infinity (only with ``nan``)
 
 ``except RuntimeError`` catches them as it does CUDA's own error, ``except IndexError`` and
 ``except ValueError`` as on the CPU.
@@ -18,7 +19,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudalens.model import Report
 
-__all__ = ["DeviceAssertError", "DeviceIndexError", "DeviceValueError", "GuardRegistrationError"]
+__all__ = [
+    "DeviceAssertError",
+    "DeviceIndexError",
+    "DeviceValueError",
+    "GuardRegistrationError",
+    "NonFiniteError",
+]
 
 
 class DeviceAssertError(RuntimeError):
@@ -42,6 +49,20 @@ class DeviceIndexError(DeviceAssertError, IndexError):
 
 class DeviceValueError(DeviceAssertError, ValueError):
     """A value lies outside the interval that the op accepts, or is not a number."""
+
+
+class NonFiniteError(RuntimeError, FloatingPointError):
+    """An op made a NaN or an infinity that was not among its inputs.
+
+    Raised only where it was asked for: ``%%cudacheck --nan`` or ``check(nan=True)``.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.report))
 
 
 class GuardRegistrationError(ValueError):

@@ -223,6 +223,8 @@ class Violation:
     """The assertion CUDA would have printed; ``None`` for a silent finding."""
     is_silent: bool = False
     """No assert fires on CUDA, but the result is certainly wrong."""
+    is_nonfinite: bool = False
+    """Not a guard's finding: the op's *result* holds the first NaN or infinity."""
     is_replay_safe: bool = True
     """False when the CPU kernel reads or writes out of bounds on this very input."""
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from cudalens import collect, environment, source
+from cudalens import autograd, collect, environment, source
 from cudalens.calling import api_arguments, locate, phase_of, traceback_frames
 from cudalens.collect import Limits
-from cudalens.facts import OpName, Phase, TensorFact
+from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
+from cudalens.failedop import inplace_facts, with_failed_op
 from cudalens.model import ErrorFacts, Evidence
 from cudalens.origin import is_torch_error
 from cudalens.tensorfacts import tensor_facts
@@ -80,8 +81,26 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
         libraries=collect.libraries(),
     )
     evidence = _with_device_text(evidence, device_text, limits)
-    evidence = _with_recorder(evidence, recorder, is_lost, limits)
-    return replace(evidence, limits=(*site.limits, *limits.lines))
+    if recorder is not None:
+        evidence = with_failed_op(evidence, recorder, error, limits)
+        inplace = limits.attempt("writer", lambda: inplace_facts(recorder, facts.message), ())
+        evidence = replace(evidence, facts=(*evidence.facts, *inplace))
+    graph = limits.attempt("graph", lambda: _graph(site, evidence, recorder), evidence.graph)
+    return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
+
+
+def _graph(site: source.CallSite, evidence: Evidence, recorder: Any) -> AutogradNeighbourhood:
+    """Draw the graph behind the tensors on the failing line; no value is read."""
+    values = {item.expression: item.value for item in site.others}
+    name = evidence.op.name or evidence.op.api
+    if not any(isinstance(item, Tensor) and item.requires_grad for item in values.values()):
+        return evidence.graph
+    return autograd.neighbourhood(
+        values,
+        op_name=name or "the failing call",
+        bad=None,
+        site=lambda number: collect.forward_line(recorder, number),
+    )
 
 
 def _phase(entries: list[TracebackType]) -> Phase:
@@ -96,19 +115,6 @@ def _with_device_text(evidence: Evidence, device_text: Any, limits: Limits) -> E
         return evidence
     text = limits.attempt("device text", device_text.text, None)
     return replace(evidence, device_text=text)
-
-
-def _with_recorder(
-    evidence: Evidence, recorder: Any, is_lost: bool, limits: Limits
-) -> Evidence:
-    if recorder is None:
-        return evidence
-    history = limits.attempt("history", recorder.history, ())
-    record = limits.attempt("failing op", recorder.in_flight, None)
-    if record is not None:
-        op = OpName(name=record.name, overload=record.overload, api=evidence.op.api)
-        evidence = replace(evidence, op=op)
-    return replace(evidence, history=history)
 
 
 @contextlib.contextmanager

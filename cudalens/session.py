@@ -12,7 +12,7 @@ from typing import Any
 from cudalens import collect, postmortem, source
 from cudalens.calling import locate, traceback_frames
 from cudalens.diagnose import diagnose, message, note
-from cudalens.errors import DeviceAssertError
+from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.facts import Kind
 from cudalens.guarding import PROCESS
 from cudalens.model import Report
@@ -83,12 +83,14 @@ class CheckSession:
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.devicetext import DeviceText
+        from cudalens.nonfinite import NonFiniteWatch
         from cudalens.recorder import Recorder
 
         self.device_text = self._optional(stack, "device text", DeviceText)
         if self.force_eager:
             self._optional(stack, "eager mode", postmortem.eager_stance)
-        self.recorder = Recorder(max_ops=self.max_ops, sync=self.sync)
+        watch = NonFiniteWatch(collect.on_nonfinite) if self.nan else None
+        self.recorder = Recorder(max_ops=self.max_ops, sync=self.sync, watch=watch)
         stack.enter_context(self.recorder)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
@@ -153,7 +155,7 @@ class CheckSession:
 
     def _conclude(self, error: BaseException | None, started: float) -> None:
         report = self.findings[0] if self.findings else None
-        own = error if isinstance(error, DeviceAssertError) else None
+        own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
         self.swallowed = report is not None and (own is None or own.report is not report)
         if report is not None and own is not None:
             report = self._completed(own, report)
@@ -168,7 +170,7 @@ class CheckSession:
         if own is not None and own.report is not None and not self.swallowed:
             own.report = self.report
 
-    def _completed(self, error: DeviceAssertError, report: Report) -> Report:
+    def _completed(self, error: DeviceAssertError | NonFiniteError, report: Report) -> Report:
         """Fill in, from the traceback, what could not be seen where the guard fired."""
         trim(error)
         if report.source is not None or error.report is not report:

@@ -216,6 +216,22 @@ def test_bernoulli_takes_whole_numbers(guards: Collector) -> None:
     assert found is not None and found.offenders.first[0].value == 2
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.bernoulli(tensor([2.0])),
+        lambda: torch.bernoulli(tensor([2.0]), out=torch.zeros(1)),
+        lambda: aten.bernoulli.Tensor_out(torch.zeros(1), tensor([2.0]), out=torch.zeros(1)),
+        lambda: aten.poisson.out(tensor([-1.0]), out=torch.zeros(1)),
+        lambda: torch.multinomial(torch.zeros(2), 1),
+    ],
+)
+def test_one_bad_value_is_one_finding(guards: Collector, call: Any) -> None:
+    """The ops that a checked op calls in turn do not report the same value again."""
+    guards.unguarded(call)
+    assert len(guards.found) == 1
+
+
 def test_bernoulli_of_nothing(guards: Collector) -> None:
     """Nothing drawn, nothing checked."""
     assert guards.look(lambda: torch.zeros(0, 1).bernoulli_(tensor([2.0]))) is None

@@ -71,8 +71,9 @@ def bits(tensor: Tensor) -> tuple[Any, ...]:
     meta = (tensor.layout, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.requires_grad)
     if tensor.layout != torch.strided:
         return (*meta, bits(tensor.detach().cpu().to_dense()))
-    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return (*meta, tensor.stride(), host.reshape(-1).view(torch.uint8).numpy().tobytes())
+    host = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    host = host.clone(memory_format=torch.contiguous_format)
+    return (*meta, tensor.stride(), host.view(torch.uint8).numpy().tobytes())
 
 
 def as_bits(found: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ import torch
 
 from cudalens._torch import has_kernel
 from cudalens.errors import GuardRegistrationError
-from cudalens.facts import Violation
+from cudalens.facts import Bounds, Offenders, Violation
 
 Check = Callable[..., "Violation | None"]
 _SECTIONS = ("Source", "Cost", "Passes", "Violates")
@@ -40,14 +40,14 @@ class Guard:
     parameters: tuple[str, ...]
     """Schema arguments that ``check`` takes, by name."""
     ops: tuple[str, ...]
-    """Ops as ``aten::gather`` (every overload that has the parameters) or ``aten::index.Tensor``."""
+    """Ops as ``aten::gather`` (overloads that have the parameters) or ``aten::index.Tensor``."""
     records: tuple[str, ...] = ()
     """Entries of the inventory of device-side assertions that this guard stands for."""
     frequency: str = "rare"
     is_silent: bool = False
     """CUDA asserts nothing: the finding is a warning, the op still runs."""
     covers_inner: bool = False
-    """The ops that the kernel calls in turn check these same values: they need no look of theirs."""
+    """The ops that the kernel calls in turn get these same values: no guard looks again."""
     precondition: str = ""
     source: str = ""
     cost: str = ""
@@ -166,6 +166,31 @@ def _overloads(spelled: str) -> list[Any]:
     return [getattr(packet, item) for item in names if hasattr(packet, item)]
 
 
+def _with_sentence(check: Check, name: str) -> Check:
+    """Let a check answer with a sentence instead of a whole violation."""
+
+    def told(*values: Any) -> Violation | None:
+        answer: object = check(*values)
+        if answer is None or isinstance(answer, Violation):
+            return answer
+        if not isinstance(answer, str):
+            msg = f"guard {name} gave {type(answer).__name__}, not None, a sentence or a Violation"
+            raise TypeError(msg)
+        return Violation(
+            guard=name,
+            op="",
+            overload="",
+            argument="",
+            headline=answer,
+            explanation="",
+            offenders=Offenders(),
+            bounds=Bounds(),
+            is_index=False,
+        )
+
+    return told
+
+
 def user_guard(op: Any, check: Check) -> Guard:
     """Build a guard of the user's own for an op of the user's own.
 
@@ -182,6 +207,7 @@ def user_guard(op: Any, check: Check) -> Guard:
         msg = f"there is no op {spelled!r}: register it with torch.library before its guard"
         raise GuardRegistrationError(msg)
     entry = make_guard(check, (spelled,), frequency="user")
+    entry = replace(entry, check=_with_sentence(check, entry.name))
     have = [argument.name for argument in overloads[0]._schema.arguments]
     if missing := [name for name in entry.parameters if name not in have]:
         msg = f"{spelled} has no argument {missing[0]!r}; its arguments are {', '.join(have)}"

@@ -37,6 +37,7 @@ _BERNOULLI_TEXT = "DistributionTemplates.h:639: operator(): Assertion `0 <= p1 &
     "aten::multinomial",
     records=("multinomial_fast", "multinomial_renorm", "multinomial_sum"),
     frequency="very common",
+    covers_inner=True,
 )
 def multinomial_weights_drawable(
     self: Tensor, num_samples: int, replacement: bool
@@ -141,7 +142,12 @@ def multinomial_enough_categories(
     )
 
 
-@guard("aten::bernoulli.default", records=("bernoulli_tensor",), frequency="common")
+@guard(
+    "aten::bernoulli.default",
+    records=("bernoulli_tensor",),
+    frequency="common",
+    covers_inner=True,
+)
 def bernoulli_input_in_unit_interval(self: Tensor) -> Violation | None:
     """Every probability of the input lies in [0, 1]; NaN does not.
 
@@ -154,7 +160,7 @@ def bernoulli_input_in_unit_interval(self: Tensor) -> Violation | None:
     return _bernoulli(self, self.shape, self.dtype, guard=guard, argument="self")
 
 
-@guard("aten::bernoulli.out", records=("bernoulli_tensor",), frequency="rare")
+@guard("aten::bernoulli.out", records=("bernoulli_tensor",), frequency="rare", covers_inner=True)
 def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation | None:
     """Every probability of the input lies in [0, 1]; NaN does not.
 
@@ -173,6 +179,7 @@ def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation
     "aten::bernoulli_.Tensor",
     records=("bernoulli_tensor",),
     frequency="common",
+    covers_inner=True,
 )
 def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Violation | None:
     """Every probability in p lies in [0, 1]; NaN does not.
@@ -208,7 +215,7 @@ def _bernoulli(
     )
 
 
-@guard("aten::poisson", records=("poisson",), frequency="rare")
+@guard("aten::poisson", records=("poisson",), frequency="rare", covers_inner=True)
 def poisson_rate_not_negative(self: Tensor) -> Violation | None:
     """Every rate lies in [0, inf]; NaN does not.
 

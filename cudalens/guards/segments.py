@@ -32,6 +32,7 @@ _REPEAT_NEGATIVE_TEXT = "Repeat.cu:33: compute_cuda_kernel: Assertion `repeat >=
     "aten::repeat_interleave.Tensor_out",
     records=("repeat_interleave_size", "repeat_interleave_negative"),
     frequency="rare",
+    covers_inner=True,
 )
 def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation | None:
     """With an output_size, every repeat is at least 0 and their sum is output_size.
@@ -73,6 +74,7 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation |
     "aten::segment_reduce",
     records=("segment_reduce_nd", "segment_reduce_1d_mean"),
     frequency="rare",
+    covers_inner=True,
 )
 def segment_lengths_not_negative(
     data: Tensor,

@@ -60,7 +60,8 @@ class Ids:
         """Tell whether the values go from 1 to the size, and 0 is not missing by chance."""
         if self.low is None or self.low < 1 or self.high != self.size:
             return False
-        return self.low == 1 or self.numel >= 3 * self.size
+        different = self.size if self.distinct is None else len(self.distinct)
+        return self.low == 1 or (self.numel >= 3 * self.size and 2 * different >= self.size)
 
     @property
     def covers_one_to_size(self) -> bool:
@@ -106,7 +107,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     )
 
 
-# --- values that no counting mistake made ----------------------------------------------------------
+# --- values that no counting mistake made --------------------------------------------------------
 
 
 def is_garbled(evidence: Evidence) -> bool:
@@ -125,7 +126,7 @@ def is_wrapped(evidence: Evidence) -> bool:
         return False
     fact = found[1]
     if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":
-        return True
+        return fact.summary.unique != (0, 255)
     return any(
         item.dtype == "uint8" and not bad & set(item.summary.unique or bad)
         for item in within(evidence, fact)

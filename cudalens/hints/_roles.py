@@ -37,9 +37,10 @@ INTEGERS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 
 _BOX_TABLE = re.compile(r"^[xyhw]_position_embeddings$")
 _SEGMENT = re.compile(r"token_type|segment|(^|_)seg(_|$)")
-_POSITION = re.compile(r"position|(^|[._])pos(_|$|emb|enc|ids)|^wpe$|arange\(")
+_POSITION = re.compile(r"(?<!com)(?<!dis)position|(^|[._])pos(_|$|emb|enc|ids)|^wpe$")
 _VOCABULARY = re.compile(r"word_emb|^wte$|tok(en)?s?_?(emb|$)|embed_(tok|in$)|^shared$|input_ids")
 _LABEL_WORD = re.compile(r"label|target|mask|(^|\W)(y|gt)(\W|$)")
+_EDGE_HALVES = ({"row", "col"}, {"src", "dst"}, {"senders", "receivers"}, {"head", "tail"})
 _WORDS: dict[Role, re.Pattern[str]] = {
     "label": _LABEL_WORD,
     "one_hot": _LABEL_WORD,
@@ -98,11 +99,22 @@ def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
         return "one_hot"
     if _gathers_positions(evidence, fact):
         return "position"
+    if _is_half_of_edges(evidence, fact):
+        return "edge"
     roles: tuple[Role, ...] = ("edge", "action")
     for role in roles:
         if origin(evidence, role, by_word=True) is not None:
             return role
     return "index"
+
+
+def _is_half_of_edges(evidence: Evidence, fact: TensorFact) -> bool:
+    """Tell whether the indices are called ``row`` or ``dst``, and the other half is there too."""
+    spoken = {item.expression: item for item in evidence.tensors}
+    for pair in _EDGE_HALVES:
+        if fact.expression in pair and len(pair & set(spoken)) == 2:
+            return all(spoken[name].shape == fact.shape for name in pair)
+    return False
 
 
 def _writes_ones(evidence: Evidence) -> bool:
@@ -127,8 +139,9 @@ def _role_in_table(evidence: Evidence, fact: TensorFact) -> Role:
     variable = evidence.fact("library.indices") or fact.expression or ""
     if _BOX_TABLE.match(name):
         return "box"
-    # The table's own name tells most; then its class; the name of the ids comes last.
-    for text in (name, kind, variable.lower()):
+    # The table's own name tells most; then its class, unless it holds tables of both kinds; the
+    # name of the ids comes last.
+    for text in (name, kind if _VOCABULARY.search(kind) is None else "", variable.lower()):
         if _SEGMENT.search(text):
             return "segment"
         if _POSITION.search(text):

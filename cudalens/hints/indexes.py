@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 
 from cudalens.facts import Hint, TensorFact
 from cudalens.hints._base import rule
-from cudalens.hints._fixes import list_of, rewritten
+from cudalens.hints._fixes import rewritten
 from cudalens.hints._reading import (
     EXACT,
     GARBAGE,
     LOST_NUMBERS,
-    Ids,
     cast_source,
     ids_of,
     parsed,
@@ -74,7 +74,7 @@ def float_ids(evidence: Evidence) -> Hint | None:
     if is_whole and limit:
         text = f"{source.expression} is {source.dtype}, which holds whole numbers only up to "
         text += f"{limit}: ids beyond were rounded before the cast"
-        return Hint(text=text, fix="keep the ids int64: only floating-point inputs become half")
+        return Hint(text=text, fix="ids = ids.long()  # before the model or the batch becomes half")
     return Hint(
         text=f"{source.expression} is {source.dtype} and runs from {low} to {high}: cast to "
         "integers, these are no ids",
@@ -89,8 +89,8 @@ def shift_on_the_line(evidence: Evidence) -> Hint | None:
     if source is None or found is None or role_of(evidence) in (None, "position", "box"):
         return None
     return Hint(
-        text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and fits; "
-        f"{found[1].expression} does not",
+        text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and "
+        f"fits; {found[1].expression} does not",
         fix=rewritten(evidence, found[1], source.expression or ""),
     )
 
@@ -120,6 +120,12 @@ def edges_with_original_ids(evidence: Evidence) -> Hint | None:
         return Hint(
             text=f"the edges name nodes 1 … {ids.high}: they look 1-based",
             fix=rewritten(evidence, edges, "{x} - 1"),
+        )
+    seen = edges.summary.unique if edges is not None else None
+    if seen is not None and len(seen) > ids.size:
+        return Hint(
+            text=f"the edges name {len(seen)} different nodes up to {ids.high}, but there are only "
+            f"{ids.size}: nodes were left out"
         )
     return Hint(
         text=f"the edges name node {ids.high}, but there are {ids.size} nodes: they still hold the "
@@ -153,32 +159,45 @@ def flat_position(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "index")
     if ids is None or not ids.is_above or not _is_flat(evidence):
         return None
-    product = _row_and_column(evidence)
-    if product is None and not ids.only_bad(ids.size):
-        return None
-    text = f"a flattened tensor of {ids.size} elements ends at {ids.size - 1}"
-    if product is not None:
-        text += f", and {product[0]} reaches {ids.high}"
-        column = product[1]
-        if column is not None:
-            text += f"; {column.expression} goes up to {column.summary.max}, and must stay below "
-            text += product[2]
-    else:
-        text += f"; {ids.high} counts the elements, or counts from 1"
-    return Hint(text=text, fix=f"assert {product[0]}.max() < {ids.size}" if False else None)
+    end = f"a flattened tensor of {ids.size} elements ends at {ids.size - 1}"
+    made = _row_and_column(evidence)
+    if made is None:
+        if not ids.only_bad(ids.size):
+            return None
+        fix = rewritten(evidence, ids.named, "{x} - 1") if ids.low and ids.low > 0 else None
+        return Hint(text=f"{end}: {ids.size} is one too far", fix=fix)
+    text = f"{end}, {made.text} reaches {ids.high}"
+    if made.column is not None:
+        top = made.column.summary.max
+        text += f"; {made.column.expression} goes up to {top} and must stay below {made.width}"
+    return Hint(text=text, fix=f"x[{made.row}, {made.rest}]  # index before flattening")
 
 
 def _is_flat(evidence: Evidence) -> bool:
     if evidence.op.name in ("aten::take", "aten::put", "aten::put_"):
         return True
-    if _FLAT.search(evidence.call_text or ""):
-        return True
     target = evidence.tensor("self") or evidence.tensor("input")
-    return target is not None and len(target.shape) == 1
+    called_flat = target is not None and "flat" in (target.expression or "").lower()
+    is_line = target is not None and len(target.shape) == 1
+    return (
+        called_flat
+        or bool(_FLAT.search(evidence.call_text or ""))
+        or (is_line and _row_and_column(evidence) is not None)
+    )
 
 
-def _row_and_column(evidence: Evidence) -> tuple[str, TensorFact | None, str] | None:
-    """Give ``rows * width + cols`` in the call, its column tensor, and the factor's text."""
+@dataclass(frozen=True, kw_only=True)
+class _Flat:
+    """A sum such as ``rows * width + cols`` in the user's call."""
+
+    text: str
+    row: str
+    width: str
+    rest: str
+    column: TensorFact | None
+
+
+def _row_and_column(evidence: Evidence) -> _Flat | None:
     tree = parsed(evidence.call_text or "")
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
@@ -186,8 +205,13 @@ def _row_and_column(evidence: Evidence) -> tuple[str, TensorFact | None, str] | 
         for product, rest in ((node.left, node.right), (node.right, node.left)):
             if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
                 name = ast.unparse(rest)
-                column = next((t for t in evidence.tensors if t.expression == name), None)
-                return ast.unparse(node), column, ast.unparse(product.right)
+                return _Flat(
+                    text=ast.unparse(node),
+                    row=ast.unparse(product.left),
+                    width=ast.unparse(product.right),
+                    rest=name,
+                    column=next((t for t in evidence.tensors if t.expression == name), None),
+                )
     return None
 
 
@@ -213,7 +237,8 @@ def more_places_than_values(evidence: Evidence) -> Hint | None:
         return None
     source = evidence.tensor("source")
     width = source.shape[-1] if source and source.shape else None
-    rows = f" ({found[0].size // width} rows of {width})" if width and found[0].size else ""
+    is_table = source is not None and len(source.shape) > 1
+    rows = f" ({(found[0].size or 0) // width} rows of {width})" if is_table and width else ""
     library = "transformers" in evidence.libraries
     tokens = ": more image tokens in the text than image features" if library else ""
     return Hint(text=f"the values have {found[0].size} elements{rows}, the mask wants more{tokens}")

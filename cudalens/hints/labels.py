@@ -77,7 +77,9 @@ def mark_not_ignored(evidence: Evidence) -> Hint | None:
     text = f"{mark} usually marks labels to leave out; {_ignored(evidence)}"
     shifted = ids.distinct == tuple(range(-1, ids.size - 1)) and mark == -1
     if shifted:
-        text += f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was taken away once too often"
+        text += (
+            f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was taken away once too often"
+        )
     return Hint(text=text, fix=_ignoring(evidence, ids, mark))
 
 

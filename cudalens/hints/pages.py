@@ -43,8 +43,8 @@ def boxes_in_pixels(evidence: Evidence) -> Hint | None:
     size = "torch.tensor([width, height, width, height], device={x}.device)"
     fix = rewritten(evidence, box, f"({{x}} * {_PAGE} / {size}).long()")
     return Hint(
-        text=f"a box has {side} {ids.high}, the table ends at {ids.size - 1}: coordinates look like "
-        f"pixels and must be divided by the page size, 0 … {_PAGE}",
+        text=f"a box has {side} {ids.high}, the table ends at {ids.size - 1}: these look like "
+        f"pixels; divide them by the page size, so that a page goes from 0 to {_PAGE}",
         fix=fix or f"x * {_PAGE} // page_width, y * {_PAGE} // page_height",
     )
 

@@ -104,7 +104,7 @@ def _argument(name: str) -> str:
 
 @rule(priority=14)
 def labels_as_binary_target(evidence: Evidence) -> Hint | None:
-    """Labels such as -1 and 1, 1 and 2, or more than two classes, are the target of a binary loss."""
+    """Labels such as -1 and 1, 1 and 2, or of three classes, are the target of a binary loss."""
     found = _numbers(evidence, _BCE)
     ends = _range(found[1]) if found else None
     if found is None or found[0] != "target" or ends is None or ends[1] > _IMAGE:
@@ -117,7 +117,9 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
         text = f"the target goes from {low:g} to {high:g}: this loss wants 0 and 1"
         return Hint(text=text, fix=rewritten(evidence, found[1], change))
     if low < 0:
-        return Hint(text=f"the target goes down to {low:g}: a mark, which this loss does not ignore")
+        return Hint(
+            text=f"the target goes down to {low:g}: a mark, which this loss does not ignore"
+        )
     return Hint(
         text=f"the target has labels up to {high:g}: more than two classes need cross_entropy",
         fix="F.cross_entropy(logits, target.long())  # one column of logits a class",
@@ -185,9 +187,12 @@ def nothing_to_draw(evidence: Evidence) -> Hint | None:
     rows = evidence.violation.offenders
     if not rows.first or any(item.value not in (0, 0.0) for item in rows.first):
         return None
-    why = "every candidate was filtered out (top-k, top-p, a mask)"
+    causes = []
+    if _FILTER.search(_context(evidence)):
+        causes.append("top-k, top-p or a mask has left no candidate")
     if weights.dtype in _HALVES:
-        why += f", or the numbers are too small for {weights.dtype}"
+        causes.append(f"the weights are too small for {weights.dtype}")
+    why = " or ".join(causes) or "a filter left no candidate, or all weights underflowed"
     return Hint(
         text=f"{rows.count} of {rows.total} rows sum to 0: {why}; keep at least one a row",
         fix="logits.masked_fill(remove, -inf).softmax(-1)  # remove must not hold a whole row",
@@ -214,8 +219,8 @@ def not_a_number_weights(evidence: Evidence) -> Hint | None:
         fix = with_keyword(evidence, ("generate",), "do_sample", "False")
     elif half:
         fix = "torch.softmax(logits.float(), dim=-1)"
-    elif _TEMPERATURE.search(seen):
-        fix = "logits.argmax(-1) if temperature == 0 else …"
+    elif (named := _TEMPERATURE.search(seen)) is not None:
+        fix = f"{named[0]} = max({named[0]}, 1e-2)"
     return Hint(text=f"softmax gives NaN for {', or '.join(causes)}", fix=fix)
 
 
@@ -228,6 +233,7 @@ def infinite_weights(evidence: Evidence) -> Hint | None:
     half = weights.dtype == "float16"
     why = "float16 ends at 65504, exp of 11.1" if half else f"exp overflowed in {weights.dtype}"
     return Hint(
-        text=f"{weights.summary.inf} weights are infinite: {why}; softmax in float32 cannot overflow",
+        text=f"{weights.summary.inf} weights are infinite: {why}; softmax in float32 does not "
+        "overflow",
         fix="torch.softmax(logits.float(), dim=-1)",
     )

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 from itertools import groupby
 
-from cudalens.facts import Hint, TensorFact
+from cudalens.facts import Hint
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, list_of, rewritten, with_keyword
-from cudalens.hints._reading import Ids, ids_of, parsed
-from cudalens.hints._roles import (
-    INTEGERS,
-    in_library,
-    is_run,
-    is_vocabulary,
-    origin,
-    table_name,
-)
+from cudalens.hints._reading import Ids, ids_of
+from cudalens.hints._roles import INTEGERS, in_library, is_run, is_vocabulary
 from cudalens.model import Evidence
 
 _JUST_BEYOND = 64
 """Tokens are added by the handful; ids further out belong to another vocabulary."""
 _IGNORED = -100
+_LANGUAGE = 1000
+_RESIZE = "model.resize_token_embeddings(len(tokenizer))"
 _PAGE = 1000
 
 
@@ -113,15 +107,20 @@ def added_tokens(evidence: Evidence) -> Hint | None:
         return None
     known = evidence.fact("tokenizer.length")
     length = f" (the tokenizer has {known})" if known else ""
+    why = "the table was not resized" if _has_library(evidence) else "the table was not made larger"
     return Hint(
-        text=f"the bad ids ({list_of(ids.bad)}) lie just beyond the {ids.size} rows{length}: tokens "
-        "were added and the table was not resized",
+        text=f"the bad ids ({list_of(ids.bad)}) lie just beyond the {ids.size} rows{length}: it "
+        f"looks as if tokens were added and {why}",
         fix=_resized(evidence, ids),
     )
 
 
+def _has_library(evidence: Evidence) -> bool:
+    return in_library(evidence, "transformers") or "transformers" in evidence.libraries
+
+
 def _resized(evidence: Evidence, ids: Ids) -> str:
-    if not in_library(evidence, "transformers") and "transformers" not in evidence.libraries:
+    if not _has_library(evidence):
         return f"nn.Embedding({ids.high + 1}, dim)"
     model = "model"
     name = called(evidence)
@@ -155,8 +154,10 @@ def table_too_small(evidence: Evidence) -> Hint | None:
         return None
     if ids.covers_one_to_size and evidence.scalar("padding_idx") != "0":
         return None
+    is_large = ids.size >= _LANGUAGE and ids.high - ids.size < _JUST_BEYOND
+    added = f"; for tokens added to a tokenizer: {_RESIZE}" if is_large else ""
     return Hint(
-        text=f"ids up to {ids.high} need {ids.high + 1} rows, the table has {ids.size}",
+        text=f"ids up to {ids.high} need {ids.high + 1} rows, the table has {ids.size}{added}",
         fix=f"nn.Embedding({ids.high + 1}, dim)",
     )
 
@@ -194,8 +195,8 @@ def positions_with_offset(evidence: Evidence) -> Hint | None:
     if offset == 0 or length > ids.size:
         return None
     return Hint(
-        text=f"positions start at {offset} here, so {ids.size} rows hold {ids.size - offset} tokens "
-        f"and not {length}: max_position_embeddings must be the length + {offset}",
+        text=f"positions start at {offset} here, so {ids.size} rows hold {ids.size - offset} "
+        f"tokens and not {length}: max_position_embeddings must be the length + {offset}",
         fix=f"max_position_embeddings={length + offset}  # or max_length={ids.size - offset}",
     )
 
@@ -220,13 +221,15 @@ def positions_beyond_table(evidence: Evidence) -> Hint | None:
     if in_library(evidence, "transformers"):
         fix = f"tokenizer(text, truncation=True, max_length={room})"
         return Hint(text=f"{text}: truncate the input", fix=fix)
-    tokens = _sequence(evidence, length)
-    fix = rewritten(evidence, tokens, f"{{x}}[:, :{room}]") if tokens else None
-    return Hint(text=f"{text}: cut the input or enlarge the table", fix=fix or f"x[:, :{room}]")
+    name = _sequence(evidence, length)
+    return Hint(
+        text=f"{text}: cut the input or enlarge the table",
+        fix=f"{name} = {name}[:, :{room}]  # before all embeddings",
+    )
 
 
-def _sequence(evidence: Evidence, length: int) -> TensorFact | None:
-    """Give the batch of sequences on the line that has this length."""
+def _sequence(evidence: Evidence, length: int) -> str:
+    """Give the user's name for the batch of sequences of this length on his line."""
     found = [
         item
         for item in evidence.tensors
@@ -235,7 +238,8 @@ def _sequence(evidence: Evidence, length: int) -> TensorFact | None:
         and len(item.shape) == 2
         and item.shape[1] == length
     ]
-    return found[0] if len(found) == 1 else None
+    name = found[0].expression if len(found) == 1 else None
+    return name if name and name.isidentifier() else "ids"
 
 
 def _prompt(evidence: Evidence, length: int) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -25,8 +26,9 @@ __all__ = [
     "current_node",
     "current_task",
     "next_sequence_nr",
-    "register_module_forward_pre_hook",
     "synchronise",
+    "unwatch_modules",
+    "watch_modules",
 ]
 
 # Called once per recorded op: the functions themselves, without a wrapper of ours around them.
@@ -36,6 +38,16 @@ next_sequence_nr: Callable[[], int] = _get_sequence_nr
 
 ENGINE_FUNCTION = "_engine_run_backward"
 """The function of torch/autograd/graph.py that every backward pass goes through."""
+
+
+_FLAGS = {
+    "old_dispatch_mode_flags": "_is_in_torch_dispatch_mode",
+    "old_non_infra_dispatch_mode_flags": "_is_in_non_infra_torch_dispatch_mode",
+    "old_without_ignore_compile_internals_dispatch_mode_flags": (
+        "_is_in_any_mode_without_ignore_compile_internals"
+    ),
+}
+"""What a mode saves on entering, and which variable of torch's it saves."""
 
 
 class RecorderMode(TorchDispatchMode):
@@ -64,7 +76,10 @@ class RecorderMode(TorchDispatchMode):
         return True
 
     def remove(self) -> None:
-        """Take this mode off the stack, also from below modes that were left on it."""
+        """Take this mode off the stack, also from below modes that were left on it.
+
+        Whatever an interrupt left half done is completed; a second call does nothing.
+        """
         above = []
         if self in _get_current_dispatch_mode_stack():
             while _get_current_dispatch_mode_stack()[-1] is not self:
@@ -74,18 +89,25 @@ class RecorderMode(TorchDispatchMode):
             _push_mode(self)
         else:
             return
+        for saved, current in _FLAGS.items():
+            flags = getattr(self, saved, None)
+            if flags is not None and not flags:
+                flags.append(getattr(_python_dispatch, current))
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             _push_mode(mode)
 
 
-def never_compile(code: CodeType) -> None:
-    """Keep the compiler from tracing a function of ours; no cost per call."""
-    from torch._C._dynamo import eval_frame
+def watch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
+    """Call ``hook`` before the forward of every module, until :func:`unwatch_modules`."""
+    register_module_forward_pre_hook(hook)
 
-    skip = getattr(eval_frame, "skip_code", None)
-    if skip is not None:
-        skip(code)
+
+def unwatch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
+    """Undo :func:`watch_modules`; without the handle, which an interrupt may have lost."""
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    for key in [key for key, value in hooks.items() if value == hook]:
+        hooks.pop(key, None)
 
 
 def synchronise(device: torch.device) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 from weakref import ref
 
@@ -64,24 +64,22 @@ class RecordingMode(_seam.RecorderMode):
         self._sites = SiteTracker()
         self._batches = Batches()
         self._failures = failure.Failures()
-        self._copies: dict[str, Tensor] | None = None
+        self._foreign: tuple[str, dict[str, Tensor]] | None = None
         self._devices: set[torch.device] = set()
-        self._is_syncing = False
         self._sync = sync
         self._copy_budget = copy_budget
         self._watch = watch
-        self._hook: Any = None
 
     # --- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
-            self._hook = _seam.register_module_forward_pre_hook(self._sites.enter_module)
+            _seam.watch_modules(self._sites.enter_module)
             self.install()
+            return self
         except BaseException:
             self._close()
             raise
-        return self
 
     def __exit__(
         self,
@@ -89,15 +87,17 @@ class RecordingMode(_seam.RecorderMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._close()
+        try:
+            self._close()
+        except BaseException:  # an interrupt: what it cut short is done again
+            self._close()
+            raise
 
     def _close(self) -> None:
         try:
             self.remove()
         finally:
-            hook, self._hook = self._hook, None
-            if hook is not None:
-                hook.remove()
+            _seam.unwatch_modules(self._sites.enter_module)
 
     # --- recording -------------------------------------------------------------------------------
 
@@ -115,12 +115,17 @@ class RecordingMode(_seam.RecorderMode):
             result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
             kind = type(result)
             is_one = kind is Tensor or kind is Parameter
-            if self._sync and not (is_one and result.is_cpu):
-                self._synchronise_all(args, kwargs, result)
+            if self._sync:
+                if not is_one:
+                    self._synchronise_all(args, kwargs, result)
+                elif not result.is_cpu:
+                    self._synchronise(result.device)
+            if self._watch is not None:
+                self._watch(func, args, kwargs or {}, result)
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
             # The traceback keeps this frame: it must not keep the op's tensors.
-            del args, kwargs
+            args, kwargs, result = (), None, None
             raise
         try:
             frame = _getframe(1)
@@ -145,8 +150,8 @@ class RecordingMode(_seam.RecorderMode):
                 shape, dtype = version_and_base(result)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
-            if self._copies is not None:
-                self._copies = None
+            if self._foreign is not None:
+                self._foreign = None
         except Exception:  # nested tensors have no shape
             self._note_several(facts, args, kwargs, result, frame)
         return result
@@ -164,13 +169,13 @@ class RecordingMode(_seam.RecorderMode):
             self._ring.append(
                 (seq, facts, self._sites.of(frame), _next(), reads, outputs, *metas_of(results))
             )
-            self._copies = None
+            self._foreign = None
         except Exception as trouble:
             self._trouble("an op was not recorded", trouble)
 
     def _synchronise_all(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         tensors = tensors_in((result, *args, *(kwargs or {}).values()))
-        for device in {item.device for item in tensors if is_plain(item)}:
+        for device in {item.device for item in tensors if is_plain(item) and not item.is_cpu}:
             self._synchronise(device)
 
     def _special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -184,17 +189,18 @@ class RecordingMode(_seam.RecorderMode):
             except Exception as trouble:
                 self._trouble("arguments were not copied to the host", trouble)
         try:
-            self._copies = copies
             result = facts.call(*args, **kwargs)
             if self._sync:
                 self._synchronise_all(args, kwargs, result)
+            if self._watch is not None:
+                self._watch(facts.op, args, kwargs, result)
         except BaseException as error:
-            self._failed(facts, args, kwargs, error)
-            # The traceback keeps this frame: it must not keep the op's tensors.
-            del args, kwargs
+            self._failed(facts, args, kwargs, error, copies)
+            args, kwargs, result = (), {}, None
             raise
         self._note_several(facts, args, kwargs, result, _frame_outside())
-        self._copies = copies
+        # Without synchronising, its fault may surface in the next op.
+        self._foreign = (facts.name, copies) if copies else None
         return result
 
     def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -213,12 +219,15 @@ class RecordingMode(_seam.RecorderMode):
     def _synchronise(self, device: torch.device) -> None:
         if is_accelerator(device):
             self._devices.add(device)
-            self._is_syncing = True
             _seam.synchronise(device)
-            self._is_syncing = False
 
     def _failed(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, error: BaseException
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        error: BaseException,
+        copies: dict[str, Tensor] | None = None,
     ) -> None:
         """Keep what can be told of an op that raised."""
         try:
@@ -230,15 +239,15 @@ class RecordingMode(_seam.RecorderMode):
                 site,
                 seq=self.recorded_ops,
                 module_path=SiteReader().module_path(site),
-                host_copies=self._copies or {},
-                is_from_sync=self._is_syncing,
+                host_copies=copies or {},
+                is_from_sync=_is_raised_in(error, RecordingMode._synchronise.__code__),
+                previous=self._foreign,
             )
             self._failures.note(record, error)
         except Exception as trouble:
             self._trouble("the failing op was not recorded", trouble)
         finally:
-            self._is_syncing = False
-            self._copies = None
+            self._foreign = None
 
     def _trouble(self, what: str, error: Exception) -> None:
         line = f"{what}: {type(error).__name__}: {error}"
@@ -252,3 +261,12 @@ def _frame_outside() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame
+
+
+def _is_raised_in(error: BaseException, code: CodeType) -> bool:
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code is code:
+            return True
+        entry = entry.tb_next
+    return False

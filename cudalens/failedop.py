@@ -1,0 +1,164 @@
+"""Say what the recorder knows of the op that an exception came out of.
+
+Everything comes from host memory: metadata noted before the call, and the copies of an extension's
+arguments, so it can be told after the device's context is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens import source
+from cudalens.collect import Limits, forward_place
+from cudalens.facts import (
+    Argument,
+    OpName,
+    ProvenanceStep,
+    Replay,
+    TensorFact,
+    TensorMeta,
+    TensorSummary,
+)
+from cudalens.model import Evidence
+from cudalens.replay import replay
+from cudalens.values import summarise
+
+
+def with_failed_op(
+    evidence: Evidence, recorder: Any, error: BaseException, limits: Limits
+) -> Evidence:
+    """Add the op that raised ``error``, its arguments, its forward line and its replay."""
+    evidence = replace(evidence, history=limits.attempt("history", recorder.history, ()))
+    record = limits.attempt("failing op", lambda: recorder.in_flight(error), None)
+    if record is None:
+        return evidence
+    forward, module_path = limits.attempt(
+        "forward source",
+        lambda: forward_place(recorder, record.node_sequence_nr, record.node_name),
+        (None, None),
+    )
+    spans = limits.attempt("source", lambda: source.locate_entries(record.entries), None)
+    return replace(
+        evidence,
+        op=OpName(name=record.name, overload=record.overload, api=evidence.op.api),
+        phase=record.phase,
+        source=evidence.source or spans,
+        forward_source=forward,
+        module_path=evidence.module_path or record.module_path or module_path,
+        tensors=_merged(evidence.tensors, record, limits),
+        replay=limits.attempt("replay", lambda: _replay(record), evidence.replay),
+    )
+
+
+def _merged(seen: tuple[TensorFact, ...], record: Any, limits: Limits) -> tuple[TensorFact, ...]:
+    """Put the op's own arguments first; a tensor of the line with the same metadata names one."""
+    rest = list(seen)
+    found = []
+    for key, meta in _metas(record.arguments):
+        fact = next((item for item in rest if _is_alike(item, meta)), None)
+        alike = [item for item in rest if _is_alike(item, meta)]
+        copy = record.host_copies.get(key)
+        if fact is not None and len(alike) == 1:
+            rest.remove(fact)
+            found.append(replace(fact, argument=key))
+        else:
+            found.append(_of_meta(key, meta))
+        if copy is not None and not isinstance(copy, (list, tuple)):
+            summary = limits.attempt("values", lambda copy=copy: summarise(copy), TensorSummary())
+            found[-1] = replace(found[-1], summary=summary)
+    return (*found, *rest)
+
+
+def _metas(arguments: tuple[Argument, ...]) -> list[tuple[str, TensorMeta]]:
+    return [
+        (f"{item.name}[{position}]" if item.is_list else item.name, meta)
+        for item in arguments
+        for position, meta in enumerate(item.tensors)
+    ]
+
+
+def _is_alike(fact: TensorFact, meta: TensorMeta) -> bool:
+    return (fact.shape, fact.dtype, fact.device, fact.stride) == (
+        meta.shape,
+        meta.dtype,
+        meta.device,
+        meta.stride,
+    )
+
+
+def _of_meta(key: str, meta: TensorMeta) -> TensorFact:
+    return TensorFact(
+        argument=key,
+        shape=meta.shape,
+        dtype=meta.dtype,
+        device=meta.device,
+        stride=meta.stride,
+        requires_grad=meta.requires_grad,
+        grad_fn=meta.grad_fn,
+    )
+
+
+def _replay(record: Any) -> Replay:
+    """Run an extension's op again on the host copies; what was not copied becomes zeros."""
+    if not record.host_copies:
+        return Replay(reason="no argument was copied to the host before the call")
+    namespace, _, name = record.name.partition("::")
+    op = getattr(getattr(getattr(torch.ops, namespace), name), record.overload or "default")
+    zeros: list[str] = []
+    values = {item.name: _value(item, record.host_copies, zeros) for item in record.arguments}
+    positional = [item.name for item in op._schema.arguments if not item.kwarg_only]
+    result = replay(
+        op,
+        tuple(values[name] for name in positional if name in values),
+        {name: value for name, value in values.items() if name not in positional},
+    )
+    if zeros and result.outcome != "unavailable":
+        return replace(result, reason=f"{', '.join(zeros)} replayed as zeros: not copied in time")
+    return result
+
+
+def _value(argument: Argument, copies: dict[str, Tensor], zeros: list[str]) -> Any:
+    if argument.name in copies:
+        return copies[argument.name]
+    if argument.tensors:
+        zeros.append(argument.name)
+        made = [
+            torch.zeros(meta.shape, dtype=getattr(torch, meta.dtype)) for meta in argument.tensors
+        ]
+        return made if argument.is_list else made[0]
+    text = argument.text or "None"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def inplace_facts(recorder: Any, message: str) -> tuple[tuple[str, str], ...]:
+    """Name who modified the saved tensor that autograd complains of, and who had read it."""
+    found = recorder.modified_tensor(message)
+    if found is None:
+        return ()
+    facts = [("inplace.saved_version", str(found.complaint.saved))]
+    facts.append(("inplace.found_version", str(found.complaint.found)))
+    for key, step in (
+        ("modified", found.written_by[-1].step if found.written_by else None),
+        ("saved", found.made_by),
+        ("read", found.read_by[-1] if found.read_by else None),
+    ):
+        if step is not None:
+            facts += [(f"inplace.{key}_by", step.op or ""), (f"inplace.{key}_at", place(step))]
+    return tuple(facts)
+
+
+def place(step: ProvenanceStep) -> str:
+    """Give a step's line as ``In [3] line 7: w += 1``."""
+    ref = step.source
+    if ref is None or ref.line is None:
+        return ""
+    where = f"In [{ref.cell}] line {ref.line}" if ref.cell else f"{ref.file}:{ref.line}"
+    return f"{where}: {ref.text}" if ref.text else where

@@ -1,0 +1,157 @@
+"""Find the op that made the first NaN or infinity, forward or backward.
+
+Each result is judged by its sum: one reduction and one number for the host.  Only when the sum is
+not finite are the values looked at, and only values that were not among the inputs count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens import _torch
+from cudalens.facts import Bounds, Offender, Violation
+from cudalens.values import find_offenders, number
+
+OnNonFinite = Callable[[Any, Mapping[str, Any], Tensor, Violation], BaseException | None]
+MAX_INPUTS = 3
+
+
+class NonFiniteWatch:
+    """Called after each op; raises what ``on_found`` gives for the first op that makes one.
+
+    Args:
+        on_found: told of the op, its arguments by name, its result and the finding.
+        devices: device types to look at; all of them by default.
+    """
+
+    def __init__(self, on_found: OnNonFinite) -> None:
+        self._on_found = on_found
+        self._skipped: dict[Any, bool] = {}
+
+    def __call__(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Judge one call; a result that merely passes a non-finite input on is not its making."""
+        skip = self._skipped.get(op)
+        if skip is None:
+            skip = self._skipped[op] = _makes_no_values(op)
+        if skip:
+            return
+        with _torch.plain_torch():
+            for tensor in _floats((result,) if result is not None else args[:1]):
+                if not _is_finite(tensor):
+                    self._judge(op, args, kwargs, tensor)
+
+    def _judge(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+    ) -> None:
+        bad = ~torch.isfinite(result)
+        if not bool(bad.any()) or _is_given(args, kwargs):
+            return
+        has_nan = bool(result.isnan().any())
+        written = _written(op, args)
+        inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in written]
+        # NaN out of infinities is new; an infinity out of infinities is not.
+        if has_nan and any(bool(item.isnan().any()) for item in inputs):
+            return
+        if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
+            return
+        arguments = {
+            item.name: value for item, value in zip(op._schema.arguments, args, strict=False)
+        }
+        arguments.update(kwargs)
+        violation = _violation(op, arguments, result, bad)
+        error = self._on_found(op, arguments, result, violation)
+        if error is not None:
+            raise error
+
+
+def _makes_no_values(op: Any) -> bool:
+    """Views show old values, and memory that was only reserved holds anything."""
+    name = str(op._schema.name)
+    uninitialised = ("empty", "resize_", "new_empty", "set_", "record_stream")
+    return bool(op.is_view) or name.partition("::")[2].strip("_").startswith(uninitialised)
+
+
+def _floats(values: Iterable[Any]) -> list[Tensor]:
+    return [
+        item
+        for value in values
+        for item in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(item, Tensor) and _has_floats(item)
+    ]
+
+
+def _has_floats(tensor: Tensor) -> bool:
+    is_inexact = tensor.is_floating_point() or tensor.is_complex()
+    return bool(
+        is_inexact
+        and tensor.numel()
+        and tensor.device.type != "meta"
+        and tensor.layout == torch.strided
+        and _torch.is_plain(tensor)
+    )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    total = tensor.sum().item()
+    return math.isfinite(abs(total))
+
+
+def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether the caller asked for it: ``masked_fill(mask, -inf)``, ``full(…, nan)``."""
+    return any(
+        isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values())
+    )
+
+
+def _written(op: Any, args: tuple[Any, ...]) -> set[int]:
+    return {
+        id(value)
+        for item, value in zip(op._schema.arguments, args, strict=False)
+        if item.alias_info is not None and item.alias_info.is_write
+    }
+
+
+def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tensor) -> Violation:
+    offenders = find_offenders(result.abs() if result.is_complex() else result, bad)
+    first = offenders.first[0]
+    at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
+    name = str(op._schema.name)
+    inputs = _inputs_at(arguments, result, first)
+    given = f" from {inputs}" if inputs else ""
+    return Violation(
+        guard="nonfinite",
+        op=name,
+        overload=str(op._overloadname),
+        argument="",
+        headline=f"{name} made {first.value} at {at or 'its result'}{given}",
+        explanation=(
+            f"{offenders.count} of {offenders.total} values of the result are not finite, "
+            "and none of them was among the inputs."
+        ),
+        offenders=offenders,
+        bounds=Bounds(),
+        is_index=False,
+        is_nonfinite=True,
+    )
+
+
+def _inputs_at(arguments: Mapping[str, Any], result: Tensor, first: Offender) -> str:
+    """Give the inputs at the first offending position, where they can be lined up with it."""
+    found = []
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.numel() and _torch.is_plain(value):
+            try:
+                at = value.expand(result.shape)[first.position]
+            except RuntimeError:  # a matrix product has no input at a position of its result
+                continue
+            found.append(f"{name} = {number(at.item())}")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found.append(f"{name} = {value}")
+    return ", ".join(found[:MAX_INPUTS])

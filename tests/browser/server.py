@@ -1,0 +1,106 @@
+"""A real JupyterLab on the loopback interface, in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+START_S = 60
+
+
+class Lab:
+    """A running server: its address, its token and the directory that it serves."""
+
+    def __init__(self, url: str, token: str, directory: Path) -> None:
+        self.url = url
+        self.token = token
+        self.directory = directory
+
+    def notebook(self, name: str) -> str:
+        """Give the address of a notebook in a workspace that nothing else uses."""
+        space = secrets.token_hex(4)
+        return f"{self.url}/lab/workspaces/{space}/tree/{name}?token={self.token}"
+
+    def get(self, path: str) -> object:
+        """Ask the server's own interface."""
+        return json.loads(self._call("GET", path))
+
+    def stop_kernels(self) -> None:
+        """Shut every session down, as closing the laptop would."""
+        for session in json.loads(self._call("GET", "/api/sessions")):
+            self._call("DELETE", f"/api/sessions/{session['id']}")
+
+    def _call(self, method: str, path: str) -> bytes:
+        request = urllib.request.Request(
+            self.url + path, method=method, headers={"Authorization": f"token {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return bytes(reply.read())
+
+
+@contextmanager
+def running_lab(directory: Path) -> Iterator[Lab]:
+    """Start JupyterLab over ``directory`` and stop it at the end, kernels included."""
+    port, token = _free_port(), secrets.token_hex(16)
+    home = directory / ".home"
+    home.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(home),
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}"]
+    command += ["--ip=127.0.0.1", f"--IdentityProvider.token={token}", "--allow-root"]
+    command += ["--ServerApp.port_retries=0", "--LabApp.news_url=", "--LabApp.extension_manager=readonly"]
+    with (directory / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            command, cwd=directory, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+        lab = Lab(f"http://127.0.0.1:{port}", token, directory)
+        try:
+            _wait_until_it_answers(lab, server)
+            yield lab
+            lab.stop_kernels()
+        finally:
+            server.terminate()
+            server.wait(timeout=20)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_it_answers(lab: Lab, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            break
+        try:
+            lab.get("/api/status")
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+        else:
+            return
+    log = (lab.directory / "server.log").read_text(errors="replace")
+    raise RuntimeError(f"JupyterLab did not start:\n{log[-3000:]}")
