@@ -41,6 +41,7 @@ from cudalens.replay import replay
 from cudalens.tensorfacts import bad_key, scalars_of, tensor_facts, tensor_values
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 _HISTORY = 200
 
 
@@ -54,7 +55,7 @@ class Limits:
 
     lines: list[str] = field(default_factory=list)
 
-    def attempt(self, what: str, collect: Callable[[], _T], otherwise: _T) -> _T:
+    def attempt(self, what: str, collect: Callable[[], _T], otherwise: _U) -> _T | _U:
         """Give what ``collect`` gives; when it fails, note why and give ``otherwise``."""
         try:
             return collect()

@@ -69,9 +69,12 @@ def _merged(seen: tuple[TensorFact, ...], record: Any, limits: Limits) -> tuple[
         else:
             found.append(_of_meta(key, meta))
         if copy is not None and not isinstance(copy, (list, tuple)):
-            summary = limits.attempt("values", lambda copy=copy: summarise(copy), TensorSummary())
-            found[-1] = replace(found[-1], summary=summary)
+            found[-1] = replace(found[-1], summary=_summary(copy, limits))
     return (*found, *rest)
+
+
+def _summary(copy: Tensor, limits: Limits) -> TensorSummary:
+    return limits.attempt("values", lambda: summarise(copy), TensorSummary())
 
 
 def _metas(arguments: tuple[Argument, ...]) -> list[tuple[str, TensorMeta]]:

@@ -91,9 +91,11 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
 
 def _graph(site: source.CallSite, evidence: Evidence, recorder: Any) -> AutogradNeighbourhood:
     """Draw the graph behind the tensors on the failing line; no value is read."""
-    values = {item.expression: item.value for item in site.others}
+    values = {
+        item.expression: item.value for item in site.others if isinstance(item.value, Tensor)
+    }
     name = evidence.op.name or evidence.op.api
-    if not any(isinstance(item, Tensor) and item.requires_grad for item in values.values()):
+    if not any(item.requires_grad for item in values.values()):
         return evidence.graph
     return autograd.neighbourhood(
         values,
