@@ -38,9 +38,7 @@ _STICKY = (
 def concerns_torch(error: BaseException) -> bool:
     """Tell whether torch, or a library on top of it, raised ``error``."""
     return is_torch_error(
-        error,
-        is_user_frame=lambda frame: source.is_user_file(frame.f_code.co_filename),
-        runs_torch=_runs_torch,
+        error, is_own=source.is_own_file, is_user=source.is_user_file, runs_torch=_runs_torch
     )
 
 

@@ -58,7 +58,9 @@ def on_device(tree: Any) -> Any:
 def fresh(tree: Any) -> Any:
     """Copy the tensors of a sample: some samples are written in place."""
     return tree_map(
-        lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t,
+        lambda t: (
+            t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
+        ),
         tree,
     )
 

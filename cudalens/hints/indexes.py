@@ -127,10 +127,12 @@ def edges_with_original_ids(evidence: Evidence) -> Hint | None:
             text=f"the edges name {len(seen)} different nodes up to {ids.high}, but there are only "
             f"{ids.size}: nodes were left out"
         )
+    both = edges is not None and len(edges.shape) > 1
     return Hint(
         text=f"the edges name node {ids.high}, but there are {ids.size} nodes: they still hold the "
         "original ids, or nodes were left out; number the nodes 0 … N-1 in the order of the rows",
-        fix=rewritten(evidence, edges, "{x}.unique(return_inverse=True)[1]")
+        # Both ends are numbered at once: half of the edges alone would get numbers of its own.
+        fix=(rewritten(evidence, edges, "{x}.unique(return_inverse=True)[1]") if both else None)
         or "edge_index = edge_index.unique(return_inverse=True)[1]",
     )
 

@@ -138,7 +138,7 @@ def _is_gray(ids: Ids) -> bool:
     count = 33 if ids.distinct is None else len(ids.distinct)
     low, high = _GRAYS
     is_image = low <= ids.high <= high and 2 * ids.size <= ids.high
-    return is_image and len(ids.bad) > 2 and count > ids.size
+    return is_image and (len(ids.bad) > 2 or ids.size == 2) and count > max(ids.size, 2)
 
 
 @rule(priority=20)
@@ -159,7 +159,7 @@ def label_equals_classes(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "label")
     if ids is None or ids.size < 2 or ids.high != ids.size or not ids.is_above:
         return None
-    if ids.counts_from_one or ids.only_bad(255):
+    if ids.counts_from_one or ids.distinct == (0, 255):
         return None
     full = ids.distinct == tuple(range(ids.size + 1))
     classes = f"labels 0 … {ids.size} are {ids.size + 1} classes"
@@ -177,7 +177,7 @@ def label_beyond_classes(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "label")
     if ids is None or ids.size < 2 or ids.high <= ids.size or not ids.is_above:
         return None
-    if ids.only_bad(255) or ids.distinct == (0, 255) or _is_gray(ids) or ids.high >= _MAX_CLASSES:
+    if ids.high == 255 or _is_gray(ids) or ids.high >= _MAX_CLASSES:
         return None
     return Hint(
         text=f"labels up to {ids.high} ({list_of(ids.bad)}) need {ids.high + 1} outputs, the head "

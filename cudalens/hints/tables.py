@@ -107,7 +107,8 @@ def added_tokens(evidence: Evidence) -> Hint | None:
         return None
     known = evidence.fact("tokenizer.length")
     length = f" (the tokenizer has {known})" if known else ""
-    why = "the table was not resized" if _has_library(evidence) else "the table was not made larger"
+    is_library = in_library(evidence, "transformers")
+    why = "the table was not resized" if is_library else "the table was not made larger"
     return Hint(
         text=f"the bad ids ({list_of(ids.bad)}) lie just beyond the {ids.size} rows{length}: it "
         f"looks as if tokens were added and {why}",
@@ -115,18 +116,14 @@ def added_tokens(evidence: Evidence) -> Hint | None:
     )
 
 
-def _has_library(evidence: Evidence) -> bool:
-    return in_library(evidence, "transformers") or "transformers" in evidence.libraries
-
-
 def _resized(evidence: Evidence, ids: Ids) -> str:
-    if not _has_library(evidence):
-        return f"nn.Embedding({ids.high + 1}, dim)"
-    model = "model"
+    if not in_library(evidence, "transformers"):
+        # A tokenizer's vocab_size leaves added tokens out; its length does not.
+        has_tokenizer = "transformers" in evidence.libraries
+        return f"nn.Embedding({'len(tokenizer)' if has_tokenizer else ids.high + 1}, dim)"
     name = called(evidence)
-    if name and ids.named and in_library(evidence, "transformers"):
-        model = name.removesuffix(".generate").removesuffix(".forward")
-    return f"{model}.resize_token_embeddings(len(tokenizer))"
+    model = name.removesuffix(".generate").removesuffix(".forward") if name else "model"
+    return _RESIZE.replace("model", model if ids.named else "model")
 
 
 @rule(priority=18)

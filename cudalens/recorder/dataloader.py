@@ -20,6 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from cudalens.files import is_user_file, torch_path
 
+LOADER_RANGE = "enumerate(DataLoader)#"
+"""How the name of the profiler range around a loader's ``next()`` begins."""
 _MAX_BATCHES = 64
 _MAX_DEPTH = 4
 _MAX_TENSORS = 64

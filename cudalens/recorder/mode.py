@@ -18,11 +18,11 @@ from torch.nn import Parameter
 
 from cudalens._torch import is_accelerator, is_plain
 from cudalens.recorder import _seam, failure
-from cudalens.recorder.dataloader import Batches
+from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies
 from cudalens.recorder.ops import (
     OpFacts,
-    metas_of,
+    describe_results,
     references,
     tensors_in,
     version_and_base,
@@ -117,7 +117,7 @@ class RecordingMode(_seam.RecorderMode):
             is_one = kind is Tensor or kind is Parameter
             if self._sync:
                 if not is_one:
-                    self._synchronise_all(args, kwargs, result)
+                    self._synchronise_one(args, kwargs, result)
                 elif not result.is_cpu:
                     self._synchronise(result.device)
             if self._watch is not None:
@@ -161,22 +161,25 @@ class RecordingMode(_seam.RecorderMode):
     ) -> None:
         """Record a call that gave back no tensor, several, or one that is not plain."""
         try:
-            tensors, results = tensors_in(args), tensors_in((result,))
-            if kwargs:
-                tensors += tensors_in(kwargs.values())
-            reads, outputs = list(map(ref, tensors)), tuple(map(ref, results))
+            site = self._sites.of(frame)
+            # Fused optimizers write to lists of tensors and give nothing back.
+            is_brief = site.__class__ is Site and site.is_brief and not facts.writes
+            reads = None if is_brief else references(args, kwargs)
+            outputs, shapes, dtypes = describe_results(result)
             self.recorded_ops = seq = self.recorded_ops + 1
-            self._ring.append(
-                (seq, facts, self._sites.of(frame), _next(), reads, outputs, *metas_of(results))
-            )
+            self._ring.append((seq, facts, site, _next(), reads, outputs, shapes, dtypes))
             self._foreign = None
         except Exception as trouble:
             self._trouble("an op was not recorded", trouble)
 
-    def _synchronise_all(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        tensors = tensors_in((result, *args, *(kwargs or {}).values()))
-        for device in {item.device for item in tensors if is_plain(item) and not item.is_cpu}:
-            self._synchronise(device)
+    def _synchronise_one(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        # One tensor tells the device, of the results if there are any.
+        for values in ((result,), args, (kwargs or {}).values()):
+            for tensor in tensors_in(values):
+                if is_plain(tensor):
+                    if not tensor.is_cpu:
+                        self._synchronise(tensor.device)
+                    return
 
     def _special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is not torch's own, of higher order, or a range of the profiler."""
@@ -191,7 +194,7 @@ class RecordingMode(_seam.RecorderMode):
         try:
             result = facts.call(*args, **kwargs)
             if self._sync:
-                self._synchronise_all(args, kwargs, result)
+                self._synchronise_one(args, kwargs, result)
             if self._watch is not None:
                 self._watch(facts.op, args, kwargs, result)
         except BaseException as error:
@@ -206,12 +209,10 @@ class RecordingMode(_seam.RecorderMode):
     def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = facts.call(*args, **kwargs)
         try:
-            frame = _frame_outside()
             if facts.is_range_start:
-                self._sites.enter_range(args[0], frame)
-            else:
-                self._sites.leave_range()
-                self._batches.note(frame)
+                self._sites.enter_range(args[0], _getframe(3))
+            elif self._sites.leave_range().startswith(LOADER_RANGE):
+                self._batches.note(_getframe(3))
         except Exception as trouble:
             self._trouble("a range was not noted", trouble)
         return result

@@ -195,19 +195,23 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def metas_of(tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Give shapes and dtypes; of a tensor that does not say its shape, ``None`` for both."""
-    shapes, dtypes = [], []
-    for tensor in tensors:
+def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Refer to the tensors that a call gave back, and note their shapes and dtypes.
+
+    A tensor that does not say its shape, or would run code of the user's to do so, has ``None``.
+    """
+    outputs, shapes, dtypes = [], [], []
+    for tensor in tensors_in((result,)):
+        outputs.append(ref(tensor))
+        kind = type(tensor)
         try:
-            # A subclass may answer with code of the user's; only torch's own classes are asked.
-            plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
-            shape, dtype = (tensor.shape, tensor.dtype) if plain else (None, None)
+            is_plain = kind is Tensor or kind is Parameter
+            shape, dtype = (tensor.shape, tensor.dtype) if is_plain else (None, None)
         except RuntimeError:  # nested tensors have no shape
             shape, dtype = None, None
         shapes.append(shape)
         dtypes.append(dtype)
-    return tuple(shapes), tuple(dtypes)
+    return tuple(outputs), tuple(shapes), tuple(dtypes)
 
 
 def short_meta(shape: Any, dtype: Any) -> str:

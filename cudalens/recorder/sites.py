@@ -62,7 +62,7 @@ class SiteTracker:
         self._module_code: CodeType | None = None
         self._engine_code: CodeType | None = None
         self._steps: dict[int, Site] = {}
-        self._ranges: dict[int, list[Site | None]] = {}
+        self._ranges: dict[int, list[tuple[str, Site | None]]] = {}
         self._tasks: dict[int, Site] = {}
 
     def of(self, frame: FrameType | None) -> RawSite:  # noqa: PLR0912  once per op: no calls
@@ -112,23 +112,25 @@ class SiteTracker:
         phase: Phase = "backward" if outer is not None and outer.phase == "backward" else "forward"
         self._modules[id(frame)] = Site(phase, base, module)
 
-    def enter_range(self, name: object, frame: FrameType | None) -> None:
+    def enter_range(self, name: str, frame: FrameType | None) -> None:
         """Note that a named range of torch's profiler begins; optimizers announce steps so."""
-        is_step = isinstance(name, str) and name.startswith(_STEP_RANGE)
-        site = Site("optimizer", self.of(frame)) if is_step else None
         ranges = self._ranges.setdefault(threading.get_ident(), [])
-        ranges.append(site)
-        self._activate(ranges)
-
-    def leave_range(self) -> None:
-        """Note that the innermost range of this thread ends."""
-        ranges = self._ranges.get(threading.get_ident())
-        if ranges:
-            ranges.pop()
+        ranges.append((name, Site("optimizer", self.of(frame)) if _is_step(name) else None))
+        if _is_step(name):
             self._activate(ranges)
 
-    def _activate(self, ranges: list[Site | None]) -> None:
-        step = next((site for site in reversed(ranges) if site is not None), None)
+    def leave_range(self) -> str:
+        """Note that the innermost range of this thread ends, and give its name."""
+        ranges = self._ranges.get(threading.get_ident())
+        if not ranges:
+            return ""
+        name, _ = ranges.pop()
+        if _is_step(name):
+            self._activate(ranges)
+        return name
+
+    def _activate(self, ranges: list[tuple[str, Site | None]]) -> None:
+        step = next((site for _, site in reversed(ranges) if site is not None), None)
         if step is None:
             self._steps.pop(threading.get_ident(), None)
         else:
@@ -154,6 +156,10 @@ class SiteTracker:
         site = Site("backward", shared or self._backward(_engine_frame()))
         site.node = (type(node).__name__, node._sequence_nr())
         return site
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith(_STEP_RANGE)
 
 
 def _engine_frame() -> FrameType | None:

@@ -6,7 +6,7 @@ The rows are data that text, HTML and widget all draw, so that the three cannot 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
@@ -30,6 +30,8 @@ class Piece:
 
     text: str
     tone: PieceTone = "plain"
+    tensor: int | None = field(default=None, compare=False)
+    """Which of the report's tensors it names or labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Mark:
     end: int
     tone: PieceTone
     label: str | None = None
+    tensor: int | None = field(default=None, compare=False)
 
 
 def code_rows(
@@ -167,7 +170,9 @@ def _marks(report: Report, line: CodeLine, indent: int, *, device: bool) -> list
         _, start, end = fact.span
         tone: PieceTone = "bad" if words.is_at_fault(report, fact) else "tensor"
         label = words.tensor_label(report, fact, device=device)
-        marks.append(Mark(start=column(start), end=column(end), tone=tone, label=label))
+        at = next(at for at, other in enumerate(report.tensors) if other is fact)
+        ends = {"start": column(start), "end": column(end)}
+        marks.append(Mark(**ends, tone=tone, label=label, tensor=at))
     call = _call_span(report.source, line)
     if call is not None:
         marks.append(Mark(start=column(call[0]), end=column(call[1]), tone="call"))
@@ -189,17 +194,18 @@ def _call_span(source: SourceSpan | None, line: CodeLine) -> tuple[int, int] | N
 
 
 def _pieces(text: str, marks: Sequence[Mark]) -> tuple[Piece, ...]:
-    tones: list[PieceTone] = ["plain"] * len(text)
+    looks: list[tuple[PieceTone, int | None]] = [("plain", None)] * len(text)
     for mark in marks:
         for at in range(mark.start, min(mark.end, len(text))):
-            if _RANK[mark.tone] > _RANK[tones[at]]:
-                tones[at] = mark.tone
+            if _RANK[mark.tone] > _RANK[looks[at][0]]:
+                looks[at] = (mark.tone, mark.tensor)
     pieces: list[Piece] = []
-    for char, tone in zip(text, tones, strict=True):
-        if pieces and pieces[-1].tone == tone:
-            pieces[-1] = Piece(text=pieces[-1].text + char, tone=tone)
+    for char, (tone, tensor) in zip(text, looks, strict=True):
+        last = pieces[-1] if pieces else None
+        if last and (last.tone, last.tensor) == (tone, tensor):
+            pieces[-1] = replace(last, text=last.text + char)
         else:
-            pieces.append(Piece(text=char, tone=tone))
+            pieces.append(Piece(text=char, tone=tone, tensor=tensor))
     return tuple(pieces)
 
 
@@ -226,7 +232,8 @@ def _label_row(text: str, mark: Mark, waiting: Sequence[int], *, shares: bool) -
     # Where two expressions begin in one column, only the name tells which label is whose.
     name = f"{text[mark.start : mark.end]}: " if shares else ""
     tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
-    return Row(number=None, pieces=(*pieces, Piece(text=f"{name}{mark.label}", tone=tone)))
+    label = Piece(text=f"{name}{mark.label}", tone=tone, tensor=mark.tensor)
+    return Row(number=None, pieces=(*pieces, label))
 
 
 def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import networkx as nx
@@ -60,6 +60,20 @@ class Box:
         return " · ".join(filter(None, (clip_left(module, room), rest)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Folding:
+    """What the reader asked to see unfolded and folded; the default leaves it to the size."""
+
+    near: int = _NEAR
+    """Nodes within so many hops of the failure are drawn one by one."""
+    opened: frozenset[str] = field(default_factory=frozenset)
+    """Ids of nodes that are drawn one by one wherever they are."""
+    closed: frozenset[str] = field(default_factory=frozenset)
+    """Modules that are drawn as one box wherever they are."""
+
+
+DEFAULT_FOLDING = Folding()
+
 Rule: TypeAlias = Callable[[nx.DiGraph, dict[str, Box], tuple[str, str]], bool]
 """Tells whether the two ends of an edge are alike enough to be drawn as one box."""
 
@@ -71,7 +85,9 @@ def node_name(node: GraphNode) -> str:
     return one_line(node.op.removeprefix("aten::"))
 
 
-def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, str]]]:
+def fold(
+    graph: AutogradNeighbourhood, folding: Folding = DEFAULT_FOLDING
+) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     """Give the boxes and the edges between them, acyclic and few enough to be read."""
     nodes = _nearest(graph)
     boxes = {node.id: Box(key=node.id, role=node.role, members=(node,)) for node in nodes}
@@ -82,10 +98,12 @@ def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, 
         # Data flows one way; an edge that would close a circle cannot be drawn in rows.
         if known and not nx.has_path(net, edge.dst, edge.src):
             net.add_edge(edge.src, edge.dst)
-    _join_siblings(net, boxes)
+    _join_siblings(net, boxes, folding)
     focus = graph.focus if graph.focus in boxes else None
+    for module in sorted(folding.closed):
+        _close(net, boxes, module)
     for same in (_same_module, _same_parent, _unary):
-        _contract(net, boxes, focus, same)
+        _contract(net, boxes, focus, same, folding)
     return {key: boxes[key] for key in net.nodes}, list(net.edges)
 
 
@@ -101,10 +119,12 @@ def _nearest(graph: AutogradNeighbourhood) -> tuple[GraphNode, ...]:
     return tuple(node for at, node in enumerate(graph.nodes) if at in kept)
 
 
-def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box]) -> None:
+def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box], folding: Folding) -> None:
     groups: dict[tuple[str, str], list[str]] = {}
     for key in list(net.nodes):
         role = boxes[key].role
+        if _is_opened(boxes[key], folding):
+            continue
         if net.in_degree(key) == 0 and net.out_degree(key) == 1 and role in ("parameter", "leaf"):
             groups.setdefault((role, next(iter(net.successors(key)))), []).append(key)
     for (kind, _), keys in groups.items():
@@ -112,15 +132,41 @@ def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box]) -> None:
             _absorb(net, boxes, keys[0], keys[1:])
 
 
-def _contract(net: nx.DiGraph, boxes: dict[str, Box], focus: str | None, same: Rule) -> None:
+def _is_opened(box: Box, folding: Folding) -> bool:
+    return any(node.id in folding.opened for node in box.members)
+
+
+def _close(net: nx.DiGraph, boxes: dict[str, Box], module: str) -> None:
+    """Draw the ops of a module as one box, as far as no way leads out of it and back."""
+
+    def inside(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+        return all(is_within(node, module) for key in pair for node in boxes[key].members)
+
+    while pair := next((p for p in net.edges if _may_join(net, boxes, p, inside)), None):
+        _absorb(net, boxes, pair[1], [pair[0]], before=True)
+        _join_siblings(net, boxes, DEFAULT_FOLDING)
+
+
+def is_within(node: GraphNode, module: str) -> bool:
+    """Tell whether a node belongs to a module or to one inside it."""
+    return f"{node.module_path or ''}.".startswith(f"{module}.")
+
+
+def _contract(
+    net: nx.DiGraph, boxes: dict[str, Box], focus: str | None, same: Rule, folding: Folding
+) -> None:
     while _is_large(net):
-        candidates = _far_first(net, focus)
+        candidates = (
+            pair
+            for pair in _far_first(net, focus, folding.near)
+            if not any(_is_opened(boxes[key], folding) for key in pair)
+        )
         pair = next((pair for pair in candidates if _may_join(net, boxes, pair, same)), None)
         if pair is None:
             return
         src, dst = pair
         _absorb(net, boxes, dst, [src], before=True)
-        _join_siblings(net, boxes)
+        _join_siblings(net, boxes, folding)
 
 
 def _is_large(net: nx.DiGraph) -> bool:
@@ -129,11 +175,11 @@ def _is_large(net: nx.DiGraph) -> bool:
     return len(net) > MAX_BOXES or nx.dag_longest_path_length(net, weight=None) >= MAX_ROWS
 
 
-def _far_first(net: nx.DiGraph, focus: str | None) -> Iterator[tuple[str, str]]:
+def _far_first(net: nx.DiGraph, focus: str | None, hops: int) -> Iterator[tuple[str, str]]:
     near = nx.single_source_shortest_path_length(net.to_undirected(), focus) if focus else {}
     far = len(net)
     ranked = sorted(net.edges, key=lambda pair: -min(near.get(key, far) for key in pair))
-    return (pair for pair in ranked if min(near.get(key, far) for key in pair) >= _NEAR)
+    return (pair for pair in ranked if min(near.get(key, far) for key in pair) >= hops)
 
 
 def _may_join(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str], same: Rule) -> bool:

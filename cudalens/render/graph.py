@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from cudalens.model import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
-from cudalens.render.fold import Box, fold, node_name
+from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, node_name
 from cudalens.render.layout import Layout, place
 from cudalens.render.safe import clip_left, one_line
 from cudalens.render.svg import element, paint, picture, words_at
@@ -28,6 +29,10 @@ _LEGEND = {
     "bad_input": "bad input",
     "failed": "failed op",
 }
+
+
+Attributes: TypeAlias = Callable[[Sequence[GraphNode]], Mapping[str, str | None]]
+"""Gives the attributes of the element that stands for some nodes."""
 
 
 class GraphRow(NamedTuple):
@@ -49,16 +54,28 @@ class _Spot:
     width: float
 
 
-def graph_svg(graph: AutogradNeighbourhood, *, prevented: bool = False) -> Markup:
+def _ids(nodes: Sequence[GraphNode]) -> Mapping[str, str | None]:
+    return {"data_node": " ".join(node.id for node in nodes)}
+
+
+def graph_svg(
+    graph: AutogradNeighbourhood,
+    *,
+    prevented: bool = False,
+    folding: Folding = DEFAULT_FOLDING,
+    attributes: Attributes = _ids,
+) -> Markup:
     """Draw the graph around the failure, data flowing down; empty when there is no node.
 
     Args:
         graph: the neighbourhood of the failed op.
         prevented: whether the failed op was stopped before its launch.
+        folding: what is drawn as one box.
+        attributes: what the element of a box carries besides its look.
     """
     if not graph.nodes:
         return Markup("")
-    boxes, edges = fold(graph)
+    boxes, edges = fold(graph, folding)
     texts = {key: (box.title, box.detail(prevented=prevented)) for key, box in boxes.items()}
     sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
     side = [key for key, box in boxes.items() if box.role in ("parameter", "leaf")]
@@ -72,7 +89,9 @@ def graph_svg(graph: AutogradNeighbourhood, *, prevented: bool = False) -> Marku
     width = max(layout.width + 2 * MARGIN, legend_width + MARGIN)
     height = layout.height + 2 * MARGIN + (LEGEND_HEIGHT if roles else 0)
     lines = _edges(layout, spots, edges)
-    drawn = [_box(spot, *texts[key]) for key, spot in spots.items()]
+    drawn = [
+        _box(spot, *texts[key], attributes(spot.box.members)) for key, spot in spots.items()
+    ]
     shift = (width - layout.width - 2 * MARGIN) / 2
     body = element("g", *lines, *drawn, transform=f"translate({shift:.1f} 0)")
     return picture(width, height, graph_title(graph), body, *legend)
@@ -140,7 +159,9 @@ def _outline(role: str, x: float, y: float, width: float, height: float) -> Mark
     )
 
 
-def _box(spot: _Spot, title: str, detail: str) -> Markup:
+def _box(
+    spot: _Spot, title: str, detail: str, attributes: Mapping[str, str | None]
+) -> Markup:
     role = spot.box.role
     tone = _TONES.get(role, "text")
     up = 3.0 if detail else -4.0
@@ -164,7 +185,7 @@ def _box(spot: _Spot, title: str, detail: str) -> Markup:
         _outline(role, spot.x, spot.y, spot.width, BOX_HEIGHT),
         *lines,
         class_=f"cl-node cl-node-{role}",
-        data_node=" ".join(node.id for node in spot.box.members),
+        **attributes,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from cudalens.model import Report, TensorFact
+from cudalens.model import HistoryEntry, Report, TensorFact
 from cudalens.render import figures, words
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.palette import PALETTES
@@ -48,6 +48,26 @@ def render_fragment(report: Report) -> str:
 def render_page(report: Report) -> str:
     """Draw ``report`` as one self-contained HTML file of less than 200 kB."""
     return _fitting("page.html.j2", report, _PAGE)
+
+
+def facts_of(report: Report) -> dict[str, Any]:
+    """Give what the templates draw of ``report`` in a notebook, by name."""
+    return _facts(report, _FRAGMENT)
+
+
+def draw_part(template: str, facts: dict[str, Any]) -> str:
+    """Draw one of the templates by itself, from the facts that :func:`facts_of` gave."""
+    return _environment(facts["limits"]).get_template(template).render(facts)
+
+
+def history_entries(report: Report) -> tuple[tuple[int, HistoryEntry], ...]:
+    """Give the recorded ops, latest first, each with its place in the report."""
+    return tuple(enumerate(report.history))[::-1]
+
+
+def _unkeyed(kind: str | None, at: int | None) -> Markup:
+    # The static views link nothing; the interactive one puts its own function in this place.
+    return Markup("")
 
 
 def style_sheet() -> str:
@@ -102,6 +122,9 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
     heads, tensor_rows = _tensor_table(report)
     return {
         "report": report,
+        "found": report.offenders,
+        "entries": history_entries(report),
+        "keyed": _unkeyed,
         "limits": limits,
         "style": _style_sheet(),
         "palettes": PALETTES,

@@ -31,7 +31,7 @@ def _lstm(
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
 
 
-def _lstm_backward(  # noqa: PLR0917  the schema's arguments, in its order
+def _lstm_backward(
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
     cx: Tensor,
@@ -94,7 +94,7 @@ def _rms_norm(
     return result.to(data.dtype), scale
 
 
-def _rms_norm_backward(  # noqa: PLR0917  the schema's arguments, in its order
+def _rms_norm_backward(
     grad: Tensor,
     data: Tensor,
     shape: list[int],

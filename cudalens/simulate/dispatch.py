@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from cudalens.simulate.kernels import GenericKernel, Runtime
 from cudalens.simulate.opfacts import full_name
 from cudalens.simulate.refusal import not_rehearsed
+from cudalens.simulate.special import SPECIAL_KERNELS
 
 _has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITES: Final = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -27,6 +28,17 @@ _NAMES: Final = frozenset(
         "aten::_weight_norm_interface",
     }
 )
+# torch.tensor() and its kin reach the device beside a dispatch mode that stays on the stack, and
+# then torch calls a Python kernel only where it is registered for this very op.
+_BESIDE_MODES: Final = frozenset(
+    {
+        "aten::empty.memory_format",
+        "aten::empty_strided",
+        "aten::copy_",
+        "aten::clone",
+        "aten::_local_scalar_dense",
+    }
+)
 # Both devices have a kernel of their own beside the decomposition.
 _BESIDE_IMPLICIT: Final = frozenset({"aten::mish_backward", "aten::silu_backward"})
 _REFUSED_KEYS: Final = (
@@ -37,18 +49,45 @@ _REFUSED_KEYS: Final = (
 )
 
 
-def _needs_override(name: str, runtime: Runtime) -> bool:
+def _has_composite(name: str) -> bool:
+    return any(_has_kernel(name, key) for key in _COMPOSITES)
+
+
+def _has_own_kernel(name: str) -> bool:
+    """Tell whether another kernel than the fallback would run for this op on the CUDA key."""
     if _has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT:
         return True
-    if not any(_has_kernel(name, key) for key in _COMPOSITES):
-        return False
-    return (
-        name.startswith(_FAMILIES)
-        or name in _NAMES
-        or name in runtime.special
-        or name in runtime.rules
-        or bool(_has_kernel(name, "CPU"))
+    if not (name.startswith(_FAMILIES) or name in _NAMES or name in SPECIAL_KERNELS):
+        return bool(_has_kernel(name, "CPU")) and _has_composite(name)
+    return _has_composite(name)
+
+
+@cache
+def _aten_names() -> frozenset[str]:
+    """Return torch's own ops to override; the compiled kernels of a process do not change."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return frozenset(n for n in names if n.startswith("aten::") and _has_own_kernel(n))
+
+
+@cache
+def _refused_pairs() -> tuple[tuple[str, str], ...]:
+    """Return op and key of the compiled kernels that a CUDA build has for other layouts."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return tuple(
+        (name, key)
+        for name in names
+        if name.startswith("aten::")
+        for key in _REFUSED_KEYS
+        if _has_kernel(name, key)
     )
+
+
+def _needs_override(name: str, runtime: Runtime) -> bool:
+    if name.startswith("aten::"):
+        own = name in _aten_names()
+    else:
+        own = _has_own_kernel(name)
+    return own or (name in runtime.rules and _has_composite(name))
 
 
 def _override_names(runtime: Runtime) -> Iterator[str]:
@@ -115,12 +154,9 @@ class Registrations:
     def _refuse_layouts(self) -> None:
         """Cover the compiled kernels that a CUDA build has for sparse and nested tensors."""
         library = self._library("aten")
-        for name in torch._C._dispatch_get_all_op_names():
-            if name.startswith("aten::"):
-                for key in _REFUSED_KEYS:
-                    if _has_kernel(name, key):
-                        refuse = partial(_refuse, key, name)
-                        library.impl(name[len("aten::") :], refuse, key, allow_override=True)
+        for name, key in _refused_pairs():
+            refuse = partial(_refuse, key, name)
+            library.impl(name.removeprefix("aten::"), refuse, key, allow_override=True)
 
     def ensure(self, runtime: Runtime, name: str) -> None:
         """Let the generic kernel see an op whose composite kernel would run instead."""

@@ -1,0 +1,251 @@
+"""Arguments of the wrong kind: arrays and lists in place of tensors, unknown names, odd batches."""
+
+from __future__ import annotations
+
+import re
+
+from cudalens.hosterrors._base import HostVerdict, family, host
+from cudalens.hosterrors._words import called, ints, said
+from cudalens.model import Evidence
+
+
+@family(
+    r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' (?:\(position (?P<at>\d+)\) )?must be "
+    r"(?P<want>[\w .]+), not (?P<got>[\w.]+)"
+)
+def argument_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A function of torch's got something that is no tensor, or no number."""
+    kind = evidence.fact("argument.type") or match["got"]
+    name = _spoken(evidence, match["name"])
+    return host(
+        f"{name} is a {kind}, {match['op']} takes a {match['want']}",
+        "A NumPy array is no tensor: it has no device and no graph."
+        if match["got"].startswith("numpy")
+        else "Nothing is converted silently.",
+        name,
+        got=match["got"],
+        want=match["want"],
+        expression=evidence.fact("argument.expression"),
+        type=kind,
+    )
+
+
+def _spoken(evidence: Evidence, name: str) -> str:
+    """Give the name under which the called function knows the op's argument."""
+    is_lookup = called(evidence) in ("embedding", "embedding_bag")
+    return "input" if is_lookup and name == "indices" else name
+
+
+@family(
+    r"^'int' object is not callable|^'(?P<kind>numpy\.ndarray|list|tuple)' object has no attribute "
+    r"'(?P<name>\w+)'",
+    is_distinct=False,
+)
+def array_in_library(evidence: Evidence, match: re.Match[str]) -> HostVerdict | None:
+    """A library asked an array or list what only a tensor knows."""
+    kind, name = evidence.fact("argument.type"), evidence.fact("argument.name")
+    if kind is None or name is None:
+        return None
+    asked = match["name"] or called(evidence) or "size"
+    return host(
+        f"{name} is a {kind}, a tensor is wanted: it was asked for .{asked}",
+        "Models take tensors; an array or a list is not converted.",
+        name,
+        got=kind.split(" ", 1)[0],
+        want="Tensor",
+        expression=evidence.fact("argument.expression"),
+        type=kind,
+    )
+
+
+@family(r"(?P<f>[\w.]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'", is_distinct=False)
+def unknown_argument(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A function or model has no argument of this name."""
+    known = (evidence.fact("callee.parameters") or "").split()
+    kind = _model(evidence, match["f"])
+    listed = f" It takes {', '.join(known[:12])}." if known else ""
+    return host(
+        f"{kind} has no argument {match['name']}",
+        f"The call passes {match['name']}.{listed}",
+        match["name"],
+        name=match["name"],
+        known=tuple(known),
+    )
+
+
+@family(
+    r"(?P<f>[\w.]+)\(\) missing (?P<n>\d+) required (?:positional|keyword-only) arguments?: "
+    r"'(?P<name>\w+)'",
+    is_distinct=False,
+)
+def missing_argument(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A function or model was called without an argument that it needs."""
+    return host(
+        f"{_model(evidence, match['f'])} needs {match['name']}, and the call does not give it",
+        "",
+        match["name"],
+        name=match["name"],
+    )
+
+
+@family(
+    r"(?P<f>[\w.]+)\(\) takes (?:from )?(?P<want>\d+)(?: to (?P<most>\d+))? positional arguments? but "
+    r"(?P<got>\d+) (?:was|were) given",
+    is_distinct=False,
+)
+def argument_count(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A method or module was called with too many arguments."""
+    most, got = int(match["most"] or match["want"]), int(match["got"])
+    is_method = "." in match["f"] or match["f"] == "forward"
+    less = 1 if is_method else 0
+    return host(
+        f"{_model(evidence, match['f'])} takes {most - less} arguments by position, the call gives "
+        f"{got - less}",
+        "",
+    )
+
+
+def _model(evidence: Evidence, function: str) -> str:
+    """Name what was called: the model's class for its forward, else the function."""
+    owner, _, name = function.rpartition(".")
+    if name == "forward" or function == "forward":
+        return (owner.rpartition(".")[2] or evidence.module_type or "the module") + ".forward"
+    return function
+
+
+@family(r"[Yy]ou (?:have to|must) specify (?:either |exactly one of |at least )*(?P<names>\w[\w, `]*)")
+def model_input_missing(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A model of a library got none of the inputs that it can start from."""
+    names = re.findall(r"\w+_\w+", match["names"])
+    if not names:
+        return host(match[0], "", None)
+    kind = evidence.module_type or "the model"
+    return host(
+        f"{kind} got none of {', '.join(names)}",
+        "It needs one of them; arguments under other names are ignored or passed on.",
+        names[0],
+        names=tuple(names),
+    )
+
+
+@family(r"[Yy]ou cannot specify both (?P<a>\w+) and (?P<b>\w+) at the same time")
+def model_input_twice(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A model of a library got its input in two forms."""
+    return host(
+        f"{match['a']} and {match['b']} are both given",
+        "They say the same thing in two ways; the model takes one of them.",
+        match["b"],
+    )
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+@family(
+    r"stack expects each tensor to be equal size, but got \[(?P<a>[\d, ]*)\] at entry (?P<i>\d+) and "
+    r"\[(?P<b>[\d, ]*)\] at entry (?P<j>\d+)"
+)
+def unequal_samples(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """Tensors of different shapes cannot be stacked, in a batch or elsewhere."""
+    a, b = ints(match["a"]), ints(match["b"])
+    in_loader = is_collating(evidence)
+    one, other = (
+        (f"sample {match['i']} of the batch", f"sample {match['j']}")
+        if in_loader
+        else (f"tensors[{match['i']}]", f"tensors[{match['j']}]")
+    )
+    return host(
+        f"{one} has shape {said(a)}, {other} has {said(b)}: they cannot be stacked",
+        "A batch is one tensor, so its samples must be of one shape."
+        if in_loader
+        else "stack makes one tensor of tensors of one shape.",
+        "batch" if in_loader else f"tensors[{match['j']}]",
+        in_loader=in_loader,
+        shapes=(a, b),
+    )
+
+
+def is_collating(evidence: Evidence) -> bool:
+    """Tell whether a DataLoader was making a batch."""
+    said_so = evidence.error is not None and "DataLoader worker" in evidence.error.message
+    return said_so or any("collate" in item.file for item in evidence.frames)
+
+
+@family(r"default_collate: batch must contain .*?; found <class '(?P<kind>[\w.]+)'>")
+def uncollatable_sample(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A dataset returned something that no batch can be made of."""
+    kind = match["kind"]
+    return host(
+        f"the dataset returned a sample that is or holds a {kind}: no batch can be made of it",
+        "A batch can be made of tensors, arrays, numbers, texts, and dicts and lists of them.",
+        "batch",
+        kind=kind,
+    )
+
+
+@family(r"each element in list of batch should be of equal size")
+def unequal_lists(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """Samples that are lists differ in length."""
+    return host(
+        "the samples of the batch are lists of different lengths",
+        "default_collate joins the first elements, the second ones, and so on.",
+        "batch",
+    )
+
+
+@family(
+    r"Unable to create tensor, you should probably activate truncation and/or padding"
+    r"|Unable to create tensor returning overflowing tokens"
+)
+def unequal_tokens(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A tokenizer cannot make one tensor of token lists of different lengths."""
+    return host(
+        "the texts have different numbers of tokens, and no padding makes them equal",
+        "A tensor needs rows of one length.",
+        "padding",
+    )
+
+
+@family(r"expected sequence of length (?P<want>\d+) at dim (?P<dim>\d+) \(got (?P<got>\d+)\)")
+def ragged_list(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A nested list with rows of different lengths is no tensor."""
+    return host(
+        f"the list has rows of {match['want']} and of {match['got']} elements in dimension "
+        f"{match['dim']}",
+        "A tensor needs rows of one length.",
+        "data",
+    )
+
+
+@family(r"can't convert np\.ndarray of type (?P<kind>numpy\.\w+)\.")
+def array_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """An array holds Python objects or texts."""
+    return host(
+        f"the array has dtype {match['kind']}, which no tensor has",
+        "An array of dtype object often holds rows of different lengths.",
+        "data",
+        kind=match["kind"],
+    )
+
+
+@family(r"a Tensor with (?P<n>\d+) elements cannot be converted to Scalar"
+        r"|only one element tensors can be converted to Python scalars")
+def many_to_scalar(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A tensor of several elements is no Python number."""
+    count = match["n"] or "several"
+    return host(
+        f"the tensor has {count} elements, and a Python number is one",
+        "item() and float() take tensors of one element.",
+        "self",
+    )
+
+
+@family(r"Boolean value of Tensor with (?P<n>more than one|no) values? is ambiguous")
+def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A tensor of several elements is neither true nor false."""
+    return host(
+        f"a tensor with {match['n']} value{'s' if match['n'] == 'no' else ''} is asked whether it "
+        "is true",
+        "if, and, or, not and assert ask for one truth value.",
+        None,
+    )

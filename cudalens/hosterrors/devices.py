@@ -1,0 +1,236 @@
+"""Tensors on different devices, and what only works on one of them."""
+
+from __future__ import annotations
+
+import re
+
+from cudalens.facts import TensorFact
+from cudalens.hosterrors._base import HostVerdict, family, host
+from cudalens.hosterrors._words import expression, named
+from cudalens.model import Evidence
+
+_PARAMETERS = frozenset(
+    {"weight", "bias", "running_mean", "running_var", "in_proj_weight", "out_proj_weight"}
+)
+# The op's own names for what the called function receives under another name.
+_ALIASES = {"mat1": "input", "mat2": "weight", "index": "input", "indices": "input"}
+
+
+@family(
+    r"Expected all tensors to be on the same device, but got (?P<name>\w+) is on (?P<here>[\w:]+), "
+    r"different from other tensors on (?P<there>[\w:]+) \(when checking argument in method "
+    r"(?P<method>\w+)\)"
+    r"|Expected all tensors to be on the same device, but found at least two devices, "
+    r"(?P<a>[\w:]+) and (?P<b>[\w:]+?)!"
+)
+def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """The tensors of one call lie on different devices."""
+    devices = [match["here"], match["there"]] if match["name"] else [match["a"], match["b"]]
+    stray = _stray(evidence, devices)
+    if stray is not None:
+        return _of_stray(evidence, stray, _other_than(stray.device, devices))
+    if match["name"]:
+        name = match["name"]
+        return host(
+            f"{name} is on {match['here']}, the other tensors are on {match['there']}",
+            f"{_placed(evidence)}An op needs all its tensors on one device.",
+            name if evidence.tensor(name) else _ALIASES.get(name, name),
+            devices=tuple(devices),
+        )
+    return host(
+        f"tensors on {devices[0]} and on {devices[1]} meet in one op",
+        f"{_placed(evidence)}An op needs all its tensors on one device.",
+        None,
+        devices=tuple(devices),
+    )
+
+
+def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:
+    is_model = stray.argument in _PARAMETERS and stray.expression is None
+    if is_model:
+        headline = f"{stray.argument} of the module is on {stray.device}, its input is on {there}"
+    else:
+        headline = f"{stray.argument or stray.expression} is on {stray.device}, the other tensors "
+        headline += f"are on {there}"
+    return host(
+        headline,
+        f"{_placed(evidence)}An op needs all its tensors on one device.",
+        stray.argument,
+        expression=expression(stray),
+        devices=(stray.device, there),
+        is_model=is_model,
+        other=expression(_elsewhere(evidence, stray)),
+        call=evidence.call_text,
+    )
+
+
+def _stray(evidence: Evidence, devices: list[str]) -> TensorFact | None:
+    """Give the one tensor that has to move: the input on the CPU, or the first parameter there.
+
+    A tensor without dimensions may stay on the CPU.
+    """
+    if "cpu" not in devices:
+        return None
+    found = [item for item in evidence.tensors if item.device == "cpu"]
+    elsewhere = [item for item in evidence.tensors if item.device != "cpu"]
+    parameters = [item for item in found if item.argument in _PARAMETERS and not item.expression]
+    if found and len(found) == len(parameters):
+        return parameters[0]
+    found = [item for item in found if item.shape and item not in parameters]
+    return found[0] if len(found) == 1 and (elsewhere or len(evidence.tensors) == 1) else None
+
+
+def _elsewhere(evidence: Evidence, stray: TensorFact) -> TensorFact | None:
+    found = [item for item in evidence.tensors if item.device != stray.device and item.expression]
+    return found[0] if found else None
+
+
+def _other_than(device: str, devices: list[str]) -> str:
+    return next((item for item in devices if item != device), devices[-1])
+
+
+def _placed(evidence: Evidence) -> str:
+    """Say where each tensor is."""
+    parts = []
+    for item in evidence.tensors:
+        name = item.argument
+        if item.expression and item.expression != name:
+            name = f"{name} ({item.expression})" if name else item.expression
+        if name:
+            parts.append(f"{name} on {item.device}")
+    return f"{', '.join(parts)}. " if parts else ""
+
+
+@family(
+    r"indices should be either on (?P<a>[\w:]+) or on the same device as the indexed tensor "
+    r"\((?P<there>[\w:]+)\)"
+)
+def index_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """An index on the GPU selects from a tensor on the CPU."""
+    found = [item for item in evidence.tensors if item.device not in ("cpu", match["there"])]
+    fact = found[0] if len(found) == 1 else None
+    where = fact.device if fact else "another device"
+    return host(
+        f"the index is on {where}, the indexed tensor on {match['there']}",
+        "The other way round, an index on the CPU into a tensor on the GPU, works.",
+        "indices",
+        expression=expression(fact),
+        devices=(where, match["there"]),
+    )
+
+
+@family(
+    r"expected self and mask to be on the same device, but got mask on (?P<mask>[\w:]+) and self on "
+    r"(?P<self>[\w:]+)"
+)
+def mask_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A mask lies on another device than what it masks."""
+    fact = named(evidence, "mask")
+    return host(
+        f"mask is on {match['mask']}, self on {match['self']}",
+        "An op needs all its tensors on one device.",
+        "mask",
+        expression=expression(fact),
+        devices=(match["mask"], match["self"]),
+        other=expression(named(evidence, "self")),
+    )
+
+
+@family(
+    r"Input and (?P<what>hidden|parameter) tensors are not at the same device, found input tensor at "
+    r"(?P<input>[\w:]+) and (?:hidden|parameter) tensor at (?P<other>[\w:]+)"
+)
+def rnn_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A recurrent layer's input lies on another device than its state or parameters."""
+    what, here, there = match["what"], match["input"], match["other"]
+    is_input = here == "cpu"
+    argument = "input" if is_input else ("hx" if what == "hidden" else "weight")
+    fact = named(evidence, argument)
+    return host(
+        f"input is on {here}, the {'state' if what == 'hidden' else 'parameters'} on {there}",
+        "A layer needs its input, its state and its parameters on one device.",
+        argument,
+        expression=expression(fact),
+        devices=(here, there) if is_input else (there, here),
+        is_model=argument == "weight",
+        call=evidence.call_text,
+    )
+
+
+@family(
+    r"module must have its parameters and buffers on device (?P<want>[\w:]+) \(device_ids\[0\]\) but "
+    r"found one of them on device: (?P<got>[\w:]+)"
+)
+def parallel_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """DataParallel wants its module on its first device."""
+    return host(
+        f"a parameter of the module is on {match['got']}, DataParallel wants {match['want']}",
+        "It copies the module from its first device to the others.",
+        "module",
+        devices=(match["got"], match["want"]),
+        is_model=True,
+        call=evidence.call_text,
+    )
+
+
+@family(r"can't convert (?P<device>[\w:]+) device type tensor to numpy")
+def numpy_of_cuda(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """NumPy cannot read the memory of a GPU."""
+    fact = _only(evidence, match["device"])
+    return host(
+        f"{(expression(fact) if fact else None) or 'the tensor'} is on {match['device']}; NumPy "
+        "reads host memory only",
+        "Nothing is copied from the device unless it is said.",
+        "self",
+        expression=expression(fact),
+        requires_grad=bool(fact and fact.requires_grad),
+    )
+
+
+@family(r"Can't call numpy\(\) on Tensor that requires grad")
+def numpy_of_gradient(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A tensor in an autograd graph has no NumPy form."""
+    fact = named(evidence, "self")
+    return host(
+        f"{expression(fact) or 'the tensor'} requires grad; autograd cannot follow into NumPy",
+        "detach() gives the same values without the graph.",
+        "self",
+        expression=expression(fact),
+        requires_grad=True,
+    )
+
+
+@family(r"cannot pin '(?P<kind>torch\.\w+\.\w+)' only dense CPU tensors can be pinned")
+def pinned_cuda(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """Only host memory can be pinned, and the samples are on the GPU already."""
+    fact = _only(evidence, None)
+    in_loader = any("pin_memory.py" in item.file for item in evidence.frames)
+    return host(
+        f"a {match['kind']} is pinned; only tensors on the CPU can be",
+        "Pinned memory is host memory from which the GPU copies faster.",
+        "self",
+        expression=expression(fact),
+        in_loader=in_loader,
+    )
+
+
+@family(r"Expected a '(?P<want>\w+)' device type for generator but found '(?P<got>\w+)'")
+def generator_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A random generator lives on another device than the tensor it fills."""
+    return host(
+        f"generator is on {match['got']}, the tensor to fill is on {match['want']}",
+        "Each device has random generators of its own.",
+        "generator",
+        want=match["want"],
+        got=match["got"],
+    )
+
+
+def _only(evidence: Evidence, device: str | None) -> TensorFact | None:
+    found = [
+        item
+        for item in evidence.tensors
+        if (item.device != "cpu" if device is None else item.device == device)
+    ]
+    fact = named(evidence, "self")
+    return fact if fact in found else (found[0] if len(found) == 1 else None)

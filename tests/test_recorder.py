@@ -1,0 +1,667 @@
+"""The flight recorder: what it notes, what it leaves alone, and what it says after a failure."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import cudalens.recorder.mode
+from cudalens import simulate
+from cudalens.recorder import OpRecord, Recorder
+
+
+@pytest.fixture(autouse=True)
+def no_hook_stays() -> Iterator[None]:
+    """Assert, after every test, that no hook of the recorder is left on the modules."""
+    yield
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+@pytest.fixture(scope="module")
+def ops() -> Iterator[Any]:
+    """Ops of an extension: one looks up without a check, one only gives its argument back."""
+    library = torch.library.Library("cudalens_recorder_test", "DEF")
+    library.define("lookup(Tensor table, Tensor index, Tensor[] more) -> Tensor")
+    library.impl("lookup", lambda table, index, more: table[index], "CompositeExplicitAutograd")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", lambda x: x + 0, "CompositeExplicitAutograd")
+    yield torch.ops.cudalens_recorder_test
+    library._destroy()
+
+
+class Net(nn.Module):
+    """An embedding, a nested linear layer and an exponential of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(ids)
+        hidden = self.body(hidden)
+        return hidden.exp()
+
+
+def line_of(text: str) -> int:
+    """The number of the only line of this file that ends with the mark ``text``."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = [index for index, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
+    return number
+
+
+def names(recorder: Recorder) -> list[str]:
+    return [entry.op for entry in recorder.history()]
+
+
+# --- what is noted -------------------------------------------------------------------------------
+
+
+def test_history_tells_op_shapes_line_and_phase() -> None:
+    """An entry names the op with its overload, the shapes in and out, and the user's line."""
+    x, y = torch.ones(3, 4), torch.arange(3)
+    with Recorder() as recorder:
+        result = x * 2  # history-product
+        result.sum(dim=1).index_select(0, y)
+    first, *_, last = recorder.history()
+    assert (first.op, first.shapes) == ("aten::mul.Tensor", "f32[3, 4] -> f32[3, 4]")
+    assert first.source is not None
+    assert first.source.line == line_of("history-product")
+    assert first.source.text == "result = x * 2  # history-product"
+    assert (first.phase, first.module_path) == ("forward", None)
+    assert last.shapes == "f32[3], i64[3] -> f32[3]"
+
+
+def test_a_dead_tensor_keeps_its_shape_and_an_unknown_one_has_none() -> None:
+    """Shapes of results outlive them; a tensor made before the recording and dead since is ``?``."""
+    x = torch.ones(2, 5, dtype=torch.bfloat16)
+    with Recorder() as recorder:
+        x = x.t() + 1
+        x = x.bool()
+    shapes = {entry.op: entry.shapes for entry in recorder.history()}
+    assert shapes["aten::t"] == "? -> bf16[5, 2]"
+    assert shapes["aten::add.Tensor"] == "bf16[5, 2] -> bf16[5, 2]"
+    assert shapes["aten::_to_copy"] == "bf16[5, 2] -> bool[5, 2]"
+
+
+def test_module_paths_are_below_the_outermost_running_module() -> None:
+    """Each op belongs to the innermost module that was running, also after a sibling has run."""
+    net = Net()
+    with Recorder() as recorder:
+        net(torch.tensor([1, 2]))
+        net.body(torch.ones(1, 4))
+    paths = [(entry.op, entry.module_path) for entry in recorder.history()]
+    assert ("aten::embedding", "embedding") in paths
+    assert ("aten::relu", "body.1") in paths
+    assert ("aten::exp", None) in paths
+    assert [path for op, path in paths if op == "aten::addmm"] == ["body.0", "0"]
+
+
+def test_phases_of_a_training_step() -> None:
+    """Ops of the engine are backward's, ops of the step the optimizer's, at the user's lines."""
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    with Recorder() as recorder:
+        loss = net(torch.tensor([1, 2])).sum()
+        loss.backward()  # phase-backward
+        optimizer.step()  # phase-optimizer
+        loss.detach()
+    phases = {(entry.phase, entry.source.line) for entry in recorder.history() if entry.source}
+    assert ("backward", line_of("phase-backward")) in phases
+    assert ("optimizer", line_of("phase-optimizer")) in phases
+    assert recorder.history()[-1].phase == "forward"
+    assert {line for phase, line in phases if phase == "optimizer"} == {line_of("phase-optimizer")}
+
+
+def test_an_optimizer_that_raised_leaves_no_phase_behind() -> None:
+    """After a step has failed, ops are the forward's again."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight])
+
+    def fail() -> float:
+        raise KeyError
+
+    with Recorder() as recorder:
+        with pytest.raises(KeyError):
+            optimizer.step(fail)
+        optimizer.zero_grad()
+        weight.detach() + 1
+    assert {entry.phase for entry in recorder.history()} == {"forward"}
+
+
+def test_each_backward_has_its_own_line() -> None:
+    """Two passes with given gradients follow each other without an op between them."""
+    x = torch.ones(2, requires_grad=True)
+    first, second, grad = x * 2, x * 3, torch.ones(2)
+    with Recorder() as recorder:
+        first.backward(grad)  # first-pass
+        second.backward(grad)  # second-pass
+    lines = [entry.source.line for entry in recorder.history() if entry.source]
+    assert set(lines) == {line_of("first-pass"), line_of("second-pass")}
+    assert lines == sorted(lines)
+
+
+def test_ring_keeps_the_last_ops_and_counts_all() -> None:
+    """With room for three, the third last is there and the fourth last is not."""
+    x = torch.ones(2)
+    with Recorder(max_ops=3) as recorder:
+        for function in (torch.sin, torch.cos, torch.exp, torch.log):
+            function(x)
+    assert recorder.recorded_ops == 4
+    assert names(recorder) == ["aten::cos", "aten::exp", "aten::log"]
+    assert [entry.seq for entry in recorder.history(2)] == [3, 4]
+    assert recorder.history(0) == ()
+
+
+# --- what is left alone --------------------------------------------------------------------------
+
+
+def test_no_tensor_lives_longer() -> None:
+    """An intermediate, a batch and a gradient die under the recorder when they die without it."""
+    net = Net()
+    with Recorder() as recorder:
+        hidden = net(torch.tensor([1, 2]))
+        loss = hidden.sum()
+        references = [weakref.ref(hidden), weakref.ref(loss)]
+        loss.backward()
+        references.append(weakref.ref(net.embedding.weight.grad))
+        net.zero_grad()
+        del hidden, loss
+        assert [item() for item in references] == [None, None, None]
+    assert recorder.recorded_ops > 0
+
+
+def test_a_failure_keeps_no_tensor() -> None:
+    """Neither the exception's traceback nor the record of the op holds its arguments."""
+    with Recorder() as recorder:
+        left = torch.ones(2, 3)
+        reference = weakref.ref(left)
+        try:
+            left @ left
+        except RuntimeError as error:
+            kept = error
+        del left
+        gc.collect()
+        assert reference() is None
+        assert recorder.in_flight(kept) is not None
+
+
+def test_device_memory_is_what_it_is_without(sim: simulate.Simulation) -> None:
+    """The allocator holds the same bytes after each step, with and without the recorder."""
+
+    def steps() -> list[int]:
+        net = nn.Linear(8, 8).to("cuda")
+        optimizer = torch.optim.SGD(net.parameters())
+        held = []
+        for _ in range(3):
+            net(torch.ones(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            held.append(torch.cuda.memory_allocated())
+        return held
+
+    plain = steps()
+    gc.collect()
+    with Recorder():
+        assert steps() == plain
+
+
+def _checkpointed(reentrant: bool) -> torch.Tensor:
+    x = torch.ones(2, 4, requires_grad=True)
+    checkpoint(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), x, use_reentrant=reentrant).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def _autocast() -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return nn.Linear(4, 4)(torch.ones(2, 4))
+
+
+def _inference() -> torch.Tensor:
+    with torch.inference_mode():
+        result = torch.ones(3) + 1
+        return result.add_(1).view(-1)
+
+
+def _fake() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        made = torch.ones(3) + 1
+    return torch.tensor(made.shape)
+
+
+def _user_modes() -> torch.Tensor:
+    seen: list[str] = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    with Dispatch(), Function():
+        (x * 2).sum().backward()
+    return torch.tensor([len(seen), sum(map(len, seen))])
+
+
+def _subclass() -> torch.Tensor:
+    seen: list[str] = []
+
+    class Named(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    result = torch.ones(2).as_subclass(Named) + 1
+    assert type(result) is Named
+    return torch.tensor([len(seen)])
+
+
+def _nested() -> torch.Tensor:
+    with torch.no_grad():
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+        return (nested + 1).to_padded_tensor(0.0)
+
+
+def _random() -> torch.Tensor:
+    torch.manual_seed(3)
+    return nn.functional.dropout(torch.rand(8), 0.5)
+
+
+SURVIVED: dict[str, Callable[[], torch.Tensor]] = {
+    "checkpoint": lambda: _checkpointed(False),
+    "reentrant checkpoint": lambda: _checkpointed(True),
+    "autocast": _autocast,
+    "inference mode": _inference,
+    "fake tensors": _fake,
+    "modes of the user": _user_modes,
+    "subclass of the user": _subclass,
+    "nested tensors": _nested,
+    "random numbers": _random,
+    "sparse": lambda: torch.sparse.mm(torch.eye(3).to_sparse(), torch.ones(3, 3)),
+    "grad": lambda: torch.func.grad(lambda a: (a**2).sum())(torch.ones(3)),
+    "vmap of grad": lambda: torch.func.vmap(torch.func.grad(lambda a: a @ a))(torch.ones(3, 4)),
+    "jacrev": lambda: torch.func.jacrev(lambda a: a**2)(torch.ones(3)),
+    "foreach": lambda: torch.stack(torch._foreach_add([torch.ones(2), torch.ones(2)], 1.0)),
+    "double backward": lambda: torch.autograd.functional.hessian(
+        lambda a: (a**3).sum(), torch.ones(2)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SURVIVED)
+def test_results_are_those_without(name: str) -> None:
+    """Recording changes no result, calls no code of the user's twice, and itself has no trouble."""
+    torch.manual_seed(0)
+    plain = SURVIVED[name]()
+    torch.manual_seed(0)
+    with Recorder() as recorder:
+        recorded = SURVIVED[name]()
+    torch.testing.assert_close(recorded, plain, rtol=0, atol=0)
+    assert recorder.limits == []
+    assert recorder.recorded_ops > 0
+
+
+def test_compiled_code_runs_and_stays_compiled() -> None:
+    """A compiled function is traced once, without our hooks and handler in its graph."""
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    function = torch.compile(lambda x: (x * 2).sin() + 1, backend=backend)
+    with Recorder() as recorder:
+        result = function(torch.zeros(2))
+    torch._dynamo.reset()
+    assert result.tolist() == [1.0, 1.0]
+    assert len(graphs) == 1
+    assert "aten::sin" in names(recorder)
+
+
+def test_threads_of_the_user_are_not_recorded() -> None:
+    """A dispatch mode belongs to its thread; the other one runs as ever."""
+    made: list[torch.Tensor] = []
+    with Recorder() as recorder:
+        thread = threading.Thread(target=lambda: made.append(torch.ones(2).cumsum(0)))
+        thread.start()
+        thread.join()
+    assert made[0].tolist() == [1.0, 2.0]
+    assert "aten::cumsum" not in names(recorder)
+
+
+def test_own_failure_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When noting a call fails, the call's result arrives and the trouble is said once."""
+
+    def fail(self: object, frame: object) -> None:
+        msg = "no place"
+        raise LookupError(msg)
+
+    monkeypatch.setattr("cudalens.recorder.sites.SiteTracker.of", fail)
+    with Recorder() as recorder:
+        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.ones(2) + torch.ones(3)
+    assert recorder.limits == [
+        "an op was not recorded: LookupError: no place",
+        "the failing op was not recorded: LookupError: no place",
+    ]
+
+
+# --- leaving -------------------------------------------------------------------------------------
+
+
+def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
+    """Leaving takes the recorder from below another mode, and leaves that one where it is."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    left = Mode()
+    with Recorder():
+        left.__enter__()
+    assert torch._C._len_torch_dispatch_stack() == 1
+    assert torch._C._get_dispatch_stack_at(0) is left
+    left.__exit__(None, None, None)
+
+
+def test_exceptions_pass_unchanged() -> None:
+    """The very object that the user's code raised leaves the block."""
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught, Recorder():
+        raise error
+    assert caught.value is error
+
+
+def _interrupted_at(instant: int) -> bool:
+    """Run a block and raise KeyboardInterrupt at one instruction of the recorder's.
+
+    Returns:
+        whether that many instructions were run.
+    """
+    root = str(Path(cudalens.recorder.mode.__file__).parent)
+    count = 0
+
+    def trace(frame: Any, event: str, arg: object) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(root):
+            return None
+        frame.f_trace_opcodes = True
+        # The first instructions of __exit__ come before anything can be caught.
+        is_entry = frame.f_code.co_name == "__exit__" and frame.f_lasti < 8
+        if event == "opcode" and not is_entry:
+            count += 1
+            if count == instant:
+                raise KeyboardInterrupt
+        return trace
+
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    sys.settrace(trace)
+    try:
+        with Recorder():
+            layer(x).add_(1)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger or coverage holds the trace")
+def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
+    """KeyboardInterrupt between any two instructions of the recorder: mode, flags, hook are gone."""
+    from torch.utils import _python_dispatch
+
+    instant = 1
+    while _interrupted_at(instant):
+        assert torch._C._len_torch_dispatch_stack() == 0, instant
+        assert not torch.nn.modules.module._global_forward_pre_hooks, instant
+        assert not _python_dispatch._is_in_torch_dispatch_mode, instant
+        assert not _python_dispatch._is_in_non_infra_torch_dispatch_mode, instant
+        instant += 7
+    assert instant > 200
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def failing(recorder: Recorder, run: Callable[[], object]) -> OpRecord:
+    """Run inside the recorder what raises, and give the record of the op that raised."""
+    with recorder, pytest.raises(RuntimeError) as caught:
+        run()
+    record = recorder.in_flight(caught.value)
+    assert record is not None
+    return record
+
+
+def test_the_failing_op_is_kept_with_its_arguments() -> None:
+    """Name, schema names, shapes and line of an op whose shapes do not fit."""
+    left = torch.ones(2, 3)
+    record = failing(Recorder(), lambda: left @ torch.ones(2, 3))  # failing-product
+    assert (record.name, record.overload, record.phase) == ("aten::mm", "default", "forward")
+    shapes = {item.name: [meta.shape for meta in item.tensors] for item in record.arguments}
+    assert shapes == {"self": [(2, 3)], "mat2": [(2, 3)]}
+    assert record.entries[-1].lineno == line_of("failing-product")
+    assert record.failed
+    assert not record.is_from_sync
+
+
+def test_only_the_exception_of_the_op_gets_its_record() -> None:
+    """An error that was handled before explains neither a later error nor a later moment."""
+    recorder = Recorder()
+    record = failing(recorder, lambda: torch.ones(2) + torch.ones(3))
+    assert recorder.in_flight() is record
+    assert recorder.in_flight(RuntimeError("another")) is None
+    with recorder:
+        torch.ones(1)
+    assert recorder.in_flight() is None
+
+
+def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
+    """The node that was running leads to the line and the module of its forward call."""
+    net = Net()
+    recorder = Recorder()
+
+    def step() -> None:
+        hidden = net.body(net.embedding(torch.tensor([1])))
+        result = F.softplus(hidden)  # forward-of-hook
+        assert result.grad_fn is not None
+        result.grad_fn.register_prehook(lambda grads: (grads[0] @ torch.ones(7),))
+        result.sum().backward()  # backward-of-hook
+
+    record = failing(recorder, step)
+    assert (record.phase, record.node_name) == ("backward", "SoftplusBackward0")
+    assert line_of("backward-of-hook") in [entry.lineno for entry in record.entries]
+    assert record.node_sequence_nr is not None
+    site = recorder.forward_site(record.node_sequence_nr, record.node_name)
+    assert site is not None
+    assert site[0][-1].lineno == line_of("forward-of-hook")
+
+
+def test_a_module_s_node_leads_to_its_path() -> None:
+    """The forward site of a layer's node holds the user's lines and the path of the layer."""
+    net = Net()
+    with Recorder() as recorder:
+        result = net(torch.tensor([1, 2]))  # whole-net
+    node = result.grad_fn.next_functions[0][0].next_functions[0][0]
+    assert node.name() == "ViewBackward0" or node.name() == "AddmmBackward0"
+    site = recorder.forward_site(node._sequence_nr())
+    assert site is not None
+    assert site[0][0].lineno == line_of("whole-net")
+    assert site[0][-1].code.co_name == "forward"
+    assert site[1] == "body.0"
+
+
+def test_a_custom_function_s_node_leads_to_the_line_of_apply() -> None:
+    """Also when forward runs no op of its own."""
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    with Recorder() as recorder:
+        y = Same.apply(torch.ones(2, requires_grad=True))  # apply-same
+        y.detach().exp()
+    site = recorder.forward_site(y.grad_fn._sequence_nr(), y.grad_fn.name())
+    assert site is not None
+    assert site[0][-1].lineno == line_of("apply-same")
+
+
+def test_an_unsure_forward_site_is_none() -> None:
+    """A node from before the recording, one whose op left the ring, and one of another name."""
+    x = torch.ones(2, requires_grad=True)
+    before = x.exp()
+    with Recorder(max_ops=2) as recorder:
+        y = x.sin()
+        number = y.grad_fn._sequence_nr()
+        assert recorder.forward_site(before.grad_fn._sequence_nr()) is None
+        assert recorder.forward_site(number, "SinBackward0") is not None
+        assert recorder.forward_site(number, "CosBackward0") is None
+        y.detach().argmax()
+    assert recorder.forward_site(number, "SinBackward0") is None
+
+
+def test_watch_sees_every_result_and_may_stop_the_op() -> None:
+    """What the watcher raises is raised by the op, which is the failing one then."""
+
+    def watch(op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if op is torch.ops.aten.log.default and not bool(result.isfinite().all()):
+            msg = "not finite"
+            raise RuntimeError(msg)
+
+    recorder = Recorder(watch=watch)
+    record = failing(recorder, lambda: torch.zeros(2).log())
+    assert record.name == "aten::log"
+    assert names(recorder) == ["aten::zeros"]
+
+
+# --- the device ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asserts on the simulated device")
+def test_synchronising_names_the_op_that_faulted(sim: simulate.Simulation) -> None:
+    """The assert of an op of an extension is raised by that op, not by one that follows."""
+    library = torch.library.Library("cudalens_recorder_sync", "DEF")
+    library.define("faulty(Tensor table, Tensor index) -> Tensor")
+    library.impl("faulty", lambda table, index: table[index], "CompositeExplicitAutograd")
+    table, index = torch.ones(4, device="cuda"), torch.tensor([0, 9]).to("cuda")
+
+    def run() -> None:
+        torch.ops.cudalens_recorder_sync.faulty(table, index)  # faulty-op
+        torch.cuda.synchronize()
+
+    record = failing(Recorder(), run)
+    assert (record.name, record.is_from_sync) == ("cudalens_recorder_sync::faulty", True)
+    assert record.entries[-1].lineno == line_of("faulty-op")
+    assert record.host_copies["index"].tolist() == [0, 9]
+    assert record.host_copies["index"].device.type == "cpu"
+    assert record.host_copies["table"].tolist() == [1.0] * 4
+    sim.reset()
+
+    recorder = Recorder(sync=False)
+    with recorder, pytest.raises(RuntimeError) as caught:
+        run()
+    assert recorder.in_flight(caught.value) is None
+    library._destroy()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asserts on the simulated device")
+def test_backward_on_a_device_is_recorded_in_autograd_s_thread(sim: simulate.Simulation) -> None:
+    """Ops that no Python made know their phase, the line of backward, and the thread is another."""
+    weight = torch.ones(3, device="cuda", requires_grad=True)
+    threads = set()
+    with Recorder() as recorder:
+        result = (weight * 2).sum()
+        weight.register_hook(lambda grad: threads.add(threading.get_ident()))
+        result.backward()  # device-backward
+    backward = [entry for entry in recorder.history() if entry.phase == "backward"]
+    assert threads != {threading.get_ident()}
+    assert "aten::mul.Tensor" in [entry.op for entry in backward]
+    assert {entry.source and entry.source.line for entry in backward} == {
+        line_of("device-backward")
+    }
+    assert recorder.limits == []
+
+
+def copies_of(recorder: Recorder, run: Callable[[], object]) -> dict[str, torch.Tensor]:
+    with recorder:
+        run()
+        _, copies = recorder._foreign or ("", {})
+    return copies
+
+
+@pytest.fixture
+def cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU count as an accelerator where arguments are copied."""
+    monkeypatch.setattr("cudalens.recorder.hostcopies.is_accelerator", lambda device: True)
+
+
+@pytest.mark.usefixtures("cpu_counts")
+def test_integers_are_copied_first_and_only_what_fits(ops: Any) -> None:
+    """At the budget the last argument fits, one byte below it is left out."""
+    table, index, more = torch.ones(4), torch.tensor([1, 2]), torch.tensor([True])
+
+    def run() -> object:
+        return ops.lookup(table, index, [table[:2], more])
+
+    everything = 16 + 16 + 8 + 1
+    assert list(copies_of(Recorder(copy_budget=everything), run)) == [
+        "index",
+        "more[1]",
+        "table",
+        "more[0]",
+    ]
+    assert list(copies_of(Recorder(copy_budget=everything - 1), run)) == [
+        "index",
+        "more[1]",
+        "table",
+    ]
+    assert list(copies_of(Recorder(copy_budget=17), run)) == ["index", "more[1]"]
+    assert copies_of(Recorder(copy_budget=0), run) == {}
+
+
+@pytest.mark.usefixtures("cpu_counts")
+def test_copies_are_dropped_when_the_next_op_has_finished(ops: Any) -> None:
+    """They are the values before the call, and live until another op came back."""
+    x = torch.tensor([1, 2])
+    with Recorder() as recorder:
+        ops.same(x)
+        assert recorder._foreign is not None
+        copy = weakref.ref(recorder._foreign[1]["x"])
+        x.add_(1)
+        assert recorder._foreign is None
+        assert copy() is None
+
+
+def test_ops_on_the_cpu_and_torch_s_own_are_not_copied(ops: Any) -> None:
+    """Nothing is lost there, so nothing is copied."""
+    x = torch.ones(2)
+    assert copies_of(Recorder(), lambda: ops.same(x)) == {}
+    assert copies_of(Recorder(), lambda: x + 1) == {}
