@@ -177,9 +177,9 @@ class FrontEnd:
 
     def _do_explain(self, options: Options, argument: str) -> None:
         _require_torch()
-        explain = getattr(importlib.import_module("cudalens.session"), "explain", None)
-        error = getattr(sys, "last_value", None)
-        report = explain(self.shell.user_ns, error) if explain is not None and error else None
+        from cudalens.explain import explain
+
+        report = explain(self.shell.user_ns, getattr(sys, "last_value", None))
         if report is None:
             print("nothing to explain: no exception of torch was shown")
         else:

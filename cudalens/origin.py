@@ -121,6 +121,4 @@ def _text_of(error: BaseException) -> str:
 
 
 def _is_of_package(error: BaseException, package: str) -> bool:
-    return any(
-        kind.__module__.partition(".")[0] == package for kind in type(error).__mro__
-    )
+    return any(kind.__module__.partition(".")[0] == package for kind in type(error).__mro__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -16,23 +16,15 @@ from typing import Any
 from torch import Tensor
 
 from cudalens import autograd, collect, environment, source
-from cudalens.calling import api_arguments, locate, phase_of, traceback_frames
+from cudalens.callarguments import call_arguments, callee_parameters, odd_argument
+from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
 from cudalens.failedop import inplace_facts, with_failed_op
+from cudalens.hosterrors import is_sticky
 from cudalens.model import ErrorFacts, Evidence
-from cudalens.origin import is_torch_error
-from cudalens.tensorfacts import tensor_facts
-
-_STICKY = (
-    "device-side assert",
-    "illegal memory access",
-    "misaligned address",
-    "unspecified launch failure",
-    "illegal instruction",
-    "hardware stack error",
-)
-"""Errors after which the CUDA context of the process is unusable."""
+from cudalens.origin import is_torch_error, visible_entries
+from cudalens.tensorfacts import tensor_facts, tensor_values
 
 
 def concerns_torch(error: BaseException) -> bool:
@@ -48,7 +40,7 @@ def _runs_torch(entry: TracebackType) -> bool:
 
 def is_context_lost(error: ErrorFacts) -> bool:
     """Tell whether an exception means that this process cannot use its device again."""
-    return any(text in error.message for text in _STICKY)
+    return is_sticky(error.message)
 
 
 def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> Evidence:
@@ -56,13 +48,16 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
     limits = Limits()
     facts = collect.error_facts(error)
     is_lost = is_context_lost(facts)
-    entries = list(traceback_frames(error.__traceback__))
-    site = limits.attempt("source", lambda: locate(entries, {}), source.CallSite())
+    entries = visible_entries(
+        error.__traceback__, is_own=source.is_own_file, is_user=source.is_user_file
+    )
+    arguments = limits.attempt("arguments", lambda: call_arguments(entries), {})
+    values = tensor_values(arguments)
+    site = limits.attempt("source", lambda: locate(entries, values), source.CallSite())
     none: tuple[TensorFact, ...] = ()
-    tensors = limits.attempt(
-        "tensors",
-        lambda: tensor_facts({}, site, None, api=api_arguments(entries), read=not is_lost),
-        none,
+    tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), none)
+    named = limits.attempt(
+        "argument", lambda: (*odd_argument(entries, arguments), *callee_parameters(entries)), ()
     )
     evidence = Evidence(
         error=facts,
@@ -75,23 +70,36 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
         module_type=site.module_type,
         frames=site.frames,
         tensors=tensors,
+        facts=named,
         environment=environment.describe(),
         libraries=collect.libraries(),
     )
     evidence = _with_device_text(evidence, device_text, limits)
     if recorder is not None:
         evidence = with_failed_op(evidence, recorder, error, limits)
+        if values and not is_lost:
+            # The user called a function, not the op inside it: its names for the tensors stay.
+            evidence = replace(evidence, tensors=tensors)
         inplace = limits.attempt("writer", lambda: inplace_facts(recorder, facts.message), ())
         evidence = replace(evidence, facts=(*evidence.facts, *inplace))
     graph = limits.attempt("graph", lambda: _graph(site, evidence, recorder), evidence.graph)
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
 
 
+def _tensors(
+    values: Mapping[str, Tensor], site: source.CallSite, *, read: bool
+) -> tuple[TensorFact, ...]:
+    """Describe the tensors of the call and of the line; parameters of a module without values."""
+    seen = {item.key for item in site.names}
+    hidden = {key: value for key, value in values.items() if key not in seen}
+    shown = {key: value for key, value in values.items() if key in seen}
+    facts = tensor_facts(shown, site, None, read=read) if shown or site.others else ()
+    return (*facts, *(tensor_facts(hidden, source.CallSite(), None, read=False) if hidden else ()))
+
+
 def _graph(site: source.CallSite, evidence: Evidence, recorder: Any) -> AutogradNeighbourhood:
     """Draw the graph behind the tensors on the failing line; no value is read."""
-    values = {
-        item.expression: item.value for item in site.others if isinstance(item.value, Tensor)
-    }
+    values = {item.expression: item.value for item in site.others if isinstance(item.value, Tensor)}
     name = evidence.op.name or evidence.op.api
     if not any(item.requires_grad for item in values.values()):
         return evidence.graph
@@ -103,7 +111,7 @@ def _graph(site: source.CallSite, evidence: Evidence, recorder: Any) -> Autograd
     )
 
 
-def _phase(entries: list[TracebackType]) -> Phase:
+def _phase(entries: Sequence[TracebackType]) -> Phase:
     names = {item.tb_frame.f_code.co_name for item in entries}
     if "_engine_run_backward" in names:
         return "backward"

@@ -108,7 +108,7 @@ class CellWatch:
         users = trace and without_machinery(trace, shell.compile._filename_map)
         shell.showtraceback(
             (kind, error, users or trace),
-            tb_offset=0 if users else tb_offset,
+            tb_offset=tb_offset,
             running_compiled_code=True,
         )
 

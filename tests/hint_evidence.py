@@ -53,7 +53,7 @@ def tensor(
     return TensorFact(
         argument=argument,
         expression=expression,
-        shape=shape or (len(values),),
+        shape=(len(values),) if shape is None else shape,
         dtype=dtype or ("int64" if is_whole else "float32"),
         device="cuda:0",
         summary=summary(values),
@@ -474,6 +474,9 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
     ),
     "shift_before": lambda: labels(
         [1, 5, 10], 10, provenance=(step("aten::add.Tensor", "y = y + 1"),)
+    ),
+    "shift_below": lambda: labels(
+        [-1, 3, 8], 10, provenance=(step("aten::sub.Tensor", "y = y - 1"),)
     ),
     "image_tokens": lambda: finding(
         "aten::masked_scatter",

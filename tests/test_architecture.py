@@ -22,7 +22,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("intercept", "recorder", "replay", "autograd", "devicetext"), 3),
     "nonfinite": 3,
     **dict.fromkeys(("environment", "calling", "tensorfacts", "guarding", "collect"), 4),
-    **dict.fromkeys(("postmortem", "rehearsal", "session", "failedop"), 4),
+    **dict.fromkeys(("postmortem", "rehearsal", "session", "failedop", "explain", "callarguments"), 4),
     **dict.fromkeys(("magics", "cellrun", "options", "rewrite", "watch", "publish", "status"), 5),
     **dict.fromkeys(("demo", "__main__"), 5),
     "__init__": 6,

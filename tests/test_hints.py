@@ -6,10 +6,11 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from cudalens.facts import Hint, TensorFact
+from cudalens.facts import Hint, OpName, TensorFact, TensorSummary
 from cudalens.hints import MAX_HINTS, find_hints, table
 from cudalens.model import ErrorFacts, Evidence
 from tests import hint_evidence as given
@@ -51,7 +52,8 @@ FIRES: dict[str, tuple[str, ...]] = {
     "float_ids": ("float_ids",),
     "half_ids": ("float_ids",),
     "shift_on_line": ("shift_on_the_line",),
-    "shift_before": ("shift_before",),
+    "shift_before": ("one_based_labels", "shift_before"),
+    "shift_below": ("shift_before",),
     "image_tokens": ("more_places_than_values",),
     "bce_logits": ("logits_as_probabilities",),
     "bce_rounding": ("rounded_out_of_interval",),
@@ -190,7 +192,7 @@ def test_hints_are_few_and_ordered() -> None:
         ("float_ids", ("-12.5", "0.25"), None),
         ("half_ids", ("float16", "2048"), "ids.long()"),
         ("shift_on_line", ("0 to 9",), "F.cross_entropy(z, y)"),
-        ("shift_before", ("line 4", "y = y + 1"), None),
+        ("shift_below", ("line 4", "y = y - 1"), None),
         ("image_tokens", ("2 elements", "image tokens"), None),
         ("bce_logits", ("-2.5 to 3",), "F.binary_cross_entropy_with_logits(p, t)"),
         ("bce_rounding", ("1.0000001",), "F.binary_cross_entropy(p.clamp(0, 1), t)"),
@@ -224,6 +226,13 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
             lambda: given.labels([0, *given.ONE_TO_TEN], 10), "label_equals_classes", id="0"
         ),
         pytest.param(lambda: given.labels([2, 10], 10), "label_equals_classes", id="few labels"),
+        pytest.param(lambda: given.labels([1, 2, 10], 10), "one_based_labels", id="three labels"),
+        pytest.param(lambda: given.labels([1, 10], 10), "label_equals_classes", id="two labels"),
+        pytest.param(
+            lambda: given.lookup([40], 32, name="position_ids", path="positions", shape=()),
+            None,
+            id="one position",
+        ),
         pytest.param(lambda: given.labels([10] * 40, 10), "label_equals_classes", id="only C"),
         pytest.param(lambda: given.labels([1, 2, 11], 10), "label_beyond_classes", id="beyond C"),
         pytest.param(lambda: given.labels([*TEN, -2], 10), None, id="below the marks"),
@@ -570,3 +579,32 @@ def test_a_large_table_of_no_known_kind_is_told_of_both() -> None:
     assert [fired(large), fired(small)] == [("table_too_small",)] * 2
     assert "resize_token_embeddings" in find_hints(large)[0].text
     assert "resize_token_embeddings" not in find_hints(small)[0].text
+
+
+DAMAGE: dict[str, Callable[[Evidence], Evidence]] = {
+    "no call": lambda e: replace(e, call_text=None, source=None, frames=()),
+    "half a call": lambda e: replace(e, call_text="F.cross_entropy(z,"),
+    "no names": lambda e: replace(e, tensors=_each(e, expression=None)),
+    "strange names": lambda e: replace(e, tensors=_each(e, expression="yield from x")),
+    "no shapes": lambda e: replace(e, tensors=_each(e, shape=())),
+    "no summary": lambda e: replace(e, tensors=_each(e, summary=TensorSummary())),
+    "no distinct values": lambda e: replace(
+        e, tensors=tuple(replace(t, summary=replace(t.summary, unique=None)) for t in e.tensors)
+    ),
+    "no op": lambda e: replace(e, op=OpName()),
+    "no module": lambda e: replace(e, module_path=None, module_type=None),
+    "no scalars": lambda e: replace(e, scalars=()),
+}
+
+
+def _each(evidence: Evidence, **changes: Any) -> tuple[TensorFact, ...]:
+    return tuple(replace(item, **changes) for item in evidence.tensors)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("cause", given.CAUSES)
+def test_missing_facts_are_no_trouble(cause: str, damage: str) -> None:
+    """Whatever a collector failed to find, no rule raises, and every fix still is code."""
+    for found in find_hints(DAMAGE[damage](given.CAUSES[cause]())):
+        if found.fix is not None and not found.fix.startswith("%%"):
+            ast.parse(found.fix)

@@ -50,7 +50,8 @@ class Reader(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         at = torch.arange(ids.size(1), device=ids.device)
-        return self.tokens(ids) + self.positions(at)
+        embedded: Tensor = self.tokens(ids) + self.positions(at)
+        return embedded
 
 
 def scores(rows: int, classes: int, *rest: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -86,7 +87,7 @@ def test_history_tells_op_shapes_line_and_phase() -> None:
 
 
 def test_a_dead_tensor_keeps_its_shape_and_an_unknown_one_has_none() -> None:
-    """Shapes of results outlive them; a tensor made before the recording and dead since is ``?``."""
+    """Shapes of results outlive them; an older tensor that has died since is ``?``."""
     x = torch.ones(2, 5, dtype=torch.bfloat16)
     with Recorder() as recorder:
         x = x.t() + 1
@@ -220,7 +221,9 @@ def test_device_memory_is_what_it_is_without(sim: simulate.Simulation) -> None:
 
 def _checkpointed(reentrant: bool) -> torch.Tensor:
     x = torch.ones(2, 4, requires_grad=True)
-    checkpoint(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), x, use_reentrant=reentrant).sum().backward()
+    checkpoint(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU()), x, use_reentrant=reentrant
+    ).sum().backward()
     assert x.grad is not None
     return x.grad
 
@@ -248,12 +251,16 @@ def _user_modes() -> torch.Tensor:
     seen: list[str] = []
 
     class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
     class Function(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
@@ -268,7 +275,9 @@ def _subclass() -> torch.Tensor:
 
     class Named(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func.__name__)
             return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -332,12 +341,26 @@ def test_compiled_code_runs_and_stays_compiled() -> None:
         return graph.forward
 
     function = torch.compile(lambda x: (x * 2).sin() + 1, backend=backend)
-    with Recorder() as recorder:
-        result = function(torch.zeros(2))
+    module = torch.compile(nn.Sequential(nn.ReLU(), nn.ReLU()), backend=backend)
+    with Recorder(modules=False) as recorder:
+        result = module(function(torch.zeros(2)))
     torch._dynamo.reset()
     assert result.tolist() == [1.0, 1.0]
-    assert len(graphs) == 1
-    assert "aten::sin" in names(recorder)
+    assert len(graphs) == 2
+    assert {"aten::sin", "aten::relu"} <= set(names(recorder))
+
+
+def test_a_compiled_module_is_recorded_eagerly_without_a_warning() -> None:
+    """The hook that names modules makes torch warn and run eagerly; the user sees no warning."""
+    module = torch.compile(nn.Sequential(nn.ReLU(), nn.Tanh()), backend="eager")
+    filters = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as caught, Recorder() as recorder:
+        warnings.simplefilter("always", append=True)
+        module(torch.zeros(2))
+    torch._dynamo.reset()
+    assert [str(item.message) for item in caught if "hooks" in str(item.message)] == []
+    assert warnings.filters == filters
+    assert [entry.module_path for entry in recorder.history()][1:] == ["_orig_mod.0", "_orig_mod.1"]
 
 
 def test_threads_of_the_user_are_not_recorded() -> None:
@@ -376,7 +399,9 @@ def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
     """Leaving takes the recorder from below another mode, and leaves that one where it is."""
 
     class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return func(*args, **(kwargs or {}))
 
     left = Mode()
@@ -385,6 +410,7 @@ def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
     assert torch._C._len_torch_dispatch_stack() == 1
     assert torch._C._get_dispatch_stack_at(0) is left
     left.__exit__(None, None, None)
+    assert not _python_dispatch._is_in_torch_dispatch_mode
 
 
 def test_exceptions_pass_unchanged() -> None:
@@ -431,9 +457,7 @@ def _interrupted_at(instant: int) -> bool:
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger or coverage holds the trace")
 def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
-    """KeyboardInterrupt between any two instructions of the recorder: mode, flags, hook are gone."""
-    from torch.utils import _python_dispatch
-
+    """KeyboardInterrupt between any two instructions of the recorder: nothing is left."""
     instant = 1
     while _interrupted_at(instant):
         assert torch._C._len_torch_dispatch_stack() == 0, instant
@@ -486,7 +510,7 @@ def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
 
     def step() -> None:
         hidden = net.body(net.embedding(torch.tensor([1])))
-        result = F.softplus(hidden)  # forward-of-hook
+        result = nn.functional.softplus(hidden)  # forward-of-hook
         assert result.grad_fn is not None
         result.grad_fn.register_prehook(lambda grads: (grads[0] @ torch.ones(7),))
         result.sum().backward()  # backward-of-hook

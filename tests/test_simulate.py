@@ -1,4 +1,4 @@
-"""The machinery of the simulated device: start and stop, refusals, sticky state, labels, kernels."""
+"""The machinery of the simulated device: start, stop, refusals, sticky state, labels, kernels."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_it_refuses_after_a_backward() -> None:
         lambda: torch.quantize_per_tensor(torch.ones(2, device="cuda"), 0.1, 0, torch.qint8),
         lambda: torch.ones(2, device="cuda").__dlpack__(),
         lambda: torch.ones(2, device="cuda").__cuda_array_interface__,
-        lambda: torch.cuda.CUDAGraph(),
+        torch.cuda.CUDAGraph,
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -306,8 +306,13 @@ def test_a_seeded_lag_repeats_and_stays_in_its_range() -> None:
 
 @pytest.mark.parametrize(
     ("blocking", "variable", "raises"),
-    [(None, "1", True), (None, "0", False), (None, None, False), (True, None, True)]
-    + [(False, "1", False)],
+    [
+        (None, "1", True),
+        (None, "0", False),
+        (None, None, False),
+        (True, None, True),
+        (False, "1", False),
+    ],
 )
 def test_blocking_raises_at_the_failing_launch(
     blocking: bool | None, variable: str | None, raises: bool, monkeypatch: pytest.MonkeyPatch

@@ -122,11 +122,11 @@ def test_threads_under_one_session_are_all_found() -> None:
     assert is_alive()
 
 
-def overwrite_before_backward() -> None:
-    table = torch.zeros(5, 2, device="cuda", requires_grad=True)
-    ids = cuda(1, 2)
-    loss = F.embedding(ids, table).sum()
-    ids.data[1] = 50
+def overwrite_before_backward(value: int = 50) -> None:
+    scores = torch.zeros(2, 3, device="cuda", requires_grad=True)
+    ids = cuda(1, 2).reshape(2, 1)
+    loss = scores.gather(1, ids).sum()
+    ids.data[1] = value
     loss.backward()
 
 
@@ -148,7 +148,7 @@ def test_autograds_device_thread(options: dict[str, Any] | None) -> None:
     report = error.report
     assert report is not None
     assert report.phase == "backward"
-    assert report.op.name == "aten::embedding_dense_backward"
+    assert report.op.name == "aten::scatter_add_"
     assert report.source.line == line_of(overwrite_before_backward, "loss.backward()")
     assert is_alive()
 
@@ -180,12 +180,8 @@ def test_two_backward_passes_in_two_sessions() -> None:
 
     def work(value: int) -> tuple[Any, Any]:
         with pytest.raises(DeviceAssertError) as caught, cudalens.check() as session:
-            table = torch.zeros(5, 2, device="cuda", requires_grad=True)
-            ids = cuda(1, 2)
-            loss = F.embedding(ids, table).sum()
-            ids.data[1] = value
             together.wait()
-            loss.backward()
+            overwrite_before_backward(value)
         return session, caught.value
 
     with ThreadPoolExecutor(2) as pool:

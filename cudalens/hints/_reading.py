@@ -61,7 +61,9 @@ class Ids:
         if self.low is None or self.low < 1 or self.high != self.size:
             return False
         different = self.size if self.distinct is None else len(self.distinct)
-        return self.low == 1 or (self.numel >= 3 * self.size and 2 * different >= self.size)
+        if self.low == 1 and different >= min(3, self.size):
+            return True
+        return 2 * different >= self.size and (self.low == 1 or self.numel >= 3 * self.size)
 
     @property
     def covers_one_to_size(self) -> bool:
@@ -73,8 +75,8 @@ class Ids:
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     """Describe the ids at fault when their role is one of ``roles``.
 
-    ``None`` for values that were garbled, cast or shifted: they have rules of their own, and no
-    counting mistake is to be sought in them.
+    ``None`` for values that were garbled, cast or shifted on the line itself: they have rules of
+    their own, and no counting mistake is to be sought in them.
     """
     found = fault(evidence)
     role = role_of(evidence)
@@ -82,7 +84,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         return None
     if is_garbled(evidence) or is_wrapped(evidence) or cast_source(evidence):
         return None
-    if role not in ("position", "box") and (shifted_source(evidence) or shifting_step(evidence)):
+    if role not in ("position", "box") and shifted_source(evidence):
         return None
     violation, fact = found
     allowed = set(violation.bounds.also_allowed)

@@ -95,7 +95,7 @@ def shift_on_the_line(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=9)
+@rule(priority=35)
 def shift_before(evidence: Evidence) -> Hint | None:
     """An earlier line took ids out of the bound by adding to them."""
     step = shifting_step(evidence)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
-from cudalens.hints._fixes import called, list_of, renamed, rewritten, with_keyword
-from cudalens.hints._reading import Ids, ids_of, is_wrapped
+from cudalens.hints._fixes import called, list_of, rewritten, with_keyword
+from cudalens.hints._reading import Ids, ids_of, is_wrapped, parsed, shifting_step
 from cudalens.hints._roles import bad_values, fault, in_library
 from cudalens.model import Evidence
 
@@ -21,17 +21,23 @@ def binary_labels_one_output(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "label")
     if ids is None or ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
         return None
-    scores = evidence.tensor("input") or evidence.tensor("self")
-    fix = "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())"
-    if scores and scores.expression and ids.named and ids.named.expression:
-        call = renamed(evidence, "cross_entropy", "binary_cross_entropy_with_logits")
-        name = (call or "F.").split("(")[0] if call else "F.binary_cross_entropy_with_logits"
-        fix = f"{name}({scores.expression}.squeeze(1), {ids.named.expression}.float())"
     return Hint(
         text="the labels are 0 and 1 but the scores have one column: this loss wants one column a "
         "class, so 2; or use binary cross entropy on the single one",
-        fix=fix,
+        fix=_binary_loss(evidence, ids)
+        or "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())",
     )
+
+
+def _binary_loss(evidence: Evidence, ids: Ids) -> str | None:
+    scores = evidence.tensor("input") or evidence.tensor("self")
+    if scores is None or not scores.expression or ids.named is None or not ids.named.expression:
+        return None
+    name = called(evidence) or "F.cross_entropy"
+    home = name.removesuffix("cross_entropy") if name.endswith(".cross_entropy") else "F."
+    loss = f"{home}binary_cross_entropy_with_logits"
+    fix = f"{loss}({scores.expression}.squeeze(1), {ids.named.expression}.float())"
+    return fix if parsed(fix) is not None else None
 
 
 @rule(priority=12)
@@ -71,7 +77,7 @@ def ignored_255(evidence: Evidence) -> Hint | None:
 def mark_not_ignored(evidence: Evidence) -> Hint | None:
     """Labels are marked with -1 or -100 to be left out, and the loss ignores another number."""
     ids = ids_of(evidence, "label")
-    if ids is None or not any(ids.only_bad(mark) for mark in MARKS):
+    if ids is None or not any(ids.only_bad(mark) for mark in MARKS) or shifting_step(evidence):
         return None
     (mark,) = ids.bad
     text = f"{mark} usually marks labels to leave out; {_ignored(evidence)}"
@@ -164,6 +170,8 @@ def label_equals_classes(evidence: Evidence) -> Hint | None:
     full = ids.distinct == tuple(range(ids.size + 1))
     classes = f"labels 0 … {ids.size} are {ids.size + 1} classes"
     why = f"{classes}: one output is missing" if full else f"{classes}, if {ids.size} is a class"
+    if ids.low is not None and ids.low >= 1:
+        why += "; if the labels count from 1, take 1 away"
     return Hint(
         text=f"label {ids.size} equals the number of outputs, which count from 0 to "
         f"{ids.size - 1}; {why}",
@@ -211,7 +219,7 @@ def one_hot_too_small(evidence: Evidence) -> Hint | None:
 def negative_in_one_hot(evidence: Evidence) -> Hint | None:
     """A mark such as -1 or -100 is given to a one-hot code, which has no place for it."""
     ids = ids_of(evidence, "one_hot")
-    if ids is None or max(ids.bad) >= 0:
+    if ids is None or max(ids.bad) >= 0 or shifting_step(evidence):
         return None
     return Hint(
         text=f"{list_of(ids.bad)} is no class: a one-hot code has no place for marks, leave them "

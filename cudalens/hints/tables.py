@@ -7,7 +7,7 @@ from itertools import groupby
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, list_of, rewritten, with_keyword
-from cudalens.hints._reading import Ids, ids_of
+from cudalens.hints._reading import Ids, ids_of, shifting_step
 from cudalens.hints._roles import INTEGERS, in_library, is_run, is_vocabulary
 from cudalens.model import Evidence
 
@@ -41,7 +41,7 @@ def ignored_label_as_id(evidence: Evidence) -> Hint | None:
 def padding_of_minus_one(evidence: Evidence) -> Hint | None:
     """The sequences are padded with -1, which is no row of the table."""
     ids = ids_of(evidence, "token")
-    if ids is None or not ids.only_bad(-1):
+    if ids is None or not ids.only_bad(-1) or shifting_step(evidence):
         return None
     return Hint(
         text="-1 is no row of a table: if it pads the sequences, use a padding id that has a row",
@@ -253,6 +253,8 @@ def positions_given(evidence: Evidence) -> Hint | None:
     """Positions were given that do not count from 0, such as those of a longer text."""
     ids = ids_of(evidence, "position")
     if ids is None or not ids.is_above or _positions(evidence) is not None:
+        return None
+    if not ids.fact.shape:
         return None
     return Hint(
         text=f"positions go up to {ids.high} in a table of {ids.size} rows, and do not count the "

@@ -106,9 +106,13 @@ def explain_host_error(evidence: Evidence, error: ErrorFacts) -> HostVerdict:
 
 def verdict_of(evidence: Evidence, *families: str) -> HostVerdict | None:
     """Give the verdict on the exception of the evidence when it is of one of these families."""
-    if evidence.error is None or evidence.violation is not None:
+    error = evidence.error
+    if error is None or evidence.violation is not None:
         return None
-    verdict = explain_host_error(evidence, evidence.error)
+    message = own_message(error.message)
+    if not any(item.name in families and item.pattern.search(message) for item in _families):
+        return None
+    verdict = explain_host_error(evidence, error)
     return verdict if verdict.family in families else None
 
 
@@ -135,7 +139,9 @@ def _placed(verdict: HostVerdict, error: ErrorFacts) -> HostVerdict:
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def host(headline: str, explanation: str, argument: str | None = None, **values: Any) -> HostVerdict:
+def host(
+    headline: str, explanation: str, argument: str | None = None, **values: Any
+) -> HostVerdict:
     """Make a verdict of kind host_error."""
     return HostVerdict(
         kind="host_error",

@@ -116,6 +116,17 @@ def expression(fact: TensorFact | None) -> str | None:
     return text if re.fullmatch(r"[\w.\[\]\"'()]+", text) else f"({text})"
 
 
+_OPERANDS = frozenset({None, "self", "other", "mat2", "tensor", "vec"})
+
+
+def subject(fact: TensorFact | None, otherwise: str) -> str:
+    """Name a tensor: by the called function's name for it, an operand by the user's words."""
+    if fact is None:
+        return otherwise
+    name = expression(fact) if fact.argument in _OPERANDS else fact.argument
+    return name or fact.argument or fact.expression or otherwise
+
+
 def owner(evidence: Evidence) -> str:
     """Name the module at whose parameters the call met its input."""
     if evidence.module_path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import called, ints, said
+from cudalens.hosterrors._words import called
 from cudalens.model import Evidence
 
 
@@ -89,7 +89,8 @@ def missing_argument(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"(?P<f>[\w.]+)\(\) takes (?:from )?(?P<want>\d+)(?: to (?P<most>\d+))? positional arguments? but "
+    r"(?P<f>[\w.]+)\(\) takes (?:from )?(?P<want>\d+)(?: to (?P<most>\d+))? positional arguments? "
+    r"but "
     r"(?P<got>\d+) (?:was|were) given",
     is_distinct=False,
 )
@@ -99,10 +100,14 @@ def argument_count(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     is_method = "." in match["f"] or match["f"] == "forward"
     less = 1 if is_method else 0
     return host(
-        f"{_model(evidence, match['f'])} takes {most - less} arguments by position, the call gives "
+        f"{_model(evidence, match['f'])} takes {_count(most - less)} by position, the call gives "
         f"{got - less}",
         "",
     )
+
+
+def _count(number: int) -> str:
+    return f"{number} argument" if number == 1 else f"{number} arguments"
 
 
 def _model(evidence: Evidence, function: str) -> str:
@@ -113,7 +118,9 @@ def _model(evidence: Evidence, function: str) -> str:
     return function
 
 
-@family(r"[Yy]ou (?:have to|must) specify (?:either |exactly one of |at least )*(?P<names>\w[\w, `]*)")
+@family(
+    r"[Yy]ou (?:have to|must) specify (?:either |exactly one of |at least )*(?P<names>\w[\w, `]*)"
+)
 def model_input_missing(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A model of a library got none of the inputs that it can start from."""
     names = re.findall(r"\w+_\w+", match["names"])
@@ -138,72 +145,7 @@ def model_input_twice(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-# --- batches -------------------------------------------------------------------------------------
-
-
-@family(
-    r"stack expects each tensor to be equal size, but got \[(?P<a>[\d, ]*)\] at entry (?P<i>\d+) and "
-    r"\[(?P<b>[\d, ]*)\] at entry (?P<j>\d+)"
-)
-def unequal_samples(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """Tensors of different shapes cannot be stacked, in a batch or elsewhere."""
-    a, b = ints(match["a"]), ints(match["b"])
-    in_loader = is_collating(evidence)
-    one, other = (
-        (f"sample {match['i']} of the batch", f"sample {match['j']}")
-        if in_loader
-        else (f"tensors[{match['i']}]", f"tensors[{match['j']}]")
-    )
-    return host(
-        f"{one} has shape {said(a)}, {other} has {said(b)}: they cannot be stacked",
-        "A batch is one tensor, so its samples must be of one shape."
-        if in_loader
-        else "stack makes one tensor of tensors of one shape.",
-        "batch" if in_loader else f"tensors[{match['j']}]",
-        in_loader=in_loader,
-        shapes=(a, b),
-    )
-
-
-def is_collating(evidence: Evidence) -> bool:
-    """Tell whether a DataLoader was making a batch."""
-    said_so = evidence.error is not None and "DataLoader worker" in evidence.error.message
-    return said_so or any("collate" in item.file for item in evidence.frames)
-
-
-@family(r"default_collate: batch must contain .*?; found <class '(?P<kind>[\w.]+)'>")
-def uncollatable_sample(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """A dataset returned something that no batch can be made of."""
-    kind = match["kind"]
-    return host(
-        f"the dataset returned a sample that is or holds a {kind}: no batch can be made of it",
-        "A batch can be made of tensors, arrays, numbers, texts, and dicts and lists of them.",
-        "batch",
-        kind=kind,
-    )
-
-
-@family(r"each element in list of batch should be of equal size")
-def unequal_lists(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """Samples that are lists differ in length."""
-    return host(
-        "the samples of the batch are lists of different lengths",
-        "default_collate joins the first elements, the second ones, and so on.",
-        "batch",
-    )
-
-
-@family(
-    r"Unable to create tensor, you should probably activate truncation and/or padding"
-    r"|Unable to create tensor returning overflowing tokens"
-)
-def unequal_tokens(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """A tokenizer cannot make one tensor of token lists of different lengths."""
-    return host(
-        "the texts have different numbers of tokens, and no padding makes them equal",
-        "A tensor needs rows of one length.",
-        "padding",
-    )
+# --- values that are no tensors, and tensors that are no values ----------------------------------
 
 
 @family(r"expected sequence of length (?P<want>\d+) at dim (?P<dim>\d+) \(got (?P<got>\d+)\)")
@@ -228,8 +170,35 @@ def array_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"a Tensor with (?P<n>\d+) elements cannot be converted to Scalar"
-        r"|only one element tensors can be converted to Python scalars")
+@family(r"expected np\.ndarray \(got (?P<got>\w+)\)")
+def array_wanted(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """from_numpy was given something else than an array."""
+    is_tensor = match["got"] in ("Tensor", "Parameter")
+    return host(
+        f"from_numpy takes a NumPy array, and got a {match['got']}",
+        "A tensor is one already." if is_tensor else "torch.tensor takes lists and numbers.",
+        "ndarray",
+        got=match["got"],
+    )
+
+
+@family(
+    r"Could not infer dtype of (?P<kind>[\w.]+)|new\(\): data must be a sequence \(got "
+    r"(?P<k2>\w+)\)"
+)
+def no_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A tensor cannot be made of this kind of value."""
+    return host(
+        f"no tensor can be made of a value of type {match['kind'] or match['k2']}",
+        "Numbers, and lists and arrays of numbers, make a tensor.",
+        "data",
+    )
+
+
+@family(
+    r"a Tensor with (?P<n>\d+) elements cannot be converted to Scalar"
+    r"|only one element tensors can be converted to Python scalars"
+)
 def many_to_scalar(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A tensor of several elements is no Python number."""
     count = match["n"] or "several"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, autograd, family
+from cudalens.hosterrors._detaching import detaching
 from cudalens.hosterrors._words import called, dtype, expression, ints, named, said
 from cudalens.model import Evidence
 
@@ -90,59 +90,6 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-_DETACHES = (
-    ("item", r"\.item\(\)", "item() gives a Python number, which has no graph"),
-    ("tolist", r"\.tolist\(\)", "tolist() gives Python numbers, which have no graph"),
-    ("detach", r"\.detach(?:_)?\(\)", "detach() cuts the tensor off its graph"),
-    ("data", r"\.data\b", ".data is the tensor without its graph"),
-    ("numpy", r"\.numpy\(\)|torch\.from_numpy\(", "autograd cannot follow through NumPy"),
-    ("argmax", r"\bargmax\(", "argmax gives indices, which have no gradient"),
-    ("tensor", r"\btorch\.(?:as_)?tensor\(", "torch.tensor copies values without their graph"),
-)
-_NO_GRAD = re.compile(r"^\s*with\b.*\b(?:no_grad|inference_mode|set_grad_enabled\(False\))")
-
-
-def detaching(
-    evidence: Evidence, fact: TensorFact | None
-) -> tuple[str, str, int, str] | None:
-    """Find, in the lines around the failing one, what cut a tensor off its graph.
-
-    Returns:
-        a sentence, the cause's name, the line's number and its text; ``None`` when the lines do
-        not show it.
-    """
-    source = evidence.source
-    if source is None or source.line is None or fact is None or not fact.expression:
-        return None
-    before = [item for item in source.context if item.line < source.line]
-    target = re.compile(rf"^\s*{re.escape(fact.expression)}\s*(?::[^=]+)?=(?!=)\s*(?P<value>.*)")
-    for at in range(len(before) - 1, -1, -1):
-        assigned = target.match(before[at].text)
-        if assigned is None:
-            continue
-        number, text = before[at].line, before[at].text.strip()
-        for cause, pattern, words in _DETACHES:
-            if re.search(pattern, assigned["value"]):
-                return f"Line {number} detached it: {words}.", cause, number, text
-        return _under_no_grad([item.text for item in before[: at + 1]], number, text)
-    return None
-
-
-def _under_no_grad(lines: list[str], number: int, text: str) -> tuple[str, str, int, str] | None:
-    depth = _depth(lines[-1])
-    for line in reversed(lines[:-1]):
-        if line.strip() and _depth(line) < depth:
-            if _NO_GRAD.match(line):
-                words = f"Line {number} ran under {line.strip().removesuffix(':')}: no graph is made."
-                return words, "no_grad", number, text
-            depth = _depth(line)
-    return None
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
 @family(r"grad can be implicitly created only for scalar outputs")
 def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """Backward without a gradient was asked of a tensor of several elements."""
@@ -151,7 +98,8 @@ def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     shape = f" has shape {said(fact.shape)}" if fact else " has several elements"
     return autograd(
         f"{subject}{shape}: backward() without a gradient takes one number",
-        "A loss of reduction='none', or a model's whole output, is reduced by mean() or sum() first.",
+        "A loss of reduction='none', or a model's whole output, is reduced by mean() or sum() "
+        "first.",
         fact.argument if fact else None,
         expression=expression(fact),
         shape=fact.shape if fact else None,
@@ -159,7 +107,8 @@ def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"Mismatch in shape: grad_output\[(?P<at>\d+)\] has a shape of torch\.Size\(\[(?P<got>[\d, ]*)\]\) "
+    r"Mismatch in shape: grad_output\[(?P<at>\d+)\] has a shape of torch\.Size\(\[(?P<got>[\d, "
+    r"]*)\]\) "
     r"and output\[\d+\] has a shape of torch\.Size\(\[(?P<want>[\d, ]*)\]\)"
 )
 def gradient_argument_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
@@ -173,14 +122,16 @@ def gradient_argument_shape(evidence: Evidence, match: re.Match[str]) -> HostVer
 
 
 @family(
-    r"[Ff]unction (?P<f>[\w:]+) returned an invalid gradient at index (?P<at>\d+) - got \[(?P<got>[\d, ]*)\]"
+    r"[Ff]unction (?P<f>[\w:]+) returned an invalid gradient at index (?P<at>\d+) - got "
+    r"\[(?P<got>[\d, ]*)\]"
     r" but expected shape compatible with \[(?P<want>[\d, ]*)\]"
 )
 def gradient_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A backward function returned a gradient of another shape than its input."""
     got, want = ints(match["got"]), ints(match["want"])
     return autograd(
-        f"{match['f']} returned a gradient of shape {said(got)} for its input {match['at']} of shape "
+        f"{match['f']} returned a gradient of shape {said(got)} for its input {match['at']} of "
+        "shape "
         f"{said(want)}",
         "backward of a custom Function returns, for each input of forward, a gradient of that "
         "input's shape.",
@@ -193,7 +144,8 @@ def gradient_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"[Ff]unction (?P<f>[\w:]+) returned an incorrect number of gradients \(expected (?P<want>\d+), "
+    r"[Ff]unction (?P<f>[\w:]+) returned an incorrect number of gradients \(expected "
+    r"(?P<want>\d+), "
     r"got (?P<got>\d+)\)"
 )
 def gradient_count(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
@@ -208,14 +160,18 @@ def gradient_count(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"a (?P<view>view of a )?leaf Variable that requires grad is being used in an in-place operation")
+@family(
+    r"a (?P<view>view of a )?leaf Variable that requires grad is being used in an in-place "
+    r"operation"
+)
 def leaf_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A leaf that requires grad was changed in place."""
     fact = named(evidence, "self")
     subject = expression(fact) or "the tensor"
     what = "a view of a leaf" if match["view"] else "a leaf"
     return autograd(
-        f"{subject} is {what} that requires grad, and {called(evidence) or 'an op'} changes it in place",
+        f"{subject} is {what} that requires grad, and {called(evidence) or 'an op'} changes it in "
+        "place",
         "The gradient of a leaf belongs to its values before the change, which would be lost.",
         "self",
         expression=expression(fact),
@@ -224,7 +180,8 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"Output (?P<at>\d+) of (?P<node>\w+) is a view and (?:is being|its base or another view of its base "
+    r"Output (?P<at>\d+) of (?P<node>\w+) is a view and (?:is being|its base or another view of "
+    r"its base "
     r"has been) modified inplace"
 )
 def multi_view_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
@@ -254,8 +211,10 @@ def input_unused(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"Inference tensors cannot be saved for backward"
-        r"|Inplace update to inference tensor outside InferenceMode")
+@family(
+    r"Inference tensors cannot be saved for backward"
+    r"|Inplace update to inference tensor outside InferenceMode"
+)
 def inference_tensor(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A tensor made under inference_mode takes part in autograd."""
     return autograd(
@@ -270,7 +229,8 @@ def flag_of_result(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """requires_grad was changed on the result of an op."""
     fact = named(evidence, "self")
     return autograd(
-        f"{expression(fact) or 'the tensor'} is the result of an op, whose requires_grad follows from "
+        f"{expression(fact) or 'the tensor'} is the result of an op, whose requires_grad follows "
+        "from "
         "its inputs",
         "Only leaves have a flag of their own.",
         "self",

@@ -10,7 +10,10 @@ import re
 from cudalens.hosterrors._base import HostVerdict, cuda, family
 from cudalens.model import Evidence
 
-_DEAD = "This process cannot use the GPU again: restart the kernel."
+_DEAD = (
+    "This process cannot use the GPU again: restart the kernel and run the cell under %%cudacheck, "
+    "which names the op."
+)
 _NO_ASSERT = "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA does not help."
 
 
@@ -43,7 +46,8 @@ def illegal_access(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel read or wrote memory that is not its own."""
     return cuda(
         "a kernel read or wrote memory that does not belong to it",
-        "It is no assert: no check fired, so a kernel without checks used a bad index, a wrong shape "
+        "It is no assert: no check fired, so a kernel without checks used a bad index, a wrong "
+        "shape "
         f"or freed memory; custom kernels are the usual place. {_DEAD}",
         "likely" if evidence.op.name else "unknown",
     )
@@ -69,13 +73,16 @@ def no_kernel_image(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The installed build has no code for this GPU."""
     return cuda(
         "this build of PyTorch, or of an extension, holds no code for this GPU",
-        "Nothing is wrong with the values or shapes. torch.cuda.get_arch_list() shows for which GPUs "
+        "Nothing is wrong with the values or shapes. torch.cuda.get_arch_list() shows for which "
+        "GPUs "
         "the build was made, torch.cuda.get_device_capability() what this one is.",
         "proven",
     )
 
 
-@family(r"CUDA error: invalid device ordinal|Invalid device id|device=(?P<n>\d+), num_gpus=(?P<m>\d+)")
+@family(
+    r"CUDA error: invalid device ordinal|Invalid device id|device=(?P<n>\d+), num_gpus=(?P<m>\d+)"
+)
 def invalid_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A GPU of this number does not exist."""
     written = re.search(r"cuda:(\d+)|\.cuda\((\d+)\)", evidence.call_text or "")
@@ -83,8 +90,8 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     which = f"cuda:{number}" if number else "the asked GPU"
     return cuda(
         f"{which} does not exist for this process",
-        "Devices are counted from 0, among those that CUDA_VISIBLE_DEVICES leaves visible. Nothing "
-        "is wrong with a tensor, and the context is intact.",
+        "Devices are counted from 0 among those that CUDA_VISIBLE_DEVICES leaves visible; "
+        "torch.cuda.device_count() says how many. It is no assert, and the context is intact.",
         "proven",
         number=number,
     )
@@ -115,18 +122,22 @@ def old_driver(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The driver is older than the CUDA version of the build."""
     return cuda(
         "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
-        "Nothing is wrong with the code. Until the driver is renewed, the rehearsal can be turned on "
+        "Nothing is wrong with the code. Until the driver is renewed, the rehearsal can be turned "
+        "on "
         "with %cudacheck simulate or cudalens.simulate().",
         "proven",
     )
 
 
-@family(r"NCCL (?:error|Error|communicator)|ncclInternalError|ncclUnhandledCudaError|ProcessGroupNCCL")
+@family(
+    r"NCCL (?:error|Error|communicator)|ncclInternalError|ncclUnhandledCudaError|ProcessGroupNCCL"
+)
 def nccl(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The library that talks between GPUs gave up."""
     return cuda(
         "NCCL, which carries tensors between GPUs, reported an error",
-        "It is seldom the cause: another rank that failed or waits elsewhere shows here as an error "
+        "It is seldom the cause: another rank that failed or waits elsewhere shows here as an "
+        "error "
         "or a timeout. Look for the first rank that reported something else.",
         "unknown",
     )
@@ -147,21 +158,26 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
     return cuda(
         f"a library of CUDA's failed with {status}",
-        f"{reason} The call on this line is not proven to be wrong.",
+        f"{reason} The call on this line is not proven to be wrong: run the cell under "
+        "%%cudacheck, "
+        "which waits for each op.",
         "unknown",
         status=status,
         is_memory=memory,
     )
 
 
-@family(r"unspecified launch failure|CUDA error: launch failure|CUDA_ERROR_LAUNCH_FAILED"
-        r"|illegal instruction was encountered|hardware stack error|invalid program counter"
-        r"|uncorrectable (?:ECC|NVLink) error")
+@family(
+    r"unspecified launch failure|CUDA error: launch failure|CUDA_ERROR_LAUNCH_FAILED"
+    r"|illegal instruction was encountered|hardware stack error|invalid program counter"
+    r"|uncorrectable (?:ECC|NVLink) error"
+)
 def launch_failure(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was ended by the hardware."""
     return cuda(
         f"a kernel was ended by the hardware: {match[0].removeprefix('CUDA error: ')}",
-        f"It is no assert: no check fired. Invalid memory use in a custom kernel is the usual cause, "
+        "It is no assert: no check fired. Invalid memory use in a custom kernel is the usual "
+        "cause, "
         f"a faulty GPU a rare one. {_DEAD}",
         "likely" if evidence.op.name else "unknown",
     )

@@ -6,7 +6,7 @@ import re
 
 from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import expression, named
+from cudalens.hosterrors._words import expression, named, subject
 from cudalens.model import Evidence
 
 _PARAMETERS = frozenset(
@@ -32,7 +32,8 @@ def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     if match["name"]:
         name = match["name"]
         return host(
-            f"{name} is on {match['here']}, the other tensors are on {match['there']}",
+            f"{'one of ' * (name == 'tensors')}{name} is on {match['here']}, "
+            f"the other tensors are on {match['there']}",
             f"{_placed(evidence)}An op needs all its tensors on one device.",
             name if evidence.tensor(name) else _ALIASES.get(name, name),
             devices=tuple(devices),
@@ -50,8 +51,11 @@ def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:
     if is_model:
         headline = f"{stray.argument} of the module is on {stray.device}, its input is on {there}"
     else:
-        headline = f"{stray.argument or stray.expression} is on {stray.device}, the other tensors "
-        headline += f"are on {there}"
+        others = _elsewhere(evidence, stray)
+        rest = [item for item in evidence.tensors if item.device != stray.device]
+        name = subject(others, "") if len(rest) == 1 else ""
+        headline = f"{subject(stray, 'a tensor')} is on {stray.device}, "
+        headline += f"{name} is on {there}" if name else f"the other tensors are on {there}"
     return host(
         headline,
         f"{_placed(evidence)}An op needs all its tensors on one device.",
@@ -120,7 +124,8 @@ def index_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"expected self and mask to be on the same device, but got mask on (?P<mask>[\w:]+) and self on "
+    r"expected self and mask to be on the same device, but got mask on (?P<mask>[\w:]+) and self "
+    r"on "
     r"(?P<self>[\w:]+)"
 )
 def mask_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
@@ -137,7 +142,8 @@ def mask_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"Input and (?P<what>hidden|parameter) tensors are not at the same device, found input tensor at "
+    r"Input and (?P<what>hidden|parameter) tensors are not at the same device, found input tensor "
+    r"at "
     r"(?P<input>[\w:]+) and (?:hidden|parameter) tensor at (?P<other>[\w:]+)"
 )
 def rnn_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
@@ -158,7 +164,8 @@ def rnn_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 @family(
-    r"module must have its parameters and buffers on device (?P<want>[\w:]+) \(device_ids\[0\]\) but "
+    r"module must have its parameters and buffers on device (?P<want>[\w:]+) \(device_ids\[0\]\) "
+    r"but "
     r"found one of them on device: (?P<got>[\w:]+)"
 )
 def parallel_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:

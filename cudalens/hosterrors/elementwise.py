@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from math import prod
 
+from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import called, expression, ints, named, said
+from cudalens.hosterrors._words import called, expression, ints, named, said, subject
 from cudalens.model import Evidence
 
 _PAIRS = (
@@ -37,10 +38,9 @@ def broadcast(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
             other=b,
             dim=dim,
         )
-    first = left.expression or left.argument
-    second = right.expression or right.argument
     return host(
-        f"{first} {said(left.shape)} and {second} {said(right.shape)} do not broadcast: "
+        f"{subject(left, 'one')} {said(left.shape)} and {subject(right, 'the other')} "
+        f"{said(right.shape)} do not broadcast: "
         f"{a} meets {b} in dimension {dim} of the result",
         "Shapes are lined up at their last dimension; sizes go together when they are equal or "
         "one of them is 1.",
@@ -63,7 +63,10 @@ def _attention(evidence: Evidence, a: int, b: int) -> HostVerdict:
     )
 
 
-def _pair(evidence: Evidence, a: int, b: int, dim: int):  # type: ignore[no-untyped-def]
+_Pair = tuple[TensorFact, TensorFact] | tuple[None, None]
+
+
+def _pair(evidence: Evidence, a: int, b: int, dim: int) -> _Pair:
     """Give the two tensors that collide, when the evidence names exactly two that do so."""
     for one, two in _PAIRS:
         left, right = evidence.tensor(one), evidence.tensor(two)
@@ -133,7 +136,8 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     first, other = evidence.tensor("tensors[0]"), evidence.tensor(f"tensors[{match['n']}]")
     shapes = f": {said(first.shape)} and {said(other.shape)}" if first and other else ""
     return host(
-        f"tensors[{match['n']}] has size {match['got']} where the first has {match['want']}{shapes}",
+        f"tensors[{match['n']}] has size {match['got']} where the first has "
+        f"{match['want']}{shapes}",
         f"They are joined along dimension {match['dim']}; all others must be equal.",
         f"tensors[{match['n']}]",
         dim=int(match["dim"]),
@@ -234,4 +238,20 @@ def mask_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         "indices",
         mask=mask,
         shape=shape,
+    )
+
+
+@family(
+    r"number of dimensions in the tensor input does not match the length of the desired ordering "
+    r"of "
+    r"dimensions i\.e\. input\.dim\(\) = (?P<rank>\d+) is not equal to len\(dims\) = (?P<n>\d+)"
+)
+def permuted_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """permute was given more or fewer dimensions than the tensor has."""
+    fact = named(evidence, "self", "input")
+    shape = f" of shape {said(fact.shape)}" if fact else ""
+    return host(
+        f"permute orders {match['n']} dimensions, the tensor{shape} has {match['rank']}",
+        "Each dimension is named once.",
+        "dims",
     )

@@ -102,7 +102,8 @@ def norm_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     kind = evidence.module_type or (evidence.op.api or "").rpartition(".")[2]
     shape = f": its shape is {said(fact.shape)}" if fact else ""
     return host(
-        f"input has {match['got']} dimensions, {kind} takes {match['want'].replace('D', '')}{shape}",
+        f"input has {match['got']} dimensions, {kind} takes "
+        f"{match['want'].replace('D', '')}{shape}",
         "Its name ends in the number of dimensions besides batch and channels.",
         "input",
         got=int(match["got"]),
@@ -158,9 +159,7 @@ def group_norm_groups(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(
-    r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)"
-)
+@family(r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)")
 def rnn_input_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A recurrent layer's input has another number of features."""
     got, want = int(match["got"]), int(match["want"])
@@ -176,9 +175,7 @@ def rnn_input_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(
-    r"Expected hidden(?P<part>\[\d\])? size \((?P<want>[\d, ]+)\), got \[?(?P<got>[\d, ]+)\]?"
-)
+@family(r"Expected hidden(?P<part>\[\d\])? size \((?P<want>[\d, ]+)\), got \[?(?P<got>[\d, ]+)\]?")
 def rnn_hidden_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A recurrent layer's state does not fit its input."""
     want, got = ints(match["want"]), ints(match["got"])
@@ -198,7 +195,9 @@ def rnn_hidden_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"Expected key_padded_mask\.shape\[(?P<dim>[01])\] to be (?P<want>\d+), but got (?P<got>\d+)")
+@family(
+    r"Expected key_padded_mask\.shape\[(?P<dim>[01])\] to be (?P<want>\d+), but got (?P<got>\d+)"
+)
 def key_padding_mask(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A padding mask of attention does not cover the keys."""
     what = "samples" if match["dim"] == "0" else "keys"
@@ -230,8 +229,10 @@ def attention_mask(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"size mismatch for (?P<name>[\w.]+): copying a param with shape .*?\[(?P<got>[\d, ]*)\]\)?"
-        r" from checkpoint, the shape in current model is .*?\[(?P<want>[\d, ]*)\]")
+@family(
+    r"size mismatch for (?P<name>[\w.]+): copying a param with shape .*?\[(?P<got>[\d, ]*)\]\)?"
+    r" from checkpoint, the shape in current model is .*?\[(?P<want>[\d, ]*)\]"
+)
 def state_dict_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A checkpoint's parameter has another shape than the model's."""
     got, want = ints(match["got"]), ints(match["want"])
@@ -251,8 +252,10 @@ def state_dict_keys(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     name = match["name"]
     is_missing = match["kind"] == "Missing"
     headline = (
-        f"the checkpoint has no {name}" if is_missing else f"the model has no {name}"
-    ) + ", which the " + ("model has" if is_missing else "checkpoint has")
+        (f"the checkpoint has no {name}" if is_missing else f"the model has no {name}")
+        + ", which the "
+        + ("model has" if is_missing else "checkpoint has")
+    )
     return host(
         headline,
         "A prefix such as module. comes from a checkpoint of a DataParallel or compiled model.",

@@ -31,7 +31,9 @@ def loss_shapes(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"Expected input batch_size \((?P<input>\d+)\) to match target batch_size \((?P<target>\d+)\)")
+@family(
+    r"Expected input batch_size \((?P<input>\d+)\) to match target batch_size \((?P<target>\d+)\)"
+)
 def loss_batch(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A classification loss got more or fewer labels than rows of scores."""
     rows, labels = int(match["input"]), int(match["target"])
@@ -54,7 +56,8 @@ def loss_batch(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 @family(
     r"0D or 1D target tensor expected, multi-target not supported"
-    r"|only batches of spatial targets supported \(3D tensors\) but got targets of (?:dimension|size)"
+    r"|only batches of spatial targets supported \(3D tensors\) but got targets of "
+    r"(?:dimension|size)"
 )
 def label_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """Labels have another number of dimensions than one per element of the scores' grid."""
@@ -85,8 +88,7 @@ def label_sizes(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     target = ints(match["target"] or match["target2"])
     shape = ints(match["input"] or match["input2"])
     return host(
-        f"target has shape {said(target)}, input {said(shape)} takes "
-        f"{said(shape[:1] + shape[2:])}",
+        f"target has shape {said(target)}, input {said(shape)} takes {said(shape[:1] + shape[2:])}",
         "Class numbers have the shape of the scores without dimension 1.",
         "target",
         target=target,
@@ -96,9 +98,7 @@ def label_sizes(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(
-    r"Expected target size \[(?P<want>[\d, ]+)\], got \[(?P<got>[\d, ]+)\]"
-)
+@family(r"Expected target size \[(?P<want>[\d, ]+)\], got \[(?P<got>[\d, ]+)\]")
 def label_grid(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """Labels of a sequence have another shape than the scores without their classes."""
     want, got = ints(match["want"]), ints(match["got"])

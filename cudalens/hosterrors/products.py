@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from math import prod
 
-from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import called, expression, ints, named, of_shape, owner, said
+from cudalens.hosterrors._words import (
+    called,
+    expression,
+    ints,
+    named,
+    of_shape,
+    owner,
+    said,
+    subject,
+)
 from cudalens.model import Evidence
 
 _LEFT, _RIGHT = ("self", "input", "mat1"), ("other", "mat2", "weight", "vec", "tensor")
@@ -46,7 +54,7 @@ def _linear(evidence: Evidence, left: tuple[int, ...], right: tuple[int, ...]) -
 
 def _product(evidence: Evidence, left: tuple[int, ...], right: tuple[int, ...]) -> HostVerdict:
     one, two = of_shape(evidence, left, *_LEFT), of_shape(evidence, right, *_RIGHT)
-    first, second = _name(one, "the left matrix"), _name(two, "the right one")
+    first, second = subject(one, "the left matrix"), subject(two, "the right one")
     return host(
         f"{first} has {left[1]} columns and {second} has {right[0]} rows: "
         f"{said(left)} and {said(right)} cannot be multiplied",
@@ -61,10 +69,6 @@ def _product(evidence: Evidence, left: tuple[int, ...], right: tuple[int, ...]) 
     )
 
 
-def _name(fact: TensorFact | None, otherwise: str) -> str:
-    return (fact.expression or fact.argument if fact else None) or otherwise
-
-
 @family(
     r"Expected size for first two dimensions of batch2 tensor to be: \[(?P<want>[\d, ]+)\] "
     r"but got: \[(?P<got>[\d, ]+)\]"
@@ -74,11 +78,13 @@ def batched_product(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     want, got = ints(match["want"]), ints(match["got"])
     left = named(evidence, "self", "input", "batch1")
     right = named(evidence, "mat2", "other", "batch2")
-    first, second = _name(left, "the left operand"), _name(right, "the right one")
+    first, second = subject(left, "the left operand"), subject(right, "the right one")
     if want[0] != got[0]:
         headline = f"{first} holds {want[0]} matrices and {second} holds {got[0]}"
     else:
-        headline = f"the matrices of {first} have {want[1]} columns, those of {second} {got[1]} rows"
+        headline = (
+            f"the matrices of {first} have {want[1]} columns, those of {second} {got[1]} rows"
+        )
     shapes = f": {said(left.shape)} and {said(right.shape)}" if left and right else ""
     return host(
         headline + shapes,
@@ -92,8 +98,10 @@ def batched_product(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-@family(r"(?P<name>batch1|batch2|self|mat2|vec1|vec2|mat1) must be a (?P<want>\d)D tensor"
-        r"|(?P<name2>vector and vector|1D tensors) expected, but got (?P<a>\d)D and (?P<b>\d)D")
+@family(
+    r"(?P<name>batch1|batch2|self|mat2|vec1|vec2|mat1) must be a (?P<want>\d)D tensor"
+    r"|(?P<name2>vector and vector|1D tensors) expected, but got (?P<a>\d)D and (?P<b>\d)D"
+)
 def product_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A matrix product's operand has another number of dimensions than this product takes."""
     if match["name"] is None:
@@ -109,7 +117,8 @@ def product_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     shape = f": its shape is {said(fact.shape)}" if fact else ""
     argument = (fact.argument if fact else None) or match["name"]
     return host(
-        f"{argument} has not the {match['want']} dimensions that this product takes{shape}",
+        f"{subject(fact, argument)} has not the {match['want']} dimensions that this product "
+        f"takes{shape}",
         "torch.matmul takes any number of dimensions.",
         argument,
     )
@@ -122,7 +131,7 @@ def matrix_vector(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     left = of_shape(evidence, matrix, *_LEFT)
     right = of_shape(evidence, (length,), *_RIGHT)
     return host(
-        f"{_name(left, 'the matrix')} has {matrix[1]} columns and {_name(right, 'the vector')} "
+        f"{subject(left, 'the matrix')} has {matrix[1]} columns and {subject(right, 'the vector')} "
         f"has {length} elements: {said(matrix)} and {said((length,))} cannot be multiplied",
         f"{matrix[1]} and {length} collide.",
         (right.argument if right else None) or "other",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,6 +41,7 @@ ENGINE_FUNCTION = "_engine_run_backward"
 """The function of torch/autograd/graph.py that every backward pass goes through."""
 
 
+_HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 _FLAGS = {
     "old_dispatch_mode_flags": "_is_in_torch_dispatch_mode",
     "old_non_infra_dispatch_mode_flags": "_is_in_non_infra_torch_dispatch_mode",
@@ -80,34 +82,49 @@ class RecorderMode(TorchDispatchMode):
 
         Whatever an interrupt left half done is completed; a second call does nothing.
         """
-        above = []
-        if self in _get_current_dispatch_mode_stack():
-            while _get_current_dispatch_mode_stack()[-1] is not self:
-                above.append(_pop_mode())
-        elif self.old_dispatch_mode_flags:
+        if self not in _get_current_dispatch_mode_stack():
+            if not self.old_dispatch_mode_flags:
+                return
             # Interrupted on the way in, or popped by somebody else: torch's flags are still ours.
             _push_mode(self)
-        else:
-            return
         for saved, current in _FLAGS.items():
             flags = getattr(self, saved, None)
             if flags is not None and not flags:
                 flags.append(getattr(_python_dispatch, current))
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if _get_current_dispatch_mode_stack()[-1] is self:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:
+            self._remove_from_below()
+
+    def _remove_from_below(self) -> None:
+        above = []
+        while _get_current_dispatch_mode_stack()[-1] is not self:
+            above.append(_pop_mode())
+        _pop_mode()
+        for saved in _FLAGS:
+            # What the next mode restores one day is what it would have found without this one.
+            if getattr(self, saved, None):
+                getattr(above[-1], saved)[-1] = getattr(self, saved).pop()
         for mode in reversed(above):
             _push_mode(mode)
 
 
 def watch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
     """Call ``hook`` before the forward of every module, until :func:`unwatch_modules`."""
+    # A compiled module warns when it meets such a hook; the user has not asked for ours.
+    warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
     register_module_forward_pre_hook(hook)
 
 
 def unwatch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
     """Undo :func:`watch_modules`; without the handle, which an interrupt may have lost."""
     hooks = torch.nn.modules.module._global_forward_pre_hooks
-    for key in [key for key, value in hooks.items() if value == hook]:
+    mine = [key for key, value in hooks.items() if value == hook]
+    for key in mine:
         hooks.pop(key, None)
+    for entry in list(warnings.filters):
+        if getattr(entry[1], "pattern", entry[1]) == _HOOK_WARNING:
+            cast("list[Any]", warnings.filters).remove(entry)
 
 
 def synchronise(device: torch.device) -> None:

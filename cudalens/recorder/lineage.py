@@ -8,7 +8,6 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 from weakref import ref
 
 from torch import Tensor
@@ -26,6 +25,8 @@ _MAX_STEPS = 24
 _COPIES = frozenset(
     {"aten::_to_copy", "aten::clone", "aten::lift_fresh", "aten::detach", "aten::contiguous"}
 )
+_SELECTORS = frozenset({"index", "indices", "mask", "condition", "repeats", "offsets", "lengths"})
+"""Arguments that choose among values and pass none on."""
 FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 
 
@@ -89,7 +90,6 @@ class _Walk:
         self._lineage = lineage
         self._batches = batches
         self._is_bad = is_bad
-        self._seen_batch = False
 
     def steps(self, tensor: Tensor) -> Iterator[ProvenanceStep]:
         current: Ref = ref(tensor)
@@ -104,10 +104,9 @@ class _Walk:
             call = self._producer(current, before)
             if call is None:
                 return
-            inputs = list(call.inputs)
-            following, claim = self._decide(call, inputs, is_certain)
+            following, claim = self._decide(call, is_certain)
             if not _is_silent(call):
-                note = FIRST_BAD if claim else self._entry_note(call, inputs, following)
+                note = FIRST_BAD if claim else self._entry_note(call, following)
                 yield self._lineage.step(call, note)
             if following is None:
                 return
@@ -127,26 +126,26 @@ class _Walk:
             call = None if base is None else self._lineage.producer(base, before)
         return call
 
-    def _decide(self, call: Call, inputs: list[Ref], is_certain: bool) -> tuple[Ref | None, bool]:
+    def _decide(self, call: Call, is_certain: bool) -> tuple[Ref | None, bool]:
         """Give the input to follow, if any, and whether this call is where values went bad."""
+        values = value_inputs(call)
+        if values is None or (call.is_brief and not call.facts.is_in_place):
+            return None, False
         if call.facts.is_in_place:
             # The tensor as it was before is gone, so nothing can be said of it.
-            others = [item for item in inputs if item is not call.output]
-            bad = [item for item in others if self._carries(item, call.seq)]
-            return (bad[0], False) if bad else (call.output if not others else None, False)
-        if call.is_brief:
-            return None, False
-        inputs = [item for item in inputs if _may_pass_values(item(), call.output)]
-        if not inputs or call.facts.name in FROM_PYTHON:
+            others = [item for item in values if item is not call.output]
+            bad = next((item for item in others if self._carries(item, call.seq)), None)
+            return (bad if bad is not None or others else call.output), False
+        if not values or call.facts.name in FROM_PYTHON:
             return None, is_certain
-        if bad := [item for item in inputs if self._carries(item, call.seq)]:
-            return bad[0], False
-        tested = [
-            item() is not None and self._lineage.is_untouched(item, call.seq) for item in inputs
-        ]
-        if all(tested):
+        for item in values:
+            if self._carries(item, call.seq):
+                return item, False
+        if all(
+            item() is not None and self._lineage.is_untouched(item, call.seq) for item in values
+        ):
             return None, is_certain
-        return (inputs[0] if len(inputs) == 1 else None), False
+        return (values[0] if len(values) == 1 else None), False
 
     def _carries(self, tensor: Ref, since: int) -> bool:
         living = tensor()
@@ -163,7 +162,7 @@ class _Walk:
         # A view shows some of its base's values; a copy has the same ones.
         return is_certain and (call.facts.is_view or call.facts.name == "aten::clone")
 
-    def _entry_note(self, call: Call, inputs: list[Ref], following: Ref | None) -> str | None:
+    def _entry_note(self, call: Call, following: Ref | None) -> str | None:
         if call.facts.name != "aten::_to_copy" or following is None:
             return None
         source, result = following(), call.output()
@@ -190,12 +189,38 @@ class _Walk:
         return low
 
 
-def _may_pass_values(source: Tensor | None, output: Any) -> bool:
-    """Whether values of a tensor can be values of the result: not from scores to their argmax."""
-    result = None if isinstance(output, tuple) else output()
-    if source is None or result is None:
-        return True
-    return bool(source.dtype.is_floating_point == result.dtype.is_floating_point)
+def value_inputs(call: Call) -> list[Ref] | None:
+    """Give the inputs whose values can be values of the result.
+
+    Indices and masks only choose, and scores are no labels: an input of floats is left out where
+    the result has integers.  ``None`` when it is unknown which input is which argument.
+    """
+    inputs = _without_selectors(call)
+    if inputs is None or call.facts.name == "aten::_to_copy" or isinstance(call.output, tuple):
+        return inputs
+    result = call.output()
+    return [
+        item
+        for item in inputs
+        if result is None
+        or (source := item()) is None
+        or source.dtype.is_floating_point == result.dtype.is_floating_point
+    ]
+
+
+def _without_selectors(call: Call) -> list[Ref] | None:
+    arguments = call.facts.tensor_arguments
+    inputs = list(call.inputs)
+    if not any(name in _SELECTORS for name, _ in arguments):
+        return inputs
+    spare = len(inputs) - sum(kind == "Tensor" for _, kind in arguments)
+    flexible = [kind for _, kind in arguments if kind != "Tensor"]
+    if spare < 0 or (spare > 0 and len(flexible) != 1):
+        return None
+    names: list[str] = []
+    for name, kind in arguments:
+        names += [name] * (1 if kind == "Tensor" else spare)
+    return [item for name, item in zip(names, inputs, strict=True) if name not in _SELECTORS]
 
 
 def _is_silent(call: Call) -> bool:

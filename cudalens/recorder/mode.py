@@ -46,6 +46,7 @@ class RecordingMode(_seam.RecorderMode):
         copy_budget: bytes of arguments copied to the host before each op that is not torch's own.
         watch: called after each op with the op, its arguments and its result; what it raises is
             raised by the op.
+        modules: note which module each op belongs to; a compiled module runs eagerly then.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RecordingMode(_seam.RecorderMode):
         sync: bool = True,
         copy_budget: int = 1 << 20,
         watch: Watch | None = None,
+        modules: bool = True,
     ) -> None:
         super().__init__()
         self.recorded_ops = 0
@@ -69,12 +71,14 @@ class RecordingMode(_seam.RecorderMode):
         self._sync = sync
         self._copy_budget = copy_budget
         self._watch = watch
+        self._modules = modules
 
     # --- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
-            _seam.watch_modules(self._sites.enter_module)
+            if self._modules:
+                _seam.watch_modules(self._sites.enter_module)
             self.install()
             return self
         except BaseException:

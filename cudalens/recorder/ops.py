@@ -87,6 +87,13 @@ class OpFacts:
         is_plain = self.overload in (None, "default")
         return self.name if is_plain else f"{self.name}.{self.overload}"
 
+    @property
+    def tensor_arguments(self) -> list[tuple[str, str]]:
+        """Name and type of each argument that holds tensors: ``("indices", "List[…]")``."""
+        schema = getattr(self.op, "_schema", None)
+        arguments = () if schema is None else schema.arguments
+        return [(item.name, str(item.type)) for item in arguments if "Tensor" in str(item.type)]
+
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Give the arguments of a call by their schema names."""
         if not isinstance(self.op, OpOverload):

@@ -159,7 +159,7 @@ def _probe() -> None:
     """Run one backward: an engine that started before the device has no thread for it."""
     try:
         leaf = torch.ones(1, device="cuda", requires_grad=True)
-        (leaf * 2).sum().backward()  # type: ignore[no-untyped-call]
+        (leaf * 2).sum().backward()
     except RuntimeError as error:
         if "device_ready_queues_" not in str(error):
             raise

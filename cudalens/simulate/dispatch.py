@@ -55,7 +55,7 @@ def _has_composite(name: str) -> bool:
 
 def _has_own_kernel(name: str) -> bool:
     """Tell whether another kernel than the fallback would run for this op on the CUDA key."""
-    if _has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT:
+    if _has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT or name in _BESIDE_MODES:
         return True
     if not (name.startswith(_FAMILIES) or name in _NAMES or name in SPECIAL_KERNELS):
         return bool(_has_kernel(name, "CPU")) and _has_composite(name)
@@ -83,10 +83,7 @@ def _refused_pairs() -> tuple[tuple[str, str], ...]:
 
 
 def _needs_override(name: str, runtime: Runtime) -> bool:
-    if name.startswith("aten::"):
-        own = name in _aten_names()
-    else:
-        own = _has_own_kernel(name)
+    own = name in _aten_names() if name.startswith("aten::") else _has_own_kernel(name)
     return own or (name in runtime.rules and _has_composite(name))
 
 
@@ -169,7 +166,7 @@ class Registrations:
         self._overridden.add(name)
 
     def _library(self, namespace: str) -> Any:
-        library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+        library = torch.library.Library(namespace, "IMPL")
         self._libraries.append(library)
         return library
 

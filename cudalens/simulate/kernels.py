@@ -62,6 +62,8 @@ def _bind(facts: OpFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 def _lowered(runtime: Runtime, value: Any) -> Any:
     """Return the CPU-side twin of one argument."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
     if isinstance(value, Tensor):
         return to_host(value) if value.is_cuda else value
     if isinstance(value, (list, tuple)):
@@ -77,8 +79,8 @@ def _lowered(runtime: Runtime, value: Any) -> Any:
 def lower(runtime: Runtime, facts: OpFacts, values: Sequence[Any]) -> list[Any]:
     """Return the CPU-side twins of all arguments, numbers and generators included."""
     host = [_lowered(runtime, value) for value in values]
-    for i, argument in enumerate(facts.arguments):
-        if argument.is_tensor and isinstance(host[i], (bool, int, float, complex)):
+    for i in facts.tensors:
+        if isinstance(host[i], (bool, int, float, complex)):
             host[i] = number_tensor(host[i], facts, host)
     if facts.generator is not None:
         host[facts.generator] = _generator(runtime, host[facts.generator])
@@ -128,7 +130,7 @@ def adopt(out: Tensor, result: Tensor) -> None:
     _rewire(out, labelled.untyped_storage(), labelled.storage_offset(), labelled)
 
 
-def _rewire(out: Tensor, storage: Any, offset: int, shaped: Tensor) -> None:
+def _rewire(out: Tensor, storage: Any, offset: Any, shaped: Tensor) -> None:
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
         CPU_KEYS, out, storage, offset, shaped.shape, shaped.stride()
     )
@@ -166,9 +168,9 @@ def _settle_out(out: Any, host: Any) -> None:
 
 def lift(facts: OpFacts, result: Any, values: Sequence[Any], host: Sequence[Any]) -> Any:
     """Label what the CPU kernel returned, or give back the argument that it aliases."""
-    for value, twin in zip(values, host, strict=True):
-        if result is twin and isinstance(value, Tensor):
-            return value  # a kernel that had nothing to do may return its argument
+    for i in facts.tensors:
+        if result is host[i] and result is not None:
+            return values[i]  # a kernel that had nothing to do may return its argument
     if len(facts.aliases) == 1:
         return _lifted(result, facts.aliases[0], values)
     if not isinstance(result, tuple):
@@ -199,12 +201,10 @@ class GenericKernel:
         # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
         with torch._C.DisableTorchFunction():
             facts = op_facts(op)
-            special = self._runtime.special.get(facts.name)
-            if special is not None:
-                return special(self._runtime, facts, _bind(facts, args, kwargs))
             if facts.is_view:
                 return op.redispatch(CPU_KEYS, *args, **kwargs)
-            return run(self._runtime, facts, _bind(facts, args, kwargs))
+            serve: SpecialKernel = self._runtime.special.get(facts.name, run)
+            return serve(self._runtime, facts, _bind(facts, args, kwargs))
 
 
 def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
@@ -234,7 +234,9 @@ def _waits(facts: OpFacts, host: Sequence[Any]) -> bool:
     if facts.name == "aten::repeat_interleave.Tensor":
         return host[1] is None  # output_size is there so that CUDA need not wait
     # An advanced index with a mask calls nonzero() on it.
-    for argument, value in zip(facts.arguments, host, strict=True):
-        if argument.name == "indices" and argument.is_tensor_list:
-            return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in value)
-    return False
+    return any(
+        item is not None and item.dtype in (torch.bool, torch.uint8)
+        for i in facts.lists
+        if facts.arguments[i].name == "indices"
+        for item in host[i]
+    )

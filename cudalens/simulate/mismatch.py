@@ -69,7 +69,13 @@ def _check_index(facts: OpFacts, values: Sequence[Any]) -> None:
 
 def has_mixed_devices(facts: OpFacts, values: Sequence[Any]) -> bool:
     """Tell whether any tensor of this call lives elsewhere than on the device."""
-    return not all(tensor.is_cuda for _, _, tensor in _tensors(facts, values))
+    for i in facts.tensors:
+        # What is no tensor here is None or a number, and goes anywhere.
+        if getattr(values[i], "is_cuda", True) is False:
+            return True
+    return any(
+        item is not None and not item.is_cuda for i in facts.lists for item in values[i] or ()
+    )
 
 
 def check_devices(facts: OpFacts, values: Sequence[Any]) -> None:

@@ -90,6 +90,8 @@ class OpFacts:
     positional: int
     aliases: tuple[int | None, ...]
     outs: tuple[int, ...]
+    tensors: tuple[int, ...]
+    lists: tuple[int, ...]
     written_lists: tuple[int, ...]
     generator: int | None
     is_view: bool
@@ -143,6 +145,8 @@ def op_facts(op: Any) -> OpFacts:
         positional=sum(not a.is_kwarg_only for a in arguments),
         aliases=tuple(_alias_source(r, raw) for r in schema.returns),
         outs=outs,
+        tensors=tuple(i for i, a in enumerate(arguments) if a.is_tensor),
+        lists=tuple(i for i, a in enumerate(arguments) if a.is_tensor_list),
         written_lists=tuple(
             i for i, a in enumerate(arguments) if a.is_written and a.is_tensor_list
         ),

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from cudalens.simulate.memory import METER
 from cudalens.simulate.refusal import not_rehearsed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _HOST_LABEL: Final = 1  # DLDevice is two int32: (device type, index), read here as one int64
 _DEVICE_LABEL: Final = 2
 _DEVICE_FIELD: Final = 8  # DLTensor starts with the data pointer
 
+_to_capsule: Any = torch._C._to_dlpack
+_from_capsule: Any = torch._C._from_dlpack
 _pointer_of: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 
 
 def _relabelled(tensor: Tensor, label: int) -> Tensor:
-    import torch
-
     try:
-        capsule = torch._C._to_dlpack(tensor)
+        capsule = _to_capsule(tensor)
     except (BufferError, RuntimeError, NotImplementedError) as error:
         raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}") from error
     ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + _DEVICE_FIELD).value = label
-    return torch._C._from_dlpack(capsule)
+    result: Tensor = _from_capsule(capsule)
+    return result
 
 
 def to_device(tensor: Tensor) -> Tensor:
@@ -44,8 +45,6 @@ def to_device(tensor: Tensor) -> Tensor:
 
 def to_host(tensor: Tensor) -> Tensor:
     """Return a CPU-labelled alias of this CUDA-labelled tensor, with its conj and neg bits."""
-    import torch
-
     if tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     result = _relabelled(tensor, _HOST_LABEL)

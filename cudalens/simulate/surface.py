@@ -10,9 +10,10 @@ import torch
 
 from cudalens.simulate import streams
 from cudalens.simulate.kernels import Runtime
-from cudalens.simulate.memory import METER, TOTAL_BYTES
+from cudalens.simulate.memory import TOTAL_BYTES
 from cudalens.simulate.patches import Patches
 from cudalens.simulate.refusal import not_rehearsed
+from cudalens.simulate.surface_memory import MEMORY_FUNCTIONS
 from cudalens.simulate.surface_tensor import patch_tensor_surface
 
 DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
@@ -85,66 +86,14 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         "get_device_capability": checked(CAPABILITY),
         "get_device_properties": checked(DeviceProperties()),
         "get_arch_list": _constant([]),
-        "can_device_access_peer": _constant(False),
         "is_bf16_supported": _constant(True),
         "is_tf32_supported": _constant(False),
         "is_current_stream_capturing": _constant(False),
         "current_blas_handle": _constant(0),
-        "ipc_collect": _constant(None),
         "_exchange_device": exchange_device,
         "_maybe_exchange_device": exchange_device,
         "_is_in_bad_fork": _constant(False),
         "_sleep": _constant(None),
-    }
-
-
-def _memory_functions() -> dict[str, Any]:
-    def statistics(device: Any = None) -> dict[str, int]:
-        current, peak = METER.allocated_bytes, METER.peak_bytes
-        return {
-            f"{kind}_bytes.{pool}.{field}": value
-            for kind in ("allocated", "active", "reserved", "requested")
-            for pool in ("all", "large_pool", "small_pool")
-            for field, value in (("current", current), ("peak", peak))
-        }
-
-    def summary(device: Any = None, abbreviated: bool = False) -> str:
-        return (
-            f"{DEVICE_NAME}: {METER.allocated_bytes} bytes in live tensors, peak {METER.peak_bytes}"
-        )
-
-    def reset_peak(device: Any = None) -> None:
-        METER.reset_peak()
-
-    def free_and_total(device: Any = None) -> tuple[int, int]:
-        return max(TOTAL_BYTES - METER.allocated_bytes, 0), TOTAL_BYTES
-
-    def allocated(device: Any = None) -> int:
-        return METER.allocated_bytes
-
-    def peak(device: Any = None) -> int:
-        return METER.peak_bytes
-
-    return {
-        "memory_allocated": allocated,
-        "memory_reserved": allocated,
-        "memory_cached": allocated,
-        "max_memory_allocated": peak,
-        "max_memory_reserved": peak,
-        "max_memory_cached": peak,
-        "memory_stats": statistics,
-        "memory_summary": summary,
-        "memory_snapshot": _constant([]),
-        "mem_get_info": free_and_total,
-        "get_memory_info": free_and_total,
-        "reset_peak_memory_stats": reset_peak,
-        "reset_accumulated_memory_stats": _constant(None),
-        "reset_max_memory_allocated": reset_peak,
-        "reset_max_memory_cached": reset_peak,
-        "empty_cache": _constant(None),
-        "empty_host_cache": _constant(None),
-        "set_per_process_memory_fraction": _constant(None),
-        "device_memory_used": allocated,
     }
 
 
@@ -245,7 +194,7 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     """Patch every public name that answers for the device; `patches` undoes it."""
     streams.bind_state(runtime.state)
     functions = _device_functions(runtime)
-    everything = {**functions, **_memory_functions(), **_random_functions(runtime), **_STREAMS}
+    everything = {**functions, **MEMORY_FUNCTIONS, **_random_functions(runtime), **_STREAMS}
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         for name, value in everything.items():
             patches.replace(owner, name, value)
@@ -259,7 +208,7 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
     patches.set(torch.cuda.nvtx, "_nvtx", _markers())
     accelerator = {
-        **_memory_functions(),
+        **MEMORY_FUNCTIONS,
         "synchronize": _device_functions(runtime)["synchronize"],
     }
     for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):

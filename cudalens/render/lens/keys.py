@@ -1,0 +1,200 @@
+"""Which drawn things are the same thing: short keys for nodes, tensors, ops, lines and steps.
+
+Every drawn thing carries its own key and the keys of all that it is linked with, so choosing one
+needs no table: it marks whatever carries the chosen key.  Only links that the report proves are
+made.  The keys are numbers of ours, so nothing of the user's reaches a selector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from cudalens.model import GraphNode, HistoryEntry, LineRef, Report, SourceSpan, TensorFact
+from cudalens.render import words
+from cudalens.render.fold import node_name
+from cudalens.render.safe import clip, one_line
+
+_LABEL = 56
+
+
+class Place(NamedTuple):
+    """A line of code, told apart as the user tells them apart."""
+
+    cell: int | None
+    file: str | None
+    line: int
+
+
+class Choice(NamedTuple):
+    """One thing that can be chosen by name."""
+
+    label: str
+    key: str
+
+
+def place_of(ref: LineRef | SourceSpan | None) -> Place | None:
+    """Give the line that ``ref`` points at, ``None`` when it names none."""
+    if ref is None or ref.line is None:
+        return None
+    return Place(ref.cell, None if ref.cell is not None else ref.file, ref.line)
+
+
+class Keys:
+    """The keys of one report and the links between them."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._nodes = {node.id: f"n{at}" for at, node in enumerate(report.graph.nodes)}
+        self._lines: dict[Place, str] = {}
+        self._links: dict[str, set[str]] = {}
+        for at, entry in enumerate(report.history):
+            self._link(f"h{at}", self._line(place_of(entry.source)))
+        for at, step in enumerate(report.provenance):
+            self._link(f"s{at}", self._line(place_of(step.source)))
+        for at, node in enumerate(report.graph.nodes):
+            self._link_node(f"n{at}", node)
+        for at, fact in enumerate(report.tensors):
+            self._link_tensor(f"t{at}", fact)
+
+    def linked(self, key: str) -> tuple[str, ...]:
+        """Give ``key`` itself and the keys that it is linked with, its own first."""
+        return (key, *sorted(self._links.get(key, ())))
+
+    def known(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Give those of ``keys`` that this report has."""
+        return tuple(key for key in keys if key in self._links)
+
+    def code_line(self, number: int) -> str | None:
+        """Give the key of a line of the code that is drawn, ``None`` when nothing points at it."""
+        source = self._report.source
+        if source is None:
+            return None
+        return self._lines.get(place_of(LineRef(cell=source.cell, file=source.file, line=number)))  # type: ignore[arg-type]
+
+    def attributes(self, kind: str | None, at: int | None) -> Markup:
+        """Give the attributes of the element that draws thing number ``at`` of a kind."""
+        if kind is None or at is None:
+            return Markup("")
+        letters = {"node": "n", "tensor": "t", "op": "h", "step": "s"}
+        key = self.code_line(at) if kind == "code" else f"{letters[kind]}{at}"
+        if key is None:
+            return Markup("")
+        # The keys are ours: letters and digits.
+        return Markup(f' data-id="{key}" data-k="{" ".join(self.linked(key))}"')
+
+    def box(self, members: Sequence[GraphNode]) -> Mapping[str, str | None]:
+        """Give the attributes of a box of the picture that stands for some nodes."""
+        own = [self._nodes[node.id] for node in members]
+        links = dict.fromkeys(link for key in own for link in self.linked(key))
+        names = [node_name(node) for node in members]
+        last = members[-1]
+        parts = (
+            last.role.replace("_", " ") if last.role not in ("upstream", "downstream") else "",
+            f"{len(names)} nodes folded" if len(names) > 1 else "",
+            words.dtype(last.dtype or "") + words.shape(last.shape),
+            last.module_path or "",
+            words.place(last.source),
+        )
+        told = ", ".join(filter(None, (" to ".join(dict.fromkeys((names[0], names[-1]))), *parts)))
+        return {
+            "data_id": " ".join(own),
+            "data_k": " ".join(links),
+            "data_n": str(len(own)),
+            "aria_label": clip(one_line(told), 160),
+        }
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Give what can be chosen by name: the failure and its graph first, then the tensors."""
+        report = self._report
+        ranked = sorted(
+            enumerate(report.graph.nodes),
+            key=lambda item: (item[1].role not in ("failed", "bad_input"), item[0]),
+        )
+        nodes = [Choice(_node_label(node), f"n{at}") for at, node in ranked]
+        tensors = [
+            Choice(clip(f"{words.tensor_name(fact)} {words.tensor_type(fact)}", _LABEL), f"t{at}")
+            for at, fact in enumerate(report.tensors)
+        ]
+        lines = [
+            Choice(clip(words.place(LineRef(**place._asdict())), _LABEL), key)
+            for place, key in sorted(self._lines.items(), key=str)
+        ]
+        return (*nodes, *tensors, *lines)
+
+    def _link(self, key: str, *others: str | None) -> None:
+        self._links.setdefault(key, set())
+        for other in others:
+            if other is not None and other != key:
+                self._links[key].add(other)
+                self._links.setdefault(other, set()).add(key)
+
+    def _line(self, place: Place | None) -> str | None:
+        if place is None:
+            return None
+        return self._lines.setdefault(place, f"l{len(self._lines)}")
+
+    def _link_node(self, key: str, node: GraphNode) -> None:
+        report = self._report
+        is_failed = node.role == "failed"
+        where = place_of(node.source) or (place_of(report.source) if is_failed else None)
+        self._link(key, self._line(where))
+        for at, entry in enumerate(report.history):
+            if _is_same_op(node, entry):
+                self._link(key, f"h{at}")
+
+    def _link_tensor(self, key: str, fact: TensorFact) -> None:
+        report = self._report
+        if fact.span is not None and report.source is not None:
+            ref = LineRef(cell=report.source.cell, file=report.source.file, line=fact.span[0])
+            self._link(key, self._line(place_of(ref)))
+        else:
+            self._link(key)
+        for node in report.graph.nodes:
+            if _is_value_of(node, fact, report):
+                self._link(key, self._nodes[node.id])
+        made = _producers(fact, report)
+        if len(made) == 1:
+            self._link(key, self._nodes[made[0].id])
+
+
+def _node_label(node: GraphNode) -> str:
+    role = "" if node.role in ("upstream", "downstream") else f" ({node.role.replace('_', ' ')})"
+    return clip(" ".join(filter(None, (node_name(node), words.shape(node.shape)))) + role, _LABEL)
+
+
+def _is_same_op(node: GraphNode, entry: HistoryEntry) -> bool:
+    """Tell whether a node is of an op of the history: same op, line and module."""
+    where = place_of(node.source)
+    same_line = where is not None and where == place_of(entry.source)
+    same_op = bool(node.op) and _base(node.op or "") == _base(entry.op)
+    return same_line and same_op and node.module_path == entry.module_path
+
+
+def _base(op: str) -> str:
+    namespace, _, name = op.rpartition("::")
+    return f"{namespace}::{name.partition('.')[0]}"
+
+
+def _is_value_of(node: GraphNode, fact: TensorFact, report: Report) -> bool:
+    """Tell whether a leaf of the graph is this tensor: by the user's own name for it."""
+    if node.role == "bad_input":
+        return words.is_at_fault(report, fact)
+    named = node.role in ("leaf", "parameter") and fact.expression is not None
+    return named and node.name == fact.expression and node.shape == fact.shape
+
+
+def _producers(fact: TensorFact, report: Report) -> list[GraphNode]:
+    """Give the nodes that feed the failure and can have made this tensor."""
+    graph = report.graph
+    feeding = {edge.src for edge in graph.edges if edge.dst == graph.focus}
+    return [
+        node
+        for node in graph.nodes
+        if node.id in feeding
+        and fact.grad_fn is not None
+        and node.name == fact.grad_fn
+        and node.shape == fact.shape
+    ]

@@ -1,0 +1,93 @@
+"""The interactive view of a report: the lens.
+
+It is made from the report alone, reads no tensor, and goes on working when the CUDA context is
+gone.  Core ipywidgets carry it; a small browser module of ours adds zoom, keyboard and a click on
+the picture where the front end runs it, and is missed nowhere else.
+"""
+
+from __future__ import annotations
+
+import uuid
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+
+from cudalens.model import Report
+from cudalens.render.html import draw_part, facts_of
+from cudalens.render.lens.graphpane import GraphPane
+from cudalens.render.lens.keys import Keys
+from cudalens.render.lens.parts import line, markup, stack
+from cudalens.render.lens.selection import RULE, Selection, style
+from cudalens.render.lens.tabs import tabs
+
+_STATIC = Path(__file__).with_name("static")
+
+
+def build(report: Report) -> ipywidgets.Widget:
+    """Give the interactive view of ``report``, a box of core ipywidgets."""
+    # Two views of one report in a notebook must not mark each other's things.
+    root = f"cl-lens-{uuid.uuid4().hex[:12]}"
+    keys = Keys(report)
+    selection = Selection(keys)
+    facts = {**facts_of(report), "keyed": keys.attributes}
+    graph = GraphPane(report, facts, keys, selection)
+    marks = markup(style(root, ()), "cl-silent")
+    selection.follow(lambda chosen: setattr(marks, "value", style(root, chosen)))
+    has_code = any(facts[name] for name in ("rows", "loose")) or report.explanation
+    panes = line(
+        stack(markup(draw_part("code.html.j2", facts)), name="cl-pane") if has_code else None,
+        graph.view,
+        name="cl-panes",
+    )
+    card = stack(
+        markup(draw_part("head.html.j2", facts)),
+        panes,
+        tabs(report, facts),
+        marks,
+        _wire(selection, graph),
+        _module(root),
+        name="cl-card",
+    )
+    styles = markup(draw_part("lens_style.html.j2", facts), "cl-silent")
+    return stack(styles, card, name=f"cudalens cl-is-{facts['tone']} cl-lens {root}")
+
+
+def _wire(selection: Selection, graph: GraphPane) -> ipywidgets.Text:
+    """Give the hidden field into which the browser module writes what the user did."""
+    field = ipywidgets.Text(continuous_update=True)
+    field.add_class("cl-wire")
+    field.layout.display = "none"
+    commands = {"grow": graph.grow, "open": graph.open, "close": graph.close, "back": graph.back}
+
+    def heard(change: dict[str, Any]) -> None:
+        # "number command key key …": the number makes the same command twice a change.
+        _, _, said = change["new"].partition(" ")
+        command, _, named = said.partition(" ")
+        if command == "select" or named:
+            selection.choose(named.split())
+        if command in commands:
+            commands[command]()
+
+    field.observe(heard, "value")
+    return field
+
+
+def _module(root: str) -> ipywidgets.Output:
+    """Give the carrier of the browser module: a front end that runs no script shows nothing."""
+    script = _script().replace("%ROOT%", root)
+    data = {"text/html": f"<script>{script}</script>", "text/plain": ""}
+    carrier = ipywidgets.Output(
+        outputs=({"output_type": "display_data", "data": data, "metadata": {}},)
+    )
+    carrier.layout.display = "none"
+    return carrier
+
+
+@cache
+def _script() -> str:
+    rule = RULE.replace("%ROOT%", ".%ROOT%").replace("\\", "\\\\").replace("'", "\\'")
+    lines = (_STATIC / "lens.js").read_text(encoding="utf-8").splitlines()
+    kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("//")]
+    return "\n".join(kept).replace("%RULE%", rule)

@@ -1,0 +1,345 @@
+"""Lineage: where bad values came from, and who wrote over a tensor that autograd had saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cudalens import simulate
+from cudalens.facts import ProvenanceStep
+from cudalens.recorder import FIRST_BAD, ModifiedTensor, Recorder
+from cudalens.recorder.inplace import read_complaint
+from cudalens.recorder.lineage import ENTERED
+from cudalens.recorder.ops import is_node_of
+
+
+def line_of(text: str) -> int:
+    """The number of the only line of this file that ends with the mark ``text``."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = [index for index, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
+    return number
+
+
+def is_bad(tensor: torch.Tensor) -> bool:
+    """Ten classes: 0 … 9."""
+    return bool(((tensor < 0) | (tensor > 9)).any())
+
+
+def trace(make: Callable[[], torch.Tensor]) -> list[tuple[str | None, int | None, str | None]]:
+    """Op, line and note of each step behind the tensor that ``make`` makes under a recorder."""
+    with Recorder() as recorder:
+        steps = recorder.provenance(make(), is_bad)
+    assert recorder.limits == []
+    return [(step.op, step.source and step.source.line, step.note) for step in steps]
+
+
+# --- the way of bad values -----------------------------------------------------------------------
+
+
+def test_the_op_whose_result_first_breaks_the_bound_is_named() -> None:
+    """``raw + 1`` made a ten of a nine; what came before was in bounds and is not blamed."""
+    raw = torch.arange(10)
+    shifted: list[torch.Tensor] = []
+
+    def make() -> torch.Tensor:
+        shifted.append(raw + 1)  # first-shift
+        return shifted[-1] * 2  # second-shift
+
+    assert trace(make) == [
+        ("aten::mul.Tensor", line_of("second-shift"), None),
+        ("aten::add.Tensor", line_of("first-shift"), FIRST_BAD),
+    ]
+
+
+def test_a_claim_needs_living_inputs_in_bounds() -> None:
+    """With the input alive the op is the first; with the input gone nothing is claimed."""
+    raw = torch.arange(10)
+
+    def alive() -> torch.Tensor:
+        return raw + 1  # claim-alive
+
+    def dead() -> torch.Tensor:
+        return (raw * 1) + 1  # claim-dead
+
+    assert trace(alive) == [("aten::add.Tensor", line_of("claim-alive"), FIRST_BAD)]
+    notes = [note for _, _, note in trace(dead)]
+    assert notes == [None, None]
+
+
+def test_an_input_that_was_mended_since_is_no_proof() -> None:
+    """An input that a recorded call has written to says nothing of its values before."""
+    raw = torch.arange(11)
+
+    def make() -> torch.Tensor:
+        copied = raw * 1
+        raw.clamp_(0, 9)
+        return copied
+
+    assert [note for _, _, note in trace(make)] == [None]
+
+
+def test_views_are_followed_and_are_no_steps() -> None:
+    """Reshaping makes no value bad."""
+    raw = torch.arange(10)
+
+    def make() -> torch.Tensor:
+        return (raw + 1).view(2, 5).t()[1:].unsqueeze(0)  # through-views
+
+    assert trace(make) == [("aten::add.Tensor", line_of("through-views"), FIRST_BAD)]
+
+
+def test_a_factory_s_own_values_are_its_result() -> None:
+    """Values that no tensor brought in were made by the op itself: drawn, or typed by the user."""
+
+    def drawn() -> torch.Tensor:
+        return torch.full((3,), 12)  # made-full
+
+    def typed() -> torch.Tensor:
+        return torch.tensor([1, 12])  # made-typed
+
+    assert trace(drawn) == [("aten::full", line_of("made-full"), FIRST_BAD)]
+    assert trace(typed) == [("aten::lift_fresh", line_of("made-typed"), FIRST_BAD)]
+
+
+def test_scores_are_not_labels() -> None:
+    """argmax makes integers of floats: the floats' own range is no cause."""
+    scores = torch.linspace(-50, 50, 12)
+
+    def make() -> torch.Tensor:
+        return scores.argmax()  # made-argmax
+
+    assert trace(make) == [("aten::argmax", line_of("made-argmax"), FIRST_BAD)]
+
+
+def test_indices_pass_no_values_on() -> None:
+    """A lookup's result comes from the table, also when the index is beyond the bound itself."""
+    table, index = torch.arange(20) % 10, torch.tensor([15, 19])
+    holey = torch.arange(20)
+
+    def good_table() -> torch.Tensor:
+        found = table[index]
+        return found + 8  # lookup-good
+
+    def bad_table() -> torch.Tensor:
+        return holey[index]  # lookup-bad
+
+    assert trace(good_table) == [
+        ("aten::add.Tensor", line_of("lookup-good"), None),
+        ("aten::index.Tensor", line_of("lookup-good") - 1, None),
+    ]
+    # The table is bad, and nobody knows who made it; the index is as bad and no cause.
+    assert trace(bad_table) == [("aten::index.Tensor", line_of("lookup-bad"), None)]
+
+
+def test_a_write_in_place_is_a_step_without_a_claim() -> None:
+    """What the tensor held before the write cannot be known any more."""
+    raw = torch.arange(10)
+
+    def make() -> torch.Tensor:
+        raw.add_(1)  # in-place-add
+        return raw
+
+    assert trace(make) == [("aten::add_.Tensor", line_of("in-place-add"), None)]
+
+
+def test_what_no_recorded_op_made_has_no_steps() -> None:
+    """A tensor from before the recording came from nowhere that is known."""
+    assert trace(torch.arange(11).contiguous) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="copies to the simulated device")
+def test_data_that_came_from_the_cpu_is_said_to_enter(sim: simulate.Simulation) -> None:
+    """The copy to the device brought the bad values; one on the CPU alone is an ordinary step."""
+    labels = torch.tensor([3, 10])
+
+    def moved() -> torch.Tensor:
+        return labels.to("cuda")  # moved-labels
+
+    assert trace(moved) == [("aten::_to_copy", line_of("moved-labels"), ENTERED)]
+    assert trace(lambda: labels.to(torch.int32)) == [
+        ("aten::_to_copy", line_of("moved-labels") + 3, None)
+    ]
+
+
+def test_provenance_records_nothing_itself() -> None:
+    """Asking runs the test of the values outside the recorder and outside autograd."""
+    with Recorder() as recorder:
+        made = torch.full((2,), 12)
+        before = recorder.recorded_ops
+        recorder.provenance(made, is_bad)
+        assert recorder.recorded_ops == before
+
+
+def test_site_of_follows_a_view_to_its_base() -> None:
+    """The op that made a tensor, the one that made the base of a view, and none for a stranger."""
+    with Recorder() as recorder:
+        made = torch.ones(4) * 2  # site-made
+    view = made[1:]
+    site = recorder.site_of(view)
+    assert site is not None
+    assert site[0][-1].lineno == line_of("site-made")
+    assert recorder.site_of(torch.ones(2)) is None
+
+
+# --- who wrote over it ---------------------------------------------------------------------------
+
+
+def modified(run: Callable[[], torch.Tensor]) -> ModifiedTensor | None:
+    """What is found about the complaint of a backward pass over what ``run`` returns."""
+    with Recorder() as recorder, pytest.raises(RuntimeError, match="inplace") as caught:
+        run().sum().backward()
+    assert recorder.limits == []
+    return recorder.modified_tensor(str(caught.value))
+
+
+def place(step: ProvenanceStep | None) -> tuple[str | None, int | None]:
+    assert step is not None
+    assert step.source is not None
+    return step.op, step.source.line
+
+
+def test_the_line_that_modified_a_saved_result_is_named() -> None:
+    """With the op that made it, the write, and both versions."""
+    x = torch.ones(3, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = x.exp()  # saved-exp
+        y += 1  # write-exp
+        return y
+
+    found = modified(run)
+    assert found is not None
+    assert place(found.made_by) == ("aten::exp", line_of("saved-exp"))
+    assert [place(write.step) for write in found.written_by] == [
+        ("aten::add_.Tensor", line_of("write-exp"))
+    ]
+    assert (found.complaint.saved, found.complaint.found) == (0, 1)
+
+
+def test_only_the_writes_between_the_two_versions_are_named() -> None:
+    """A write before the tensor was saved is innocent; a reader before the write is listed."""
+    x = torch.ones(3, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = x * 2
+        y.add_(1)
+        z = y * y  # reads-product
+        y.mul_(2)  # write-second
+        y.mul_(3)  # write-third
+        return z
+
+    found = modified(run)
+    assert found is not None
+    assert [place(write.step)[1] for write in found.written_by] == [
+        line_of("write-second"),
+        line_of("write-third"),
+    ]
+    assert [write.version for write in found.written_by] == [1, 2]
+    assert [place(step)[1] for step in found.read_by] == [line_of("reads-product")]
+
+
+def test_a_write_through_a_view_is_a_write_to_the_tensor() -> None:
+    """``y[0] = 0`` modifies ``y``."""
+    x = torch.ones(3, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = x.sigmoid()
+        y[0] = 0.0  # write-item
+        return y
+
+    found = modified(run)
+    assert found is not None
+    assert [place(write.step)[1] for write in found.written_by] == [line_of("write-item")]
+
+
+def test_a_weight_that_an_optimizer_changed() -> None:
+    """A step between forward and backward: the line of the step, and the layer's call."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(layers[1].parameters(), lr=0.1)
+
+    def run() -> torch.Tensor:
+        loss = layers(torch.ones(2, 3)).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()  # write-step
+        return loss
+
+    found = modified(run)
+    assert found is not None
+    assert {place(write.step)[1] for write in found.written_by} == {line_of("write-step")}
+
+
+def test_two_tensors_that_fit_are_not_told_apart() -> None:
+    """With writes on different lines nobody is blamed; on one line that line is."""
+    x = torch.ones(3, requires_grad=True)
+
+    def two_lines() -> torch.Tensor:
+        y, z = x.exp(), x.exp()
+        y += 1
+        z += 2
+        return y + z
+
+    def one_line() -> torch.Tensor:
+        y, z = x.exp(), x.exp()
+        _ = y.add_(1), z.add_(1)  # write-both
+        return y + z
+
+    assert modified(two_lines) is None
+    found = modified(one_line)
+    assert found is not None
+    assert [place(write.step)[1] for write in found.written_by] == [line_of("write-both")]
+    assert found.made_by is None
+
+
+def test_a_write_before_the_recording_is_not_guessed() -> None:
+    """Without the write in the ring nothing is said."""
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y += 1
+    with Recorder() as recorder, pytest.raises(RuntimeError, match="inplace") as caught:
+        y.sum().backward()
+    assert recorder.modified_tensor(str(caught.value)) is None
+
+
+def test_complaints_are_read() -> None:
+    """With and without an origin, on CUDA, of a scalar; another message is none."""
+    text = (
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: [torch.cuda.HalfTensor [3, 4]], which is output 0 of AsStridedBackward0, is at "
+        "version 3; expected version 2 instead. Hint: …"
+    )
+    found = read_complaint(text)
+    assert found is not None
+    assert (found.shape, found.dtype, found.made_by) == (
+        (3, 4),
+        torch.float16,
+        "AsStridedBackward0",
+    )
+    assert (found.saved, found.found) == (2, 3)
+    leaf = read_complaint(
+        "modified by an inplace operation: [torch.FloatTensor []] is at version 1; expected "
+        "version 0 instead."
+    )
+    assert leaf is not None
+    assert (leaf.shape, leaf.made_by) == ((), None)
+    assert read_complaint("Trying to backward through the graph a second time") is None
+
+
+@pytest.mark.parametrize(
+    ("node", "op", "expected"),
+    [
+        ("AddmmBackward0", "aten::addmm", True),
+        ("AddBackward0", "aten::add_", True),
+        ("NllLossBackward0", "aten::nll_loss_forward", True),
+        ("LogSoftmaxBackward0", "aten::_log_softmax", True),
+        ("Exp", "aten::exp", True),
+        ("ExpBackward0", "aten::expand", False),
+        ("AddmmBackward0", "aten::addmv", False),
+    ],
+)
+def test_nodes_belong_to_ops_by_name(node: str, op: str, expected: bool) -> None:
+    """A node's name is its op's without underscores; a longer name is another op's."""
+    assert is_node_of(node, op) is expected
