@@ -1,8 +1,8 @@
 """Execute the notebooks and store their outputs: ``python tests/notebook_outputs.py [name …]``.
 
-The outputs are what a reader on GitHub sees, so nothing of the machine may be left in them.  What is
-taken out is listed once, in ``nbval_sanitize.cfg``: sections named ``stored …`` are applied when the
-outputs are stored and when they are compared, the others when they are compared only.
+The outputs are what a reader on GitHub sees, so nothing of the machine may be left in them.  What
+is taken out is listed once, in ``nbval_sanitize.cfg``: sections named ``stored …`` are applied when
+the outputs are stored and when they are compared, the others when they are compared only.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def executed(notebook: nbformat.NotebookNode, *, folder: Path = NOTEBOOKS) -> An
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
                 "IPYTHONDIR": scratch,
+                "CUDALENS_WIDGETS": "0",
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
             }

@@ -166,9 +166,9 @@ def test_every_error_has_status_error(kernel: Kernel, cell: str, name: str) -> N
 @pytest.mark.parametrize("on", [False, True], ids=["magic", "always"])
 def test_an_interrupt_passes(kernel: Kernel, way: str, on: bool) -> None:
     """The interrupt ends the cell, and nothing stays installed."""
-    body = f"import asyncio, time\nprint('started', flush=True)\n"
+    body = "import asyncio, time\nprint('started', flush=True)\n"
     # ipykernel itself notices an interrupt only when the event loop wakes up.
-    body += f"for _ in range(240):\n    {way}(0.25)"
+    body += f"for tick in range(240):\n    {way}(0.25)"
     if on:
         kernel.run("%cudacheck on")
     reply = kernel.run(body if on else f"%%cudacheck\n{body}", interrupt_at="started")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, GeneratorType
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -34,8 +34,10 @@ class Batch:
 
     number: int
     """Counted from 1 within the epoch."""
-    iterator: ref[Any]
     tensors: tuple[ref[Tensor], ...]
+    indices: Sequence[int] | None
+    """Which items of the dataset its rows are; ``None`` where the sampler does not tell."""
+    dataset: ref[Any] | None
     sampler: ref[Any] | None
 
 
@@ -44,27 +46,32 @@ class Batches:
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque(maxlen=_MAX_BATCHES)
+        # A permutation is only to be seen until the sampler has given out its last index, which
+        # workers ask for long before the batch arrives.
+        self._orders: WeakKeyDictionary[Any, Sequence[int]] = WeakKeyDictionary()
 
     def note(self, frame: FrameType | None) -> None:
-        """Look whether the range that ends in ``frame`` was a loader's ``next()``."""
+        """Note the batch that a loader's ``next()`` is about to give out.
+
+        Args:
+            frame: the innermost frame of the profiler range around it, as the range ends.
+        """
         while frame is not None and torch_path(frame.f_code.co_filename) in _RANGE_FILES:
             frame = frame.f_back
         if frame is None or frame.f_code.co_name != "__next__":
-            return
-        if torch_path(frame.f_code.co_filename) != "utils/data/dataloader.py":
             return
         # This frame returns at once, so reading its variables prolongs no life.
         iterator, data = frame.f_locals.get("self"), frame.f_locals.get("data")
         number = getattr(iterator, "_num_yielded", None)
         if data is None or not isinstance(number, int):
             return
-        sampler = getattr(iterator, "_sampler_iter", None)
         self._batches.append(
             Batch(
                 number=number,
-                iterator=ref(iterator),
                 tensors=tuple(map(ref, _tensors(data))),
-                sampler=ref(sampler) if isinstance(sampler, GeneratorType) else None,
+                indices=self._indices(iterator, number),
+                dataset=_reference(getattr(iterator, "_dataset", None)),
+                sampler=_reference(getattr(iterator, "_index_sampler", None)),
             )
         )
 
@@ -75,11 +82,46 @@ class Batches:
                 return batch
         return None
 
-    def is_newest(self, batch: Batch) -> bool:
-        """Tell whether the iterator of a batch has given out nothing since."""
-        return not any(
-            item.iterator is batch.iterator and item.number > batch.number for item in self._batches
-        )
+    def _indices(self, iterator: Any, number: int) -> Sequence[int] | None:
+        """Tell which items a batch consists of, without advancing the sampler."""
+        batches = getattr(iterator, "_index_sampler", None)
+        if type(batches) is not BatchSampler or getattr(iterator, "_dataset_kind", 0) != 0:
+            return None
+        if not getattr(iterator, "_in_order", True):
+            return None
+        start, stop = (number - 1) * batches.batch_size, number * batches.batch_size
+        if type(batches.sampler) is SequentialSampler:
+            return range(len(batches.sampler))[start:stop]
+        generator = getattr(iterator, "_sampler_iter", None)
+        if not isinstance(generator, GeneratorType) or generator.gi_frame is None:
+            return None
+        variables = generator.gi_frame.f_locals
+        if type(batches.sampler) is RandomSampler and not batches.sampler.replacement:
+            order = self._orders.get(generator) or _order_of(variables.get("sampler_iter"))
+            if order is not None and len(order) == len(batches.sampler):
+                self._orders[generator] = order
+                return order[start:stop]
+        held = variables.get("batch")
+        is_ahead = getattr(iterator, "_num_workers", 0) > 0
+        return held if isinstance(held, list) and not is_ahead else None
+
+
+def _order_of(sampler: Any) -> Sequence[int] | None:
+    """Read the permutation that a running random sampler works through."""
+    rest = sampler.gi_yieldfrom if isinstance(sampler, GeneratorType) else None
+    if type(rest) is not type(iter([])):
+        return None
+    # An unfinished list iterator says (iter, (the whole list,), position).
+    reduced: Any = rest.__reduce__()
+    order = reduced[1][0]
+    return order if isinstance(order, list) and order else None
+
+
+def _reference(value: Any) -> ref[Any] | None:
+    try:
+        return ref(value)
+    except TypeError:  # a list may be a dataset
+        return None
 
 
 def _tensors(data: Any) -> list[Tensor]:
@@ -102,88 +144,42 @@ def _tensors(data: Any) -> list[Tensor]:
 # --- reading, after a failure --------------------------------------------------------------------
 
 
-def describe(batch: Batch, row: int | None, *, is_newest: bool, stacks: Any = None) -> str:
+def describe(batch: Batch, row: int | None, *, frames: Iterable[FrameType] | None = None) -> str:
     """Say where a batch came from: ``batch 4 of loader, row 17 = dataset[145]``.
 
     Args:
         row: the row at fault within the batch, when it is known.
-        is_newest: whether the loader has given out nothing since.
-        stacks: frames whose variables name the loader; those of all running threads by default.
+        frames: frames whose variables name the loader; the user's in all threads by default.
     """
-    iterator = batch.iterator()
-    frames = list(_user_frames() if stacks is None else stacks)
-    loader = None if iterator is None else _loader_of(iterator, frames)
-    name = "a DataLoader" if loader is None else (_name_of(loader, frames) or "a DataLoader")
+    stack = list(_user_frames() if frames is None else frames)
+    name = _name_of(lambda value: _is_loader_of(batch, value), stack) or "a DataLoader"
     text = f"batch {batch.number} of {name}"
     if row is None:
         return text
     text += f", row {row}"
-    index = None if iterator is None else dataset_index(iterator, batch, row, is_newest=is_newest)
-    if index is None:
+    if batch.indices is None or row >= len(batch.indices):
         return text
-    dataset = getattr(iterator, "_dataset", None)
-    named = _name_of(dataset, frames) if dataset is not None else None
+    index = batch.indices[row]
+    dataset = None if batch.dataset is None else batch.dataset()
+    named = None if dataset is None else _name_of(lambda value: value is dataset, stack)
     return f"{text} = {named}[{index}]" if named else f"{text} = item {index} of its dataset"
 
 
-def dataset_index(iterator: Any, batch: Batch, row: int, *, is_newest: bool) -> int | None:
-    """Tell which item of the dataset a row is, ``None`` where the sampler does not let it be known.
-
-    No sampler is advanced: positions are computed, or read from where the sampler stands.
-    """
-    batches = getattr(iterator, "_index_sampler", None)
-    if type(batches) is not BatchSampler or getattr(iterator, "_dataset_kind", 0) != 0:
-        return None
-    if not getattr(iterator, "_in_order", True):
-        return None
-    position = (batch.number - 1) * batches.batch_size + row
-    if type(batches.sampler) is SequentialSampler:
-        return position if position < len(batches.sampler) else None
-    generator = batch.sampler() if batch.sampler is not None else None
-    if not isinstance(generator, GeneratorType) or generator.gi_frame is None:
-        return None
-    variables = generator.gi_frame.f_locals
-    if type(batches.sampler) is RandomSampler and not batches.sampler.replacement:
-        order = _order_of(variables.get("sampler_iter"))
-        if order is not None and len(order) == len(batches.sampler):
-            return order[position] if position < len(order) else None
-    held = variables.get("batch")
-    is_ahead = getattr(iterator, "_num_workers", 0) > 0
-    if is_newest and not is_ahead and isinstance(held, list) and row < len(held):
-        return held[row] if isinstance(held[row], int) else None
-    return None
+def _is_loader_of(batch: Batch, value: Any) -> bool:
+    return (
+        isinstance(value, DataLoader)
+        and batch.sampler is not None
+        and value._index_sampler is batch.sampler()
+        and (batch.dataset is None or value.dataset is batch.dataset())
+    )
 
 
-def _order_of(sampler: Any) -> Sequence[int] | None:
-    """Read the permutation that a running random sampler works through."""
-    rest = sampler.gi_yieldfrom if isinstance(sampler, GeneratorType) else None
-    if type(rest) is not type(iter([])):
-        return None
-    # An unfinished list iterator says (iter, (the whole list,), position).
-    reduced: Any = rest.__reduce__()
-    order = reduced[1][0]
-    return order if isinstance(order, list) and order else None
-
-
-def _loader_of(iterator: Any, frames: Sequence[FrameType]) -> Any:
-    """Find the loader of an iterator among the variables of the user's frames."""
+def _name_of(is_it: Callable[[Any], bool], frames: Iterable[FrameType]) -> str | None:
+    """Find a variable of the user's, the innermost frame's locals first."""
     for frame in frames:
         for variables in (frame.f_locals, frame.f_globals):
-            for value in list(variables.values()):
-                if (
-                    isinstance(value, DataLoader)
-                    and value.dataset is iterator._dataset
-                    and value._index_sampler is iterator._index_sampler
-                ):
-                    return value
-    return None
-
-
-def _name_of(value: Any, frames: Sequence[FrameType]) -> str | None:
-    for frame in frames:
-        for variables in (frame.f_locals, frame.f_globals):
-            for name, item in list(variables.items()):
-                if item is value and not name.startswith("_"):
+            for name, value in list(variables.items()):
+                if not name.startswith("_") and is_it(value):
                     return name
     return None
 

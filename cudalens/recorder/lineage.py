@@ -173,7 +173,7 @@ class _Walk:
 
     def _from_loader(self, batch: Batch, rows: Tensor | None) -> ProvenanceStep:
         row = None if rows is None or rows.dim() == 0 else self._first_bad_row(rows)
-        return ProvenanceStep(note=describe(batch, row, is_newest=self._batches.is_newest(batch)))
+        return ProvenanceStep(note=describe(batch, row))
 
     def _first_bad_row(self, tensor: Tensor) -> int | None:
         """Find the first bad row by halving: the number of tests grows with the logarithm."""

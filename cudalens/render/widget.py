@@ -46,7 +46,7 @@ def build(report: Report) -> ipywidgets.Widget:
         panes,
         tabs(report, facts),
         marks,
-        _wire(selection, graph),
+        _wire(keys, selection, graph),
         _module(root),
         name="cl-card",
     )
@@ -54,21 +54,23 @@ def build(report: Report) -> ipywidgets.Widget:
     return stack(styles, card, name=f"cudalens cl-is-{facts['tone']} cl-lens {root}")
 
 
-def _wire(selection: Selection, graph: GraphPane) -> ipywidgets.Text:
+def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text:
     """Give the hidden field into which the browser module writes what the user did."""
     field = ipywidgets.Text(continuous_update=True)
     field.add_class("cl-wire")
     field.layout.display = "none"
-    commands = {"grow": graph.grow, "open": graph.open, "close": graph.close, "back": graph.back}
+    commands = {
+        "select": selection.choose,
+        "open": graph.open,
+        "close": graph.close,
+        "back": lambda _: graph.back(),
+    }
 
     def heard(change: dict[str, Any]) -> None:
         # "number command key key …": the number makes the same command twice a change.
-        _, _, said = change["new"].partition(" ")
-        command, _, named = said.partition(" ")
-        if command == "select" or named:
-            selection.choose(named.split())
+        _, command, *named = change["new"].split() or ("", "")
         if command in commands:
-            commands[command]()
+            commands[command](keys.known(named))
 
     field.observe(heard, "value")
     return field

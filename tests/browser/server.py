@@ -39,14 +39,20 @@ class Lab:
         """Ask the server's own interface."""
         return json.loads(self._call("GET", path))
 
+    def use_theme(self, name: str) -> None:
+        """Choose the theme of every page that is opened from now on."""
+        body = json.dumps({"raw": json.dumps({"theme": name})}).encode()
+        self._call("PUT", "/lab/api/settings/@jupyterlab/apputils-extension:themes", body)
+
     def stop_kernels(self) -> None:
         """Shut every session down, as closing the laptop would."""
         for session in json.loads(self._call("GET", "/api/sessions")):
             self._call("DELETE", f"/api/sessions/{session['id']}")
 
-    def _call(self, method: str, path: str) -> bytes:
+    def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(
-            self.url + path, method=method, headers={"Authorization": f"token {self.token}"}
+            self.url + path, method=method, headers=headers, data=body
         )
         with urllib.request.urlopen(request, timeout=10) as reply:
             return bytes(reply.read())

@@ -48,13 +48,13 @@ class GraphPane:
         """Draw the nodes one hop further from the failure one by one."""
         self._redraw(self._picture.grow())
 
-    def open(self) -> None:
-        """Draw the nodes of the chosen box one by one."""
-        self._redraw(self._picture.open(self._selection.chosen))
+    def open(self, keys: tuple[str, ...] = ()) -> None:
+        """Draw the nodes of a box one by one: of the chosen one when none is named."""
+        self._redraw(self._picture.open(keys or self._selection.chosen))
 
-    def close(self) -> None:
-        """Draw the module of the chosen node as one box."""
-        self._redraw(self._picture.close(self._selection.chosen))
+    def close(self, keys: tuple[str, ...] = ()) -> None:
+        """Draw the module of a node as one box: of the chosen one when none is named."""
+        self._redraw(self._picture.close(keys or self._selection.chosen))
 
     def back(self) -> None:
         """Undo the last unfolding or folding, else clear the selection."""

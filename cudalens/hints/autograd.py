@@ -1,0 +1,195 @@
+"""Fixes for errors of the autograd graph."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from cudalens.facts import Hint
+from cudalens.hints._base import rule
+from cudalens.hints._fixes import rewritten
+from cudalens.hints._reading import parsed
+from cudalens.hosterrors import verdict_of
+from cudalens.model import Evidence
+
+_OPERATORS = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Pow: "**",
+    ast.MatMult: "@",
+}
+
+
+@rule(priority=30)
+def out_of_place(evidence: Evidence) -> Hint | None:
+    """The recorded line that changed a saved tensor has a form that makes a new one."""
+    found = verdict_of(evidence, "saved_tensor_modified")
+    place = evidence.fact("inplace.modified_at") if found else None
+    if not place:
+        return None
+    code = place.partition(": ")[2]
+    return Hint(
+        text="make a new tensor instead of changing the one that backward needs",
+        fix=_new_tensor(code),
+    )
+
+
+def _new_tensor(code: str) -> str | None:
+    """Write an in-place statement so that it makes a new tensor."""
+    try:
+        body = ast.parse(code.strip()).body
+    except SyntaxError:
+        return None
+    if len(body) != 1:
+        return None
+    statement = body[0]
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        sign = _OPERATORS.get(type(statement.op))
+        name = statement.target.id
+        value = ast.unparse(statement.value)
+        if not isinstance(statement.value, (ast.Name, ast.Constant, ast.Call, ast.Attribute)):
+            value = f"({value})"
+        return f"{name} = {name} {sign} {value}" if sign else None
+    value_of = getattr(statement, "value", None)
+    if isinstance(value_of, ast.Call) and isinstance(statement, (ast.Expr, ast.Assign)):
+        return _call_of_new_tensor(statement, value_of)
+    return None
+
+
+def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str | None:
+    function = call.func
+    target = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else None
+    flagged = [item for item in call.keywords if item.arg == "inplace"]
+    if flagged:
+        call.keywords.remove(flagged[0])
+    elif isinstance(function, ast.Attribute) and re.fullmatch(r"[a-z]\w*[a-z]_", function.attr):
+        target = target or ast.unparse(function.value)
+        function.attr = function.attr[:-1]
+    else:
+        return None
+    return f"{target} = {ast.unparse(call)}" if target and target.isidentifier() else None
+
+
+@rule(priority=30)
+def backward_twice(evidence: Evidence) -> Hint | None:
+    """The lines before show an earlier backward of the same tensor."""
+    found = verdict_of(evidence, "second_backward")
+    source = evidence.source
+    if found is None or source is None or not found.values["expression"]:
+        return None
+    name = found.values["expression"]
+    earlier = [
+        item.line
+        for item in source.context
+        if item.line < (source.line or 0)
+        and re.search(rf"(?<![\w.]){re.escape(name)}\.backward\((?!.*retain_graph)", item.text)
+    ]
+    if not earlier:
+        return None
+    return Hint(
+        text=f"line {earlier[-1]} ran backward on {name} already: keep its graph there, or run the "
+        "forward pass again",
+        fix=f"{name}.backward(retain_graph=True)",
+    )
+
+
+_REMEDIES = {
+    "item": "keep the tensor and take item() for printing only",
+    "tolist": "keep the tensor and take tolist() for printing only",
+    "detach": "leave detach() out of the loss",
+    "data": "leave .data out of the loss",
+    "numpy": "compute the loss with torch",
+    "argmax": "compute the loss from the scores, which have a gradient",
+    "tensor": "combine the tensors themselves, with torch.stack or +",
+    "no_grad": "compute the loss outside of no_grad",
+}
+_REMOVED = {"item": ".item()", "tolist": ".tolist()", "detach": ".detach()", "data": ".data"}
+
+
+@rule(priority=30)
+def detached_loss(evidence: Evidence) -> Hint | None:
+    """The line that made the loss cut it off its graph."""
+    found = verdict_of(evidence, "no_graph")
+    if found is None or not found.values["cause"]:
+        return None
+    cause, code = found.values["cause"], found.values["code"]
+    removed = _REMOVED.get(cause)
+    fix = None
+    if removed and code.count(removed) == 1:
+        fix = code.replace(removed, "")
+        # What is left of torch.tensor(x.item()) is no better.
+        fix = None if "tensor(" in fix else fix
+    return Hint(text=f"line {found.values['line']}: {_REMEDIES[cause]}", fix=fix)
+
+
+@rule(priority=30)
+def reduce_loss(evidence: Evidence) -> Hint | None:
+    """A loss of several elements is reduced before backward."""
+    found = verdict_of(evidence, "not_a_scalar")
+    if found is None or not found.values["expression"]:
+        return None
+    fact = evidence.tensor(found.argument or "")
+    return Hint(
+        text="reduce it to one number: mean() or sum()",
+        fix=rewritten(evidence, fact, "{x}.mean()"),
+    )
+
+
+@rule(priority=30)
+def change_without_graph(evidence: Evidence) -> Hint | None:
+    """A parameter is changed in place where no graph is recorded."""
+    found = verdict_of(evidence, "leaf_modified")
+    text = evidence.source.text if evidence.source else None
+    if found is None or text is None:
+        return None
+    whole = parsed(text) is not None or text.rstrip().endswith(")") or "=" in text
+    return Hint(
+        text="change a parameter under no_grad, so that the change is no part of the graph",
+        fix=f"with torch.no_grad(): {text}" if whole and not text.endswith(":") else None,
+    )
+
+
+@rule(priority=30)
+def sum_to_input(evidence: Evidence) -> Hint | None:
+    """A gradient of a broadcast input is summed to the input's shape."""
+    found = verdict_of(evidence, "gradient_shape")
+    if found is None:
+        return None
+    got, want = found.values["got"], found.values["want"]
+    padded = (1,) * (len(got) - len(want)) + want
+    if got == want or len(padded) != len(got):
+        return None
+    if not all(size in (1, other) for size, other in zip(padded, got, strict=True)):
+        return None
+    return Hint(
+        text=f"forward broadcast its input {found.values['at']} from {want} to {got}: its gradient "
+        "is the sum",
+        fix=f"grad.sum_to_size({', '.join(map(str, want))})",
+    )
+
+
+@rule(priority=30)
+def count_of_gradients(evidence: Evidence) -> Hint | None:
+    """backward returns None for inputs without a gradient."""
+    found = verdict_of(evidence, "gradient_count")
+    if found is None or found.values["got"] >= found.values["want"]:
+        return None
+    missing = found.values["want"] - found.values["got"]
+    return Hint(
+        text="an input without a gradient, such as a number or a flag, has None in its place",
+        fix="return grad" + ", None" * missing if found.values["got"] == 1 else None,
+    )
+
+
+@rule(priority=30)
+def split_out_of_place(evidence: Evidence) -> Hint | None:
+    """A view of several is copied before it is changed."""
+    found = verdict_of(evidence, "multi_view_modified")
+    if found is None or not found.values["expression"]:
+        return None
+    return Hint(
+        text="change a copy of it",
+        fix=rewritten(evidence, evidence.tensor("self"), "{x}.clone()"),
+    )

@@ -1,0 +1,202 @@
+"""Fixes for dtypes, devices and kinds of arguments that torch refused on the host."""
+
+from __future__ import annotations
+
+import difflib
+
+from cudalens.facts import Hint
+from cudalens.hints._base import rule
+from cudalens.hints._fixes import called, renamed, rewritten
+from cudalens.hosterrors import verdict_of
+from cudalens.hosterrors._words import cast
+from cudalens.model import Evidence
+
+_DTYPES = (
+    "layer_dtype",
+    "product_dtypes",
+    "scalar_type",
+    "argument_scalar_type",
+    "index_dtype",
+    "gather_index_dtype",
+    "written_dtype",
+    "unsupported_dtype",
+    "mask_or_index_dtype",
+    "target_probabilities",
+    "gradient_of_integers",
+)
+_DEVICES = ("two_devices", "layer_dtype", "index_device", "mask_device", "rnn_device")
+
+
+@rule(priority=30)
+def cast_needed(evidence: Evidence) -> Hint | None:
+    """One tensor has to be cast to the dtype that the call takes."""
+    found = verdict_of(evidence, *_DTYPES)
+    if found is None or not found.values.get("want") or found.argument is None:
+        return None
+    want = found.values["want"]
+    fact = evidence.tensor(found.argument)
+    if want == found.values.get("have"):
+        return None
+    subject = found.values.get("expression") or found.argument
+    return Hint(
+        text=f"{subject} is {found.values.get('have') or 'of another dtype'}: cast it to {want}",
+        fix=rewritten(evidence, fact, "{x}" + cast(want)),
+    )
+
+
+@rule(priority=30)
+def move_tensor(evidence: Evidence) -> Hint | None:
+    """One tensor was left on another device than the rest."""
+    found = verdict_of(evidence, *_DEVICES)
+    if found is None or "devices" not in found.values or found.values.get("is_model"):
+        return None
+    here, there = found.values["devices"]
+    fact = evidence.tensor(found.argument or "")
+    if fact is None or not found.values.get("expression"):
+        return None
+    other = found.values.get("other")
+    target = f"{other}.device" if other else f'"{there}"'
+    return Hint(
+        text=f"{found.values['expression']} is still on {here}: move it to {there}",
+        fix=rewritten(evidence, fact, f"{{x}}.to({target})"),
+    )
+
+
+@rule(priority=30)
+def move_model(evidence: Evidence) -> Hint | None:
+    """The model was left on another device than its input."""
+    found = verdict_of(evidence, *_DEVICES, "parallel_device")
+    if found is None or not found.values.get("is_model"):
+        return None
+    here, there = found.values["devices"]
+    there = there if here == "cpu" else here
+    model = called(evidence)
+    return Hint(
+        text=f"the parameters are not on {there}: move the model",
+        fix=f'{model}.to("{there}")' if model else None,
+    )
+
+
+@rule(priority=30)
+def copy_to_host(evidence: Evidence) -> Hint | None:
+    """NumPy reads host memory without a graph."""
+    found = verdict_of(evidence, "numpy_of_cuda", "numpy_of_gradient")
+    if found is None:
+        return None
+    way = ".detach()" if found.values["requires_grad"] else ""
+    way += ".cpu()" if found.family == "numpy_of_cuda" else ""
+    return Hint(
+        text=f"{way[1:]} gives NumPy what it can read",
+        fix=rewritten(evidence, evidence.tensor("self"), "{x}" + way),
+    )
+
+
+@rule(priority=30)
+def generator_of_device(evidence: Evidence) -> Hint | None:
+    """A generator has to be made for the device that it fills."""
+    found = verdict_of(evidence, "generator_device")
+    if found is None:
+        return None
+    want = found.values["want"]
+    return Hint(
+        text=f"the generator has to be one of {want}", fix=f'torch.Generator(device="{want}")'
+    )
+
+
+@rule(priority=30)
+def pin_on_host(evidence: Evidence) -> Hint | None:
+    """A loader with pin_memory wants samples on the CPU."""
+    found = verdict_of(evidence, "pinned_cuda")
+    if found is None or not found.values["in_loader"]:
+        return None
+    return Hint(
+        text="the dataset returns tensors on the GPU: return CPU tensors, or do not pin them",
+        fix="DataLoader(..., pin_memory=False)",
+    )
+
+
+@rule(priority=30)
+def array_to_tensor(evidence: Evidence) -> Hint | None:
+    """A NumPy array or a list was passed in place of a tensor."""
+    found = verdict_of(evidence, "argument_type", "array_in_library")
+    if found is None or found.values["want"] not in ("Tensor", "Tensor or Number"):
+        return None
+    got, name = found.values["got"], found.values["expression"]
+    if got not in ("numpy.ndarray", "list"):
+        return None
+    array = got == "numpy.ndarray"
+    fix = f"torch.{'from_numpy' if array else 'tensor'}({name})" if name else None
+    weights = [item for item in evidence.tensors if item.argument == "weight"]
+    if fix and array and "float64" in found.values["type"]:
+        fix += ".float()"
+    if fix and weights and weights[0].device != "cpu":
+        fix += f'.to("{weights[0].device}")'
+    return Hint(text=f"make a tensor of the {'array' if array else 'list'}", fix=fix)
+
+
+@rule(priority=30)
+def misspelt_argument(evidence: Evidence) -> Hint | None:
+    """An unknown argument is spelt almost like one that the model has."""
+    found = verdict_of(evidence, "unknown_argument")
+    if found is None:
+        return None
+    near = difflib.get_close_matches(found.values["name"], found.values["known"], n=1, cutoff=0.75)
+    if not near:
+        return None
+    return Hint(text=f"there is an argument {near[0]}", fix=f"{near[0]}=")
+
+
+@rule(priority=30)
+def pad_samples(evidence: Evidence) -> Hint | None:
+    """Sequences of different lengths are padded where the batch is made."""
+    found = verdict_of(evidence, "unequal_samples")
+    if found is None or not found.values["in_loader"]:
+        return None
+    one, other = found.values["shapes"]
+    if len(one) != len(other) or not one or one[1:] != other[1:]:
+        return None
+    return Hint(
+        text=f"the samples are sequences of {one[0]} and {other[0]} steps: pad them in a "
+        "collate_fn",
+        fix="torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)",
+    )
+
+
+@rule(priority=30)
+def pad_tokens(evidence: Evidence) -> Hint | None:
+    """A tokenizer pads and truncates when it is asked to."""
+    if verdict_of(evidence, "unequal_tokens") is None:
+        return None
+    return Hint(text="let the tokenizer make the rows equal", fix="padding=True, truncation=True")
+
+
+@rule(priority=30)
+def reshape_for_view(evidence: Evidence) -> Hint | None:
+    """``reshape`` copies where ``view`` cannot."""
+    if verdict_of(evidence, "view_stride") is None:
+        return None
+    return Hint(
+        text="reshape does the same and copies when it has to",
+        fix=renamed(evidence, "view", "reshape"),
+    )
+
+
+@rule(priority=30)
+def truth_of_all(evidence: Evidence) -> Hint | None:
+    """A condition over several elements has to say whether one or all must hold."""
+    if verdict_of(evidence, "ambiguous_truth") is None:
+        return None
+    return Hint(text="say whether one element or all of them must hold: .any() or .all()")
+
+
+@rule(priority=30)
+def wrapped_checkpoint(evidence: Evidence) -> Hint | None:
+    """A checkpoint of a DataParallel model carries a prefix."""
+    found = verdict_of(evidence, "state_dict_keys")
+    message = evidence.error.message if evidence.error else ""
+    if found is None or "module." not in message:
+        return None
+    return Hint(
+        text="one side has the prefix module. of a DataParallel model",
+        fix='{key.removeprefix("module."): value for key, value in state_dict.items()}',
+    )

@@ -1,0 +1,69 @@
+"""What a reader does in JupyterLab: open a notebook, run its cells, look at an output."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import nbformat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Locator, Page, Playwright
+    from server import Lab
+
+CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+SWITCHES = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+WAIT_MS = 30_000
+
+
+def write_notebook(path: Path, *cells: str) -> None:
+    """Write a notebook of code cells for the kernel that runs the tests."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    book.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    nbformat.write(book, path)
+
+
+@contextmanager
+def chromium(playwright: Playwright) -> Iterator[Browser]:
+    """Start the system's Chromium without a window."""
+    from pathlib import Path
+
+    found = next((path for path in CHROMIUM if Path(path).exists()), None)
+    browser = playwright.chromium.launch(executable_path=found, args=list(SWITCHES))
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+def open_notebook(page: Page, lab: Lab, name: str) -> None:
+    """Open a notebook and wait until its kernel listens."""
+    page.goto(lab.notebook(name))
+    page.wait_for_selector(".jp-CodeCell .cm-content", timeout=WAIT_MS)
+    page.wait_for_function(
+        "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'",
+        timeout=WAIT_MS,
+    )
+
+
+def run_cell(page: Page, number: int) -> Locator:
+    """Run one cell and give it."""
+    cell = page.locator(".jp-CodeCell").nth(number)
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    return cell

@@ -1,0 +1,217 @@
+"""Which sample: batch, row and dataset item behind a bad value, never by asking the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from cudalens.recorder import Recorder
+
+BAD = 23
+
+
+class Samples(Dataset[tuple[torch.Tensor, int]]):
+    """Forty samples that know their own index; the label of number 23 is 99."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.read.append(index)
+        return torch.tensor([index]), 99 if index == BAD else index % 3
+
+
+def is_bad(labels: torch.Tensor) -> bool:
+    return bool(((labels < 0) | (labels > 2)).any())
+
+
+def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, int, list[int]]:
+    """Load until a bad label comes, and ask where it came from.
+
+    Returns:
+        the note, the number of the batch, the row of the label, and the labels' own indices.
+    """
+    train_loader = DataLoader(samples, **options)
+    with Recorder() as recorder:
+        for number, (own, labels) in enumerate(train_loader, 1):
+            if is_bad(labels):
+                moved = labels.to(torch.int32)
+                steps = recorder.provenance(moved.view(-1), is_bad)
+                assert recorder.limits == []
+                row = int((labels > 2).nonzero()[0])
+                return steps[-1].note, number, row, own.flatten().tolist()
+    raise AssertionError
+
+
+def test_sequential_order_is_computed() -> None:
+    """Batch 6 of 4 begins at item 20."""
+    samples = Samples()
+    note, number, row, _ = first_note(samples, batch_size=4)
+    assert (number, row) == (6, 3)
+    assert note == "batch 6 of train_loader, row 3 = samples[23]"
+    assert samples.read == list(range(24))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shuffled_order_is_read_from_where_the_sampler_stands(seed: int) -> None:
+    """Whatever the batch, also the last: the index is right, and no sample was read for it."""
+    samples = Samples()
+    torch.manual_seed(seed)
+    note, number, row, own = first_note(samples, batch_size=7, shuffle=True)
+    assert own[row] == BAD
+    assert note == f"batch {number} of train_loader, row {row} = samples[23]"
+    assert len(samples.read) == min(40, 7 * number)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(range(40), replacement=True, num_samples=400),
+        WeightedRandomSampler([1.0] * 40, 400),
+    ],
+    ids=["with replacement", "weighted"],
+)
+def test_the_batch_at_hand_is_known_for_every_sampler(sampler: Any) -> None:
+    """The batch sampler still holds the indices of the newest batch."""
+    note, number, row, own = first_note(Samples(), batch_size=4, sampler=sampler)
+    assert own[row] == BAD
+    assert note == f"batch {number} of train_loader, row {row} = samples[23]"
+
+
+def test_an_older_batch_stays_known() -> None:
+    """The indices are noted with the batch, so the loader may go on, or end."""
+    samples = Samples()
+    loader = DataLoader(samples, batch_size=40, sampler=WeightedRandomSampler([1.0] * 40, 4000))
+    with Recorder() as recorder:
+        batches = iter(loader)
+        own, labels = next(batches)
+        while not is_bad(labels):
+            own, labels = next(batches)
+        row = int((labels > 2).nonzero()[0])
+        next(batches)
+        del batches
+        note = recorder.provenance(labels, is_bad)[-1].note
+    assert note is not None
+    assert note.endswith(f"of loader, row {row} = samples[23]")
+    assert own[row] == BAD
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_are_ahead_do_not_mislead(seed: int) -> None:
+    """Workers ask the sampler for batches long before they are given out."""
+    torch.manual_seed(seed)
+    note, number, row, own = first_note(Samples(), batch_size=4, shuffle=True, num_workers=1)
+    assert own[row] == BAD
+    assert note == f"batch {number} of train_loader, row {row} = samples[23]"
+
+
+def test_an_unknown_order_ahead_has_no_index() -> None:
+    """With workers, what the batch sampler holds belongs to a batch that is yet to come."""
+    sampler = WeightedRandomSampler([1.0] * 40, 400)
+    note, number, row, _ = first_note(Samples(), batch_size=4, sampler=sampler, num_workers=1)
+    assert note == f"batch {number} of train_loader, row {row}"
+
+
+def test_a_batch_sampler_of_the_user_s_own_is_not_guessed() -> None:
+    """Only torch's own batch samplers have an order that is known."""
+
+    class Odd(BatchSampler):
+        def __iter__(self) -> Iterator[list[int]]:
+            batch = [1, 2]
+            yield [BAD, 5]
+            yield batch
+
+    odd = Odd(SequentialSampler(range(40)), 2, False)
+    note, *_ = first_note(Samples(), batch_sampler=odd)
+    assert note == "batch 1 of train_loader, row 0"
+
+
+def test_a_stream_has_batches_and_rows_only() -> None:
+    """An iterable dataset has no indices."""
+
+    class Stream(IterableDataset[tuple[torch.Tensor, int]]):
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+            for index in range(6):
+                yield torch.tensor([index]), 99 if index == 3 else 0
+
+    assert first_note(Stream(), batch_size=2)[0] == "batch 2 of train_loader, row 1"
+
+
+def test_workers_change_nothing() -> None:
+    """Batches of worker processes were made by no op of this process; they are known as well."""
+    note, number, row, _ = first_note(Samples(), batch_size=4, num_workers=1)
+    assert (number, row) == (6, 3)
+    assert note == "batch 6 of train_loader, row 3 = samples[23]"
+
+
+def test_dictionaries_are_looked_into() -> None:
+    """A collate function may make dictionaries of lists."""
+
+    def collate(items: list[tuple[torch.Tensor, int]]) -> dict[str, Any]:
+        return {"rest": [{"labels": torch.tensor([label for _, label in items])}]}
+
+    samples = Samples()
+    loader = DataLoader(samples, batch_size=8, collate_fn=collate)
+    with Recorder() as recorder:
+        for batch in loader:
+            labels = batch["rest"][0]["labels"]
+            if is_bad(labels):
+                break
+        note = recorder.provenance(labels, is_bad)[-1].note
+    assert note == "batch 3 of loader, row 7 = samples[23]"
+
+
+def test_a_dead_batch_is_known_through_its_copy() -> None:
+    """``labels = labels.to(…)`` lets the loader's own tensor die; row and item are still right."""
+    samples = Samples()
+    loader = DataLoader(samples, batch_size=8)
+    with Recorder() as recorder:
+        for _, labels in loader:
+            labels = labels.clone()  # noqa: PLW2901
+            if is_bad(labels):
+                break
+        steps = recorder.provenance(labels, is_bad)
+    assert [step.op for step in steps] == ["aten::clone", None]
+    assert steps[-1].note == "batch 3 of loader, row 7 = samples[23]"
+
+
+def test_a_tensor_of_no_loader_has_no_batch() -> None:
+    """Neither a tensor that was made beside the loop nor the labels' neighbour in bounds."""
+    loader = DataLoader(Samples(), batch_size=40)
+    with Recorder() as recorder:
+        ((own, labels),) = loader
+        other = torch.full((2,), 99)
+        assert is_bad(labels)
+        assert [step.note for step in recorder.provenance(other, is_bad)] == [
+            "first op whose result is out of bounds"
+        ]
+        steps = recorder.provenance(own, lambda tensor: False)
+    assert [step.note for step in steps] == ["batch 1 of loader"]
+
+
+def test_loading_is_what_it_is_without() -> None:
+    """The order of a shuffled epoch, and what is read, do not change under the recorder."""
+
+    def epoch() -> list[list[int]]:
+        torch.manual_seed(5)
+        return [own.flatten().tolist() for own, _ in DataLoader(Samples(), 7, shuffle=True)]
+
+    plain = epoch()
+    with Recorder() as recorder:
+        assert epoch() == plain
+    assert recorder.limits == []
