@@ -20,13 +20,13 @@ from cudalens.version import __version__
 
 if TYPE_CHECKING:
     from cudalens import simulate
-    from cudalens.collect import SilentFindingWarning
     from cudalens.errors import (
         DeviceAssertError,
         DeviceIndexError,
         DeviceValueError,
         GuardRegistrationError,
         NonFiniteError,
+        SilentFindingWarning,
     )
     from cudalens.facts import Violation
     from cudalens.guarding import guard, install, last_report, register_guard, uninstall
@@ -66,7 +66,7 @@ _HOMES = {
     "GuardRegistrationError": "errors",
     "NonFiniteError": "errors",
     "Report": "model",
-    "SilentFindingWarning": "collect",
+    "SilentFindingWarning": "errors",
     "Violation": "facts",
     "check": "session",
     "ensure_cuda": "rehearsal",

@@ -76,6 +76,29 @@ def traceback_frames(traceback: TracebackType | None) -> Iterator[TracebackType]
         traceback = traceback.tb_next
 
 
+def hide_own_frames(error: BaseException) -> None:
+    """Take this package's frames out of a traceback: the user's error, not our machinery."""
+    entry = error.__traceback__
+    while entry is not None:
+        following = entry.tb_next
+        while following is not None and source.is_own_file(following.tb_frame.f_code.co_filename):
+            following = following.tb_next
+        entry.tb_next = following
+        entry = following
+
+
+def trim(error: BaseException) -> None:
+    """Cut a traceback after the user's last frame, so that a debugger lands in his code."""
+    last = None
+    entry = error.__traceback__
+    while entry is not None:
+        if source.is_user_file(entry.tb_frame.f_code.co_filename):
+            last = entry
+        entry = entry.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
 def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
     """Name the parameters of the modules that the running code speaks of, by ``id``.
 

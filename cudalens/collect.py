@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cudalens import _torch, autograd, environment, source
+from cudalens import _torch, autograd, environment, fallback, source
 from cudalens.calling import api_arguments, calling_frames, locate, parameter_names, phase_of
 from cudalens.diagnose import diagnose, message
 from cudalens.errors import (
@@ -23,6 +23,7 @@ from cudalens.errors import (
     DeviceIndexError,
     DeviceValueError,
     NonFiniteError,
+    SilentFindingWarning,
 )
 from cudalens.facts import (
     AutogradNeighbourhood,
@@ -37,16 +38,13 @@ from cudalens.facts import (
 from cudalens.guarding import PROCESS
 from cudalens.intercept import GuardedCall
 from cudalens.model import ErrorFacts, Evidence, Report
+from cudalens.observations import observe
 from cudalens.replay import replay
 from cudalens.tensorfacts import bad_key, scalars_of, tensor_facts, tensor_values
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _HISTORY = 200
-
-
-class SilentFindingWarning(UserWarning):
-    """An op's result is certainly wrong, although neither CUDA nor the CPU complains."""
 
 
 @dataclass
@@ -58,11 +56,14 @@ class Limits:
     def attempt(self, what: str, collect: Callable[[], _T], otherwise: _U) -> _T | _U:
         """Give what ``collect`` gives; when it fails, note why and give ``otherwise``."""
         try:
-            return collect()
+            result = collect()
+            if otherwise is not None and not isinstance(result, type(otherwise)):
+                msg = f"it gave {type(result).__name__}"
+                raise TypeError(msg)
         except Exception as trouble:  # our failure must never hide the user's
-            reason = str(trouble).strip().split("\n", 1)[0]
-            self.lines.append(f"{what} unavailable: {type(trouble).__name__}: {reason}")
+            self.lines.append(fallback.trouble_line(what, trouble))
             return otherwise
+        return result
 
 
 # --- findings while the code runs ----------------------------------------------------------------
@@ -70,33 +71,45 @@ class Limits:
 
 def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
     """Make the report of a guard's finding, tell who listens, and give the exception to raise."""
-    started = time.perf_counter()
     violation = replace(
         violation, op=str(call.op._schema.name), overload=str(call.op._overloadname)
     )
-    scene = make_scene(violation, call.arguments)
-    report = _report_of(scene, lambda: _replayed(call, violation), started)
+    report = _report_of(violation, call.arguments, lambda: _replayed(call, violation))
     if violation.is_silent:
         _tell_silent(report)
         return None
     PROCESS.found(report)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
-    return kind(message(report), report)
+    return kind(_message(report), report)
 
 
 def on_nonfinite(
     op: Any, arguments: Mapping[str, Any], result: Tensor, violation: Violation
 ) -> BaseException | None:
     """Make the report of the first NaN or infinity, and give the exception to raise."""
-    started = time.perf_counter()
-    scene = make_scene(violation, arguments)
-    report = _report_of(scene, lambda: Replay(reason="the op ran; its result is shown"), started)
+    shown = Replay(reason="the op ran; its result is shown")
+    report = _report_of(violation, arguments, lambda: shown)
     PROCESS.found(report)
-    return NonFiniteError(message(report), report)
+    return NonFiniteError(_message(report), report)
 
 
-def _report_of(scene: Scene, replayed: Callable[[], Replay], started: float) -> Report:
-    return diagnose(timed(evidence_of(scene, replayed), started))
+def _report_of(
+    violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
+) -> Report:
+    started, limits = time.perf_counter(), Limits()
+    bare = fallback.of_violation(violation)
+
+    def full() -> Report:
+        scene = make_scene(violation, arguments)
+        return diagnose(timed(evidence_of(scene, replayed), started))
+
+    report = limits.attempt("diagnosis", full, bare)
+    return replace(report, limits=(*report.limits, *limits.lines))
+
+
+def _message(report: Report) -> str:
+    # The sentence of the exception must be there whatever else goes wrong.
+    return Limits().attempt("message", lambda: message(report), fallback.sentence(report))
 
 
 def _replayed(call: GuardedCall, violation: Violation) -> Replay:
@@ -106,7 +119,7 @@ def _replayed(call: GuardedCall, violation: Violation) -> Replay:
 def _tell_silent(report: Report) -> None:
     PROCESS.found(report)
     if not PROCESS.listeners:
-        warnings.warn(message(report), SilentFindingWarning, stacklevel=2)
+        warnings.warn(_message(report), SilentFindingWarning, stacklevel=2)
 
 
 def timed(evidence: Evidence, started: float) -> Evidence:
@@ -121,8 +134,8 @@ def timed(evidence: Evidence, started: float) -> Evidence:
 
 
 def _recorder() -> Any:
-    listeners = PROCESS.listeners
-    return listeners[-1].recorder if listeners else None
+    listener = PROCESS.listener
+    return listener.recorder if listener is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +214,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
             (),
         ),
         scalars=scalars_of(scene.arguments),
+        facts=limits.attempt("observations", lambda: observe(frames, site), ()),
         device_text=violation.device_text,
         environment=environment.describe(),
         libraries=libraries(),

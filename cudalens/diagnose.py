@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudalens.facts import Bounds, Certainty, Kind, OpName, Phase, Violation
+from cudalens.facts import Bounds, Certainty, Hint, Kind, OpName, Phase, Violation
+from cudalens.fallback import trouble_line
 from cudalens.hints import find_hints
 from cudalens.hosterrors import explain_host_error
 from cudalens.model import ErrorFacts, Evidence, Report
@@ -29,6 +30,7 @@ def diagnose(evidence: Evidence) -> Report:
     """Draw the conclusions that the evidence carries, and none that it does not."""
     verdict = _verdict(evidence)
     violation = evidence.violation
+    hints, limits = _hints(evidence)
     return Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
@@ -52,11 +54,19 @@ def diagnose(evidence: Evidence) -> Report:
         graph=evidence.graph,
         provenance=evidence.provenance,
         history=evidence.history,
-        hints=find_hints(evidence),
+        hints=hints,
         environment=evidence.environment,
         timing=evidence.timing,
-        limits=evidence.limits,
+        limits=(*evidence.limits, *limits),
     )
+
+
+def _hints(evidence: Evidence) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
+    """Give the hints, and a line instead when a rule fails: the rest of the report stands."""
+    try:
+        return tuple(find_hints(evidence)), ()
+    except Exception as trouble:
+        return (), (trouble_line("hints", trouble),)
 
 
 def _verdict(evidence: Evidence) -> Verdict:

@@ -25,6 +25,7 @@ __all__ = [
     "DeviceValueError",
     "GuardRegistrationError",
     "NonFiniteError",
+    "SilentFindingWarning",
 ]
 
 
@@ -67,3 +68,7 @@ class NonFiniteError(RuntimeError, FloatingPointError):
 
 class GuardRegistrationError(ValueError):
     """A guard was registered for an op that does not exist, or in a form that cannot be called."""
+
+
+class SilentFindingWarning(UserWarning):
+    """An op's result is certainly wrong, although neither CUDA nor the CPU complains."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from cudalens.interrupts import Uninterrupted
 from cudalens.model import Report
 
 
@@ -33,7 +34,8 @@ class Guarding:
         self._lock = threading.RLock()
         self._wanted = 0
         self._interceptor: Any = None
-        self._listeners: list[Listener] = []
+        self._listeners: list[tuple[int, Listener]] = []
+        """Open sessions, each with the thread that opened it."""
         self._devices: frozenset[str] | None = None
         self.last: Report | None = None
 
@@ -50,14 +52,28 @@ class Guarding:
     @property
     def listeners(self) -> tuple[Listener, ...]:
         """Give the open sessions, innermost last."""
-        return tuple(self._listeners)
+        return tuple(listener for _, listener in self._listeners)
+
+    @property
+    def listener(self) -> Listener | None:
+        """Give the session that this thread works for, ``None`` when that is not certain.
+
+        The innermost that this thread opened; in a thread that opened none, the innermost of all
+        while they are one thread's.
+        """
+        here, opened = threading.get_ident(), list(self._listeners)
+        threads = {thread for thread, _ in opened}
+        if here not in threads and len(threads) > 1:
+            return None
+        own = [item for thread, item in opened if thread == here or here not in threads]
+        return own[-1] if own else None
 
     def acquire(self) -> None:
         """Want the guards once more; installs them when they are not there."""
         from cudalens.collect import on_violation
         from cudalens.intercept import Interceptor
 
-        with self._lock:
+        with Uninterrupted(), self._lock:
             if self._interceptor is None:
                 interceptor = Interceptor(on_violation, self.trouble, devices=self._devices)
                 interceptor.install()
@@ -66,7 +82,7 @@ class Guarding:
 
     def release(self) -> None:
         """Want the guards once less; removes them when nobody does.  Harmless at zero."""
-        with self._lock:
+        with Uninterrupted(), self._lock:
             self._wanted = max(0, self._wanted - 1)
             if self._wanted == 0 and self._interceptor is not None:
                 interceptor, self._interceptor = self._interceptor, None
@@ -74,7 +90,7 @@ class Guarding:
 
     def refresh(self) -> None:
         """Put guards that were registered meanwhile into the dispatcher."""
-        with self._lock:
+        with Uninterrupted(), self._lock:
             if self._interceptor is not None:
                 self._interceptor.uninstall()
                 self._interceptor.install()
@@ -90,28 +106,27 @@ class Guarding:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Tell ``listener`` of every finding until the returned function is called."""
+        entry = (threading.get_ident(), listener)
         with self._lock:
-            self._listeners.append(listener)
+            self._listeners.append(entry)
 
         def stop() -> None:
             with self._lock:
-                if listener in self._listeners:
-                    self._listeners.remove(listener)
+                if entry in self._listeners:
+                    self._listeners.remove(entry)
 
         return stop
 
     def found(self, report: Report) -> None:
-        """Remember a finding and tell the innermost open session."""
-        with self._lock:
-            self.last = report
-            listener = self._listeners[-1] if self._listeners else None
+        """Remember a finding and tell the session that it belongs to."""
+        self.last = report
+        listener = self.listener
         if listener is not None:
             listener.found(report)
 
     def trouble(self, line: str) -> None:
-        """Tell the innermost open session that something of ours failed."""
-        with self._lock:
-            listener = self._listeners[-1] if self._listeners else None
+        """Tell the session that something of ours failed."""
+        listener = self.listener
         if listener is not None:
             listener.trouble(line)
 

@@ -19,6 +19,7 @@ from cudalens import _torch
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, full_name
 from cudalens.guards._base import Parameter, schema_parameters
+from cudalens.interrupts import Uninterrupted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,11 @@ class Interceptor:
                 return _torch.redispatch(op, keyset, args, kwargs)
             error = self._look(op, plans, args, kwargs)
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    # The traceback keeps this frame: it must keep neither itself nor tensors.
+                    del error, args, kwargs
             if not covers_inner:
                 return _torch.redispatch(op, keyset, args, kwargs)
             inside.busy = True
@@ -118,7 +123,7 @@ class Interceptor:
     ) -> BaseException | None:
         self._inside.busy = True
         try:
-            with _torch.plain_torch(), _torch.no_dispatch_modes():
+            with Uninterrupted(), _torch.plain_torch(), _torch.no_dispatch_modes():
                 self.checked_ops += 1
                 for entry, parameters in plans:
                     error = self._ask(op, entry, parameters, args, kwargs)
@@ -140,6 +145,9 @@ class Interceptor:
             violation = entry.check(*[item.of(args, kwargs) for item in parameters])
             if violation is None:
                 return None
+            if not isinstance(violation, Violation):
+                msg = f"it gave {type(violation).__name__}"
+                raise TypeError(msg)
             call = GuardedCall(
                 op=op,
                 guard=entry,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens import collect, postmortem, source
-from cudalens.calling import locate, traceback_frames
+from cudalens import collect, fallback, postmortem, source
+from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
 from cudalens.diagnose import diagnose, message, note
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.facts import Kind
 from cudalens.guarding import PROCESS
+from cudalens.interrupts import Uninterrupted
 from cudalens.model import Report
 
 MAX_FINDINGS = 20
@@ -72,14 +74,22 @@ class CheckSession:
     def open(self) -> CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
         self.findings, self.warnings, self.report, self._count = (), (), None, 0
-        with ExitStack() as stack:
-            stack.callback(PROCESS.listen(self))
-            PROCESS.acquire()
-            stack.callback(PROCESS.release)
-            if not self.fast:
-                self._enter_recording(stack)
-            self._stack = stack.pop_all()
+        self._troubles.clear()
+        try:
+            with Uninterrupted():
+                self._install(self._stack)
+        except BaseException:
+            with Uninterrupted():
+                self._stack.close()
+            raise
         return self
+
+    def _install(self, stack: ExitStack) -> None:
+        stack.callback(PROCESS.listen(self))
+        PROCESS.acquire()
+        stack.callback(PROCESS.release)
+        if not self.fast:
+            self._enter_recording(stack)
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.devicetext import DeviceText
@@ -90,14 +100,14 @@ class CheckSession:
         if self.force_eager:
             self._optional(stack, "eager mode", postmortem.eager_stance)
         watch = NonFiniteWatch(collect.on_nonfinite) if self.nan else None
-        self.recorder = Recorder(max_ops=self.max_ops, sync=self.sync, watch=watch)
-        stack.enter_context(self.recorder)
+        make = partial(Recorder, max_ops=self.max_ops, sync=self.sync, watch=watch)
+        self.recorder = self._optional(stack, "recorder", make)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
         try:
             return stack.enter_context(make())
         except Exception as trouble:  # a cell runs without it, and the report says so
-            self.trouble(f"{what} unavailable: {type(trouble).__name__}: {trouble}")
+            self.trouble(fallback.trouble_line(what, trouble))
             return None
 
     def close(self, error: BaseException | None = None) -> None:
@@ -107,15 +117,29 @@ class CheckSession:
             error: the exception that left the block, if one did; it is never swallowed.
         """
         started = time.perf_counter()
+        report = None
         try:
-            self._flush()
-            self._conclude(error, started)
+            report = self._conclude(error if error is not None else self._late(), started)
         except Exception as trouble:  # our failure must not hide the user's
-            self.trouble(f"report incomplete: {type(trouble).__name__}: {trouble}")
+            self.trouble(fallback.trouble_line("conclusion", trouble))
+            report = self.findings[0] if self.findings else None
         finally:
-            self._stack.close()
-            self.recorder = None
-        self._save()
+            self._remove()
+        if error is not None:
+            hide_own_frames(error)
+        if report is not None:
+            self._publish(report, error)
+            self._save()
+
+    def _remove(self) -> None:
+        for line in self.recorder.limits if self.recorder is not None else ():
+            self.trouble(line)
+        try:
+            with Uninterrupted():
+                self._stack.close()
+        except Exception as trouble:  # what cannot be removed must not hide the user's error
+            self.trouble(fallback.trouble_line("removal", trouble))
+        self.recorder = None
 
     def __enter__(self) -> CheckSession:
         """Open the session."""
@@ -153,9 +177,11 @@ class CheckSession:
 
     # --- conclusion ------------------------------------------------------------------------------
 
-    def _conclude(self, error: BaseException | None, started: float) -> None:
-        report = self.findings[0] if self.findings else None
+    def _conclude(self, error: BaseException | None, started: float) -> Report | None:
         own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
+        if own is not None and own.report is not None:
+            self._claim(own.report)
+        report = self.findings[0] if self.findings else None
         self.swallowed = report is not None and (own is None or own.report is not report)
         if report is not None and own is not None:
             report = self._completed(own, report)
@@ -163,19 +189,31 @@ class CheckSession:
             report = self._explained(error, started)
         if report is None and self.warnings:
             report = self.warnings[0]
-        if report is None:
+        return None if report is None else self._with_rest(report)
+
+    def _claim(self, report: Report) -> None:
+        """Take a finding that came to nobody, or to a session inside this one."""
+        if all(item is not report for item in self.findings):
+            self.found(report)
+
+    def _publish(self, report: Report, error: BaseException | None) -> None:
+        """Make this the report of the session, of the process and of the exception."""
+        limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
+        self.report = PROCESS.last = replace(report, limits=limits)
+        if self.swallowed or error is None:
             return
-        self.report = self._with_rest(report)
-        PROCESS.last = self.report
-        if own is not None and own.report is not None and not self.swallowed:
-            own.report = self.report
+        if isinstance(error, (DeviceAssertError, NonFiniteError)):
+            error.report = self.report
+        elif hasattr(error, "__cudalens_report__"):
+            error.__cudalens_report__ = self.report
 
     def _completed(self, error: DeviceAssertError | NonFiniteError, report: Report) -> Report:
         """Fill in, from the traceback, what could not be seen where the guard fired."""
         trim(error)
         if report.source is not None or error.report is not report:
             return report
-        site = locate(list(traceback_frames(error.__traceback__)), {})
+        entries = list(traceback_frames(error.__traceback__))
+        site = collect.Limits().attempt("source", lambda: locate(entries, {}), source.CallSite())
         report = replace(
             report,
             source=site.source,
@@ -189,11 +227,20 @@ class CheckSession:
     def _explained(self, error: BaseException, started: float) -> Report | None:
         if not isinstance(error, Exception) or not postmortem.concerns_torch(error):
             return None
-        evidence = postmortem.evidence_of_error(error, self.recorder, self.device_text)
-        report = diagnose(collect.timed(evidence, started))
-        error.add_note(note(report))
+        known = getattr(error, "__cudalens_report__", None)
+        if isinstance(known, Report):
+            return known  # a session inside this one has said it all
+        limits = collect.Limits()
+
+        def full() -> Report:
+            evidence = postmortem.evidence_of_error(error, self.recorder, self.device_text)
+            return diagnose(collect.timed(evidence, started))
+
+        report = limits.attempt("diagnosis", full, fallback.of_error(collect.error_facts(error)))
+        said = f"cudalens: {report.headline}"
+        error.add_note(limits.attempt("note", lambda: note(report), said))
         error.__cudalens_report__ = report  # type: ignore[attr-defined]
-        return report
+        return replace(report, limits=(*report.limits, *limits.lines))
 
     def _with_rest(self, report: Report) -> Report:
         """Add what else happened in the block: how often, what else, and our own troubles."""
@@ -204,13 +251,17 @@ class CheckSession:
             said.append(f"The code's own except clause caught it; a guard fired {times}.")
         if self._count > 1:
             said.append(f"{self._count - 1} more in this cell{_listed(others)}")
-        limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
-        return replace(report, explanation=" ".join(said), limits=limits)
+        return replace(report, explanation=" ".join(said))
 
-    def _flush(self) -> None:
-        """Wait for the device, so that a fault of this block is not blamed on the next."""
-        if self.sync and not self.fast and self.recorder is not None:
+    def _late(self) -> BaseException | None:
+        """Wait for the device: a fault of this block must not be blamed on the next."""
+        if not self.sync or self.recorder is None:
+            return None
+        try:
             self.recorder.synchronize()
+        except Exception as error:
+            return error
+        return None
 
     def _save(self) -> None:
         if self.report is None:
@@ -218,7 +269,7 @@ class CheckSession:
         for path in self._files:
             try:
                 self.report.save(path)
-            except (OSError, ValueError) as trouble:
+            except Exception as trouble:  # a view that fails must not hide the user's error
                 line = f"{path.name} was not written: {trouble}"
                 self.report = replace(self.report, limits=(*self.report.limits, line))
                 PROCESS.last = self.report
@@ -232,18 +283,6 @@ class CheckSession:
 def _listed(others: list[Report]) -> str:
     lines = [item.headline for item in others[:5]]
     return f": {'; '.join(lines)}." if lines else "."
-
-
-def trim(error: BaseException) -> None:
-    """Cut a traceback after the user's last frame, so that a debugger lands in his code."""
-    last = None
-    entry = error.__traceback__
-    while entry is not None:
-        if source.is_user_file(entry.tb_frame.f_code.co_filename):
-            last = entry
-        entry = entry.tb_next
-    if last is not None:
-        last.tb_next = None
 
 
 def check(**options: Any) -> CheckSession:

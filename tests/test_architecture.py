@@ -23,6 +23,7 @@ LAYERS: dict[str, int] = {
     "nonfinite": 3,
     **dict.fromkeys(("environment", "calling", "tensorfacts", "guarding", "collect"), 4),
     **dict.fromkeys(("postmortem", "rehearsal", "session", "failedop", "explain", "callarguments"), 4),
+    **dict.fromkeys(("observations", "fallback", "usertrace"), 4),
     **dict.fromkeys(("magics", "cellrun", "options", "rewrite", "watch", "publish", "status"), 5),
     **dict.fromkeys(("demo", "__main__"), 5),
     "__init__": 6,

@@ -18,6 +18,11 @@ for _module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def find_hints(evidence: Evidence) -> tuple[Hint, ...]:
-    """Give the hints that the evidence carries, surest first, at most ``MAX_HINTS``."""
-    return tuple(matching(evidence))[:MAX_HINTS]
+def find_hints(evidence: Evidence, troubles: list[str] | None = None) -> tuple[Hint, ...]:
+    """Give the hints that the evidence carries, surest first, at most ``MAX_HINTS``.
+
+    Args:
+        evidence: what was collected about the failure.
+        troubles: takes one line for each rule that failed.
+    """
+    return tuple(matching(evidence, [] if troubles is None else troubles))[:MAX_HINTS]

@@ -44,9 +44,16 @@ def table() -> tuple[RuleEntry, ...]:
     return tuple(sorted(_rules, key=lambda entry: (entry.priority, entry.name)))
 
 
-def matching(evidence: Evidence) -> Iterator[Hint]:
-    """Give the hints of all rules that fire, each under its rule's name."""
+def matching(evidence: Evidence, troubles: list[str]) -> Iterator[Hint]:
+    """Give the hints of all rules that fire, each under its rule's name.
+
+    A rule that fails leaves one line in ``troubles``, and the others are asked all the same.
+    """
     for entry in table():
-        hint = entry.apply(evidence)
+        try:
+            hint = entry.apply(evidence)
+        except Exception as trouble:
+            troubles.append(f"hint {entry.name} failed: {type(trouble).__name__}: {trouble}")
+            continue
         if hint is not None:
             yield replace(hint, rule=entry.name)

@@ -112,9 +112,15 @@ def _offset(line: str, bytes_before: int) -> int:
 
 
 def with_keyword(
-    evidence: Evidence, functions: Iterable[str], keyword: str, value: str
+    evidence: Evidence,
+    functions: Iterable[str],
+    keyword: str,
+    value: str,
+    position: int | None = None,
 ) -> str | None:
     """Give the call with ``keyword=value`` added or replaced.
+
+    An argument that stands at ``position`` without its keyword is replaced there.
 
     ``None`` when the line does not spell a call of one of ``functions``, by its last name.
     """
@@ -125,6 +131,8 @@ def with_keyword(
     names = set(functions)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and last_name(node.func) in names:
+            if position is not None and len(node.args) > position:
+                return spliced(call, node.args[position], value)
             return _with_keyword(call, node, keyword, value)
     return None
 

@@ -7,8 +7,7 @@ import difflib
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, renamed, rewritten
-from cudalens.hosterrors import verdict_of
-from cudalens.hosterrors._words import cast
+from cudalens.hosterrors import cast, verdict_of
 from cudalens.model import Evidence
 
 _DTYPES = (
@@ -38,9 +37,11 @@ def cast_needed(evidence: Evidence) -> Hint | None:
     if want == found.values.get("have"):
         return None
     subject = found.values.get("expression") or found.argument
+    twins = [item for item in evidence.tensors if fact and item.expression == fact.expression]
     return Hint(
         text=f"{subject} is {found.values.get('have') or 'of another dtype'}: cast it to {want}",
-        fix=rewritten(evidence, fact, "{x}" + cast(want)),
+        # The same expression for two arguments: only one of the places is meant.
+        fix=rewritten(evidence, fact, "{x}" + cast(want)) if len(twins) == 1 else None,
     )
 
 

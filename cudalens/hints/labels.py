@@ -128,7 +128,7 @@ def wrapped_in_uint8(evidence: Evidence) -> Hint | None:
 def gray_mask(evidence: Evidence) -> Hint | None:
     """A mask holds gray levels or colours, or values that resizing has invented."""
     ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or not _is_gray(ids):
+    if ids is None or not _is_gray(ids) or ids.only_bad(255):
         return None
     seen = "more than 32" if ids.distinct is None else str(len(ids.distinct))
     return Hint(
@@ -208,7 +208,7 @@ def one_hot_too_small(evidence: Evidence) -> Hint | None:
         return None
     if ids.counts_from_one or ids.distinct == (0, 255) or _is_gray(ids):
         return None
-    fix = with_keyword(evidence, ("one_hot",), "num_classes", str(ids.high + 1))
+    fix = with_keyword(evidence, ("one_hot",), "num_classes", str(ids.high + 1), position=1)
     return Hint(
         text=f"values up to {ids.high} need {ids.high + 1} places, the code has {ids.size}",
         fix=fix or f"num_classes = {ids.high + 1}",

@@ -17,10 +17,11 @@ from cudalens.hosterrors._base import (
     table,
     verdict_of,
 )
-from cudalens.hosterrors._words import STICKY, is_sticky
+from cudalens.hosterrors._words import STICKY, cast, is_sticky
 
 __all__ = [
     "STICKY",
+    "cast",
     "Family",
     "HostVerdict",
     "explain_host_error",

@@ -93,9 +93,9 @@ class Batches:
         if type(batches.sampler) is SequentialSampler:
             return range(len(batches.sampler))[start:stop]
         generator = getattr(iterator, "_sampler_iter", None)
-        if not isinstance(generator, GeneratorType) or generator.gi_frame is None:
+        if not isinstance(generator, GeneratorType):
             return None
-        variables = generator.gi_frame.f_locals
+        variables = {} if generator.gi_frame is None else generator.gi_frame.f_locals
         if type(batches.sampler) is RandomSampler and not batches.sampler.replacement:
             order = self._orders.get(generator) or _order_of(variables.get("sampler_iter"))
             if order is not None and len(order) == len(batches.sampler):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,21 +13,79 @@ from cudalens.recorder.sites import SiteReader, entries_of, phase_of
 from cudalens.source import StackEntry
 
 
-def history(calls: Sequence[Call], limit: int) -> tuple[HistoryEntry, ...]:
-    """Describe the last ``limit`` calls, oldest first."""
-    reader = SiteReader()
-    metas = _known_metas(calls)
-    return tuple(
-        HistoryEntry(
-            seq=call.seq,
-            op=call.facts.full_name,
-            shapes=_shapes(call, metas),
-            source=reader.line(call.site),
-            module_path=reader.module_path(call.site),
-            phase=phase_of(call.site),
+class Snapshot:
+    """The recorded calls at one moment, and what was worked out of them so far.
+
+    A report asks for the forward call of each of some sixty nodes.
+    """
+
+    def __init__(self, calls: Sequence[Call], *, is_complete: bool) -> None:
+        self.calls = calls
+        self.reader = SiteReader()
+        self._is_complete = is_complete
+
+    def history(self, limit: int) -> tuple[HistoryEntry, ...]:
+        """Describe the last ``limit`` calls, oldest first."""
+        metas = _known_metas(self.calls)
+        return tuple(
+            HistoryEntry(
+                seq=call.seq,
+                op=call.facts.full_name,
+                shapes=_shapes(call, metas),
+                source=self.reader.line(call.site),
+                module_path=self.reader.module_path(call.site),
+                phase=phase_of(call.site),
+            )
+            for call in (self.calls[-limit:] if limit > 0 else ())
         )
-        for call in (calls[-limit:] if limit > 0 else ())
-    )
+
+    def place(self, call: Call) -> tuple[list[StackEntry], str | None]:
+        """Give the user's lines that led to a call, outermost first, and the module's path."""
+        return entries_of(call.site), self.reader.module_path(call.site)
+
+    def forward_call(self, sequence_nr: int, node_name: str | None) -> Call | None:
+        """Find the call that created the autograd node with this sequence number.
+
+        Autograd draws the number before it runs the op, so the call is the first one that saw
+        the counter one further.  ``None`` when that is not certain: the first such call may have
+        left the ring, two threads may have drawn the same number, or the op is not the node's.
+        """
+        found = self._by_number.get(sequence_nr + 1)
+        if found is None or (found[0] is self._forward[0] and not self._is_complete):
+            return None
+        first = found[0]
+        if node_name is not None and not _may_create(first, node_name):
+            return None
+        if not self._is_in_order and any(call.site != first.site for call in found):
+            return None
+        return first
+
+    @functools.cached_property
+    def _forward(self) -> list[Call]:
+        return [call for call in self.calls if not call.is_brief]
+
+    @functools.cached_property
+    def _by_number(self) -> dict[int, list[Call]]:
+        found: dict[int, list[Call]] = {}
+        for call in self._forward:
+            found.setdefault(call.sequence_nr, []).append(call)
+        return found
+
+    @functools.cached_property
+    def _is_in_order(self) -> bool:
+        """Whether the numbers only grow, as they do when one thread draws them."""
+        return all(
+            left.sequence_nr <= right.sequence_nr
+            for left, right in itertools.pairwise(self._forward)
+        )
+
+
+def _may_create(call: Call, node_name: str) -> bool:
+    if is_node_of(node_name, call.facts.name):
+        return True
+    stem = node_name.rpartition("::")[2]
+    # A custom Function's node has the name of its class; the ops inside belong to no other node.
+    return not stem[-1:].isdigit() and stem.endswith("Backward")
 
 
 def _known_metas(calls: Iterable[Call]) -> dict[int, tuple[Any, Any]]:
@@ -50,41 +110,4 @@ def _shapes(call: Call, metas: dict[int, tuple[Any, Any]]) -> str:
 
     inputs = ", ".join(map(text, call.inputs))
     outputs = ", ".join(map(text, call.outputs))
-    if call.is_brief:
-        return f"-> {outputs}"
-    return f"{inputs} -> {outputs}" if inputs else f"-> {outputs}"
-
-
-def forward_call(
-    calls: Sequence[Call], sequence_nr: int, node_name: str | None, *, is_complete: bool
-) -> Call | None:
-    """Find the call that created the autograd node with this sequence number.
-
-    Autograd draws the number before it runs the op, so the call is the first one that saw the
-    counter one further.  ``None`` when that is not certain: the first such call may have left the
-    ring, two threads may have drawn the same number, or the op is not the node's.
-    """
-    forward = [call for call in calls if not call.is_brief]
-    found = [call for call in forward if call.sequence_nr == sequence_nr + 1]
-    if not found or (found[0] is forward[0] and not is_complete):
-        return None
-    first = found[0]
-    if node_name is not None and not _may_create(first, node_name):
-        return None
-    numbers = [call.sequence_nr for call in forward]
-    if numbers != sorted(numbers) and any(call.site != first.site for call in found):
-        return None
-    return first
-
-
-def _may_create(call: Call, node_name: str) -> bool:
-    if is_node_of(node_name, call.facts.name):
-        return True
-    stem = node_name.rpartition("::")[2]
-    # A custom Function's node has the name of its class; the ops inside belong to no other node.
-    return not stem[-1:].isdigit() and stem.endswith("Backward")
-
-
-def forward_site(call: Call) -> tuple[list[StackEntry], str | None]:
-    """Give the user's lines that led to a call, outermost first, and the module's path."""
-    return entries_of(call.site), SiteReader().module_path(call.site)
+    return f"{inputs} -> {outputs}".strip()

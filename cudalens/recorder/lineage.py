@@ -7,7 +7,7 @@ left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from weakref import ref
 
 from torch import Tensor
@@ -33,10 +33,10 @@ FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 class Lineage:
     """The recorded calls, asked after a failure."""
 
-    def __init__(self, calls: Iterable[Call], batches: Batches) -> None:
-        self._calls: list[Call] = list(calls)
+    def __init__(self, calls: Sequence[Call], batches: Batches, reader: SiteReader) -> None:
+        self._calls = calls
         self._batches = batches
-        self.reader = SiteReader()
+        self.reader = reader
 
     # --- who made it -----------------------------------------------------------------------------
 

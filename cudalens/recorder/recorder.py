@@ -6,8 +6,9 @@ from torch import Tensor
 
 from cudalens._torch import no_dispatch_modes, plain_torch
 from cudalens.facts import HistoryEntry, ProvenanceStep
-from cudalens.recorder import _seam, history, inplace
+from cudalens.recorder import _seam, inplace
 from cudalens.recorder.failure import OpRecord
+from cudalens.recorder.history import Snapshot
 from cudalens.recorder.inplace import ModifiedTensor
 from cudalens.recorder.lineage import IsBad, Lineage
 from cudalens.recorder.mode import RecordingMode
@@ -20,6 +21,8 @@ class Recorder(RecordingMode):
 
     See :class:`RecordingMode` for the arguments.
     """
+
+    _asked: tuple[int, Snapshot | None] = (0, None)
 
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
@@ -35,7 +38,7 @@ class Recorder(RecordingMode):
 
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last ops, oldest first."""
-        return history.history(self._calls(), limit)
+        return self._snapshot().history(limit)
 
     def forward_site(
         self, sequence_nr: int, node_name: str | None = None
@@ -46,16 +49,14 @@ class Recorder(RecordingMode):
             sequence_nr: the node's sequence number.
             node_name: its name, such as ``MulBackward0``; with it a mistake is recognised.
         """
-        calls = self._calls()
-        call = history.forward_call(
-            calls, sequence_nr, node_name, is_complete=self._is_complete(calls)
-        )
-        return None if call is None else history.forward_site(call)
+        snapshot = self._snapshot()
+        call = snapshot.forward_call(sequence_nr, node_name)
+        return None if call is None else snapshot.place(call)
 
     def site_of(self, tensor: Tensor) -> tuple[list[StackEntry], str | None] | None:
         """Give the lines and the module of the op that made a tensor, or what it is a view of."""
         call = self.lineage().source_of(tensor)
-        return None if call is None else history.forward_site(call)
+        return None if call is None else self._snapshot().place(call)
 
     def provenance(self, tensor: Tensor, is_bad: IsBad) -> tuple[ProvenanceStep, ...]:
         """Follow a bad tensor back to the op that made it bad, or to where the data entered.
@@ -73,14 +74,21 @@ class Recorder(RecordingMode):
             message: the error's text, "… has been modified by an inplace operation: …".
         """
         complaint = inplace.read_complaint(message)
-        return None if complaint is None else inplace.find_modified(self._calls(), complaint)
+        return (
+            None if complaint is None else inplace.find_modified(self._snapshot().calls, complaint)
+        )
 
     def lineage(self) -> Lineage:
         """Give the recorded calls in the form that answers questions about tensors."""
-        return Lineage(self._calls(), self._batches)
+        snapshot = self._snapshot()
+        return Lineage(snapshot.calls, self._batches, snapshot.reader)
 
-    def _calls(self) -> list[Call]:
-        return [Call._make(item) for item in self._ring.copy()]
-
-    def _is_complete(self, calls: list[Call]) -> bool:
-        return len(calls) < (self._ring.maxlen or 0)
+    def _snapshot(self) -> Snapshot:
+        """Give the calls recorded so far; the same object until another op is recorded."""
+        number, snapshot = self._asked
+        if snapshot is None or number != self.recorded_ops:
+            number = self.recorded_ops
+            calls = [Call._make(item) for item in self._ring.copy()]
+            snapshot = Snapshot(calls, is_complete=len(calls) < (self._ring.maxlen or 0))
+            self._asked = (number, snapshot)
+        return snapshot

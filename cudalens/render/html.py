@@ -142,6 +142,7 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "certainty": words.certainty(report),
         "kind": words.KINDS.get(report.kind, report.kind),
         "bounds": words.bounds_text(report),
+        "way": words.way(report),
         "rehearsal": words.REHEARSAL if report.environment.simulated else "",
         "rows": code_rows(report, device=True),
         "loose": unplaced_tensors(report),

@@ -189,7 +189,7 @@ def _causes(page: _Page, report: Report) -> None:
 
 
 def _way(page: _Page, report: Report) -> None:
-    steps = [words.step(item) for item in report.provenance]
+    steps = [words.step(item) for item in words.way(report)]
     for at, text in enumerate(steps[:_SHOWN_STEPS]):
         page.item("" if at else "from", f"← {text}" if at else text)
     if len(steps) > _SHOWN_STEPS:

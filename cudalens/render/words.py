@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from cudalens.model import LineRef, Number, OpName, ProvenanceStep, Report, SourceSpan, TensorFact
@@ -63,7 +64,8 @@ def headline(report: Report) -> str:
         return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
     line = in_own_names(report)
     allowed = bounds_text(report)
-    return one_line(f"{line}: allowed {allowed}" if allowed and "allowed" not in line else line)
+    is_said = "allowed" in line or line.endswith(allowed)
+    return one_line(line if is_said else f"{line}: allowed {allowed}")
 
 
 def in_own_names(report: Report) -> str:
@@ -280,6 +282,18 @@ def step(item: ProvenanceStep) -> str:
     where = spot(item.source) or one_line(item.op or "")
     note = one_line(item.note or "")
     return f"{where} ({note})" if where and note else where or note
+
+
+def way(report: Report) -> tuple[ProvenanceStep, ...]:
+    """Give the way of the bad values with the steps of one line, one after the other, as one."""
+    found: list[ProvenanceStep] = []
+    for item in report.provenance:
+        if found and item.source is not None and found[-1].source == item.source:
+            last = found[-1]
+            found[-1] = replace(last, note=last.note or item.note)
+        else:
+            found.append(item)
+    return tuple(found)
 
 
 def environment(report: Report) -> tuple[tuple[str, str], ...]:

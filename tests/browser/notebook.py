@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import nbformat
+from playwright.sync_api import expect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ SWITCHES = (
     "--disable-sync",
 )
 WAIT_MS = 30_000
+ATTEMPTS = 5
 
 
 def write_notebook(path: Path, *cells: str) -> None:
@@ -64,6 +66,13 @@ def open_notebook(page: Page, lab: Lab, name: str) -> None:
 def run_cell(page: Page, number: int) -> Locator:
     """Run one cell and give it."""
     cell = page.locator(".jp-CodeCell").nth(number)
-    cell.locator(".cm-content").click()
-    page.keyboard.press("Control+Enter")
-    return cell
+    for _ in range(ATTEMPTS):
+        # JupyterLab drops the keys of the first moments, while its panels still move.
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Control+Enter")
+        try:
+            expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:", timeout=3000)
+        except AssertionError:
+            continue
+        return cell
+    raise AssertionError("JupyterLab did not run the cell")

@@ -41,8 +41,12 @@ class Lab:
 
     def use_theme(self, name: str) -> None:
         """Choose the theme of every page that is opened from now on."""
-        body = json.dumps({"raw": json.dumps({"theme": name})}).encode()
-        self._call("PUT", "/lab/api/settings/@jupyterlab/apputils-extension:themes", body)
+        self._set("themes", {"theme": name})
+        self._set("notification", {"fetchNews": "false"})
+
+    def _set(self, part: str, values: dict[str, str]) -> None:
+        body = json.dumps({"raw": json.dumps(values)}).encode()
+        self._call("PUT", f"/lab/api/settings/@jupyterlab/apputils-extension:{part}", body)
 
     def stop_kernels(self) -> None:
         """Shut every session down, as closing the laptop would."""

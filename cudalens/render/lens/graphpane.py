@@ -14,7 +14,7 @@ from cudalens.render.lens.parts import button, line, markup, stack
 from cudalens.render.lens.picture import Picture
 from cudalens.render.lens.selection import Selection
 
-_NOTHING = ("nothing chosen", "")
+_NOTHING = ("Look at …", "")
 
 
 class GraphPane:
@@ -30,14 +30,14 @@ class GraphPane:
         self._shown = markup(self._draw())
         self._details = markup("", "cl-details")
         self._chooser = ipywidgets.Dropdown(
-            options=[_NOTHING, *keys.choices()], description="Look at", value=""
+            options=[_NOTHING, *keys.choices()], tooltip="look at a node, tensor or line", value=""
         )
         self._chooser.layout.width = "auto"
         self._chooser.observe(self._named, "value")
         self._buttons = {
-            "grow": button("One hop more", "draw one more hop node by node", self.grow),
+            "grow": button("+1 hop", "draw one more hop from the failure node by node", self.grow),
             "open": button("Unfold", "draw the chosen box node by node", self.open),
-            "close": button("Fold module", "draw the module of the node as one box", self.close),
+            "close": button("Fold", "draw the module of the node as one box", self.close),
             "back": button("Back", "undo the last step", self.back),
         }
         selection.follow(self._follow)

@@ -84,7 +84,7 @@
       const box = graph(), svg = box && box.querySelector('svg');
       if (svg && svg.getAttribute('role') === 'img') {
         svg.setAttribute('role', 'group');
-        if (!root.querySelector('.cl-zoom')) box.before(zoomer());
+        if (!root.querySelector('.cl-zoom')) box.closest('.cl-pane').append(zoomer());
         zoom = 1;
         const failed = svg.querySelector('.cl-node-failed');
         if (failed) peers(failed).forEach(item => item.setAttribute('tabindex', item === failed ? 0 : -1));

@@ -1,0 +1,147 @@
+"""The tools that are compared, each as a block around the plain training step."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import cudalens
+from benchmarks.measure import Opener
+from benchmarks.steps import Step
+from cudalens.guarding import PROCESS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """One way to run a step."""
+
+    name: str
+    label: str
+    opener: Opener
+    is_slow: bool = False
+    """Measured with fewer repetitions."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    needs: str | None = None
+    """A module that must be installed."""
+
+    def is_available(self, device: str) -> bool:
+        has_module = self.needs is None or importlib.util.find_spec(self.needs) is not None
+        return device in self.devices and has_module
+
+
+@contextmanager
+def plain(step: Step) -> Iterator[Step]:
+    """The control: nothing at all."""
+    yield step
+
+
+@contextmanager
+def guards(step: Step) -> Iterator[Step]:
+    """The guards, forced to act on the tensors of whatever device the step is on."""
+    with PROCESS.acting_on("cpu", "cuda"):
+        cudalens.install()
+        try:
+            yield step
+        finally:
+            cudalens.uninstall()
+
+
+def check(**options: Any) -> Opener:
+    """A checked block, with the guards forced to act."""
+
+    @contextmanager
+    def opener(step: Step) -> Iterator[Step]:
+        with PROCESS.acting_on("cpu", "cuda"), cudalens.check(**options) as session:
+            yield step
+        if session.report is not None:
+            msg = f"a good step was reported: {session.report.headline}"
+            raise RuntimeError(msg)
+
+    return opener
+
+
+def debug_mode(**options: Any) -> Opener:
+    """torch's own recorder."""
+
+    @contextmanager
+    def opener(step: Step) -> Iterator[Step]:
+        from torch.utils._debug_mode import DebugMode
+
+        def run() -> Any:
+            # One mode a step: it keeps every call, and would run out of memory.
+            with DebugMode(**options):
+                return step()
+
+        yield run
+
+    return opener
+
+
+@contextmanager
+def anomaly(step: Step) -> Iterator[Step]:
+    """torch's anomaly detection."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            yield step
+
+
+@contextmanager
+def launch_blocking(step: Step) -> Iterator[Step]:
+    """Synchronous launches; only where the process was started with them."""
+    if os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        msg = "CUDA_LAUNCH_BLOCKING counts only when it is set before the process starts"
+        raise RuntimeError(msg)
+    yield step
+
+
+@contextmanager
+def snooper(step: Step) -> Iterator[Step]:
+    """TorchSnooper over the step, its output thrown away."""
+    import torchsnooper
+
+    with open(os.devnull, "w") as sink:
+        yield torchsnooper.snoop(output=sink)(step)
+
+
+@contextmanager
+def tensor_sensor(step: Step) -> Iterator[Step]:
+    """tensor-sensor's clarify around the step."""
+    import tsensor
+
+    with tsensor.clarify():
+        yield step
+
+
+GUARDS, FULL, NAN = "guards", "full", "nan"
+DEBUG_MODE, DEBUG_TRACES, ANOMALY = "debugmode", "debugmode_traces", "anomaly"
+
+TOOLS = (
+    Tool(name="control", label="plain again (control)", opener=plain),
+    Tool(name=GUARDS, label="`cudalens.install()`: guards only", opener=guards),
+    Tool(name=FULL, label="`%%cudacheck`: guards, recorder, sync", opener=check()),
+    Tool(name="full_no_sync", label="`%%cudacheck --no-sync`", opener=check(sync=False)),
+    Tool(name=NAN, label="`%%cudacheck --nan`", opener=check(nan=True)),
+    Tool(name=ANOMALY, label="`torch.autograd.detect_anomaly()`", opener=anomaly),
+    Tool(name=DEBUG_MODE, label="torch `DebugMode()`", opener=debug_mode(), is_slow=True),
+    Tool(
+        name=DEBUG_TRACES,
+        label="torch `DebugMode` with modules and stack traces",
+        opener=debug_mode(record_nn_module=True, record_stack_trace=True),
+        is_slow=True,
+    ),
+    Tool(name="snooper", label="TorchSnooper", opener=snooper, is_slow=True, needs="torchsnooper"),
+    Tool(name="tensor_sensor", label="tensor-sensor", opener=tensor_sensor, needs="tsensor"),
+)
+
+
+def available(device: str, only: Callable[[Tool], bool] = lambda tool: True) -> tuple[Tool, ...]:
+    """Give the tools that can be measured here."""
+    return tuple(tool for tool in TOOLS if tool.is_available(device) and only(tool))

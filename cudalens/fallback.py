@@ -1,0 +1,57 @@
+"""What is said of a failure when the diagnosis itself failed: less than usual, never nothing."""
+
+from __future__ import annotations
+
+from cudalens.facts import Kind, OpName, Violation
+from cudalens.model import ErrorFacts, Report
+
+__all__ = ["of_error", "of_violation", "sentence", "trouble_line"]
+
+
+def trouble_line(what: str, trouble: BaseException) -> str:
+    """Give the line of ``limits`` that says which stage failed, and how."""
+    reason = str(trouble).strip().split("\n", 1)[0]
+    return f"{what} unavailable: {type(trouble).__name__}: {reason}"
+
+
+def of_violation(violation: Violation) -> Report:
+    """Report a finding from nothing but what its guard said: it is as certain as ever."""
+    is_noticed = violation.is_silent or violation.is_nonfinite
+    headline = violation.headline.replace("{argument}", violation.argument)
+    return Report(
+        kind=_kind_of(violation),
+        certainty="proven",
+        prevented=not is_noticed,
+        context_usable=True,
+        headline=headline.replace("{related}", violation.related or "the input"),
+        explanation=violation.explanation,
+        op=OpName(name=violation.op, overload=violation.overload),
+        argument=violation.argument,
+        offenders=violation.offenders,
+        bounds=violation.bounds,
+        device_text=violation.device_text,
+    )
+
+
+def _kind_of(violation: Violation) -> Kind:
+    if violation.is_nonfinite:
+        return "nonfinite"
+    return "silent" if violation.is_silent else "device_assert"
+
+
+def of_error(error: ErrorFacts) -> Report:
+    """Report an exception of torch's in its own words."""
+    return Report(
+        kind="python_error",
+        headline=error.message.strip().split("\n", 1)[0] or error.type_name,
+    )
+
+
+def sentence(report: Report) -> str:
+    """Give the one sentence with the observed value, the bound and the count."""
+    text = report.headline
+    if report.bounds is not None and report.bounds.text:
+        text += f" (allowed {report.bounds.text})"
+    if report.offenders is not None and report.offenders.total > 1:
+        text += f"; {report.offenders.count} of {report.offenders.total} bad"
+    return text

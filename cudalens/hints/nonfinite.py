@@ -1,0 +1,156 @@
+"""Causes of the first NaN or infinity that an op made of finite inputs."""
+
+from __future__ import annotations
+
+from cudalens.facts import Hint
+from cudalens.hints._base import rule
+from cudalens.model import Evidence
+
+_HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+_DIVISIONS = frozenset({"aten::div", "aten::div_", "aten::reciprocal", "aten::reciprocal_"})
+_LOGS = frozenset({"aten::log", "aten::log_", "aten::log2", "aten::log10", "aten::log1p"})
+_ROOTS = frozenset({"aten::sqrt", "aten::sqrt_", "aten::rsqrt"})
+_SPREADS = frozenset({"aten::std", "aten::var", "aten::std_mean", "aten::var_mean"})
+
+
+def _made(evidence: Evidence, names: frozenset[str]) -> bool:
+    violation = evidence.violation
+    return violation is not None and violation.is_nonfinite and violation.op in names
+
+
+def _smallest(evidence: Evidence, *arguments: str) -> tuple[str | None, float] | None:
+    """Give the expression and the minimum of the first of the arguments that is known."""
+    for name in arguments:
+        fact = evidence.tensor(name)
+        if fact is not None and isinstance(fact.summary.min, (int, float)):
+            return fact.expression, float(fact.summary.min)
+    return None
+
+
+@rule(priority=10)
+def division_by_zero(evidence: Evidence) -> Hint | None:
+    """The divisor holds a zero."""
+    if not _made(evidence, _DIVISIONS) or evidence.phase == "backward":
+        return None
+    divisor = evidence.tensor("other") or evidence.tensor("self")
+    if divisor is None:
+        return None
+    low, high = divisor.summary.min, divisor.summary.max
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    if not low <= 0 <= high:
+        return None
+    name = divisor.expression
+    return Hint(
+        text=f"the divisor runs from {low} to {high}: dividing by 0 gives inf, 0 / 0 gives nan",
+        fix=f"{name} + eps" if name else None,
+    )
+
+
+@rule(priority=10)
+def logarithm_of_zero(evidence: Evidence) -> Hint | None:
+    """The logarithm of 0 is -inf, of a negative number nan."""
+    if not _made(evidence, _LOGS):
+        return None
+    found = _smallest(evidence, "self")
+    bound = -1.0 if evidence.op.name == "aten::log1p" else 0.0
+    if found is None or found[1] > bound:
+        return None
+    name, low = found
+    return Hint(
+        text=f"the smallest input is {low:g}: the logarithm needs more than {bound:g}",
+        fix=f"{name}.clamp(min=1e-8)" if name else None,
+    )
+
+
+@rule(priority=10)
+def root_of_negative(evidence: Evidence) -> Hint | None:
+    """The square root of a negative number is nan, the reciprocal root of 0 inf."""
+    if not _made(evidence, _ROOTS):
+        return None
+    found = _smallest(evidence, "self")
+    is_reciprocal = evidence.op.name == "aten::rsqrt"
+    if found is None or found[1] > 0 or (found[1] == 0 and not is_reciprocal):
+        return None
+    name, low = found
+    needs = "more than 0" if is_reciprocal else "at least 0"
+    return Hint(
+        text=f"the smallest input is {low:g}: the root needs {needs}",
+        fix=f"{name}.clamp(min=1e-8)" if name else None,
+    )
+
+
+@rule(priority=12)
+def slope_at_zero(evidence: Evidence) -> Hint | None:
+    """A root, norm or power has an infinite slope at 0; where() does not stop its gradient."""
+    violation = evidence.violation
+    if violation is None or not violation.is_nonfinite or evidence.phase != "backward":
+        return None
+    place = evidence.forward_source or evidence.source
+    line = place.text if place is not None else None
+    words = ("sqrt", "norm(", "pow(", "**", "log", "std(", "cdist")
+    if not line or not any(word in line for word in words):
+        return None
+    if "where(" in line:
+        return Hint(
+            text="where() hides the value in forward, but in backward the branch not taken still "
+            "multiplies its infinite slope by 0: make the input harmless before the op",
+            fix="safe = torch.where(ok, x, 1.0)  # then the op on safe, then where(ok, …)",
+        )
+    return Hint(
+        text="the slope of this op is infinite at 0: keep its input away from 0",
+        fix="add a small eps inside the root, norm or logarithm",
+    )
+
+
+@rule(priority=14)
+def half_precision_overflow(evidence: Evidence) -> Hint | None:
+    """The result is beyond what half precision can hold."""
+    violation = evidence.violation
+    if violation is None or not violation.is_nonfinite:
+        return None
+    halves = {fact.dtype for fact in evidence.tensors} & _HALF
+    first = violation.offenders.first
+    if "float16" not in halves or not first or first[0].value not in ("inf", "-inf"):
+        return None
+    return Hint(
+        text="float16 holds at most 65504: the result overflowed to infinity",
+        fix="torch.autocast(device_type, dtype=torch.bfloat16)  # or .float() for this op",
+    )
+
+
+@rule(priority=10)
+def spread_of_one_sample(evidence: Evidence) -> Hint | None:
+    """The unbiased deviation of a single value is 0 / 0."""
+    if not _made(evidence, _SPREADS):
+        return None
+    fact = evidence.tensor("self")
+    if fact is None or 1 not in (*fact.shape, *([1] if not fact.shape else [])):
+        return None
+    return Hint(
+        text=f"the unbiased deviation of one sample is 0 / 0; the shape is {list(fact.shape)}",
+        fix="correction=0",
+    )
+
+
+@rule(priority=10)
+def all_labels_ignored(evidence: Evidence) -> Hint | None:
+    """Every label is ignore_index: the mean over no label is 0 / 0."""
+    names = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward"})
+    if not _made(evidence, names):
+        return None
+    labels, ignored = evidence.tensor("target"), evidence.scalar("ignore_index") or "-100"
+    if labels is None or (str(labels.summary.min), str(labels.summary.max)) != (ignored, ignored):
+        return None
+    return Hint(
+        text=f"all {_count(labels.shape)} labels are {ignored} (ignore_index): the mean over none "
+        "of them is 0 / 0",
+        fix="skip batches without a label, or reduction='sum' divided by max(count, 1)",
+    )
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

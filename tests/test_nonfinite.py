@@ -1,0 +1,142 @@
+"""The first NaN or infinity: which op made it, of what, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cudalens
+from cudalens.model import Report
+from cudalens.simulate import Simulation
+
+INF, NAN = float("inf"), float("nan")
+
+
+def found(code: object, **options: bool) -> Report | None:
+    """Run a function under ``nan=True`` and give the report, with its exception checked."""
+    session = cudalens.check(nan=True, **options)
+    try:
+        with session:
+            code()  # type: ignore[operator]
+    except cudalens.NonFiniteError as error:
+        assert error.report is session.report
+        assert isinstance(error, RuntimeError)
+    return session.report
+
+
+def hints(report: Report | None) -> list[str]:
+    assert report is not None
+    return [item.rule for item in report.hints]
+
+
+def test_a_division_by_zero_is_named_with_its_inputs(sim: Simulation) -> None:
+    """The op, the position, the operands there and the line are in the report."""
+    x = torch.tensor([1.0, -2.0, 3.0], device="cuda")
+    y = torch.tensor([1.0, 0.0, 2.0], device="cuda")
+    report = found(lambda: x / y)
+    assert report is not None
+    assert report.kind == "nonfinite"
+    assert report.certainty == "proven"
+    assert report.headline == "aten::div made -inf at [1] from self = -2.0, other = 0.0"
+    assert report.offenders is not None
+    assert (report.offenders.count, report.offenders.total) == (1, 3)
+    assert hints(report) == ["division_by_zero"]
+    assert report.context_usable
+
+
+def test_a_division_without_zero_is_silent(sim: Simulation) -> None:
+    """The neighbour: the smallest divisor is not zero."""
+    x = torch.tensor([1.0, -2.0], device="cuda")
+    assert found(lambda: x / torch.tensor([1.0, 1e-3], device="cuda")) is None
+
+
+def test_infinities_that_the_caller_asked_for_are_his(sim: Simulation) -> None:
+    """Attention masks hold -inf on purpose, and reserved memory holds anything."""
+
+    def masked() -> None:
+        scores = torch.zeros(4, 4, device="cuda")
+        keep = torch.ones(4, 4, device="cuda").tril().bool()
+        scores.masked_fill(~keep, -INF).softmax(-1).sum()
+        torch.full((3,), INF, device="cuda") + 1
+        torch.empty(1000, device="cuda")
+
+    assert found(masked) is None
+
+
+def test_nan_out_of_infinities_is_new(sim: Simulation) -> None:
+    """A row that is masked everywhere turns into NaN in the softmax."""
+    scores = torch.full((2, 3), -INF, device="cuda")
+    report = found(lambda: scores.softmax(-1))
+    assert report is not None
+    assert report.op.name == "aten::_softmax"
+
+
+def test_what_was_not_finite_before_is_not_blamed_on_the_op(sim: Simulation) -> None:
+    """Data that holds NaN already passes through without a finding."""
+    data = torch.tensor([1.0, NAN], device="cuda")
+    assert found(lambda: (data + 1).sum()) is None
+
+
+def test_backward_names_the_forward_line(sim: Simulation) -> None:
+    """where() does not stop the gradient of the branch not taken."""
+
+    def train() -> None:
+        x = torch.zeros(3, device="cuda", requires_grad=True)
+        torch.where(x > 0, x.sqrt(), x).sum().backward()
+
+    report = found(train)
+    assert report is not None
+    assert report.phase == "backward"
+    assert report.forward_source is not None
+    assert "x.sqrt()" in (report.forward_source.text or "")
+    assert hints(report) == ["slope_at_zero"]
+
+
+@pytest.mark.parametrize(
+    ("code", "rule"),
+    [
+        (lambda: torch.zeros(3, device="cuda").log(), "logarithm_of_zero"),
+        (lambda: (-torch.ones(3, device="cuda")).sqrt(), "root_of_negative"),
+        (lambda: torch.zeros(2, device="cuda").rsqrt(), "root_of_negative"),
+        (lambda: torch.ones(1, 3, device="cuda").std(0), "spread_of_one_sample"),
+        (
+            lambda: torch.full((2,), 6e4, device="cuda").half() * 2,
+            "half_precision_overflow",
+        ),
+        (
+            lambda: F.cross_entropy(
+                torch.zeros(4, 3, device="cuda"), torch.full((4,), -100, device="cuda")
+            ),
+            "all_labels_ignored",
+        ),
+    ],
+)
+def test_each_cause_has_its_hint(sim: Simulation, code: object, rule: str) -> None:
+    """The rule of the cause fires, and no other."""
+    assert hints(found(code)) == [rule]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda: torch.full((3,), 1e-6, device="cuda").log(),
+        lambda: torch.zeros(3, device="cuda").sqrt(),
+        lambda: torch.full((2,), 1e-6, device="cuda").rsqrt(),
+        lambda: torch.ones(2, 3, device="cuda").std(0),
+        lambda: torch.full((2,), 3e4, device="cuda").half() * 2,
+        lambda: F.cross_entropy(
+            torch.zeros(4, 3, device="cuda"), torch.tensor([-100, -100, -100, 0], device="cuda")
+        ),
+    ],
+)
+def test_the_neighbour_of_each_cause_is_silent(sim: Simulation, code: object) -> None:
+    """One step away from the cause everything is finite."""
+    assert found(code) is None
+
+
+def test_without_the_option_nothing_is_looked_at(sim: Simulation) -> None:
+    """NaN and infinities are ordinary numbers to a plain check."""
+    with cudalens.check() as session:
+        torch.zeros(3, device="cuda").log()
+    assert session.report is None
