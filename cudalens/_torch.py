@@ -31,9 +31,16 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type in ACCELERATORS
 
 
-def redispatch(op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Go on to the kernel below BackendSelect, as if no kernel had been there."""
-    return op.redispatch(keyset & _AFTER_BACKEND_SELECT, *args, **kwargs)
+def redispatcher(op: Any) -> tuple[Callable[..., Any], Any]:
+    """Give what goes on to the kernel below BackendSelect, as if no kernel had been there.
+
+    Returns:
+        a function of a key set and the arguments of the call, and the keys that the set of the
+        call is to be cut down to.
+    """
+    # The overload's own method only forwards, and every guarded call would pay for it.
+    handle = getattr(op, "_handle", None)
+    return getattr(handle, "redispatch_boxed", op.redispatch), _AFTER_BACKEND_SELECT
 
 
 def register_backend_select(kernels: dict[str, Callable[..., Any]]) -> list[Any]:
@@ -76,7 +83,16 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_capturing() -> bool:
     """Tell whether a CUDA graph is being captured on the current stream: no reading then."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    # Asking whether there is a device costs more than the rest of a guard.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+NoTorchFunction: Any = torch._C.DisableTorchFunction
+"""Block that function modes and subclasses do not see; an interrupt finds it done or not begun."""
+BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
+"""Block that autograd does not see, like :data:`NoTorchFunction`."""
+has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""Tell whether a Python dispatch mode of this thread would see our own torch calls."""
 
 
 @contextmanager

@@ -74,6 +74,16 @@ def callee_parameters(entries: Entries) -> tuple[tuple[str, str], ...]:
     return (("callee.parameters", " ".join(names[:_MAX_PARAMETERS])),)
 
 
+def given_parameters(entries: Entries) -> tuple[tuple[str, str], ...]:
+    """Name the parameters that the forward which raised had been given."""
+    frame = entries[-1].tb_frame if entries else None
+    if frame is None or frame.f_code.co_name != "forward":
+        return ()
+    names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
+    given = [name for name in names if frame.f_locals.get(name) is not None]
+    return (("forward.given", " ".join(given)),)
+
+
 def _has_tensor(value: Any) -> bool:
     return any(isinstance(item, Tensor) for item in value)
 

@@ -36,7 +36,22 @@ class GuardedCall:
 
 OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
 OnTrouble = Callable[[str], None]
-_Plan = tuple[Guard, tuple[Parameter, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A guard of one overload, and where in a call its arguments are."""
+
+    guard: Guard
+    parameters: tuple[Parameter, ...]
+    positions: tuple[int, ...]
+    last: int
+
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Give the arguments that the guard looks at."""
+        if not kwargs and self.last < len(args):
+            return [args[position] for position in self.positions]
+        return [item.of(args, kwargs) for item in self.parameters]
 
 
 class _Inside(threading.local):
@@ -90,17 +105,17 @@ class Interceptor:
         self._covered.clear()
 
     def _kernel(self, op: Any) -> Callable[..., Any]:
-        parameters = {item.name: item for item in schema_parameters(op)}
-        plans = tuple(
-            (entry, tuple(parameters[name] for name in entry.parameters)) for entry in GUARDS[op]
-        )
+        plans = _plans(op)
         covers_inner = any(entry.covers_inner for entry in GUARDS[op])
+        go_on, below = _torch.redispatcher(op)
         inside = self._inside
+        acts_on = self._acts_on
 
+        # Every call of a guarded op passes here, so nothing is done for beauty.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if inside.busy or not self._acts_on(args, kwargs):
-                return _torch.redispatch(op, keyset, args, kwargs)
+            if inside.busy or not acts_on(args, kwargs):
+                return go_on(keyset & below, *args, **kwargs)
             error = self._look(op, plans, args, kwargs)
             if error is not None:
                 try:
@@ -109,10 +124,10 @@ class Interceptor:
                     # The traceback keeps this frame: it must keep neither itself nor tensors.
                     del error, args, kwargs
             if not covers_inner:
-                return _torch.redispatch(op, keyset, args, kwargs)
+                return go_on(keyset & below, *args, **kwargs)
             inside.busy = True
             try:
-                return _torch.redispatch(op, keyset, args, kwargs)
+                return go_on(keyset & below, *args, **kwargs)
             finally:
                 inside.busy = False
 
@@ -123,50 +138,71 @@ class Interceptor:
     ) -> BaseException | None:
         self._inside.busy = True
         try:
-            with Uninterrupted(), _torch.plain_torch(), _torch.no_dispatch_modes():
-                self.checked_ops += 1
-                for entry, parameters in plans:
-                    error = self._ask(op, entry, parameters, args, kwargs)
-                    if error is not None:
-                        return error
+            self.checked_ops += 1
+            with _torch.NoTorchFunction(), _torch.BelowAutograd():
+                # The modes of an ordinary call have all had their turn before it came here.
+                if not _torch.has_dispatch_modes():
+                    return self._ask_all(op, plans, args, kwargs)
+                with Uninterrupted(), _torch.no_dispatch_modes():
+                    return self._ask_all(op, plans, args, kwargs)
         finally:
             self._inside.busy = False
+
+    def _ask_all(
+        self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BaseException | None:
+        for plan in plans:
+            try:
+                found: object = plan.guard.check(*plan.values(args, kwargs))
+                if found is None:
+                    continue
+                error = self._tell(op, plan.guard, found, args, kwargs)
+            except Exception as trouble:  # a guard that fails must never stop a good call
+                kind = type(trouble).__name__
+                self._on_trouble(f"guard {plan.guard.name} failed: {kind}: {trouble}")
+                continue
+            if error is not None:
+                return error
         return None
 
-    def _ask(
-        self,
-        op: Any,
-        entry: Guard,
-        parameters: tuple[Parameter, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+    def _tell(
+        self, op: Any, guard: Guard, found: object, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
-        try:
-            violation = entry.check(*[item.of(args, kwargs) for item in parameters])
-            if violation is None:
-                return None
-            if not isinstance(violation, Violation):
-                msg = f"it gave {type(violation).__name__}"
-                raise TypeError(msg)
-            call = GuardedCall(
-                op=op,
-                guard=entry,
-                arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
-                args=args,
-                kwargs=kwargs,
-            )
-            return self._on_violation(call, violation)
-        except Exception as trouble:  # a guard that fails must never stop a good call
-            self._on_trouble(f"guard {entry.name} failed: {type(trouble).__name__}: {trouble}")
-            return None
+        if not isinstance(found, Violation):
+            msg = f"it gave {type(found).__name__}"
+            raise TypeError(msg)
+        call = GuardedCall(
+            op=op,
+            guard=guard,
+            arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
+            args=args,
+            kwargs=kwargs,
+        )
+        with Uninterrupted(), _torch.plain_torch():
+            return self._on_violation(call, found)
 
     def _acts_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         devices = self._devices
         acts = False
         for value in (*args, *kwargs.values()) if kwargs else args:
-            for item in value if type(value) in (list, tuple) else (value,):
+            kind = type(value)
+            for item in value if kind is list or kind is tuple else (value,):
                 if isinstance(item, Tensor):
                     if not _torch.is_plain(item):
                         return False
                     acts = acts or item.device.type in devices
         return acts and not _torch.is_capturing()
+
+
+def _plans(op: Any) -> tuple[_Plan, ...]:
+    parameters = {item.name: item for item in schema_parameters(op)}
+    plans = []
+    for entry in GUARDS[op]:
+        asked = tuple(parameters[name] for name in entry.parameters)
+        positions = tuple(item.position for item in asked)
+        plans.append(
+            _Plan(
+                guard=entry, parameters=asked, positions=positions, last=max(positions, default=0)
+            )
+        )
+    return tuple(plans)

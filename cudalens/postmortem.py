@@ -16,7 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from cudalens import autograd, collect, environment, source
-from cudalens.callarguments import call_arguments, callee_parameters, odd_argument
+from cudalens.callarguments import (
+    call_arguments,
+    callee_parameters,
+    given_parameters,
+    odd_argument,
+)
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
@@ -57,7 +62,13 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
     none: tuple[TensorFact, ...] = ()
     tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), none)
     named = limits.attempt(
-        "argument", lambda: (*odd_argument(entries, arguments), *callee_parameters(entries)), ()
+        "argument",
+        lambda: (
+            *odd_argument(entries, arguments),
+            *callee_parameters(entries),
+            *given_parameters(entries),
+        ),
+        (),
     )
     evidence = Evidence(
         error=facts,

@@ -54,8 +54,20 @@ def _view(report: Report) -> dict[str, Any]:
 
 
 def _has_widgets(shell: Any) -> bool:
+    wish = os.environ.get("CUDALENS_WIDGETS")
     return (
         getattr(shell, "kernel", None) is not None
-        and os.environ.get("CUDALENS_WIDGETS", "1") != "0"
+        and wish != "0"
+        and (wish == "1" or _is_attended(shell))
         and importlib.util.find_spec("cudalens.render.widget") is not None
     )
+
+
+def _is_attended(shell: Any) -> bool:
+    """Tell whether somebody sits at the front end: whoever can, says that input may be asked for.
+
+    nbclient, and with it papermill, nbconvert and nbval, say that it may not: there nobody would
+    ever see a view whose state lies in this kernel.
+    """
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    return bool((parent or {}).get("content", {}).get("allow_stdin", True))

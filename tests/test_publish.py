@@ -17,11 +17,15 @@ REPORT = Report(headline="y[3] = 10 is outside")
 class Screen:
     """Stands for a shell: keeps what is published."""
 
-    def __init__(self, *, kernel: object | None) -> None:
+    def __init__(self, *, kernel: object | None, allow_stdin: bool = True) -> None:
         self.kernel = kernel
+        self.allow_stdin = allow_stdin
         self.display_pub = self
         self.user_ns: dict[str, Any] = {}
         self.bundles: list[dict[str, Any]] = []
+
+    def get_parent(self) -> dict[str, Any]:
+        return {"content": {"allow_stdin": self.allow_stdin}}
 
     def publish(self, *, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         self.bundles.append(data)
@@ -44,14 +48,23 @@ def test_the_view_lies_in_the_same_bundle_as_its_twins(view: None) -> None:
     assert bundle[publish.WIDGET_TYPE]["model_id"] == "m1"
 
 
-@pytest.mark.parametrize("why", ["option", "environment", "terminal"])
+@pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended"])
 def test_static_output(view: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """Each way to ask for static output gives text and HTML only."""
     if why == "environment":
         monkeypatch.setenv("CUDALENS_WIDGETS", "0")
-    screen = Screen(kernel=None if why == "terminal" else object())
+    kernel = None if why == "terminal" else object()
+    screen = Screen(kernel=kernel, allow_stdin=why != "unattended")
     publish.publish(screen, REPORT, widgets=why != "option")
     assert [set(bundle) for bundle in screen.bundles] == [{"text/plain", "text/html"}]
+
+
+def test_the_environment_can_ask_for_the_view(view: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDALENS_WIDGETS=1 shows it where nobody is known to look."""
+    monkeypatch.setenv("CUDALENS_WIDGETS", "1")
+    screen = Screen(kernel=object(), allow_stdin=False)
+    publish.publish(screen, REPORT, widgets=True)
+    assert publish.WIDGET_TYPE in screen.bundles[0]
 
 
 def test_a_view_that_fails_leaves_the_static_report(

@@ -152,25 +152,6 @@ def change_without_graph(evidence: Evidence) -> Hint | None:
 
 
 @rule(priority=30)
-def sum_to_input(evidence: Evidence) -> Hint | None:
-    """A gradient of a broadcast input is summed to the input's shape."""
-    found = verdict_of(evidence, "gradient_shape")
-    if found is None:
-        return None
-    got, want = found.values["got"], found.values["want"]
-    padded = (1,) * (len(got) - len(want)) + want
-    if got == want or len(padded) != len(got):
-        return None
-    if not all(size in (1, other) for size, other in zip(padded, got, strict=True)):
-        return None
-    return Hint(
-        text=f"forward broadcast its input {found.values['at']} from {want} to {got}: its gradient "
-        "is the sum",
-        fix=f"grad.sum_to_size({', '.join(map(str, want))})",
-    )
-
-
-@rule(priority=30)
 def count_of_gradients(evidence: Evidence) -> Hint | None:
     """backward returns None for inputs without a gradient."""
     found = verdict_of(evidence, "gradient_count")

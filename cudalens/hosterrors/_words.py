@@ -11,10 +11,9 @@ from cudalens.model import Evidence
 Shape = tuple[int, ...]
 
 STICKY = (
-    "device-side assert",
+    "device-side assert triggered",  # not the advice that torch prints under every CUDA error
     "illegal memory access",
     "misaligned address",
-    "unspecified launch failure",
     "launch failure",
     "illegal instruction",
     "invalid program counter",

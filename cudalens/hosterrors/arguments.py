@@ -124,13 +124,24 @@ def _model(evidence: Evidence, function: str) -> str:
 def model_input_missing(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A model of a library got none of the inputs that it can start from."""
     names = re.findall(r"\w+_\w+", match["names"])
-    if not names:
+    said_given = evidence.fact("forward.given")
+    if not names or said_given is None:
         return host(match[0], "", None)
     kind = evidence.module_type or "the model"
+    given = [name for name in names if name in said_given.split()]
+    if given:
+        return host(
+            f"{kind} got {' and '.join(given)}, and takes one of {', '.join(names)}",
+            "They say the same thing in several ways.",
+            given[-1],
+        )
+    is_decoder = (evidence.module_path or "").rpartition(".")[2] == "decoder"
     return host(
         f"{kind} got none of {', '.join(names)}",
-        "It needs one of them; arguments under other names are ignored or passed on.",
-        names[0],
+        "A decoder gets them from labels or decoder_input_ids."
+        if is_decoder
+        else "It needs one of them; arguments under other names are ignored or passed on.",
+        "decoder_input_ids" if is_decoder else names[0],
         names=tuple(names),
     )
 
@@ -215,6 +226,6 @@ def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     return host(
         f"a tensor with {match['n']} value{'s' if match['n'] == 'no' else ''} is asked whether it "
         "is true",
-        "if, and, or, not and assert ask for one truth value.",
+        "if, while, and, or and not ask for one truth value.",
         None,
     )

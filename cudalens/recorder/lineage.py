@@ -7,6 +7,7 @@ left out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from weakref import ref
 
@@ -42,15 +43,8 @@ class Lineage:
 
     def producer(self, tensor: Ref, before: int | None = None) -> Call | None:
         """Give the last call, before number ``before``, that made or overwrote a tensor."""
-        return next(
-            (
-                call
-                for call in reversed(self._calls)
-                if (before is None or call.seq < before)
-                and (call.base is tensor or any(item is tensor for item in call.outputs))
-            ),
-            None,
-        )
+        made = self._made.get(id(tensor), ())
+        return next((call for call in reversed(made) if before is None or call.seq < before), None)
 
     def source_of(self, tensor: Tensor) -> Call | None:
         """Give the last call that made a tensor, or what it is a view of."""
@@ -68,10 +62,31 @@ class Lineage:
 
     def is_untouched(self, tensor: Ref, since: int) -> bool:
         """Tell whether no recorded call has written to a tensor since call number ``since``."""
-        return not any(
-            call.seq >= since and call.facts.writes and _writes_to(call, tensor)
-            for call in self._calls
-        )
+        return self._written.get(id(tensor), -1) < since
+
+    # The calls hold the references, so an id belongs to one of them only.
+
+    @functools.cached_property
+    def _made(self) -> dict[int, list[Call]]:
+        """The calls that made or overwrote each tensor, oldest first."""
+        made: dict[int, list[Call]] = {}
+        for call in self._calls:
+            for item in call.outputs if call.base is None else (*call.outputs, call.base):
+                made.setdefault(id(item), []).append(call)
+        return made
+
+    @functools.cached_property
+    def _written(self) -> dict[int, int]:
+        """The number of the last call that wrote to each tensor, or may have."""
+        written: dict[int, int] = {}
+        for call in self._calls:
+            if call.facts.writes:
+                # Fused ops write to some of the many tensors that they are given.
+                several = call.inputs if isinstance(call.output, tuple) else ()
+                base = () if call.base is None else (call.base,)
+                for item in (*call.outputs, *base, *several):
+                    written[id(item)] = call.seq
+        return written
 
     def step(self, call: Call, note: str | None = None) -> ProvenanceStep:
         """Describe a call as one step."""
@@ -230,11 +245,3 @@ def _is_silent(call: Call) -> bool:
 
 def _keeps_rows(call: Call) -> bool:
     return call.facts.name in _COPIES
-
-
-def _writes_to(call: Call, tensor: Ref) -> bool:
-    return (
-        call.base is tensor
-        or any(item is tensor for item in call.outputs)
-        or (isinstance(call.output, tuple) and any(item is tensor for item in call.inputs))
-    )

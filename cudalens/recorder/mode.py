@@ -105,25 +105,19 @@ class RecordingMode(_seam.RecorderMode):
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_dispatch__(  # noqa: PLR0912  the hot path is one function
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # Every op pays for each line, so nothing here is done for beauty.
-        try:
-            facts = self._facts[id(func)]
-        except KeyError:
-            facts = self._facts[id(func)] = OpFacts(func)
+        facts = self._facts.get(id(func)) or self._learn(func)
         if facts.is_special:
             return self._special(facts, args, kwargs or {})
         try:
             result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
             kind = type(result)
             is_one = kind is Tensor or kind is Parameter
-            if self._sync:
-                if not is_one:
-                    self._synchronise_one(args, kwargs, result)
-                elif not result.is_cpu:
-                    self._synchronise(result.device)
+            if self._sync and not (is_one and result.is_cpu):
+                self._synchronise_one(args, kwargs, result)
             if self._watch is not None:
                 self._watch(func, args, kwargs or {}, result)
         except BaseException as error:
@@ -131,15 +125,11 @@ class RecordingMode(_seam.RecorderMode):
             # The traceback keeps this frame: it must not keep the op's tensors.
             args, kwargs, result = (), None, None
             raise
-        try:
-            frame = _getframe(1)
-        except ValueError:  # a thread of autograd's has no Python frames
-            frame = None
         if not is_one:
-            self._note_several(facts, args, kwargs, result, frame)
+            self._note_several(facts, args, kwargs, result)
             return result
         try:
-            site = self._sites.of(frame)
+            site = self._sites.of(_getframe(1))
             if site.__class__ is Site and site.is_brief:
                 reads: Any = None
             elif facts.reads_first_only and not kwargs:
@@ -154,18 +144,24 @@ class RecordingMode(_seam.RecorderMode):
                 shape, dtype = version_and_base(result)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
-            if self._foreign is not None:
-                self._foreign = None
-        except Exception:  # nested tensors have no shape
-            self._note_several(facts, args, kwargs, result, frame)
+            self._foreign = None
+        except Exception:  # no Python frame in a thread of autograd's; nested tensors: no shape
+            self._note_several(facts, args, kwargs, result)
         return result
 
+    def _learn(self, func: Any) -> OpFacts:
+        facts = self._facts[id(func)] = OpFacts(func)
+        return facts
+
     def _note_several(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, result: Any, frame: Any
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
-        """Record a call that gave back no tensor, several, or one that is not plain."""
+        """Record a call that gave back no tensor, several, or one that is not plain.
+
+        Also what the quick way could not record.
+        """
         try:
-            site = self._sites.of(frame)
+            site = self._sites.of(_frame_outside())
             # Fused optimizers write to lists of tensors and give nothing back.
             is_brief = site.__class__ is Site and site.is_brief and not facts.writes
             reads = None if is_brief else references(args, kwargs)
@@ -205,7 +201,7 @@ class RecordingMode(_seam.RecorderMode):
             self._failed(facts, args, kwargs, error, copies)
             args, kwargs, result = (), {}, None
             raise
-        self._note_several(facts, args, kwargs, result, _frame_outside())
+        self._note_several(facts, args, kwargs, result)
         # Without synchronising, its fault may surface in the next op.
         self._foreign = (facts.name, copies) if copies else None
         return result

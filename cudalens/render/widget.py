@@ -19,7 +19,7 @@ from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.graphpane import GraphPane
 from cudalens.render.lens.keys import Keys
 from cudalens.render.lens.parts import line, markup, stack
-from cudalens.render.lens.selection import RULE, Selection, style
+from cudalens.render.lens.selection import Selection, rule, style
 from cudalens.render.lens.tabs import tabs
 
 _STATIC = Path(__file__).with_name("static")
@@ -78,7 +78,8 @@ def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text
 
 def _module(root: str) -> ipywidgets.Output:
     """Give the carrier of the browser module: a front end that runs no script shows nothing."""
-    script = _script().replace("%ROOT%", root)
+    marks = rule(root).replace("\\", "\\\\").replace("'", "\\'")
+    script = _script().replace("%RULE%", marks).replace("%ROOT%", root)
     data = {"text/html": f"<script>{script}</script>", "text/plain": ""}
     carrier = ipywidgets.Output(
         outputs=({"output_type": "display_data", "data": data, "metadata": {}},)
@@ -89,7 +90,6 @@ def _module(root: str) -> ipywidgets.Output:
 
 @cache
 def _script() -> str:
-    rule = RULE.replace("%ROOT%", ".%ROOT%").replace("\\", "\\\\").replace("'", "\\'")
     lines = (_STATIC / "lens.js").read_text(encoding="utf-8").splitlines()
     kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("//")]
-    return "\n".join(kept).replace("%RULE%", rule)
+    return "\n".join(kept)

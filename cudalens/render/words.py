@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -78,13 +78,22 @@ def in_own_names(report: Report) -> str:
         name, expression = fact.argument, fact.expression
         if not name or not expression or len(expression) > _LONGEST_NAME:
             continue
-        if not re.fullmatch(r"[\w.]+(\[[^\[\]]*\])*", expression):
+        if not _binds_tightly(expression):
             expression = f"({expression})"
         if line.startswith((f"{name}[", f"{name} = ")):
             line = expression + line[len(name) :]
         if line.endswith(f" of {name}"):
             line = line[: -len(name)] + expression
     return line
+
+
+def _binds_tightly(expression: str) -> bool:
+    """Tell whether a position can follow directly: ``net(x)[0]``, but not ``y - 1[0]``."""
+    try:
+        node = ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
 
 
 def headline_parts(report: Report) -> tuple[str, str]:

@@ -30,7 +30,7 @@ def _told(report: Report, key: str) -> list[tuple[str, Facts]]:
 def _node(report: Report, at: int) -> tuple[str, Facts]:
     node, row = report.graph.nodes[at], graph_rows(report.graph)[at]
     facts = (
-        ("autograd node", one_line(node.name) if node.op else ""),
+        ("grad_fn", one_line(node.name) if node.op else ""),
         ("role", row.role),
         ("result", row.shape),
         ("device", one_line(node.device or "")),

@@ -87,11 +87,10 @@ class GraphPane:
 
     def _enable(self) -> None:
         chosen = self._selection.chosen
-        is_node = any(key.startswith("n") for key in chosen)
         self._buttons["back"].disabled = not self._picture.has_past
         self._buttons["grow"].disabled = not self._picture.has_folds
-        self._buttons["open"].disabled = not is_node
-        self._buttons["close"].disabled = not is_node
+        self._buttons["open"].disabled = not self._picture.can_open(chosen)
+        self._buttons["close"].disabled = not self._picture.can_close(chosen)
 
     def _named(self, change: dict[str, Any]) -> None:
         # A choice by name says one key; the same box chosen in the picture may stand for more.

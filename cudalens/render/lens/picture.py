@@ -50,27 +50,47 @@ class Picture:
                 return self._step(grown)
         return False
 
+    def can_open(self, keys: Iterable[str]) -> bool:
+        """Tell whether any of these nodes is drawn in a box with others."""
+        return bool(self._folded(keys))
+
+    def can_close(self, keys: Iterable[str]) -> bool:
+        """Tell whether a module around the first of these nodes can be drawn as one box."""
+        return self._closed(keys) is not None
+
     def open(self, keys: Iterable[str]) -> bool:
         """Draw the nodes of these keys one by one; tell whether they were folded."""
+        inside = self._folded(keys)
+        if not inside:
+            return False
+        shut = {m for m in self._folding.closed if any(is_within(node, m) for node in inside)}
+        opened = self._folding.opened | {node.id for node in inside}
+        return self._step(replace(self._folding, opened=opened, closed=self._folding.closed - shut))
+
+    def close(self, keys: Iterable[str]) -> bool:
+        """Fold the module of the first of these nodes, or the next larger one; tell if any."""
+        folded = self._closed(keys)
+        return folded is not None and self._step(folded)
+
+    def back(self) -> bool:
+        """Undo the last step; tell whether there was one."""
+        if not self._past:
+            return False
+        self._folding = self._past.pop()
+        return True
+
+    def _folded(self, keys: Iterable[str]) -> list[GraphNode]:
         wanted = {node.id for node in self._nodes(keys)}
         boxes = self._boxes(self._folding).values()
-        inside = [
+        return [
             node
             for box in boxes
             if len(box.members) > 1
             for node in box.members
             if wanted & {member.id for member in box.members}
         ]
-        if not inside:
-            return False
-        shut = {m for m in self._folding.closed if any(is_within(node, m) for node in inside)}
-        opened = self._folding.opened | {node.id for node in inside}
-        return self._step(
-            replace(self._folding, opened=opened, closed=self._folding.closed - shut)
-        )
 
-    def close(self, keys: Iterable[str]) -> bool:
-        """Fold the module of the first of these nodes, or the next larger one; tell if any."""
+    def _closed(self, keys: Iterable[str]) -> Folding | None:
         node = next(iter(self._nodes(keys)), None)
         module = (node.module_path or "") if node else ""
         count = len(self._boxes(self._folding))
@@ -82,16 +102,9 @@ class Picture:
                 closed=self._folding.closed | {module},
             )
             if len(self._boxes(folded)) < count:
-                return self._step(folded)
+                return folded
             module = module.rpartition(".")[0]
-        return False
-
-    def back(self) -> bool:
-        """Undo the last step; tell whether there was one."""
-        if not self._past:
-            return False
-        self._folding = self._past.pop()
-        return True
+        return None
 
     def _step(self, folding: Folding) -> bool:
         self._past.append(self._folding)

@@ -96,7 +96,8 @@
       for (const item of all('.cl-fix,[data-copy]')) {
         if (item.dataset.ready) continue;
         item.dataset.ready = 'yes';
-        (item.closest('.cl-try') || item.parentNode).append(copier(item));
+        if (item.matches('pre')) item.before(copier(item));
+        else (item.closest('.cl-try') || item.parentNode).append(copier(item));
       }
     }
 
