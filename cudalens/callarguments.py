@@ -167,6 +167,8 @@ def _of_running(entry: TracebackType) -> dict[str, object]:
     if isinstance(node, ast.Call):
         name = api_name([place], lambda item: isinstance(item, Tensor)) or ""
         found = _of_call(node, name, value)
+    elif isinstance(node, ast.Attribute):
+        found = {ast.unparse(node.value): value(node.value)}
     elif isinstance(node, _OPERATIONS):
         found = dict(_of_operation(node, value))
     else:

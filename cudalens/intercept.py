@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from cudalens import _torch
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, full_name
-from cudalens.guards._base import Parameter, schema_parameters
+from cudalens.guards._base import Parameter as Place
+from cudalens.guards._base import schema_parameters
 from cudalens.interrupts import Uninterrupted
 
 
@@ -43,7 +45,7 @@ class _Plan:
     """A guard of one overload, and where in a call its arguments are."""
 
     guard: Guard
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[Place, ...]
     positions: tuple[int, ...]
     last: int
 
@@ -182,15 +184,17 @@ class Interceptor:
             return self._on_violation(call, found)
 
     def _acts_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        devices = self._devices
         acts = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             kind = type(value)
-            for item in value if kind is list or kind is tuple else (value,):
-                if isinstance(item, Tensor):
-                    if not _torch.is_plain(item):
-                        return False
-                    acts = acts or item.device.type in devices
+            if kind is Tensor or kind is Parameter:
+                acts = acts or value.device.type in self._devices
+            elif kind is list or kind is tuple or isinstance(value, Tensor):
+                for item in value if kind is list or kind is tuple else (value,):
+                    if isinstance(item, Tensor):
+                        if not _torch.is_plain(item):
+                            return False
+                        acts = acts or item.device.type in self._devices
         return acts and not _torch.is_capturing()
 
 

@@ -198,7 +198,8 @@ class CheckSession:
 
     def _publish(self, report: Report, error: BaseException | None) -> None:
         """Make this the report of the session, of the process and of the exception."""
-        limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
+        own = self.recorder.limits if self.recorder is not None else ()
+        limits = tuple(dict.fromkeys((*report.limits, *own, *self._troubles)))
         self.report = PROCESS.last = replace(report, limits=limits)
         if self.swallowed or error is None:
             return

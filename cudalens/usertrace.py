@@ -7,13 +7,12 @@ shell and of this package.  The user reads the traceback that the cell would hav
 from __future__ import annotations
 
 from collections.abc import Container
+from pathlib import Path
 from types import TracebackType
-
-from cudalens.cellrun import Unit
 
 __all__ = ["without_machinery"]
 
-_RUNNERS = frozenset({Unit.run.__code__, Unit.run_async.__code__})
+_MACHINERY = frozenset(str(Path(__file__).with_name(name)) for name in ("magics.py", "cellrun.py"))
 
 
 def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackType | None:
@@ -29,10 +28,14 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
         entries.append(entry)
         entry = entry.tb_next
     kept: list[TracebackType] = []
+    was_own = False
     for entry in entries:
-        kept.append(entry)
-        if entry.tb_frame.f_code in _RUNNERS:
+        is_own = entry.tb_frame.f_code.co_filename in _MACHINERY
+        if is_own and not was_own:
             _drop_call(kept, cells)
+        elif not is_own:
+            kept.append(entry)
+        was_own = is_own
     if len(kept) == len(entries) or not kept or kept[-1] is not entries[-1]:
         return None
     shown: TracebackType | None = None

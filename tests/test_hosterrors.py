@@ -1215,7 +1215,7 @@ def test_a_device_side_assert_is_no_other_cuda_error() -> None:
         (
             "You have to specify either input_ids or inputs_embeds",
             "You have to specify either input_ids or inputs_embeds",
-            "input_ids",
+            None,
         ),
         (
             "You cannot specify both input_ids and inputs_embeds at the same time",

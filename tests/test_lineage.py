@@ -343,3 +343,26 @@ def test_complaints_are_read() -> None:
 def test_nodes_belong_to_ops_by_name(node: str, op: str, expected: bool) -> None:
     """A node's name is its op's without underscores; a longer name is another op's."""
     assert is_node_of(node, op) is expected
+
+
+def test_a_write_through_data_is_the_origin() -> None:
+    """``t.data`` is a twin of ``t``: what was written through it did not come with ``t``."""
+    with Recorder() as recorder:
+        labels = torch.tensor([0, 1, 2])
+        labels.data.fill_(7)
+    first, *_ = recorder.provenance(labels, lambda tensor: bool((tensor > 2).any()))
+    assert first.op == "aten::fill_.Scalar"
+    assert FIRST_BAD not in [step.note for step in recorder.provenance(labels, _beyond_two)]
+
+
+def test_what_came_bad_is_its_own_origin() -> None:
+    """The neighbour: nothing was written, so the tensor was made with the bad value."""
+    with Recorder() as recorder:
+        labels = torch.tensor([0, 1, 7])
+        labels.data.sum()
+    notes = [step.note for step in recorder.provenance(labels, _beyond_two)]
+    assert FIRST_BAD in notes
+
+
+def _beyond_two(tensor: torch.Tensor) -> bool:
+    return bool((tensor > 2).any())

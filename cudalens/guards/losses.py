@@ -28,7 +28,7 @@ def nll_loss_target_in_range(
     Passes:   aten.nll_loss_forward(zeros(3, 3), tensor([0, 2, -100]), None, 1, -100)
     Violates: aten.nll_loss_forward(zeros(3, 3), tensor([0, 3, -100]), None, 1, -100)
     """
-    if not _is_nll_loss(self, target, weight):
+    if not _is_nll_loss(self, target, weight) or _are_classes(target, self.size(-1), ignore_index):
         return None
     by_shape = (200, "nll_loss_forward_reduce_cuda_kernel_1d", "t")
     if self.dim() > 1:
@@ -60,7 +60,7 @@ def nll_loss_backward_target_in_range(
     Passes:   aten.nll_loss_backward(ones(()), zeros(1, 3), tensor([2]), None, 1, -100, ones(()))
     Violates: aten.nll_loss_backward(ones(()), zeros(1, 3), tensor([3]), None, 1, -100, ones(()))
     """
-    if not _is_nll_loss(self, target, weight):
+    if not _is_nll_loss(self, target, weight) or _are_classes(target, self.size(-1), ignore_index):
         return None
     by_shape = (447, "nll_loss_backward_reduce_cuda_kernel_1d", "t")
     if self.dim() > 1:
@@ -89,7 +89,7 @@ def nll_loss2d_target_in_range(
     Passes:   aten.nll_loss2d_forward(zeros(1, 3, 1, 2), tensor([[[2, -100]]]), None, 1, -100)
     Violates: aten.nll_loss2d_forward(zeros(1, 3, 1, 2), tensor([[[3, -100]]]), None, 1, -100)
     """
-    if not _is_nll_loss2d(self, target, weight):
+    if not _is_nll_loss2d(self, target, weight) or _are_classes(target, self.size(1), ignore_index):
         return None
     by_reduction = (108, "nll_loss2d_forward_kernel", "t")
     if reduction == _NO_REDUCTION:
@@ -121,7 +121,7 @@ def nll_loss2d_backward_target_in_range(
     Violates: aten.nll_loss2d_backward(ones(()), zeros(1, 3, 1, 1), tensor([[[3]]]), None, 1, 9,
               ones(()))
     """
-    if not _is_nll_loss2d(self, target, weight):
+    if not _is_nll_loss2d(self, target, weight) or _are_classes(target, self.size(1), ignore_index):
         return None
     by_reduction = (199, "nll_loss2d_backward_kernel", "t")
     if reduction == _NO_REDUCTION:
@@ -166,10 +166,8 @@ def _unknown_class(
     dim: int,
     device_text: str,
     is_replay_safe: bool = True,
-) -> Violation | None:
+) -> Violation:
     classes = scores.size(dim)
-    if _are_classes(target, classes, ignored):
-        return None
     # uint8 targets are compared as int64: -100 must not become 156.
     wide = target.to(torch.int64)
     return out_of_range(
@@ -206,6 +204,8 @@ def _needs_mask(target: Tensor, classes: int, ignored: int) -> bool:
     """Tell whether a target may equal ``ignore_index`` without being a class."""
     if 0 <= ignored < classes:
         return False
+    if target.dtype == torch.int64:
+        return True
     limits = torch.iinfo(target.dtype)
     return limits.min <= ignored <= limits.max
 

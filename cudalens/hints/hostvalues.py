@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 
-from cudalens.facts import Hint
+from cudalens.facts import Hint, TensorFact
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, renamed, rewritten
 from cudalens.hosterrors import cast, verdict_of
@@ -36,13 +37,24 @@ def cast_needed(evidence: Evidence) -> Hint | None:
     fact = evidence.tensor(found.argument)
     if want == found.values.get("have"):
         return None
-    subject = found.values.get("expression") or found.argument
+    subject = (fact.expression if fact else None) or found.argument
     twins = [item for item in evidence.tensors if fact and item.expression == fact.expression]
     return Hint(
         text=f"{subject} is {found.values.get('have') or 'of another dtype'}: cast it to {want}",
         # The same expression for two arguments: only one of the places is meant.
-        fix=rewritten(evidence, fact, "{x}" + cast(want)) if len(twins) == 1 else None,
+        fix=rewritten(evidence, fact, _cast_to(evidence, fact, want)) if len(twins) == 1 else None,
     )
+
+
+def _cast_to(evidence: Evidence, fact: TensorFact | None, want: str) -> str:
+    """Write the cast, or leave the user's own cast out where the tensor before it was right."""
+    text = fact.expression if fact and fact.expression else ""
+    before = re.sub(r"\.(?:float|double|half|bfloat16|int|long|bool)\(\)$", "", text)
+    if before != text and any(
+        item.expression == before and item.dtype == want for item in evidence.tensors
+    ):
+        return before
+    return "{x}" + cast(want)
 
 
 @rule(priority=30)
@@ -57,9 +69,12 @@ def move_tensor(evidence: Evidence) -> Hint | None:
         return None
     other = found.values.get("other")
     target = f"{other}.device" if other else f'"{there}"'
+    moved = f"{{x}}.to({target})"
+    if fact.expression and fact.expression.endswith(".cpu()"):
+        moved = fact.expression.removesuffix(".cpu()")
     return Hint(
-        text=f"{found.values['expression']} is still on {here}: move it to {there}",
-        fix=rewritten(evidence, fact, f"{{x}}.to({target})"),
+        text=f"{fact.expression} is still on {here}: move it to {there}",
+        fix=rewritten(evidence, fact, moved),
     )
 
 

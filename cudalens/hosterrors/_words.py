@@ -122,7 +122,7 @@ def subject(fact: TensorFact | None, otherwise: str) -> str:
     """Name a tensor: by the called function's name for it, an operand by the user's words."""
     if fact is None:
         return otherwise
-    name = expression(fact) if fact.argument in _OPERANDS else fact.argument
+    name = fact.expression if fact.argument in _OPERANDS else fact.argument
     return name or fact.argument or fact.expression or otherwise
 
 

@@ -131,7 +131,7 @@ def model_input_missing(evidence: Evidence, match: re.Match[str]) -> HostVerdict
     given = [name for name in names if name in said_given.split()]
     if given:
         return host(
-            f"{kind} got {' and '.join(given)}, and takes one of {', '.join(names)}",
+            f"{kind} got {' and '.join(given)}, and takes exactly one of {', '.join(names)}",
             "They say the same thing in several ways.",
             given[-1],
         )

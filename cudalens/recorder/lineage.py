@@ -26,6 +26,8 @@ _MAX_STEPS = 24
 _COPIES = frozenset(
     {"aten::_to_copy", "aten::clone", "aten::lift_fresh", "aten::detach", "aten::contiguous"}
 )
+_TWINS = frozenset({"aten::detach", "aten::alias"})
+"""Views that show all elements of a tensor, such as ``t.data``: a write to one is a write to both."""
 _SELECTORS = frozenset({"index", "indices", "mask", "condition", "repeats", "offsets", "lengths"})
 """Arguments that choose among values and pass none on."""
 FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
@@ -43,7 +45,7 @@ class Lineage:
 
     def producer(self, tensor: Ref, before: int | None = None) -> Call | None:
         """Give the last call, before number ``before``, that made or overwrote a tensor."""
-        made = self._made.get(id(tensor), ())
+        made = self._made.get(self._twin(tensor), ())
         return next((call for call in reversed(made) if before is None or call.seq < before), None)
 
     def source_of(self, tensor: Tensor) -> Call | None:
@@ -62,7 +64,21 @@ class Lineage:
 
     def is_untouched(self, tensor: Ref, since: int) -> bool:
         """Tell whether no recorded call has written to a tensor since call number ``since``."""
-        return self._written.get(id(tensor), -1) < since
+        return self._written.get(self._twin(tensor), -1) < since
+
+    def _twin(self, tensor: Ref) -> int:
+        """Give one key for a tensor and everything that shows exactly its elements."""
+        return self._twins.get(id(tensor), id(tensor))
+
+    @functools.cached_property
+    def _twins(self) -> dict[int, int]:
+        twins: dict[int, int] = {}
+        for call in self._calls:
+            if call.facts.name in _TWINS and call.inputs:
+                original = id(call.inputs[0])
+                for item in call.outputs:
+                    twins[id(item)] = twins.get(original, original)
+        return twins
 
     # The calls hold the references, so an id belongs to one of them only.
 
@@ -71,8 +87,10 @@ class Lineage:
         """The calls that made or overwrote each tensor, oldest first."""
         made: dict[int, list[Call]] = {}
         for call in self._calls:
+            if call.facts.name in _TWINS and call.inputs:
+                continue  # it shows what was made elsewhere
             for item in call.outputs if call.base is None else (*call.outputs, call.base):
-                made.setdefault(id(item), []).append(call)
+                made.setdefault(self._twin(item), []).append(call)
         return made
 
     @functools.cached_property
@@ -85,7 +103,7 @@ class Lineage:
                 several = call.inputs if isinstance(call.output, tuple) else ()
                 base = () if call.base is None else (call.base,)
                 for item in (*call.outputs, *base, *several):
-                    written[id(item)] = call.seq
+                    written[self._twin(item)] = call.seq
         return written
 
     def step(self, call: Call, note: str | None = None) -> ProvenanceStep:

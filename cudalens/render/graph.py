@@ -89,9 +89,7 @@ def graph_svg(
     width = max(layout.width + 2 * MARGIN, legend_width + MARGIN)
     height = layout.height + 2 * MARGIN + (LEGEND_HEIGHT if roles else 0)
     lines = _edges(layout, spots, edges)
-    drawn = [
-        _box(spot, *texts[key], attributes(spot.box.members)) for key, spot in spots.items()
-    ]
+    drawn = [_box(spot, *texts[key], attributes(spot.box.members)) for key, spot in spots.items()]
     shift = (width - layout.width - 2 * MARGIN) / 2
     body = element("g", *lines, *drawn, transform=f"translate({shift:.1f} 0)")
     return picture(width, height, graph_title(graph), body, *legend)
@@ -161,9 +159,7 @@ def _outline(role: str, x: float, y: float, width: float, height: float) -> Mark
     )
 
 
-def _box(
-    spot: _Spot, title: str, detail: str, attributes: Mapping[str, str | None]
-) -> Markup:
+def _box(spot: _Spot, title: str, detail: str, attributes: Mapping[str, str | None]) -> Markup:
     role = spot.box.role
     tone = _TONES.get(role, "text")
     up = 3.0 if detail else -4.0

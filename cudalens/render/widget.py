@@ -8,6 +8,7 @@ the picture where the front end runs it, and is missed nowhere else.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text
     field = ipywidgets.Text(continuous_update=True)
     field.add_class("cl-wire")
     field.layout.display = "none"
-    commands = {
+    commands: dict[str, Callable[[tuple[str, ...]], None]] = {
         "select": selection.choose,
         "open": graph.open,
         "close": graph.close,
@@ -68,9 +69,9 @@ def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text
 
     def heard(change: dict[str, Any]) -> None:
         # "number command key key …": the number makes the same command twice a change.
-        _, command, *named = change["new"].split() or ("", "")
-        if command in commands:
-            commands[command](keys.known(named))
+        said = change["new"].split()
+        if said[1:2] and said[1] in commands:
+            commands[said[1]](keys.known(said[2:]))
 
     field.observe(heard, "value")
     return field

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -90,7 +91,8 @@ def in_own_names(report: Report) -> str:
 def _binds_tightly(expression: str) -> bool:
     """Tell whether a position can follow directly: ``net(x)[0]``, but not ``y - 1[0]``."""
     try:
-        node = ast.parse(expression, mode="eval").body
+        with warnings.catch_warnings(action="ignore"):
+            node = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError):
         return False
     return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))

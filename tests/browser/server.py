@@ -55,9 +55,7 @@ class Lab:
 
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(
-            self.url + path, method=method, headers=headers, data=body
-        )
+        request = urllib.request.Request(self.url + path, method=method, headers=headers, data=body)
         with urllib.request.urlopen(request, timeout=10) as reply:
             return bytes(reply.read())
 
@@ -80,7 +78,11 @@ def running_lab(directory: Path) -> Iterator[Lab]:
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}"]
     command += ["--ip=127.0.0.1", f"--IdentityProvider.token={token}", "--allow-root"]
-    command += ["--ServerApp.port_retries=0", "--LabApp.news_url=", "--LabApp.extension_manager=readonly"]
+    command += [
+        "--ServerApp.port_retries=0",
+        "--LabApp.news_url=",
+        "--LabApp.extension_manager=readonly",
+    ]
     with (directory / "server.log").open("wb") as log:
         server = subprocess.Popen(
             command, cwd=directory, env=environment, stdout=log, stderr=subprocess.STDOUT

@@ -68,9 +68,7 @@ class GraphPane:
         heading = markup(draw("lens_heading.html.j2", self._facts))
         has_graph = bool(self._report.graph.nodes)
         folds = has_graph and self._picture.has_folds
-        tools = line(
-            self._chooser, *(self._buttons.values() if folds else ()), name="cl-tools"
-        )
+        tools = line(self._chooser, *(self._buttons.values() if folds else ()), name="cl-tools")
         if not has_graph:
             return stack(tools, self._details, name="cl-pane")
         twin = markup(draw("graph_table.html.j2", self._facts))

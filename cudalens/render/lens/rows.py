@@ -11,6 +11,7 @@ from markupsafe import Markup
 from cudalens.model import Offender, OffenderMap, Offenders, Report
 from cudalens.render import words
 from cudalens.render.figures import value_map_svg
+from cudalens.render.safe import one_line
 
 _DIMENSIONS = 2
 
@@ -40,7 +41,7 @@ def row_title(report: Report, at: int) -> str:
     """Give the name of row ``at`` with what is wrong in it."""
     grid = _grid(report)
     bad = sum(_row(grid, at).bad) if grid else 0
-    name = words.one_line(report.expression or report.argument or "values")
+    name = one_line(report.expression or report.argument or "values")
     told = "no bad value" if not bad else f"{bad} bad"
     return f"{name}[{row_labels(report)[at]}]: {told}"
 
