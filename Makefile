@@ -7,8 +7,10 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS ?= 1
 export HF_HUB_OFFLINE ?= 1
+# The stored outputs are those of the rehearsal device, static: the same on every machine.
+ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-.PHONY: help setup demo test lint types unit notebooks test-all test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update test-all test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,7 +37,10 @@ unit: $(STAMP) ## the tests without the notebooks
 	$(BIN)/python -m pytest --junitxml=build/junit.xml -m "not full and not gpu"
 
 notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
-	$(BIN)/python -m pytest -p no:randomly --nbval-lax --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
+	$(ON_REHEARSAL) $(BIN)/python -m pytest -p no:randomly --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
+
+notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="quickstart …" for some
+	$(ON_REHEARSAL) $(BIN)/python tests/notebook_outputs.py $(NAMES)
 
 test: lint types unit notebooks ## everything that CI runs
 

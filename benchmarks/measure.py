@@ -62,12 +62,14 @@ def clock(device: str) -> Callable[[], float]:
 
 
 def seconds(run: Step, times: int, now: Callable[[], float]) -> float:
-    """Give the seconds that one of several runs takes, after one that warms the caches."""
+    """Give the median seconds of several runs, after one that warms the caches."""
     run()
-    started = now()
+    found = []
     for _ in range(times):
+        started = now()
         run()
-    return (now() - started) / times
+        found.append(now() - started)
+    return median(found)
 
 
 def compare(

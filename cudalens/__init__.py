@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         SilentFindingWarning,
     )
     from cudalens.facts import Violation
-    from cudalens.guarding import guard, install, last_report, register_guard, uninstall
     from cudalens.guards import GUARDS
     from cudalens.model import Report
+    from cudalens.process import guard, install, last_report, register_guard, uninstall
     from cudalens.rehearsal import ensure_cuda
     from cudalens.session import CheckSession, check
 
@@ -70,11 +70,11 @@ _HOMES = {
     "Violation": "facts",
     "check": "session",
     "ensure_cuda": "rehearsal",
-    "guard": "guarding",
-    "install": "guarding",
-    "last_report": "guarding",
-    "register_guard": "guarding",
-    "uninstall": "guarding",
+    "guard": "process",
+    "install": "process",
+    "last_report": "process",
+    "register_guard": "process",
+    "uninstall": "process",
 }
 
 

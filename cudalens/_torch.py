@@ -43,8 +43,12 @@ def redispatcher(op: Any) -> tuple[Callable[..., Any], Any]:
     return getattr(handle, "redispatch_boxed", op.redispatch), _AFTER_BACKEND_SELECT
 
 
-def register_backend_select(kernels: dict[str, Callable[..., Any]]) -> list[Any]:
+def register_kernels(
+    kernels: dict[str, Callable[..., Any]], key: str = BACKEND_SELECT
+) -> list[Any]:
     """Register one kernel per full overload name; :func:`destroy` the libraries to remove them.
+
+    A kernel for ``BackendSelect`` is given the key set first.
 
     Raises:
         RuntimeError: torch refused a registration; nothing stays registered.
@@ -55,7 +59,7 @@ def register_backend_select(kernels: dict[str, Callable[..., Any]]) -> list[Any]
             namespace = name.partition("::")[0]
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            libraries[namespace].impl(name, kernel, BACKEND_SELECT, with_keyset=True)
+            libraries[namespace].impl(name, kernel, key, with_keyset=key == BACKEND_SELECT)
     except BaseException:
         destroy(libraries.values())
         raise
@@ -71,6 +75,11 @@ def destroy(libraries: Iterable[Any]) -> None:
 def has_kernel(name: str, key: str) -> bool:
     """Tell whether an op has a kernel of its own for a dispatch key or alias key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def all_op_names() -> list[str]:
+    """Give the full names of all ops that the dispatcher knows."""
+    return list(torch._C._dispatch_get_all_op_names())
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -91,8 +91,9 @@ def api_name(
 
 def touches_torch(place: Place, is_tensor: Callable[[object], bool]) -> bool:
     """Tell whether the running expression is proven to call, index or combine what is torch's."""
-    name = api_name([place], is_tensor)
-    return (name or "").startswith("torch.") or _CallReader(place, is_tensor, ()).has_tensor()
+    reader = _CallReader(place, is_tensor, ())
+    name = api_name([place], is_tensor) or ""
+    return (name.startswith("torch.") and reader.is_proven()) or reader.has_tensor()
 
 
 def _torch_frames(places: Sequence[Place]) -> list[Place]:
@@ -145,6 +146,21 @@ class _CallReader:
             return self._of_call(node)
         method = self._of_operation(node)
         return None if method is None else f"torch.Tensor.__{method}__"
+
+    def is_proven(self) -> bool:
+        """Tell whether a method that is called on an unknown result is one of torch's."""
+        node = running_segment(self.place)
+        return not isinstance(node, ast.Call) or self._rests_on_torch(node)
+
+    def _rests_on_torch(self, node: ast.expr) -> bool:
+        """Tell whether a chain of calls starts at a tensor or at a function of torch's."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_known = self._value(node.func.value) is not _ABSENT
+            if not is_known and self._of_dotted(node.func) is None:
+                return self._rests_on_torch(node.func.value)
+        if isinstance(node, ast.Call):
+            return (self._of_call(node) or "").startswith("torch.")
+        return bool(self._is_tensor(node))
 
     def has_tensor(self) -> bool:
         """Tell whether an operand of a running subscript or operator is a tensor."""

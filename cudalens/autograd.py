@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from cudalens._torch import dtype_name, has_kernel, plain_torch
+from cudalens._torch import all_op_names, dtype_name, has_kernel, plain_torch
 from cudalens.facts import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
 
 MAX_VISITED = 5000
@@ -224,11 +224,3 @@ def _ops_by_stem() -> dict[str, frozenset[str]]:
             found.setdefault(stem, set()).add(f"aten::{name}")
             found.setdefault(stem.removesuffix("forward"), set()).add(f"aten::{name}")
     return {stem: frozenset(names) for stem, names in found.items()}
-
-
-# --- seam ----------------------------------------------------------------------------------------
-
-
-def all_op_names() -> list[str]:
-    """Give the full names of all registered overloads."""
-    return list(torch._C._dispatch_get_all_op_names())

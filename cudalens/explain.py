@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from cudalens import _torch
-from cudalens.collect import timed
+from cudalens.collect import error_facts, timed
 from cudalens.diagnose import diagnose, is_device_assert
 from cudalens.facts import TensorFact
 from cudalens.guarding import PROCESS
@@ -41,13 +41,13 @@ def explain(namespace: Mapping[str, object], error: BaseException | None) -> Rep
         return known
     started = time.perf_counter()
     evidence = evidence_of_error(error, None, None)
-    assert evidence.error is not None
-    if is_context_lost(evidence.error):
+    facts = error_facts(error)
+    if is_context_lost(facts):
         named = {fact.expression for fact in evidence.tensors}
         rest = [item for item in _tensors(namespace) if item.expression not in named]
         evidence = replace(evidence, tensors=(*evidence.tensors, *rest)[:MAX_TENSORS])
     report = diagnose(timed(evidence, started))
-    if is_device_assert(evidence.error):
+    if is_device_assert(facts):
         report = replace(report, explanation=f"{report.explanation} {_NEXT}")
     PROCESS.last = report
     return report

@@ -27,6 +27,9 @@ class Listener(Protocol):
         """Take note of a failure of our own."""
 
 
+MakeInterceptor = Callable[["frozenset[str] | None"], Any]
+
+
 class Guarding:
     """The guards of this process, installed while anybody wants them."""
 
@@ -68,14 +71,15 @@ class Guarding:
         own = [item for thread, item in opened if thread == here or here not in threads]
         return own[-1] if own else None
 
-    def acquire(self) -> None:
-        """Want the guards once more; installs them when they are not there."""
-        from cudalens.collect import on_violation
-        from cudalens.intercept import Interceptor
+    def acquire(self, make: MakeInterceptor) -> None:
+        """Want the guards once more; installs them when they are not there.
 
+        Args:
+            make: builds the interceptor for some device types, ``None`` for the accelerators.
+        """
         with Uninterrupted(), self._lock:
             if self._interceptor is None:
-                interceptor = Interceptor(on_violation, self.trouble, devices=self._devices)
+                interceptor = make(self._devices)
                 interceptor.install()
                 self._interceptor = interceptor
             self._wanted += 1
@@ -132,45 +136,3 @@ class Guarding:
 
 
 PROCESS = Guarding()
-
-
-def install() -> None:
-    """Install the guards for the whole process and all its threads; calls nest."""
-    PROCESS.acquire()
-
-
-def uninstall() -> None:
-    """Undo one :func:`install`; harmless when there was none."""
-    PROCESS.release()
-
-
-@contextmanager
-def guard() -> Iterator[None]:
-    """Install the guards for the duration of a block, in all threads."""
-    PROCESS.acquire()
-    try:
-        yield
-    finally:
-        PROCESS.release()
-
-
-def last_report() -> Report | None:
-    """Give the report of the last finding or failure of this process."""
-    return PROCESS.last
-
-
-def register_guard(op: Any, check: Callable[..., Any]) -> None:
-    """Add a guard of your own for an op of your own; it acts at once where guards are installed.
-
-    Args:
-        op: ``"mylib::lookup"``, or an overload such as ``torch.ops.mylib.lookup.default``.
-        check: takes arguments of the op by their schema names; returns ``None`` when all is well,
-            else a sentence or a :class:`cudalens.facts.Violation`.
-
-    Raises:
-        GuardRegistrationError: there is no such op, or it has no argument of that name.
-    """
-    from cudalens import guards
-
-    guards.register(op, check)
-    PROCESS.refresh()

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from cudalens import _torch
+from cudalens import _torch, routes
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, full_name
 from cudalens.guards._base import Parameter as Place
@@ -96,8 +96,10 @@ class Interceptor:
         fresh = {op: entries for op, entries in GUARDS.items() if op not in self._covered}
         if not fresh:
             return
+        if not self._covered:
+            self._libraries.extend(routes.install())
         kernels = {full_name(op): self._kernel(op) for op in fresh}
-        self._libraries.extend(_torch.register_backend_select(kernels))
+        self._libraries.extend(_torch.register_kernels(kernels))
         self._covered.update(fresh)
 
     def uninstall(self) -> None:

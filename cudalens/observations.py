@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
+from typing import Any
 
 from cudalens import source
 
@@ -28,7 +29,9 @@ def _tokenizer(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
     if "transformers" not in sys.modules:
         return
     base = sys.modules["transformers"].PreTrainedTokenizerBase
-    found = {id(value): value for value in _mentioned(entries) if issubclass(type(value), base)}
+    found: dict[int, Any] = {
+        id(value): value for value in _mentioned(entries) if issubclass(type(value), base)
+    }
     if len(found) == 1:
         tokenizer = next(iter(found.values()))
         yield "tokenizer.length", str(len(tokenizer))

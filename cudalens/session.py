@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens import collect, fallback, postmortem, source
+from cudalens import collect, fallback, postmortem, process, source
 from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
 from cudalens.diagnose import diagnose, message, note
 from cudalens.errors import DeviceAssertError, NonFiniteError
@@ -86,7 +86,7 @@ class CheckSession:
 
     def _install(self, stack: ExitStack) -> None:
         stack.callback(PROCESS.listen(self))
-        PROCESS.acquire()
+        process.acquire()
         stack.callback(PROCESS.release)
         if not self.fast:
             self._enter_recording(stack)

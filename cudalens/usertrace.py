@@ -10,6 +10,8 @@ from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
 
+from cudalens.rewrite import MAGIC
+
 __all__ = ["without_machinery"]
 
 _MACHINERY = frozenset(str(Path(__file__).with_name(name)) for name in ("magics.py", "cellrun.py"))
@@ -28,14 +30,11 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
         entries.append(entry)
         entry = entry.tb_next
     kept: list[TracebackType] = []
-    was_own = False
     for entry in entries:
-        is_own = entry.tb_frame.f_code.co_filename in _MACHINERY
-        if is_own and not was_own:
+        if _calls_magic(entry):
             _drop_call(kept, cells)
-        elif not is_own:
+        elif entry.tb_frame.f_code.co_filename not in _MACHINERY:
             kept.append(entry)
-        was_own = is_own
     if len(kept) == len(entries) or not kept or kept[-1] is not entries[-1]:
         return None
     shown: TracebackType | None = None
@@ -44,9 +43,17 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
     return shown
 
 
+def _calls_magic(entry: TracebackType) -> bool:
+    frame = entry.tb_frame
+    is_dispatch = frame.f_code.co_name in {"run_line_magic", "run_cell_magic"}
+    return is_dispatch and frame.f_locals.get("magic_name") == MAGIC
+
+
 def _drop_call(kept: list[TracebackType], cells: Container[str]) -> None:
-    """Drop the frames of the magic down to the line that called it, which is shown by its code."""
-    while kept and kept[-1].tb_frame.f_code.co_filename not in cells:
-        kept.pop()
-    if kept and kept[-1].tb_frame.f_code.co_name == "<module>":
+    """Drop the line of a cell that called the magic: the code that it ran stands for it."""
+    if (
+        kept
+        and kept[-1].tb_frame.f_code.co_filename in cells
+        and kept[-1].tb_frame.f_code.co_name == "<module>"
+    ):
         kept.pop()

@@ -34,7 +34,7 @@ MODELS = {
     "t5": "tr.T5ForConditionalGeneration(tr.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, "
     "num_heads=2, vocab_size=30, decoder_start_token_id=0))",
     "layoutlmv3": "tr.LayoutLMv3Model(tr.LayoutLMv3Config(**SIZES, max_2d_position_embeddings=64, "
-    "coordinate_size=4, shape_size=2, input_size=16, patch_size=8, visual_embed=False, "
+    "coordinate_size=3, shape_size=2, input_size=16, patch_size=8, visual_embed=False, "
     "pad_token_id=1))",
     "whisper": "tr.WhisperForConditionalGeneration(tr.WhisperConfig(**PAIR, num_mel_bins=4, "
     "max_source_positions=10, max_target_positions=8, pad_token_id=0, bos_token_id=1, "

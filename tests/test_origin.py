@@ -32,6 +32,8 @@ FOREIGN = [
     "x.no_such_attribute",
     "json.loads('{')",
     "np.ones(3).reshape(2, 2)",
+    "np.ones(3).mean().reshape(2, 2)",
+    "str(x.shape).index('nothing')",
     "(lambda a: a)()",
     "(lambda a: a)(x, x)",
     "x.shape[7]",
@@ -59,6 +61,8 @@ TORCHS = [
     "x.cpu() + x",
     "next(iter(DataLoader([None, None])))",
     "x.backward()",
+    "x.float().t().view(7)",
+    "nn.Linear(3, 2).cuda()(x).view(7)",
 ]
 
 

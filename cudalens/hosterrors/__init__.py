@@ -21,9 +21,9 @@ from cudalens.hosterrors._words import STICKY, cast, is_sticky
 
 __all__ = [
     "STICKY",
-    "cast",
     "Family",
     "HostVerdict",
+    "cast",
     "explain_host_error",
     "is_known_message",
     "is_sticky",

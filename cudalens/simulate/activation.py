@@ -166,7 +166,7 @@ def _probe() -> None:
         raise SimulationError(
             "This process already ran a backward: restart the kernel first, then turn the"
             " simulation on before any backward."
-        ) from error
+        ) from None
 
 
 def start(

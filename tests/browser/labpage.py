@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Browser, Locator, Page, Playwright
-    from server import Lab
+    from labserver import Lab
 
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 SWITCHES = (
@@ -25,6 +25,7 @@ SWITCHES = (
     "--disable-component-update",
     "--disable-sync",
 )
+LENS = ".cl-lens"
 WAIT_MS = 30_000
 ATTEMPTS = 5
 
@@ -76,3 +77,42 @@ def run_cell(page: Page, number: int) -> Locator:
             continue
         return cell
     raise AssertionError("JupyterLab did not run the cell")
+
+
+class Reader:
+    """Somebody who looks at the lens, with mouse and keyboard."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.lens = page.locator(LENS)
+
+    def begin(self) -> None:
+        """Go back to where a new lens stands."""
+        self.tab("Values")
+        self.lens.locator(".cl-tools select").first.select_option(index=0)
+        expect(self.lens.locator(".cl-marks")).to_have_text("")
+
+    def tab(self, name: str) -> Locator:
+        """Open a tab and give what it shows."""
+        self.lens.locator(".lm-TabBar-tab", has_text=name).click()
+        return self.lens.locator(".widget-tab-contents > *:not(.lm-mod-hidden)").first
+
+    def node(self, name: str) -> Locator:
+        """Give a box of the picture by its words."""
+        return self.lens.locator("g[data-id]").filter(has_text=name).first
+
+    def focused(self) -> str:
+        """Give the name of what has the focus."""
+        return str(self.page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
+
+    def marked(self) -> list[str]:
+        """Give the words of what is marked now, in every pane."""
+        script = """root => {
+            const rule = root.querySelector('.cl-marks').textContent;
+            const found = rule.match(/:is\\(([^)]*)\\)/);
+            return found ? [...root.querySelectorAll(found[1])].map(item => item.textContent) : [];
+        }"""
+        found = self.lens.evaluate(script)
+        return [" ".join(text.split()) for text in found]

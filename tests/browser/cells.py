@@ -1,0 +1,33 @@
+"""The cells that the browser runs: the quickstart's failing one, on a real or a simulated device."""
+
+SETUP = """\
+%load_ext cudalens
+import time
+import cudalens, torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+cudalens.ensure_cuda()
+torch.manual_seed(0)
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(-1)
+
+
+net = nn.Sequential(nn.Conv1d(1, 16, 3), nn.ReLU(), Mean(), nn.Linear(16, 10)).to("cuda")
+digits = torch.randint(0, 10, (160,))
+digits[[145, 148, 159]] = 10
+loader = DataLoader(TensorDataset(torch.randn(160, 1, 100), digits), batch_size=32)"""
+
+FAILING = """\
+%%cudacheck
+for x, y in loader:
+    x, y = x.to("cuda"), y.to("cuda")
+    logits = net(x)
+    loss = F.cross_entropy(logits, y)
+    loss.backward()"""
+
+BUSY = "time.sleep(6)"

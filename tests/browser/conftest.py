@@ -1,0 +1,66 @@
+"""One JupyterLab and one Chromium for all browser tests, and the notebook that they look at."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("playwright") is None:
+    # `make test-browser` installs it; every other run leaves these tests out.
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import cells
+    from labpage import LENS, Reader, chromium, open_notebook, run_cell, write_notebook
+    from labserver import Lab, running_lab
+    from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+    PICTURES = Path(__file__).parents[2] / "build" / "browser"
+
+    @pytest.fixture(scope="session")
+    def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+        """A real JupyterLab over a new directory."""
+        directory = tmp_path_factory.mktemp("lab")
+        write_notebook(directory / "quickstart.ipynb", cells.SETUP, cells.FAILING, cells.BUSY)
+        with running_lab(directory) as lab:
+            lab.use_theme("JupyterLab Light")
+            yield lab
+
+    @pytest.fixture(scope="session")
+    def browser() -> Iterator[Browser]:
+        """The system's Chromium."""
+        with sync_playwright() as playwright, chromium(playwright) as browser:
+            yield browser
+
+    @pytest.fixture(scope="session")
+    def context(browser: Browser) -> Iterator[BrowserContext]:
+        """A profile of its own, which may use the clipboard."""
+        context = browser.new_context(viewport={"width": 1400, "height": 1000})
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        yield context
+        context.close()
+
+    @pytest.fixture(scope="session")
+    def opened(lab: Lab, context: BrowserContext) -> Reader:
+        """The quickstart, run up to its failing cell."""
+        reader = Reader(context.new_page())
+        open_notebook(reader.page, lab, "quickstart.ipynb")
+        for number in (0, 1):
+            run_cell(reader.page, number)
+        reader.page.wait_for_selector(f"{LENS}[data-started]", timeout=60_000)
+        return reader
+
+    @pytest.fixture
+    def reader(opened: Reader) -> Iterator[Reader]:
+        """The reader with nothing chosen and the first tab open; no script may have failed."""
+        opened.begin()
+        yield opened
+        assert opened.errors == []
+
+    @pytest.fixture
+    def pictures() -> Path:
+        """Where screenshots are kept."""
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        return PICTURES

@@ -1,0 +1,277 @@
+"""The lens in a real JupyterLab: what a reader sees, clicks, types, saves and finds again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labpage import LENS, Reader, open_notebook, run_cell
+from labserver import Lab
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+pytestmark = pytest.mark.browser
+
+CONTRAST = (Path(__file__).with_name("contrast.js")).read_text(encoding="utf-8")
+TABS = ("Values", "Tensors", "History", "Why", "Replay on CPU", "Call stack", "Environment")
+HEADLINE = "y[17] = 10 is outside the 10 classes of logits"
+
+
+def test_the_verdict_is_seen_without_scrolling(reader: Reader) -> None:
+    """Below the cell: what is wrong, that CUDA lives, and where in the code."""
+    expect(reader.lens.locator(".cl-title")).to_contain_text(HEADLINE)
+    expect(reader.lens.locator(".cl-pill").first).to_contain_text("CUDA is fine")
+    reader.page.locator(".jp-CodeCell").nth(1).scroll_into_view_if_needed()
+    expect(reader.lens.locator(".cl-title")).to_be_in_viewport()
+
+
+def test_a_click_marks_the_same_thing_everywhere(reader: Reader) -> None:
+    """A node of the picture is a line of the code and a row of the history."""
+    reader.node("addmm").click()
+    marked = reader.marked()
+    assert any(text.startswith("addmm") for text in marked)
+    assert any("logits = net(x)" in text and text[0].isdigit() for text in marked)
+    assert any("aten::addmm" in text for text in marked)
+    expect(reader.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
+    expect(reader.node("addmm")).to_have_attribute("aria-pressed", "true")
+    rows = reader.tab("History").locator("tr[aria-selected=true]")
+    expect(rows.first).to_contain_text("aten::addmm")
+
+
+def test_a_click_on_the_code_marks_the_picture(reader: Reader) -> None:
+    """The labels are the bad input, and a tensor of the table."""
+    reader.lens.locator("strong.cl-bad[data-id]").click()
+    assert any("bad input" in text for text in reader.marked())
+    expect(reader.tab("Tensors").locator("tr[aria-selected=true]")).to_contain_text("int64")
+
+
+def test_a_choice_by_name_needs_no_click_on_the_picture(reader: Reader) -> None:
+    """The list is a core widget: it works where no script runs."""
+    chooser = reader.lens.locator(".cl-tools select").first
+    label = chooser.locator("option", has_text="addmm").first.inner_text()
+    chooser.select_option(label=label)
+    expect(reader.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
+    assert any(text.startswith("addmm") for text in reader.marked())
+
+
+def test_keys_go_from_node_to_node(reader: Reader) -> None:
+    """Arrows move, Enter chooses, Escape clears; the notebook's own keys stay out of it."""
+    before = reader.page.locator(".jp-Cell.jp-mod-active").get_attribute("data-windowed-list-index")
+    reader.node("nll_loss").focus()
+    reader.page.keyboard.press("ArrowUp")
+    first = reader.focused()
+    reader.page.keyboard.press("ArrowUp")
+    assert first
+    assert reader.focused() not in ("", first)
+    reader.page.keyboard.press("ArrowDown")
+    assert reader.focused() == first
+    reader.page.keyboard.press("Enter")
+    assert reader.marked()
+    reader.page.keyboard.press("Escape")
+    assert reader.marked() == []
+    assert reader.focused() == first
+    after = reader.page.locator(".jp-Cell.jp-mod-active").get_attribute("data-windowed-list-index")
+    assert after == before
+
+
+def test_a_box_opens_and_folds_back(reader: Reader) -> None:
+    """Enter on a folded box draws its nodes, Escape folds it, the focus stays."""
+    boxes = reader.lens.locator("g[data-id]")
+    count = boxes.count()
+    reader.lens.locator("g[aria-expanded=false]").first.focus()
+    reader.page.keyboard.press("Enter")
+    expect(boxes).not_to_have_count(count)
+    assert reader.focused()
+    reader.page.keyboard.press("Escape")
+    expect(boxes).to_have_count(count)
+    assert reader.focused()
+
+
+def test_rows_are_walked_by_keys(reader: Reader) -> None:
+    """One stop of the Tab key for each table, arrows inside."""
+    rows = reader.tab("History").locator("tr[data-id]")
+    assert rows.count() > 5
+    assert [rows.nth(at).get_attribute("tabindex") for at in range(3)] == ["0", "-1", "-1"]
+    rows.first.focus()
+    reader.page.keyboard.press("ArrowDown")
+    expect(rows.nth(1)).to_be_focused()
+    reader.page.keyboard.press(" ")
+    expect(rows.nth(1)).to_have_attribute("aria-selected", "true")
+
+
+def test_the_focus_is_seen(reader: Reader) -> None:
+    """Every kind of thing that takes the focus by keyboard shows it."""
+    reader.tab("Tensors")
+    for query in ("g[data-id][tabindex='0']", "tr[data-id]:visible", ".cl-copy", "select"):
+        item = reader.lens.locator(query).first
+        item.focus()
+        reader.page.keyboard.press("Shift")
+        script = """item => {
+            const own = getComputedStyle(item), shape = item.querySelector('rect,polygon');
+            return shape ? getComputedStyle(shape).strokeWidth === '3px'
+                : own.outlineStyle !== 'none' && parseFloat(own.outlineWidth) >= 1;
+        }"""
+        assert item.evaluate(script), query
+
+
+def test_the_picture_zooms(reader: Reader) -> None:
+    """By button and by key, and back."""
+    svg = reader.lens.locator(".cl-graph svg")
+    width = (svg.bounding_box() or {})["width"]
+    reader.lens.locator(".cl-zoom button", has_text="+").click()
+    assert (svg.bounding_box() or {})["width"] > width * 1.2
+    reader.node("addmm").focus()
+    reader.page.keyboard.press("0")
+    assert abs((svg.bounding_box() or {})["width"] - width) < 2
+
+
+def test_the_picture_has_a_name_and_a_table(reader: Reader) -> None:
+    """For those who hear it: a group with a name, buttons with names, the same facts as rows."""
+    svg = reader.lens.locator(".cl-graph svg")
+    expect(svg).to_have_attribute("role", "group")
+    assert "Autograd graph around nll_loss" in (svg.get_attribute("aria-label") or "")
+    boxes = reader.lens.locator("g[data-id]")
+    assert all(boxes.nth(at).get_attribute("aria-label") for at in range(boxes.count()))
+    reader.lens.locator("summary", has_text="as a table").click()
+    expect(reader.lens.get_by_role("table", name="Autograd graph").first).to_be_visible()
+    reader.lens.locator("summary", has_text="as a table").click()
+
+
+def test_the_history_filters_as_one_types(reader: Reader) -> None:
+    """By op, shape, line or module."""
+    tab = reader.tab("History")
+    tab.locator("input").fill("softmax")
+    expect(tab.locator("tr[data-id]").first).to_contain_text("softmax")
+    expect(tab.locator(".cl-status")).to_contain_text("of")
+    tab.locator("input").fill("")
+    expect(tab.locator("tr[data-id]").first).not_to_contain_text("softmax")
+
+
+def test_the_fix_is_copied(reader: Reader) -> None:
+    """The clipboard holds the code, not the words around it."""
+    fix = reader.lens.locator(".cl-try .cl-fix").inner_text()
+    reader.lens.locator(".cl-try .cl-copy").click()
+    expect(reader.lens.locator(".cl-try .cl-copy")).to_have_text("Copied")
+    assert reader.page.evaluate("navigator.clipboard.readText()") == fix
+
+
+def test_the_picture_works_while_the_kernel_is_busy(reader: Reader) -> None:
+    """A click marks at once, without an answer from Python."""
+    run_cell(reader.page, 2)
+    expect(reader.page.locator(".jp-InputPrompt").nth(2)).to_have_text("[*]:")
+    reader.node("relu").click()
+    assert any(text.startswith("relu") for text in reader.marked())
+    reader.page.keyboard.press("ArrowUp")
+    assert "Convolution" in reader.focused() or "convolution" in reader.focused()
+    expect(reader.page.locator(".jp-InputPrompt").nth(2)).to_have_text("[*]:")
+    expect(reader.page.locator(".jp-InputPrompt").nth(2)).not_to_have_text("[*]:", timeout=15_000)
+
+
+def test_the_saved_page_stands_alone(reader: Reader, lab: Lab, browser: Browser) -> None:
+    """Opened from disk, without a network: the same verdict, and no script in it."""
+    tab = reader.tab("Environment")
+    tab.locator("button", has_text="Save HTML").click()
+    expect(tab.locator("[role=status]")).to_contain_text("saved as cudalens_report_")
+    name = tab.locator("[role=status]").inner_text().removeprefix("saved as ")
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((lab.directory / name).as_uri())
+    expect(page.locator(".cl-title")).to_contain_text(HEADLINE)
+    assert page.locator("script").count() == 0
+    assert [url for url in asked if not url.startswith("file:")] == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1400, 600])
+@pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
+def test_text_can_be_read(
+    theme: str, width: int, lab: Lab, browser: Browser, opened: Reader, pictures: Path
+) -> None:
+    """Contrast of every visible text is at least 4.5, and nothing sticks out of a narrow screen."""
+    reader = _reopened(lab, browser, opened, theme, width)
+    page = reader.page
+    asked = 7.0 if "High" in theme else 4.5
+    for name in TABS:
+        reader.tab(name)
+        found = reader.lens.evaluate(CONTRAST)
+        assert [item for item in found if item["ratio"] < asked] == [], name
+    reader.tab("Values")
+    reader.node("addmm").click()
+    page.mouse.move(0, 0)
+    found = reader.lens.evaluate(CONTRAST)
+    assert [item for item in found if item["ratio"] < 4.5] == []
+    assert reader.lens.evaluate("root => root.scrollWidth - root.clientWidth") <= 1
+    slug = theme.lower().replace(" ", "_")
+    page.screenshot(path=pictures / f"lens_{slug}_{width}.png")
+    reader.lens.screenshot(path=pictures / f"lens_{slug}_{width}_whole.png")
+    assert reader.errors == []
+    page.context.close()
+
+
+def _reopened(lab: Lab, browser: Browser, opened: Reader, theme: str, width: int) -> Reader:
+    _save(opened)
+    base, _, high = theme.partition(" ")
+    lab.use_theme(f"JupyterLab {base}")
+    context = browser.new_context(
+        viewport={"width": width, "height": 1000}, contrast="more" if high else "no-preference"
+    )
+    reader = Reader(context.new_page())
+    open_notebook(reader.page, lab, "quickstart.ipynb")
+    reader.page.wait_for_selector(f"{LENS}[data-started]", timeout=60_000)
+    reader.page.locator(".jp-Notebook").press("Control+b")
+    lab.use_theme("JupyterLab Light")
+    reader.lens.scroll_into_view_if_needed()
+    return reader
+
+
+def _save(reader: Reader) -> None:
+    reader.page.locator(".jp-Notebook").press("Control+s")
+    expect(reader.page.locator(".jp-Document .jp-mod-dirty")).to_have_count(0)
+
+
+def test_a_notebook_is_small_and_reopens(
+    reader: Reader, lab: Lab, context: BrowserContext, pictures: Path
+) -> None:
+    """From disk, with the kernel still there: the lens is back and answers."""
+    _save(reader)
+    size = (lab.directory / "quickstart.ipynb").stat().st_size
+    assert size < 300_000
+    again = Reader(context.new_page())
+    open_notebook(again.page, lab, "quickstart.ipynb")
+    again.page.wait_for_selector(f"{LENS}[data-started]", timeout=60_000)
+    again.node("addmm").click()
+    expect(again.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
+    again.page.close()
+
+
+def test_a_foreign_notebook_shows_the_static_twin(lab: Lab, context: BrowserContext) -> None:
+    """Sent by mail it is not trusted: no script, no widget, the whole report."""
+    source = json.loads((lab.directory / "quickstart.ipynb").read_text(encoding="utf-8"))
+    source["metadata"]["title"] = "changed by somebody, so its signature does not hold"
+    (lab.directory / "mail.ipynb").write_text(json.dumps(source), encoding="utf-8")
+    page = context.new_page()
+    open_notebook(page, lab, "mail.ipynb")
+    twin = page.locator(".jp-RenderedHTMLCommon .cl-card")
+    expect(twin.locator(".cl-title")).to_contain_text(HEADLINE)
+    expect(page.locator(LENS)).to_have_count(0)
+    assert twin.locator("svg").count() >= 2
+    page.close()
+
+
+def test_nothing_outside_changes_its_look(reader: Reader) -> None:
+    """Styles of the lens stay in the lens: other parts of the page keep theirs without it."""
+    script = """() => {
+        const looks = ['color', 'backgroundColor', 'fontSize', 'padding', 'display', 'outline'];
+        return ['body', '.jp-Cell', '.jp-InputPrompt', '.cm-line', '.jp-Toolbar', 'button']
+            .map(query => document.querySelector(query))
+            .map(item => looks.map(name => getComputedStyle(item)[name]).join());
+    }"""
+    page: Page = reader.page
+    before: Any = page.evaluate(script)
+    page.evaluate(
+        "document.querySelectorAll('.cl-lens style').forEach(style => { style.media = 'not all' })"
+    )
+    without = page.evaluate(script)
+    page.evaluate("document.querySelectorAll('.cl-lens style').forEach(s => { s.media = '' })")
+    assert before == without

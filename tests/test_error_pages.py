@@ -1,0 +1,156 @@
+"""The pages of ``docs/errors``: every code block runs, and the reports on them are real.
+
+A ``python`` block that is followed by a ``text`` block fails with exactly that report; every other
+``python`` block runs to its end without one.  The blocks of a page share their names.  With
+``CUDALENS_UPDATE_PAGES=1`` the reports are written into the pages instead of being compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cudalens
+from cudalens import simulate
+from cudalens.files import register_cell
+
+FOLDER = Path(__file__).parent.parent / "docs" / "errors"
+INDEX = FOLDER / "README.md"
+PAGES = sorted(set(FOLDER.glob("*.md")) - {INDEX})
+BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+ABOUT_THE_DEVICE = "  note    Rehearsal device"
+WIDTH = 100
+
+MESSAGES = (
+    "device-side assert triggered",
+    "Assertion t >= 0 && t < n_classes failed",
+    "srcIndex < srcSelectDimSize",
+    "index out of bounds",
+    "vectorized gather kernel index out of bounds",
+    "input_val >= zero && input_val <= one",
+    "probability tensor contains either inf, nan or element < 0",
+    "modified by an inplace operation",
+    "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate",
+)
+
+
+@dataclass
+class Block:
+    """One fenced block of a page, and where its body lies in the page."""
+
+    language: str
+    body: str
+    start: int
+    end: int
+
+
+def blocks_of(page: str) -> list[Block]:
+    """Give the fenced blocks of a page in their order."""
+    return [
+        Block(found["language"], found["body"], found.start("body"), found.end("body"))
+        for found in BLOCK.finditer(page)
+    ]
+
+
+DRIVER = compile(
+    "session = check()\n"
+    "try:\n"
+    "    with session:\n"
+    "        exec(block, names)\n"
+    "except Exception as error:\n"
+    "    failure = error\n",
+    "<driver>",
+    "exec",
+)
+
+
+def report_of(code: str, names: dict[str, object], *, cell: int) -> str | None:
+    """Run a block as a cell under ``cudalens.check`` and give the text of its report.
+
+    It runs in a thread of its own, so that no frame of this file is among the callers.
+    """
+    file = f"<page cell {cell}>"
+    register_cell(file, cell, code.splitlines())
+    block = compile(code, file, "exec")
+    scope: dict[str, Any] = {"check": cudalens.check, "block": block, "names": names}
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(exec, DRIVER, scope).result()
+    report = scope["session"].report
+    if report is None:
+        if "failure" in scope:
+            raise scope["failure"]  # not a finding: the page is wrong
+        return None
+    lines = report.to_text(width=WIDTH, color=False).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(ABOUT_THE_DEVICE)).strip("\n")
+
+
+def rerun(page: str) -> str:
+    """Give the page with the reports that its blocks make now."""
+    torch.manual_seed(0)
+    blocks = blocks_of(page)
+    names: dict[str, object] = {}
+    fresh, copied = "", 0
+    cell = 0
+    for at, block in enumerate(blocks):
+        if block.language != "python":
+            continue
+        cell += 1
+        report = report_of(block.body, names, cell=cell)
+        follower = blocks[at + 1] if at + 1 < len(blocks) else None
+        if follower is None or follower.language != "text":
+            assert report is None, f"this block is said to run:\n{block.body}\n{report}"
+            continue
+        assert report is not None, f"this block is said to fail:\n{block.body}"
+        fresh += page[copied : follower.start] + report + "\n"
+        copied = follower.end
+    return fresh + page[copied:]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_blocks_of_a_page_do_what_it_says(path: Path, sim: simulate.Simulation) -> None:
+    """Reproductions fail with the report that is printed, fixes run, in one process."""
+    page = path.read_text(encoding="utf-8")
+    fresh = rerun(page)
+    if os.environ.get("CUDALENS_UPDATE_PAGES"):
+        path.write_text(fresh, encoding="utf-8")
+    else:
+        assert fresh == page
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_every_message_has_a_page_of_its_own(message: str) -> None:
+    """The text that people paste into a search box is a page's title and is in the index."""
+    titles = [path.read_text(encoding="utf-8").splitlines()[0] for path in PAGES]
+    assert titles.count(f"# `{message}`") == 1
+    assert message in INDEX.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_has_its_parts(path: Path) -> None:
+    """Cause, reproduction, report and fix, and the index links to it."""
+    headings = re.findall(r"^## (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[:1] == ["Cause"]
+    assert any(heading.startswith("Smallest reproduction") for heading in headings)
+    assert "Fix" in headings
+    assert f"]({path.name})" in INDEX.read_text(encoding="utf-8")
+
+
+def test_a_wrong_report_is_seen(sim: simulate.Simulation) -> None:
+    """The comparison can fail: another value than the block has, and a block that runs."""
+    code = "import torch\ntable = torch.zeros(3, device='cuda')\ntable[torch.tensor(3).cuda()]\n"
+    page = f"```python\n{code}```\n```text\nsomething else\n```\n"
+    assert rerun(page) != page
+    assert rerun(rerun(page)) == rerun(page)
+    with pytest.raises(AssertionError, match="said to fail"):
+        rerun("```python\nnumber = 1\n```\n```text\n…\n```\n")
+    with pytest.raises(AssertionError, match="said to run"):
+        rerun(f"```python\n{code}```\n")
+    with pytest.raises(ZeroDivisionError):
+        rerun("```python\n1 / 0\n```\n```text\n…\n```\n")
