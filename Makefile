@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update test-all test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update test-browser pictures test-all test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,7 +34,7 @@ types: $(STAMP) ## mypy, strict
 
 unit: $(STAMP) ## the tests without the notebooks
 	mkdir -p build
-	$(BIN)/python -m pytest --junitxml=build/junit.xml -m "not full and not gpu"
+	$(BIN)/python -m pytest --junitxml=build/junit.xml -m "not full and not gpu and not browser"
 
 notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
 	$(ON_REHEARSAL) $(BIN)/python -m pytest -p no:randomly --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
@@ -45,7 +45,18 @@ notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="
 test: lint types unit notebooks ## everything that CI runs
 
 test-all: $(STAMP) ## as test, with torch's whole operator database
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not browser"
+
+$(VENV)/.browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	command -v chromium || command -v chromium-browser || command -v google-chrome || apt-get install --yes --quiet chromium || $(BIN)/python -m playwright install chromium
+	touch $@
+
+test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pictures in build/browser
+	$(BIN)/python -m pytest tests/browser -m browser
+
+pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
+	$(BIN)/python tests/browser/pictures.py docs
 
 test-gpu: ## the tests that need a CUDA device, with the python at hand
 	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider

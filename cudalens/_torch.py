@@ -134,6 +134,11 @@ def next_sequence_nr() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
+def base_of(tensor: Tensor) -> Tensor | None:
+    """Give the tensor that ``tensor`` is a view of."""
+    return tensor._base
+
+
 def same_tensor(left: object, right: object) -> bool:
     """Tell whether two objects are the same tensor: the object, or the same elements in memory."""
     if left is right:

@@ -43,6 +43,17 @@ def call_arguments(entries: Entries) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def argument_facts(
+    entries: Entries, arguments: Mapping[str, object]
+) -> tuple[tuple[str, str], ...]:
+    """Say what is known of arguments that are no tensors: kinds, and names of parameters."""
+    return (
+        *odd_argument(entries, arguments),
+        *callee_parameters(entries),
+        *given_parameters(entries),
+    )
+
+
 def odd_argument(entries: Entries, arguments: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     """Describe the first argument that is an array or container, and the user's name for it."""
     for name, value in arguments.items():

@@ -40,7 +40,7 @@ from cudalens.intercept import GuardedCall
 from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.observations import observe
 from cudalens.replay import replay
-from cudalens.tensorfacts import bad_key, scalars_of, tensor_facts, tensor_values
+from cudalens.tensorfacts import bad_key, breaks, scalars_of, tensor_facts, tensor_values
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -87,7 +87,7 @@ def on_nonfinite(
     op: Any, arguments: Mapping[str, Any], result: Tensor, violation: Violation
 ) -> BaseException | None:
     """Make the report of the first NaN or infinity, and give the exception to raise."""
-    shown = Replay(reason="the op ran; its result is shown")
+    shown = Replay()
     report = _report_of(violation, arguments, lambda: shown)
     PROCESS.found(report)
     return NonFiniteError(_message(report), report)
@@ -214,7 +214,10 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
             (),
         ),
         scalars=scalars_of(scene.arguments),
-        facts=limits.attempt("observations", lambda: observe(frames, site), ()),
+        facts=(
+            *violation.notes,
+            *limits.attempt("observations", lambda: observe(frames, site), ()),
+        ),
         device_text=violation.device_text,
         environment=environment.describe(),
         libraries=libraries(),
@@ -246,22 +249,6 @@ def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence
             "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), ()
         )
     return replace(evidence, history=history, provenance=provenance)
-
-
-def breaks(violation: Violation) -> Callable[[Tensor], bool]:
-    """Give a test that tells whether a tensor holds a value outside the violated bound."""
-    low, high = violation.bounds.min, violation.bounds.max
-    also = violation.bounds.also_allowed
-
-    def is_bad(tensor: Tensor) -> bool:
-        if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
-            return False
-        inside = (tensor >= low) & (tensor <= high)
-        for value in also:
-            inside |= tensor == value
-        return not bool(inside.all())
-
-    return is_bad
 
 
 def libraries() -> tuple[str, ...]:

@@ -103,6 +103,8 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
     parts = [violation.explanation.strip()]
     if violation.is_silent:
         parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
+    elif violation.device_text is None:
+        parts.append(f"The guard {violation.guard} stopped the op before its launch.")
     else:
         parts.append(
             "On CUDA this stops the kernel with a device-side assert, and every tensor on the "

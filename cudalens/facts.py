@@ -9,9 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from cudalens.graphfacts import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
+from cudalens.graphfacts import (
+    FIRST_BAD,
+    AutogradNeighbourhood,
+    GraphEdge,
+    GraphNode,
+    ProvenanceStep,
+    Role,
+)
+from cudalens.places import CodeLine, Frame, LineRef, SourceSpan
 
 __all__ = [
+    "FIRST_BAD",
     "Argument",
     "AutogradNeighbourhood",
     "Bounds",
@@ -108,41 +117,6 @@ class Argument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeLine:
-    """One numbered line of source text, without its line break."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSpan:
-    """A place in the user's code.  Lines are 1-based, columns 0-based and end-exclusive."""
-
-    cell: int | None = None
-    file: str | None = None
-    line: int | None = None
-    end_line: int | None = None
-    column: int | None = None
-    end_column: int | None = None
-    text: str | None = None
-    context: tuple[CodeLine, ...] = ()
-    """A few unstripped lines around ``line``, for drawing; it includes ``line`` itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One frame of the call stack, outermost first in a report."""
-
-    file: str
-    line: int
-    function: str
-    text: str = ""
-    is_user: bool = False
-    cell: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class OpName:
     """An op by its schema name and overload, and the function that the user called to reach it."""
 
@@ -197,18 +171,20 @@ class Bounds:
 class Violation:
     """A guard's finding: which argument of which op breaks which bound, and where.
 
-    ``headline`` is a template: ``{argument}`` stands for the argument at fault, ``{input}`` for
+    ``headline`` is a template: ``{argument}`` stands for the argument at fault, ``{related}`` for
     ``related``, so that the reader sees his own names where they can be proven.
     """
 
-    guard: str
-    op: str
-    overload: str
-    argument: str
     headline: str
-    explanation: str
-    offenders: Offenders
-    bounds: Bounds
+    guard: str = ""
+    op: str = ""
+    overload: str = ""
+    argument: str = ""
+    explanation: str = ""
+    offenders: Offenders = field(default_factory=Offenders)
+    bounds: Bounds = field(default_factory=Bounds)
+    notes: tuple[tuple[str, str], ...] = ()
+    """Named observations of the guard's, for the cause rules."""
     is_index: bool = True
     """Whether the CPU would call it an IndexError (else a ValueError)."""
     related: str | None = None
@@ -254,15 +230,6 @@ class TensorFact:
     summary: TensorSummary = field(default_factory=TensorSummary)
     span: tuple[int, int, int] | None = None
     """Line, first and end column of the expression in the user's source, for drawing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProvenanceStep:
-    """One step on the way of the bad values, newest first: an op, or the place they entered."""
-
-    op: str | None = None
-    source: LineRef | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

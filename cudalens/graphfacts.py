@@ -1,21 +1,13 @@
-"""The autograd graph around a failure, as data: nodes, edges, and the lines they come from."""
+"""Where tensors come from, as data: the autograd graph, and the way of the bad values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from cudalens.places import LineRef
+
 Role = Literal["failed", "bad_input", "upstream", "downstream", "leaf", "parameter"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineRef:
-    """A line of the user's code in the short form that lists use."""
-
-    line: int | None = None
-    text: str | None = None
-    cell: int | None = None
-    file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +42,16 @@ class AutogradNeighbourhood:
     edges: tuple[GraphEdge, ...] = ()
     focus: str | None = None
     total_nodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceStep:
+    """One step on the way of the bad values, newest first: an op, or the place they entered."""
+
+    op: str | None = None
+    source: LineRef | None = None
+    note: str | None = None
+
+
+FIRST_BAD = "first op whose result is out of bounds"
+"""The note of the step that is proven to have made the bad values."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from cudalens.values import find_offenders, number
 
 OnNonFinite = Callable[[Any, Mapping[str, Any], Tensor, Violation], BaseException | None]
 MAX_INPUTS = 3
+MAX_KNOWN = 10_000
+"""So many tensors are known to be finite before those that died are forgotten."""
 
 
 class NonFiniteWatch:
@@ -32,6 +35,7 @@ class NonFiniteWatch:
     def __init__(self, on_found: OnNonFinite) -> None:
         self._on_found = on_found
         self._skipped: dict[Any, bool] = {}
+        self._finite: dict[int, ref[Tensor]] = {}
 
     def __call__(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
@@ -44,7 +48,9 @@ class NonFiniteWatch:
             return
         with _torch.plain_torch():
             for tensor in _floats((result,) if result is not None else args[:1]):
-                if not _is_finite(tensor):
+                if _is_finite(tensor):
+                    self._remember(tensor)
+                else:
                     self._judge(op, args, kwargs, tensor)
 
     def _judge(
@@ -55,6 +61,8 @@ class NonFiniteWatch:
             return
         has_nan = bool(result.isnan().any())
         written = _written(op, args)
+        if not all(self._was_finite(item) for item in written.values()):
+            return  # overwritten in place: what it held before is gone
         inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in written]
         # NaN out of infinities is new; an infinity out of infinities is not.
         if has_nan and any(bool(item.isnan().any()) for item in inputs):
@@ -69,6 +77,19 @@ class NonFiniteWatch:
         error = self._on_found(op, arguments, result, violation)
         if error is not None:
             raise error
+
+    def _remember(self, tensor: Tensor) -> None:
+        if len(self._finite) >= MAX_KNOWN:
+            self._finite = {key: item for key, item in self._finite.items() if item() is not None}
+        self._finite[id(tensor)] = ref(tensor)
+
+    def _was_finite(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor, or what it is a view of, was last seen with finite values."""
+        known = (tensor, _torch.base_of(tensor))
+        return any(
+            item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
+            for item in known
+        )
 
 
 def _makes_no_values(op: Any) -> bool:
@@ -110,11 +131,11 @@ def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     )
 
 
-def _written(op: Any, args: tuple[Any, ...]) -> set[int]:
+def _written(op: Any, args: tuple[Any, ...]) -> dict[int, Tensor]:
     return {
-        id(value)
+        id(value): value
         for item, value in zip(op._schema.arguments, args, strict=False)
-        if item.alias_info is not None and item.alias_info.is_write
+        if item.alias_info is not None and item.alias_info.is_write and isinstance(value, Tensor)
     }
 
 
@@ -124,7 +145,7 @@ def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tenso
     at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
     name = str(op._schema.name)
     inputs = _inputs_at(arguments, result, first)
-    given = f" from {inputs}" if inputs else ""
+    given = f" from {', '.join(map(' = '.join, inputs))}" if inputs else ""
     return Violation(
         guard="nonfinite",
         op=name,
@@ -139,10 +160,13 @@ def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tenso
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
+        notes=tuple((f"nonfinite.{name}", value) for name, value in inputs),
     )
 
 
-def _inputs_at(arguments: Mapping[str, Any], result: Tensor, first: Offender) -> str:
+def _inputs_at(
+    arguments: Mapping[str, Any], result: Tensor, first: Offender
+) -> list[tuple[str, str]]:
     """Give the inputs at the first offending position, where they can be lined up with it."""
     found = []
     for name, value in arguments.items():
@@ -151,7 +175,7 @@ def _inputs_at(arguments: Mapping[str, Any], result: Tensor, first: Offender) ->
                 at = value.expand(result.shape)[first.position]
             except RuntimeError:  # a matrix product has no input at a position of its result
                 continue
-            found.append(f"{name} = {number(at.item())}")
+            found.append((name, str(number(at.item()))))
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found.append(f"{name} = {value}")
-    return ", ".join(found[:MAX_INPUTS])
+            found.append((name, str(value)))
+    return found[:MAX_INPUTS]

@@ -16,12 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens import autograd, collect, environment, source
-from cudalens.callarguments import (
-    call_arguments,
-    callee_parameters,
-    given_parameters,
-    odd_argument,
-)
+from cudalens.callarguments import argument_facts, call_arguments
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
@@ -61,15 +56,7 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
     site = limits.attempt("source", lambda: locate(entries, values), source.CallSite())
     none: tuple[TensorFact, ...] = ()
     tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), none)
-    named = limits.attempt(
-        "argument",
-        lambda: (
-            *odd_argument(entries, arguments),
-            *callee_parameters(entries),
-            *given_parameters(entries),
-        ),
-        (),
-    )
+    named = limits.attempt("argument", lambda: argument_facts(entries, arguments), ())
     evidence = Evidence(
         error=facts,
         op=OpName(api=site.api),
@@ -87,14 +74,23 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
     )
     evidence = _with_device_text(evidence, device_text, limits)
     if recorder is not None:
-        evidence = with_failed_op(evidence, recorder, error, limits)
+        evidence = _with_recorder(evidence, recorder, error, limits)
         if values and not is_lost:
             # The user called a function, not the op inside it: its names for the tensors stay.
             evidence = replace(evidence, tensors=tensors)
-        inplace = limits.attempt("writer", lambda: inplace_facts(recorder, facts.message), ())
-        evidence = replace(evidence, facts=(*evidence.facts, *inplace))
-    graph = limits.attempt("graph", lambda: _graph(site, evidence, recorder), evidence.graph)
+    graph = limits.attempt(
+        "graph", lambda: _graph(site, values, evidence, recorder), evidence.graph
+    )
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
+
+
+def _with_recorder(
+    evidence: Evidence, recorder: Any, error: BaseException, limits: Limits
+) -> Evidence:
+    """Add the op that raised, and who changed a tensor that autograd had saved."""
+    evidence = with_failed_op(evidence, recorder, error, limits)
+    inplace = limits.attempt("writer", lambda: inplace_facts(recorder, str(error)), ())
+    return replace(evidence, facts=(*evidence.facts, *inplace))
 
 
 def _tensors(
@@ -108,9 +104,14 @@ def _tensors(
     return (*facts, *(tensor_facts(hidden, source.CallSite(), None, read=False) if hidden else ()))
 
 
-def _graph(site: source.CallSite, evidence: Evidence, recorder: Any) -> AutogradNeighbourhood:
+def _graph(
+    site: source.CallSite, arguments: Mapping[str, Tensor], evidence: Evidence, recorder: Any
+) -> AutogradNeighbourhood:
     """Draw the graph behind the tensors on the failing line; no value is read."""
-    values = {item.expression: item.value for item in site.others if isinstance(item.value, Tensor)}
+    values = {item.expression: arguments[item.key] for item in site.names}
+    for item in site.others:
+        if isinstance(item.value, Tensor):
+            values.setdefault(item.expression, item.value)
     name = evidence.op.name or evidence.op.api
     if not any(item.requires_grad for item in values.values()):
         return evidence.graph

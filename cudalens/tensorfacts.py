@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -115,3 +115,19 @@ def _fact(
         summary=summary,
         span=span,
     )
+
+
+def breaks(violation: Violation) -> Callable[[Tensor], bool]:
+    """Give a test that tells whether a tensor holds a value outside the violated bound."""
+    low, high = violation.bounds.min, violation.bounds.max
+    also = violation.bounds.also_allowed
+
+    def is_bad(tensor: Tensor) -> bool:
+        if low is None or high is None:
+            return False
+        inside = (tensor >= float(low)) & (tensor <= float(high))
+        for value in also:
+            inside |= tensor == value
+        return not bool(inside.all())
+
+    return is_bad

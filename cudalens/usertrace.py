@@ -31,10 +31,10 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
         entry = entry.tb_next
     kept: list[TracebackType] = []
     for entry in entries:
-        if _calls_magic(entry):
-            _drop_call(kept, cells)
-        elif entry.tb_frame.f_code.co_filename not in _MACHINERY:
+        if not _is_machinery(entry):
             kept.append(entry)
+        elif kept and _is_line_of_cell(kept[-1], cells):
+            kept.pop()  # it called the magic: the code that the magic ran stands for it
     if len(kept) == len(entries) or not kept or kept[-1] is not entries[-1]:
         return None
     shown: TracebackType | None = None
@@ -43,17 +43,13 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
     return shown
 
 
-def _calls_magic(entry: TracebackType) -> bool:
+def _is_machinery(entry: TracebackType) -> bool:
     frame = entry.tb_frame
-    is_dispatch = frame.f_code.co_name in {"run_line_magic", "run_cell_magic"}
-    return is_dispatch and frame.f_locals.get("magic_name") == MAGIC
+    if frame.f_code.co_name in {"run_line_magic", "run_cell_magic"}:
+        return frame.f_locals.get("magic_name") == MAGIC
+    return frame.f_code.co_filename in _MACHINERY
 
 
-def _drop_call(kept: list[TracebackType], cells: Container[str]) -> None:
-    """Drop the line of a cell that called the magic: the code that it ran stands for it."""
-    if (
-        kept
-        and kept[-1].tb_frame.f_code.co_filename in cells
-        and kept[-1].tb_frame.f_code.co_name == "<module>"
-    ):
-        kept.pop()
+def _is_line_of_cell(entry: TracebackType, cells: Container[str]) -> bool:
+    code = entry.tb_frame.f_code
+    return code.co_filename in cells and code.co_name == "<module>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cudalens.facts import (
@@ -319,9 +320,9 @@ def empty_rows(context: tuple[str, ...] = (), dtype: str = "float32") -> Evidenc
     )
 
 
-def step(op: str, text: str, line: int = 4) -> ProvenanceStep:
+def step(op: str, text: str, note: str | None = None, line: int = 4) -> ProvenanceStep:
     """Give one step of provenance, at a line of the user's."""
-    return ProvenanceStep(op=op, source=LineRef(line=line, text=text, cell=1))
+    return ProvenanceStep(op=op, source=LineRef(line=line, text=text, cell=1), note=note)
 
 
 MASK = (2, 4, 4)
@@ -345,6 +346,11 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
         10,
         name="(y - 1).long()",
         others=(tensor(None, "y", [1, 0, 4], dtype="uint8"),),
+    ),
+    "changed_labels": lambda: replace(
+        labels([0, 255] * 16, 10),
+        op=OpName(name="aten::nll_loss_backward", api="torch.Tensor.backward"),
+        phase="backward",
     ),
     "one_hot": lambda: out_of_range(
         "aten::scatter_",

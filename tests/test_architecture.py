@@ -14,7 +14,7 @@ MAX_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 40
 
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("version", "graphfacts", "facts", "codec", "model", "errors", "fallback"), 0),
+    **dict.fromkeys(("version", "places", "graphfacts", "facts", "codec", "model", "errors", "fallback"), 0),
     **dict.fromkeys(("_torch", "interrupts", "origin", "values", "hints", "hosterrors", "assertlines"), 1),
     **dict.fromkeys(("source", "files", "stack", "syntax", "evaluate", "expressions"), 1),
     **dict.fromkeys(("modules", "apiname", "diagnose", "render"), 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ from hostcells import run_cell
 from cudalens import hosterrors, simulate
 from cudalens.diagnose import diagnose
 from cudalens.facts import CodeLine, OpName, SourceSpan, TensorFact
-from cudalens.hints import find_hints
+from cudalens.hints import find_hints, table
 from cudalens.model import ErrorFacts, Evidence
 
 SETUP = """
@@ -655,7 +656,7 @@ CASES = [
         good="m(input=x)",
         headline="LSTM.forward has no argument inputs",
         argument="inputs",
-        fix="input=",
+        fix="m(input=x)",
     ),
     Case(
         family="missing_argument",
@@ -978,6 +979,13 @@ def test_the_tensors_of_a_product_are_listed(sim: simulate.Simulation) -> None:
     assert listed == [("self", "logits", (4, 3)), ("other", "w", (5, 3))]
     assert "(3)" in report.explanation and "(5)" in report.explanation
     assert report.op.api == "torch.Tensor.__matmul__"
+
+
+def test_the_graph_of_an_autograd_error_is_drawn(sim: simulate.Simulation) -> None:
+    """The tensor that backward was asked of leads to the nodes behind it."""
+    code = "w = torch.ones(3).cuda().requires_grad_(); loss = w.exp()\nloss.backward()"
+    report = run_cell(SETUP + code).shown
+    assert "ExpBackward0" in [node.name for node in report.graph.nodes]
 
 
 def test_an_inner_module_is_named(sim: simulate.Simulation) -> None:
@@ -1389,6 +1397,31 @@ def test_at_most_one_cause_is_given(case: Case, sim: simulate.Simulation) -> Non
     """The rules exclude one another: no report of a host error carries two causes."""
     outcome = run_cell(f"{SETUP}{case.setup}\n{case.bad}")
     assert len(outcome.shown.hints) <= 1, outcome.rules
+
+
+TEXT_RULES = {
+    "count_of_gradients": "Function F returned an incorrect number of gradients (expected 2, "
+    "got 1)",
+    "pad_tokens": "Unable to create tensor, you should probably activate truncation and/or padding",
+}
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+def test_rules_over_texts_alone(rule: str) -> None:
+    """Rules that need nothing but the message."""
+    assert [hint.rule for hint in report_of(TEXT_RULES[rule]).hints] == [rule]
+
+
+def test_every_rule_fires_and_every_fix_is_code(sim: simulate.Simulation) -> None:
+    """Over all cases: no rule without a case, and each fix can be read as Python."""
+    fired = {*TEXT_RULES, "out_of_place"}
+    for case in CASES:
+        for hint in run_cell(f"{SETUP}{case.setup}\n{case.bad}").shown.hints:
+            fired.add(hint.rule)
+            assert hint.fix is None or ast.parse(hint.fix)
+        sim.reset()
+    ours = ("hints.host", "hints.hostvalues", "hints.autograd")
+    assert fired >= {entry.name for entry in table() if entry.apply.__module__.endswith(ours)}
 
 
 def test_the_reports_of_host_errors_render(sim: simulate.Simulation) -> None:

@@ -9,7 +9,7 @@ import pickle
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from cudalens import (
     DeviceIndexError,
     DeviceValueError,
     Report,
+    guards,
     simulate,
 )
 from cudalens.facts import Bounds, Offenders, Violation
@@ -243,22 +244,20 @@ def test_last_report_is_the_newest() -> None:
 
 
 @pytest.fixture
-def lookup() -> Any:
+def lookup() -> Iterator[Any]:
     """An op of the user's own, ``session_test::lookup``."""
     library = torch.library.Library("session_test", "FRAGMENT")
     library.define("lookup(Tensor table, Tensor rows) -> Tensor")
     library.impl("lookup", lambda table, rows: table[rows.clamp(0, 4)], "CompositeExplicitAutograd")
+    before = dict(guards._table)
     yield torch.ops.session_test.lookup
+    guards._table.clear()
+    guards._table.update(before)
     library._destroy()
 
 
-def test_a_guard_registered_while_installed_acts_at_once(
-    lookup: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_guard_registered_while_installed_acts_at_once(lookup: Any) -> None:
     """No new session is needed, and what it finds is reported like any finding."""
-    from cudalens import guards
-
-    monkeypatch.setattr(guards, "_user_guards", {}, raising=False)
 
     def in_table(table: Tensor, rows: Tensor) -> str | None:
         largest = int(rows.max())

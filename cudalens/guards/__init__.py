@@ -11,8 +11,19 @@ from typing import Any
 from cudalens.facts import Violation
 from cudalens.guards import _base
 from cudalens.guards._base import Check, Guard, full_name, resolve
+from cudalens.guards._ranges import lies_within, out_of_range
 
-__all__ = ["GUARDS", "Guard", "Violation", "all_guards", "catalogue_rows", "full_name", "register"]
+__all__ = [
+    "GUARDS",
+    "Guard",
+    "Violation",
+    "all_guards",
+    "catalogue_rows",
+    "full_name",
+    "lies_within",
+    "out_of_range",
+    "register",
+]
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

@@ -86,6 +86,8 @@ def role_of(evidence: Evidence) -> Role | None:
         return None
     name = evidence.op.name or ""
     if name in LABEL_OPS:
+        if name.endswith("_backward"):
+            return None  # they were in range in the forward call: no counting mistake
         return "label" if violation.argument == "target" else None
     if name in LOOKUP_OPS:
         return _role_in_table(evidence, fact) if violation.argument == "indices" else None

@@ -159,7 +159,10 @@ def misspelt_argument(evidence: Evidence) -> Hint | None:
     near = difflib.get_close_matches(found.values["name"], found.values["known"], n=1, cutoff=0.75)
     if not near:
         return None
-    return Hint(text=f"there is an argument {near[0]}", fix=f"{near[0]}=")
+    name, call = found.values["name"], evidence.call_text or ""
+    spelt = re.compile(rf"\b{re.escape(name)}(?=\s*=[^=])")
+    fix = spelt.sub(near[0], call) if len(spelt.findall(call)) == 1 else None
+    return Hint(text=f"there is an argument {near[0]}", fix=fix)
 
 
 @rule(priority=30)
@@ -183,7 +186,10 @@ def pad_tokens(evidence: Evidence) -> Hint | None:
     """A tokenizer pads and truncates when it is asked to."""
     if verdict_of(evidence, "unequal_tokens") is None:
         return None
-    return Hint(text="let the tokenizer make the rows equal", fix="padding=True, truncation=True")
+    return Hint(
+        text="let the tokenizer make the rows equal",
+        fix="tokenizer(texts, padding=True, truncation=True)",
+    )
 
 
 @rule(priority=30)

@@ -32,18 +32,14 @@ def division_by_zero(evidence: Evidence) -> Hint | None:
     """The divisor holds a zero."""
     if not _made(evidence, _DIVISIONS) or evidence.phase == "backward":
         return None
-    divisor = evidence.tensor("other") or evidence.tensor("self")
-    if divisor is None:
+    key = "self" if evidence.op.name in ("aten::reciprocal", "aten::reciprocal_") else "other"
+    if evidence.fact(f"nonfinite.{key}") not in ("0", "0.0", "-0.0"):
         return None
-    low, high = divisor.summary.min, divisor.summary.max
-    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
-        return None
-    if not low <= 0 <= high:
-        return None
-    name = divisor.expression
+    divisor = evidence.tensor(key)
+    name = divisor.expression if divisor is not None else None
     return Hint(
-        text=f"the divisor runs from {low} to {high}: dividing by 0 gives inf, 0 / 0 gives nan",
-        fix=f"{name} + eps" if name else None,
+        text="the divisor is 0 there: dividing by 0 gives inf, 0 / 0 gives nan",
+        fix=f"{name} + eps" if name else "divisor + eps",
     )
 
 

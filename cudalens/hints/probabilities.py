@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cudalens.facts import Hint, TensorFact
+from cudalens.facts import FIRST_BAD, Hint, TensorFact
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import renamed, rewritten, with_keyword
 from cudalens.hints._roles import fault
@@ -137,7 +137,8 @@ def nan_before(evidence: Evidence) -> Hint | None:
         return None
     fact = found[1]
     count = f"{fact.summary.nan} of {found[0].offenders.total or fact.summary.nan} numbers"
-    first = next((step.source for step in reversed(evidence.provenance) if step.op), None)
+    proven = (step.source for step in evidence.provenance if step.note == FIRST_BAD)
+    first = next(proven, None)
     where = f"; the first recorded op that gave one is in line {first.line}" if first else ""
     return Hint(
         text=f"{count} were NaN before this op, which only met them{where}",
@@ -213,7 +214,8 @@ def not_a_number_weights(evidence: Evidence) -> Hint | None:
         causes.append("a row of which top-k, top-p or a mask left nothing")
     if half:
         causes.append(f"logits beyond the largest {weights.dtype}")
-    causes = causes or ["a row of -inf only, infinite logits, or a temperature of 0"]
+    if not causes:
+        return None
     fix = None
     if evidence.call_text and "generate" in evidence.call_text:
         fix = with_keyword(evidence, ("generate",), "do_sample", "False")

@@ -4,9 +4,10 @@ While it is open it notes little and keeps no tensor alive; all questions are an
 failure, and only as far as the recorded facts prove the answer.
 """
 
+from cudalens.facts import FIRST_BAD
 from cudalens.recorder.failure import OpRecord
 from cudalens.recorder.inplace import ModifiedTensor, Write
-from cudalens.recorder.lineage import FIRST_BAD, Lineage
+from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.recorder import Recorder
 
 __all__ = ["FIRST_BAD", "Lineage", "ModifiedTensor", "OpRecord", "Recorder", "Write"]

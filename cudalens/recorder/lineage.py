@@ -14,20 +14,19 @@ from weakref import ref
 from torch import Tensor
 
 from cudalens._torch import is_accelerator
-from cudalens.facts import ProvenanceStep
+from cudalens.facts import FIRST_BAD, ProvenanceStep
 from cudalens.recorder.dataloader import Batch, Batches, describe
 from cudalens.recorder.ops import Call, Ref, version_and_base
 from cudalens.recorder.sites import SiteReader
 
 IsBad = Callable[[Tensor], bool]
-FIRST_BAD = "first op whose result is out of bounds"
 ENTERED = "the data came from the CPU here"
 _MAX_STEPS = 24
 _COPIES = frozenset(
     {"aten::_to_copy", "aten::clone", "aten::lift_fresh", "aten::detach", "aten::contiguous"}
 )
 _TWINS = frozenset({"aten::detach", "aten::alias"})
-"""Views that show all elements of a tensor, such as ``t.data``: a write to one is a write to both."""
+"""Views of all elements, such as ``t.data``: a write to one is a write to both."""
 _SELECTORS = frozenset({"index", "indices", "mask", "condition", "repeats", "offsets", "lengths"})
 """Arguments that choose among values and pass none on."""
 FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})

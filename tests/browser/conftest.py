@@ -49,7 +49,7 @@ else:
         open_notebook(reader.page, lab, "quickstart.ipynb")
         for number in (0, 1):
             run_cell(reader.page, number)
-        reader.page.wait_for_selector(f"{LENS}[data-started]", timeout=60_000)
+        reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
         return reader
 
     @pytest.fixture

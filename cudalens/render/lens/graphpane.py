@@ -14,7 +14,7 @@ from cudalens.render.lens.parts import button, line, markup, stack
 from cudalens.render.lens.picture import Picture
 from cudalens.render.lens.selection import Selection
 
-_NOTHING = ("Look at …", "")
+_NOTHING = ("…", "")
 
 
 class GraphPane:
@@ -30,7 +30,7 @@ class GraphPane:
         self._shown = markup(self._draw())
         self._details = markup("", "cl-details")
         self._chooser = ipywidgets.Dropdown(
-            options=[_NOTHING, *keys.choices()], tooltip="look at a node, tensor or line", value=""
+            options=[_NOTHING, *keys.choices()], description="Look at", value=""
         )
         self._chooser.layout.width = "auto"
         self._chooser.observe(self._named, "value")

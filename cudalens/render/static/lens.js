@@ -9,7 +9,9 @@
   function start(root) {
     if (root.dataset.started) return;
     root.dataset.started = 'yes';
-    let said = 0, zoom = 1, drag = null, chosen = '', focused = null;
+    let zoom = 1, drag = null, chosen = '', focused = null;
+    // No two pages on one kernel may count alike: an unchanged field tells Python nothing.
+    let said = Date.now();
 
     const all = (query, inside = root) => [...inside.querySelectorAll(query)];
     const graph = () => root.querySelector('.cl-graph');

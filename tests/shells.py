@@ -1,0 +1,39 @@
+"""A shell of its own for one test, without history and with what it displays kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+
+@contextmanager
+def shell_with_cudalens() -> Iterator[Any]:
+    """Give a shell that has loaded the extension; unload it and forget the shell afterwards."""
+    config = Config()
+    config.HistoryManager.hist_file = ":memory:"
+    hook, paths = sys.excepthook, list(sys.path)
+    shell = InteractiveShell.instance(config=config)
+    shell.display_pub = CapturingDisplayPublisher()
+    try:
+        shell.run_line_magic("load_ext", "cudalens")
+        yield shell
+    finally:
+        if "cudalens" in shell.extension_manager.loaded:
+            shell.extension_manager.unload_extension("cudalens")
+        shell.history_manager.end_session()
+        InteractiveShell.clear_instance()
+        sys.excepthook, sys.path[:] = hook, paths
+
+
+def run(shell: Any, cell: str) -> tuple[BaseException | None, list[dict[str, Any]]]:
+    """Run a cell as a user does; give its error and the bundles that it displayed."""
+    shell.display_pub.outputs.clear()
+    result = shell.run_cell(cell, store_history=True)
+    shown = [dict(item["data"]) for item in shell.display_pub.outputs]
+    return result.error_before_exec or result.error_in_exec, shown

@@ -1,0 +1,518 @@
+"""When a part of ours fails, the user's own error still arrives and nothing stays installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shells import run, shell_with_cudalens
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+import cudalens
+from cudalens import DeviceIndexError, guards, simulate
+from cudalens.guarding import PROCESS
+from cudalens.interrupts import Uninterrupted
+from cudalens.model import Report
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+ROOT = Path(__file__).parent.parent
+SENTENCE = "indices[1] = 7 is outside the 5 rows of weight"
+
+
+class InjectedError(Exception):
+    """What a broken part of ours raises."""
+
+
+def raising(*args: Any, **kwargs: Any) -> Any:
+    raise InjectedError("injected")
+
+
+def exploding(*args: Any, **kwargs: Any) -> Any:
+    raise RecursionError("injected")
+
+
+def garbage(*args: Any, **kwargs: Any) -> Any:
+    return object()
+
+
+def nothing(*args: Any, **kwargs: Any) -> Any:
+    return None
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "raises": raising,
+    "recurses": exploding,
+    "gives an object": garbage,
+    "gives None": nothing,
+}
+
+OF_FINDINGS = {
+    "frames": "collect:calling_frames",
+    "expression lookup": "collect:locate",
+    "tensors": "collect:tensor_facts",
+    "summaries": "tensorfacts:summarise",
+    "scalars": "collect:scalars_of",
+    "replay": "collect:replay",
+    "graph": "autograd:neighbourhood",
+    "environment": "environment:describe",
+    "hints": "diagnose:find_hints",
+    "diagnosis": "collect:diagnose",
+    "message": "collect:message",
+    "timing": "collect:timed",
+    "history": "recorder:Recorder.history",
+    "provenance": "recorder:Recorder.provenance",
+    "synchronisation": "recorder:Recorder.synchronize",
+}
+"""Stages on the way from a guard's finding to its report."""
+UNSEEN = {
+    ("history", "gives None"),
+    ("message", "gives None"),
+    ("message", "gives an object"),
+    ("synchronisation", "gives None"),
+    ("synchronisation", "gives an object"),
+    ("synchronisation", "raises"),
+    ("synchronisation", "recurses"),
+    ("summaries", "gives None"),
+    ("summaries", "gives an object"),
+    ("environment", "gives None"),
+    ("environment", "gives an object"),
+    ("scalars", "gives None"),
+    ("scalars", "gives an object"),
+    ("message", "raises"),
+    ("message", "recurses"),
+}
+"""Where nothing is missing in the report, or what was given is shown as it is."""
+
+OF_ERRORS = {
+    "expression lookup": "postmortem:locate",
+    "tensors": "postmortem:tensor_facts",
+    "evidence": "postmortem:evidence_of_error",
+    "failing op": "recorder:Recorder.in_flight",
+    "history": "recorder:Recorder.history",
+    "device text": "devicetext:DeviceText.text",
+    "hints": "diagnose:find_hints",
+    "diagnosis": "session:diagnose",
+    "note": "session:note",
+    "graph": "postmortem:_graph",
+    "environment": "environment:describe",
+}
+"""Stages on the way from an exception of torch's to its report."""
+
+
+def break_stage(monkeypatch: pytest.MonkeyPatch, target: str, way: Callable[..., Any]) -> None:
+    module, _, path = target.partition(":")
+    owner: Any = importlib.import_module(f"cudalens.{module}")
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    monkeypatch.setattr(owner, name, way)
+
+
+def bad() -> Tensor:
+    ids = torch.tensor([1, 7], device="cuda")
+    return F.embedding(ids, torch.ones(5, 2, device="cuda"))
+
+
+def good() -> Tensor:
+    return F.embedding(torch.tensor([1, 4], device="cuda"), torch.ones(5, 2, device="cuda"))
+
+
+def assert_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is installed, and with the part mended the next block finds everything again."""
+    assert not PROCESS.is_installed
+    assert PROCESS.listeners == ()
+    monkeypatch.undo()
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+        bad()
+    assert session.report.limits == ()
+    assert str(caught.value).startswith(SENTENCE)
+    assert good().tolist() == [[1.0, 1.0]] * 2
+
+
+# --- from a finding to its report ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stage", OF_FINDINGS)
+def test_a_finding_survives(
+    stage: str, way: str, monkeypatch: pytest.MonkeyPatch, sim: simulate.Simulation
+) -> None:
+    """Type and sentence are there, CUDA is untouched, and the report says what is missing."""
+    break_stage(monkeypatch, OF_FINDINGS[stage], WAYS[way])
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+        bad()
+    assert not sim.is_poisoned
+    assert sim.pending is None
+    assert str(caught.value).startswith(SENTENCE)
+    report = session.report
+    assert isinstance(report, Report)
+    assert caught.value.report is report
+    assert report.headline == SENTENCE
+    assert [item.value for item in report.offenders.first] == [7]
+    if (stage, way) not in UNSEEN:
+        assert report.limits, "the report does not say that something is missing"
+    assert_all_is_well(monkeypatch)
+
+
+@pytest.mark.parametrize("stage", OF_FINDINGS)
+def test_a_finding_survives_under_install_too(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a session."""
+    break_stage(monkeypatch, OF_FINDINGS[stage], raising)
+    with cudalens.guard(), pytest.raises(DeviceIndexError) as caught:
+        bad()
+    assert str(caught.value).startswith(SENTENCE)
+    assert_all_is_well(monkeypatch)
+
+
+# --- from an exception to its report -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stage", OF_ERRORS)
+def test_an_exception_of_torchs_survives(
+    stage: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same object, same type, same text; a report with torch's own words at least."""
+    break_stage(monkeypatch, OF_ERRORS[stage], WAYS[way])
+    seen: list[tuple[BaseException, str]] = []
+
+    def fail() -> None:
+        try:
+            torch.ones(2, 3, device="cuda") @ torch.ones(2, 3, device="cuda")
+        except RuntimeError as error:
+            seen.append((error, str(error)))
+            raise
+
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+        fail()
+    assert caught.value is seen[0][0]
+    assert type(caught.value) is RuntimeError
+    assert str(caught.value) == seen[0][1]
+    assert isinstance(session.report, Report)
+    assert len(caught.value.__notes__) == 1
+    if way in {"raises", "recurses"} and stage != "note":
+        assert session.report.limits, "the report does not say that something is missing"
+    assert_all_is_well(monkeypatch)
+
+
+@pytest.mark.parametrize("way", ["raises", "recurses"])
+def test_a_foreign_exception_survives_our_doubts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When we cannot even tell whose it is, it passes without a report."""
+    break_stage(monkeypatch, "postmortem:concerns_torch", WAYS[way])
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as caught, cudalens.check() as session:
+        raise error
+    assert caught.value is error
+    assert session.report is None
+    assert_all_is_well(monkeypatch)
+
+
+# --- guards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["raises", "recurses", "gives an object"])
+def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -> None:
+    """The op runs as without the guard, and the next report says that the guard failed."""
+    op = torch.ops.aten.embedding.default
+    entries = guards.GUARDS[op]
+    whole = [entry.check for entry in entries]
+    try:
+        for entry in entries:
+            object.__setattr__(entry, "check", WAYS[way])
+        with pytest.raises(IndexError), cudalens.check() as session:
+            assert good().tolist() == [[1.0, 1.0]] * 2
+            torch.ones(3, device="cuda")[torch.tensor([5], device="cuda")]
+        assert any("embedding" in line and "failed" in line for line in session.report.limits)
+        assert session.report.op.name == "aten::index"
+        with cudalens.check() as session:
+            assert good().tolist() == [[1.0, 1.0]] * 2
+        assert session.report is None
+    finally:
+        for entry, check in zip(entries, whole, strict=True):
+            object.__setattr__(entry, "check", check)
+    assert not sim.is_poisoned
+
+
+# --- opening and closing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "devicetext:DeviceText.__enter__",
+        "recorder:Recorder.__enter__",
+        "postmortem:eager_stance",
+        "recorder:Recorder.__init__",
+    ],
+)
+def test_a_part_that_cannot_be_opened_is_done_without(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block runs under the guards alone, and the report says what is missing."""
+    break_stage(monkeypatch, target, raising)
+    with cudalens.check() as session:
+        assert good().tolist() == [[1.0, 1.0]] * 2
+    assert session.report is None
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+        bad()
+    assert str(caught.value).startswith(SENTENCE)
+    assert any("InjectedError" in line for line in session.report.limits)
+    assert_all_is_well(monkeypatch)
+
+
+def test_guards_that_cannot_be_installed_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without guards there is no check: the block does not start, and nothing stays."""
+    break_stage(monkeypatch, "_torch:register_backend_select", raising)
+    with pytest.raises(InjectedError), cudalens.check():
+        pytest.fail("the block ran")
+    assert_all_is_well(monkeypatch)
+
+
+@pytest.mark.parametrize("target", ["devicetext:DeviceText", "recorder:Recorder"])
+@pytest.mark.parametrize("fails", [True, False], ids=["failing block", "good block"])
+def test_a_part_that_fails_while_it_closes_hides_nothing(
+    target: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other parts are closed all the same."""
+    module, _, name = target.partition(":")
+    kind = getattr(importlib.import_module(f"cudalens.{module}"), name)
+    close = kind.__exit__
+
+    def closing(self: Any, *args: Any) -> None:
+        close(self, *args)
+        raise InjectedError("injected")
+
+    monkeypatch.setattr(kind, "__exit__", closing)
+    if fails:
+        with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+            bad()
+        assert str(caught.value).startswith(SENTENCE)
+        assert any("InjectedError" in line for line in session.report.limits)
+    else:
+        with cudalens.check() as session:
+            good()
+        assert session.report is None
+    assert_all_is_well(monkeypatch)
+
+
+# --- views and files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("view", ["html:render_page", "model:Report.to_json", "model:Report.save"])
+def test_a_file_that_cannot_be_made_hides_nothing(
+    view: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The exception is ours, the report lives on without its file."""
+    target = f"render.{view}" if view.startswith("html") else view
+    break_stage(monkeypatch, target, WAYS[way])
+    files = {"html": tmp_path / "r.html", "json": tmp_path / "r.json"}
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check(**files) as session:
+        bad()
+    assert caught.value.report is not None
+    assert session.report.headline == SENTENCE
+    if view != "model:Report.save" or way in {"raises", "recurses"}:
+        assert any("was not written" in line for line in session.report.limits)
+    assert_all_is_well(monkeypatch)
+
+
+VIEWS = ["text:render", "html:render_fragment", "widget:build"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_that_fails_in_a_notebook_hides_nothing(
+    view: str, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cell ends with its own error, and the next cell runs."""
+    pytest.importorskip("ipywidgets")
+    break_stage(monkeypatch, f"render.{view}", WAYS[way])
+    with shell_with_cudalens() as shell:
+        run(shell, "import torch, torch.nn.functional as F")
+        cell = "F.embedding(torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda'))"
+        error, _ = run(shell, f"%%cudacheck\n{cell}")
+        assert isinstance(error, DeviceIndexError)
+        assert str(error).startswith(SENTENCE)
+        error, _ = run(shell, "%cudacheck on")
+        error, _ = run(shell, cell)
+        assert isinstance(error, DeviceIndexError)
+        run(shell, "%cudacheck off")
+        after, _ = run(shell, "answer = 6 * 7")
+        assert after is None
+        assert shell.user_ns["answer"] == 42
+    capsys.readouterr()
+    assert_all_is_well(monkeypatch)
+
+
+# --- interrupts ----------------------------------------------------------------------------------
+
+
+def test_an_interrupt_inside_is_put_off_to_the_end() -> None:
+    """The block is done whole, then the interrupt takes effect."""
+    import signal
+
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with Uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("whole")
+        steps.append("never")
+    assert steps == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_nested_blocks_put_an_interrupt_off_to_the_outer_end() -> None:
+    """An inner end is not the end."""
+    import signal
+
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with Uninterrupted():
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+            steps.append("whole")
+    assert steps == ["whole"]
+
+
+INTERRUPTED = '''
+import os, random, signal, sys, threading
+import torch
+from torch import nn
+import torch.nn.functional as F
+import cudalens
+from cudalens.guarding import PROCESS
+
+torch.set_num_threads(1)
+sim = cudalens.simulate(announce=False)
+ids = torch.tensor([1, 2, 3, 4], device="cuda")
+labels = torch.tensor([0, 1, 2, 0], device="cuda")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.table(x)))
+
+
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def loop():
+    with cudalens.check():
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(ids), labels)
+            loss.backward()
+            optimizer.step()
+
+
+class Calls:
+    """Counts function calls of this thread, and interrupts at one of them."""
+
+    def __init__(self, at=None):
+        self.at, self.count, self.where = at, 0, None
+
+    def __call__(self, frame, event, arg):
+        code = frame.f_code
+        # Python itself gives no way to protect the entry of an __exit__.
+        if event != "call" or code.co_name == "__exit__" and "session" in code.co_filename:
+            return None
+        self.count += 1
+        if self.count == self.at:
+            sys.settrace(None)
+            self.where = f"{code.co_filename}:{code.co_name}:{frame.f_lineno}"
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+
+def left():
+    found = []
+    if PROCESS.is_installed or PROCESS.listeners:
+        found.append("guards")
+    if torch._C._len_torch_dispatch_stack():
+        found.append("dispatch mode")
+    if torch._C._len_torch_function_stack() or not torch._C._is_torch_function_enabled():
+        found.append("function modes")
+    if not torch.is_grad_enabled() or (torch.ones(1, requires_grad=True) * 2).grad_fn is None:
+        found.append("grad mode")
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        found.append("signal handler")
+    if os.fstat(2).st_ino != STDERR:
+        found.append("file descriptor 2")
+    if nn.modules.module._global_forward_pre_hooks:
+        found.append("module hooks")
+    return found
+
+
+def finds():
+    try:
+        with cudalens.check(fast=True):
+            F.embedding(torch.tensor([9], device="cuda"), net.table.weight)
+    except IndexError as error:
+        return "= 9 " in str(error)
+    return False
+
+
+STDERR = os.fstat(2).st_ino
+loop()
+counter = Calls()
+sys.settrace(counter)
+loop()
+sys.settrace(None)
+chosen = random.Random(20240613).sample(range(1, counter.count), INSTANTS)
+passed, problems = 0, []
+for at in chosen:
+    tracer = Calls(at)
+    try:
+        sys.settrace(tracer)
+        loop()
+        sys.settrace(None)
+        if tracer.where is not None:
+            problems.append(("lost", at, tracer.where))
+    except KeyboardInterrupt:
+        sys.settrace(None)
+        passed += 1
+    if left():
+        problems.append((left(), at, tracer.where))
+        break
+    if not finds():
+        problems.append(("finds nothing", at, tracer.where))
+        break
+print(counter.count, passed, len(os.listdir("/proc/self/fd")), threading.active_count())
+for item in problems:
+    print(*item)
+sys.exit(bool(problems) or passed < INSTANTS * 0.9)
+'''
+
+
+def interrupt(instants: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.replace("INSTANTS", str(instants))],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=environment,
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
+def test_interrupts_at_two_hundred_instants_of_a_training_loop() -> None:
+    """Each passes to the user, nothing stays installed, and the next block finds a bad index."""
+    ran = interrupt(200)
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-3000:]
