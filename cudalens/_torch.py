@@ -93,7 +93,27 @@ def is_plain(tensor: Tensor) -> bool:
 def is_capturing() -> bool:
     """Tell whether a CUDA graph is being captured on the current stream: no reading then."""
     # Asking whether there is a device costs more than the rest of a guard.
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    try:
+        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # the context is lost: nothing can be read either
+        return True
+
+
+def ask_device(*, wait: bool) -> None:
+    """Let the current CUDA stream raise what is wrong with the device, if anything is.
+
+    Does nothing in a process that has not used CUDA, and while a graph is captured.
+
+    Args:
+        wait: wait for the work that is under way, instead of asking without waiting.
+    """
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return
+    stream = torch.cuda.current_stream()
+    if wait:
+        stream.synchronize()
+    else:
+        stream.query()
 
 
 NoTorchFunction: Any = torch._C.DisableTorchFunction

@@ -16,6 +16,13 @@ def is_simulated() -> bool:
     return package is not None and package.current() is not None
 
 
+def is_poisoned() -> bool:
+    """Tell whether the simulated device is active and an assert has ended its context."""
+    package = sys.modules.get("cudalens.simulate")
+    running = package.current() if package is not None else None
+    return running is not None and running.is_poisoned
+
+
 def describe() -> Environment:
     """Describe this process; asks the driver only for what host memory already holds."""
     import torch

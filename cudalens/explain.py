@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cudalens import _torch
+from cudalens import _torch, lostcontext
 from cudalens.collect import error_facts, timed
 from cudalens.diagnose import diagnose, is_device_assert
 from cudalens.facts import TensorFact
 from cudalens.guarding import PROCESS
 from cudalens.model import Report
-from cudalens.postmortem import concerns_torch, evidence_of_error, is_context_lost
+from cudalens.postmortem import concerns_torch, evidence_of_error
 
 MAX_TENSORS = 40
 _NEXT = (
@@ -39,10 +39,12 @@ def explain(namespace: Mapping[str, object], error: BaseException | None) -> Rep
     known = getattr(error, "__cudalens_report__", None) or getattr(error, "report", None)
     if isinstance(known, Report):
         return known
+    if lostcontext.is_lost(error_facts(error)) and (earlier := lostcontext.end()) is not None:
+        return earlier
     started = time.perf_counter()
     evidence = evidence_of_error(error, None, None)
     facts = error_facts(error)
-    if is_context_lost(facts):
+    if lostcontext.is_lost(facts):
         named = {fact.expression for fact in evidence.tensors}
         rest = [item for item in _tensors(namespace) if item.expression not in named]
         evidence = replace(evidence, tensors=(*evidence.tensors, *rest)[:MAX_TENSORS])
@@ -50,6 +52,7 @@ def explain(namespace: Mapping[str, object], error: BaseException | None) -> Rep
     if is_device_assert(facts):
         report = replace(report, explanation=f"{report.explanation} {_NEXT}")
     PROCESS.last = report
+    lostcontext.remember(report)
     return report
 
 

@@ -6,22 +6,19 @@ context survived; after a device-side assert it did not.
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
-from cudalens import autograd, collect, environment, source
+from cudalens import autograd, collect, eager, environment, livememory, lostcontext, source
 from cudalens.callarguments import argument_facts, call_arguments
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
 from cudalens.failedop import inplace_facts, with_failed_op
-from cudalens.hosterrors import is_sticky
 from cudalens.model import ErrorFacts, Evidence
 from cudalens.origin import is_torch_error, visible_entries
 from cudalens.tensorfacts import tensor_facts, tensor_values
@@ -38,16 +35,20 @@ def _runs_torch(entry: TracebackType) -> bool:
     return source.runs_torch(entry, is_tensor=lambda item: isinstance(item, Tensor))
 
 
-def is_context_lost(error: ErrorFacts) -> bool:
-    """Tell whether an exception means that this process cannot use its device again."""
-    return is_sticky(error.message)
+def evidence_of_error(
+    error: BaseException, recorder: Any, device_text: Any, *, was_lost: bool = False
+) -> Evidence:
+    """Collect everything about an exception that CUDA, torch or a library on top of it raised.
 
-
-def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> Evidence:
-    """Collect everything about an exception that CUDA, torch or a library on top of it raised."""
+    Args:
+        recorder, device_text: of the block that the exception left, ``None`` without one.
+        was_lost: whether the device's context had ended before that block began.
+    """
     limits = Limits()
     facts = collect.error_facts(error)
-    is_lost = is_context_lost(facts)
+    hidden = limits.attempt("device", lambda: lostcontext.hidden_fault(facts), ())
+    is_lost = bool(hidden) or lostcontext.is_lost(facts)
+    before = (("device.lost_before", "yes"),) if was_lost and is_lost else ()
     entries = visible_entries(
         error.__traceback__, is_own=source.is_own_file, is_user=source.is_user_file
     )
@@ -68,7 +69,7 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
         module_type=site.module_type,
         frames=site.frames,
         tensors=tensors,
-        facts=named,
+        facts=(*named, *hidden, *before, *_memory(facts, entries, limits)),
         environment=environment.describe(),
         libraries=collect.libraries(),
     )
@@ -81,7 +82,19 @@ def evidence_of_error(error: BaseException, recorder: Any, device_text: Any) -> 
     graph = limits.attempt(
         "graph", lambda: _graph(site, values, evidence, recorder), evidence.graph
     )
+    if eager.runs_compiled([item.tb_frame.f_code.co_filename for item in entries]):
+        limits.lines.append(eager.RAN_EAGERLY)
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
+
+
+def _memory(
+    facts: ErrorFacts, entries: Sequence[TracebackType], limits: Limits
+) -> tuple[tuple[str, str], ...]:
+    """Name what fills the device, for an error that says that it is full."""
+    if not livememory.is_full(facts.message):
+        return ()
+    frames = [item.tb_frame for item in entries]
+    return limits.attempt("live tensors", lambda: livememory.largest(frames), ())
 
 
 def _with_recorder(
@@ -135,15 +148,3 @@ def _with_device_text(evidence: Evidence, device_text: Any, limits: Limits) -> E
         return evidence
     text = limits.attempt("device text", device_text.text, None)
     return replace(evidence, device_text=text)
-
-
-@contextlib.contextmanager
-def eager_stance() -> Iterator[None]:
-    """Run compiled functions eagerly inside the block, where the compiler is in use at all."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    import torch
-
-    with torch.compiler.set_stance("force_eager"):
-        yield

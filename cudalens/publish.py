@@ -24,10 +24,11 @@ def finish(shell: Any, session: CheckSession, options: Options) -> None:
     """Show the report of a closed session, if there is one, and bind it as the user asked."""
     if options.report is not None:
         shell.user_ns[options.report] = session.report
-    if session.report is None:
-        return
+    if session.report is None or session.is_reminder:
+        return  # the exception's own note says what happened earlier
     if session.swallowed:
-        print("cudalens: warning: the cell caught this error itself and ran on", file=sys.stderr)
+        then = f"then raised {session.aftermath}" if session.aftermath else "ran on"
+        print(f"cudalens: warning: an except clause caught this error and {then}", file=sys.stderr)
     try:
         publish(shell, session.report, widgets=options.widgets)
     except Exception as error:

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens import collect, fallback, postmortem, process, source
+from cudalens import collect, fallback, lostcontext, process, source
 from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
-from cudalens.diagnose import diagnose, message, note
+from cudalens.conclusion import explained
+from cudalens.diagnose import message
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.facts import Kind
 from cudalens.guarding import PROCESS
@@ -68,12 +69,18 @@ class CheckSession:
         self.warnings: tuple[Report, ...] = ()
         self.report: Report | None = None
         self.swallowed = False
+        self.is_reminder = False
+        """Whether the report is that of an earlier block, which ended the device's context."""
+        self._was_lost = False
+        self.aftermath: str | None = None
+        """The kind of the other exception that left the block after a swallowed finding."""
 
     # --- life ------------------------------------------------------------------------------------
 
     def open(self) -> CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
         self.findings, self.warnings, self.report, self._count = (), (), None, 0
+        self.is_reminder = False
         self._troubles.clear()
         try:
             with Uninterrupted():
@@ -90,15 +97,18 @@ class CheckSession:
         stack.callback(PROCESS.release)
         if not self.fast:
             self._enter_recording(stack)
+        # Waiting, as after each op: what was launched before must not be blamed on this block.
+        self._was_lost = lostcontext.probe(wait=self.sync and not self.fast) is not None
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.devicetext import DeviceText
+        from cudalens.eager import EagerCompiler
         from cudalens.nonfinite import NonFiniteWatch
         from cudalens.recorder import Recorder
 
         self.device_text = self._optional(stack, "device text", DeviceText)
         if self.force_eager:
-            self._optional(stack, "eager mode", postmortem.eager_stance)
+            self._optional(stack, "eager mode", EagerCompiler)
         watch = NonFiniteWatch(collect.on_nonfinite) if self.nan else None
         make = partial(Recorder, max_ops=self.max_ops, sync=self.sync, watch=watch)
         self.recorder = self._optional(stack, "recorder", make)
@@ -183,10 +193,13 @@ class CheckSession:
             self._claim(own.report)
         report = self.findings[0] if self.findings else None
         self.swallowed = report is not None and (own is None or own.report is not report)
+        self.aftermath = type(error).__name__ if self.swallowed and error is not None else None
         if report is not None and own is not None:
             report = self._completed(own, report)
         if report is None and error is not None:
-            report = self._explained(error, started)
+            recorded = (self.recorder, self.device_text)
+            report = explained(error, *recorded, started, was_lost=self._was_lost)
+            self.is_reminder = report is not None and report is PROCESS.lost
         if report is None and self.warnings:
             report = self.warnings[0]
         return None if report is None else self._with_rest(report)
@@ -201,6 +214,8 @@ class CheckSession:
         own = self.recorder.limits if self.recorder is not None else ()
         limits = tuple(dict.fromkeys((*report.limits, *own, *self._troubles)))
         self.report = PROCESS.last = replace(report, limits=limits)
+        if not self.is_reminder:
+            lostcontext.remember(self.report)
         if self.swallowed or error is None:
             return
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
@@ -225,31 +240,14 @@ class CheckSession:
         error.report = report
         return report
 
-    def _explained(self, error: BaseException, started: float) -> Report | None:
-        if not isinstance(error, Exception) or not postmortem.concerns_torch(error):
-            return None
-        known = getattr(error, "__cudalens_report__", None)
-        if isinstance(known, Report):
-            return known  # a session inside this one has said it all
-        limits = collect.Limits()
-
-        def full() -> Report:
-            evidence = postmortem.evidence_of_error(error, self.recorder, self.device_text)
-            return diagnose(collect.timed(evidence, started))
-
-        report = limits.attempt("diagnosis", full, fallback.of_error(collect.error_facts(error)))
-        said = f"cudalens: {report.headline}"
-        error.add_note(limits.attempt("note", lambda: note(report), said))
-        error.__cudalens_report__ = report  # type: ignore[attr-defined]
-        return replace(report, limits=(*report.limits, *limits.lines))
-
     def _with_rest(self, report: Report) -> Report:
         """Add what else happened in the block: how often, what else, and our own troubles."""
         said = [report.explanation] if report.explanation else []
         others = [item for item in self.findings if item is not self.findings[0]]
         if self.swallowed and self._count:
             times = "once" if self._count == 1 else f"{self._count} times"
-            said.append(f"The code's own except clause caught it; a guard fired {times}.")
+            then = f", and {self.aftermath} was raised" if self.aftermath else ""
+            said.append(f"An except clause caught it{then}; a guard fired {times}.")
         if self._count > 1:
             said.append(f"{self._count - 1} more in this cell{_listed(others)}")
         return replace(report, explanation=" ".join(said))

@@ -6,7 +6,8 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def raising(*args: Any, **kwargs: Any) -> Any:
     raise InjectedError("injected")
 
 
-def exploding(*args: Any, **kwargs: Any) -> Any:
-    raise RecursionError("injected")
+def exhausted(*args: Any, **kwargs: Any) -> Any:
+    raise MemoryError("injected")
 
 
 def garbage(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +51,7 @@ def nothing(*args: Any, **kwargs: Any) -> Any:
 
 WAYS: dict[str, Callable[..., Any]] = {
     "raises": raising,
-    "recurses": exploding,
+    "runs out of memory": exhausted,
     "gives an object": garbage,
     "gives None": nothing,
 }
@@ -80,7 +81,7 @@ UNSEEN = {
     ("synchronisation", "gives None"),
     ("synchronisation", "gives an object"),
     ("synchronisation", "raises"),
-    ("synchronisation", "recurses"),
+    ("synchronisation", "runs out of memory"),
     ("summaries", "gives None"),
     ("summaries", "gives an object"),
     ("environment", "gives None"),
@@ -88,7 +89,7 @@ UNSEEN = {
     ("scalars", "gives None"),
     ("scalars", "gives an object"),
     ("message", "raises"),
-    ("message", "recurses"),
+    ("message", "runs out of memory"),
 }
 """Where nothing is missing in the report, or what was given is shown as it is."""
 
@@ -108,13 +109,17 @@ OF_ERRORS = {
 """Stages on the way from an exception of torch's to its report."""
 
 
-def break_stage(monkeypatch: pytest.MonkeyPatch, target: str, way: Callable[..., Any]) -> None:
+@contextmanager
+def broken(target: str, way: Callable[..., Any]) -> Iterator[None]:
+    """Put ``way`` in the place of a function for the length of the block."""
     module, _, path = target.partition(":")
     owner: Any = importlib.import_module(f"cudalens.{module}")
     *outer, name = path.split(".")
     for part in outer:
         owner = getattr(owner, part)
-    monkeypatch.setattr(owner, name, way)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, way)
+        yield
 
 
 def bad() -> Tensor:
@@ -126,11 +131,10 @@ def good() -> Tensor:
     return F.embedding(torch.tensor([1, 4], device="cuda"), torch.ones(5, 2, device="cuda"))
 
 
-def assert_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_all_is_well() -> None:
     """Nothing is installed, and with the part mended the next block finds everything again."""
     assert not PROCESS.is_installed
     assert PROCESS.listeners == ()
-    monkeypatch.undo()
     with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
         bad()
     assert session.report.limits == ()
@@ -141,85 +145,81 @@ def assert_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- from a finding to its report ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stage", OF_FINDINGS)
-def test_a_finding_survives(
-    stage: str, way: str, monkeypatch: pytest.MonkeyPatch, sim: simulate.Simulation
-) -> None:
+def test_a_finding_survives(stage: str, sim: simulate.Simulation) -> None:
     """Type and sentence are there, CUDA is untouched, and the report says what is missing."""
-    break_stage(monkeypatch, OF_FINDINGS[stage], WAYS[way])
-    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
-        bad()
-    assert not sim.is_poisoned
-    assert sim.pending is None
-    assert str(caught.value).startswith(SENTENCE)
-    report = session.report
-    assert isinstance(report, Report)
-    assert caught.value.report is report
-    assert report.headline == SENTENCE
-    assert [item.value for item in report.offenders.first] == [7]
-    if (stage, way) not in UNSEEN:
-        assert report.limits, "the report does not say that something is missing"
-    assert_all_is_well(monkeypatch)
+    for way, function in WAYS.items():
+        with broken(OF_FINDINGS[stage], function):
+            with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+                bad()
+        assert not sim.is_poisoned
+        assert sim.pending is None
+        assert str(caught.value).startswith(SENTENCE)
+        report = session.report
+        assert isinstance(report, Report)
+        assert caught.value.report is report
+        assert report.headline == SENTENCE
+        assert [item.value for item in report.offenders.first] == [7]
+        if (stage, way) not in UNSEEN:
+            assert report.limits, f"nothing is said to be missing: {way}"
+    assert_all_is_well()
 
 
 @pytest.mark.parametrize("stage", OF_FINDINGS)
-def test_a_finding_survives_under_install_too(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_survives_under_install_too(stage: str) -> None:
     """The same without a session."""
-    break_stage(monkeypatch, OF_FINDINGS[stage], raising)
-    with cudalens.guard(), pytest.raises(DeviceIndexError) as caught:
-        bad()
+    with broken(OF_FINDINGS[stage], raising):
+        with cudalens.guard(), pytest.raises(DeviceIndexError) as caught:
+            bad()
     assert str(caught.value).startswith(SENTENCE)
-    assert_all_is_well(monkeypatch)
+    assert_all_is_well()
 
 
 # --- from an exception to its report -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stage", OF_ERRORS)
-def test_an_exception_of_torchs_survives(
-    stage: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_of_torchs_survives(stage: str) -> None:
     """Same object, same type, same text; a report with torch's own words at least."""
-    break_stage(monkeypatch, OF_ERRORS[stage], WAYS[way])
     seen: list[tuple[BaseException, str]] = []
 
     def fail() -> None:
+        left, right = torch.ones(2, 3, device="cuda"), torch.ones(2, 3, device="cuda")
         try:
-            torch.ones(2, 3, device="cuda") @ torch.ones(2, 3, device="cuda")
+            left @ right
         except RuntimeError as error:
             seen.append((error, str(error)))
             raise
 
-    with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
-        fail()
-    assert caught.value is seen[0][0]
-    assert type(caught.value) is RuntimeError
-    assert str(caught.value) == seen[0][1]
-    assert isinstance(session.report, Report)
-    assert len(caught.value.__notes__) == 1
-    if way in {"raises", "recurses"} and stage != "note":
-        assert session.report.limits, "the report does not say that something is missing"
-    assert_all_is_well(monkeypatch)
+    for way, function in WAYS.items():
+        with broken(OF_ERRORS[stage], function):
+            with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+                fail()
+        assert caught.value is seen[-1][0]
+        assert type(caught.value) is RuntimeError
+        assert str(caught.value) == seen[-1][1]
+        assert isinstance(session.report, Report)
+        assert len(caught.value.__notes__) == 1
+        if way in {"raises", "runs out of memory"} and stage != "note":
+            assert session.report.limits, f"nothing is said to be missing: {way}"
+    assert_all_is_well()
 
 
-@pytest.mark.parametrize("way", ["raises", "recurses"])
-def test_a_foreign_exception_survives_our_doubts(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_exception_survives_our_doubts() -> None:
     """When we cannot even tell whose it is, it passes without a report."""
-    break_stage(monkeypatch, "postmortem:concerns_torch", WAYS[way])
     error = KeyError("mine")
-    with pytest.raises(KeyError) as caught, cudalens.check() as session:
-        raise error
+    with broken("postmortem:concerns_torch", raising):
+        with pytest.raises(KeyError) as caught, cudalens.check() as session:
+            raise error
     assert caught.value is error
     assert session.report is None
-    assert_all_is_well(monkeypatch)
+    assert_all_is_well()
 
 
 # --- guards --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["raises", "recurses", "gives an object"])
+@pytest.mark.parametrize("way", ["raises", "runs out of memory", "gives an object"])
 def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -> None:
     """The op runs as without the guard, and the next report says that the guard failed."""
     op = torch.ops.aten.embedding.default
@@ -254,103 +254,95 @@ def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -
         "recorder:Recorder.__init__",
     ],
 )
-def test_a_part_that_cannot_be_opened_is_done_without(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_cannot_be_opened_is_done_without(target: str) -> None:
     """The block runs under the guards alone, and the report says what is missing."""
-    break_stage(monkeypatch, target, raising)
-    with cudalens.check() as session:
-        assert good().tolist() == [[1.0, 1.0]] * 2
-    assert session.report is None
-    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
-        bad()
+    with broken(target, raising):
+        with cudalens.check() as session:
+            assert good().tolist() == [[1.0, 1.0]] * 2
+        assert session.report is None
+        with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+            bad()
     assert str(caught.value).startswith(SENTENCE)
     assert any("InjectedError" in line for line in session.report.limits)
-    assert_all_is_well(monkeypatch)
+    assert_all_is_well()
 
 
-def test_guards_that_cannot_be_installed_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guards_that_cannot_be_installed_leave_nothing() -> None:
     """Without guards there is no check: the block does not start, and nothing stays."""
-    break_stage(monkeypatch, "_torch:register_backend_select", raising)
-    with pytest.raises(InjectedError), cudalens.check():
-        pytest.fail("the block ran")
-    assert_all_is_well(monkeypatch)
+    with broken("intercept:Interceptor.install", raising):
+        with pytest.raises(InjectedError), cudalens.check():
+            pytest.fail("the block ran")
+    assert_all_is_well()
 
 
 @pytest.mark.parametrize("target", ["devicetext:DeviceText", "recorder:Recorder"])
 @pytest.mark.parametrize("fails", [True, False], ids=["failing block", "good block"])
-def test_a_part_that_fails_while_it_closes_hides_nothing(
-    target: str, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_fails_while_it_closes_hides_nothing(target: str, fails: bool) -> None:
     """The other parts are closed all the same."""
     module, _, name = target.partition(":")
-    kind = getattr(importlib.import_module(f"cudalens.{module}"), name)
-    close = kind.__exit__
+    close = getattr(importlib.import_module(f"cudalens.{module}"), name).__exit__
 
     def closing(self: Any, *args: Any) -> None:
         close(self, *args)
         raise InjectedError("injected")
 
-    monkeypatch.setattr(kind, "__exit__", closing)
-    if fails:
-        with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
-            bad()
-        assert str(caught.value).startswith(SENTENCE)
-        assert any("InjectedError" in line for line in session.report.limits)
-    else:
-        with cudalens.check() as session:
-            good()
-        assert session.report is None
-    assert_all_is_well(monkeypatch)
+    with broken(f"{target}.__exit__", closing):
+        if fails:
+            with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+                bad()
+            assert str(caught.value).startswith(SENTENCE)
+            assert any("InjectedError" in line for line in session.report.limits)
+        else:
+            with cudalens.check() as session:
+                good()
+            assert session.report is None
+    assert_all_is_well()
 
 
 # --- views and files -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("view", ["html:render_page", "model:Report.to_json", "model:Report.save"])
-def test_a_file_that_cannot_be_made_hides_nothing(
-    view: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "target", ["render.html:render_page", "model:Report.to_json", "model:Report.save"]
+)
+def test_a_file_that_cannot_be_made_hides_nothing(target: str, tmp_path: Path) -> None:
     """The exception is ours, the report lives on without its file."""
-    target = f"render.{view}" if view.startswith("html") else view
-    break_stage(monkeypatch, target, WAYS[way])
     files = {"html": tmp_path / "r.html", "json": tmp_path / "r.json"}
-    with pytest.raises(DeviceIndexError) as caught, cudalens.check(**files) as session:
-        bad()
-    assert caught.value.report is not None
-    assert session.report.headline == SENTENCE
-    if view != "model:Report.save" or way in {"raises", "recurses"}:
-        assert any("was not written" in line for line in session.report.limits)
-    assert_all_is_well(monkeypatch)
+    for way, function in WAYS.items():
+        with broken(target, function):
+            with pytest.raises(DeviceIndexError) as caught, cudalens.check(**files) as session:
+                bad()
+        assert caught.value.report is not None
+        assert session.report.headline == SENTENCE
+        if target != "model:Report.save" or way in {"raises", "runs out of memory"}:
+            assert any("was not written" in line for line in session.report.limits)
+    assert_all_is_well()
 
 
 VIEWS = ["text:render", "html:render_fragment", "widget:build"]
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_that_fails_in_a_notebook_hides_nothing(
-    view: str, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    view: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cell ends with its own error, and the next cell runs."""
-    pytest.importorskip("ipywidgets")
-    break_stage(monkeypatch, f"render.{view}", WAYS[way])
+    cell = "F.embedding(torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda'))"
     with shell_with_cudalens() as shell:
         run(shell, "import torch, torch.nn.functional as F")
-        cell = "F.embedding(torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda'))"
-        error, _ = run(shell, f"%%cudacheck\n{cell}")
-        assert isinstance(error, DeviceIndexError)
-        assert str(error).startswith(SENTENCE)
-        error, _ = run(shell, "%cudacheck on")
-        error, _ = run(shell, cell)
-        assert isinstance(error, DeviceIndexError)
-        run(shell, "%cudacheck off")
-        after, _ = run(shell, "answer = 6 * 7")
-        assert after is None
-        assert shell.user_ns["answer"] == 42
+        for function in WAYS.values():
+            with broken(f"render.{view}", function):
+                error, _ = run(shell, f"%%cudacheck\n{cell}")
+                assert isinstance(error, DeviceIndexError)
+                assert str(error).startswith(SENTENCE)
+                run(shell, "%cudacheck on")
+                error, _ = run(shell, cell)
+                assert isinstance(error, DeviceIndexError)
+                run(shell, "%cudacheck off")
+                after, _ = run(shell, "answer = 6 * 7")
+                assert after is None
     capsys.readouterr()
-    assert_all_is_well(monkeypatch)
+    assert_all_is_well()
 
 
 # --- interrupts ----------------------------------------------------------------------------------

@@ -167,6 +167,16 @@ def test_a_choice_by_name_is_the_same_choice() -> None:
     assert reader.marks == set()
 
 
+def test_a_tensor_that_two_nodes_can_have_made_is_linked_with_neither() -> None:
+    """A link is proven or it is not there."""
+    report = make_report()
+    graph = report.graph
+    twin = replace(graph.nodes[2], id="twin")
+    reader = Reader(replace(report, graph=replace(graph, nodes=(*graph.nodes, twin))))
+    reader.tell("select", "t0")
+    assert not {"n2", "n7"} & set(reader.marked())
+
+
 @pytest.mark.parametrize("keys", ["n7", "x1", "n-1", "n0]{}*{display:none", "t2 h5", "👩"])
 def test_unknown_keys_choose_nothing(keys: str) -> None:
     """Whatever a page writes into the field."""

@@ -54,9 +54,9 @@ def chromium(playwright: Playwright) -> Iterator[Browser]:
         browser.close()
 
 
-def open_notebook(page: Page, lab: Lab, name: str) -> None:
-    """Open a notebook and wait until its kernel listens."""
-    page.goto(lab.notebook(name))
+def open_notebook(page: Page, lab: Lab, name: str, *, classic: bool = False) -> None:
+    """Open a notebook, in JupyterLab or in Notebook 7, and wait until its kernel listens."""
+    page.goto(lab.classic(name) if classic else lab.notebook(name))
     page.wait_for_selector(".jp-CodeCell .cm-content", timeout=WAIT_MS)
     page.wait_for_function(
         "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'",

@@ -35,6 +35,10 @@ class Lab:
         space = secrets.token_hex(4)
         return f"{self.url}/lab/workspaces/{space}/tree/{name}?token={self.token}"
 
+    def classic(self, name: str) -> str:
+        """Give the address of a notebook in Notebook 7, which the same server offers."""
+        return f"{self.url}/notebooks/{name}?token={self.token}"
+
     def get(self, path: str) -> object:
         """Ask the server's own interface."""
         return json.loads(self._call("GET", path))

@@ -35,6 +35,7 @@ def main(target: Path) -> None:
             dark = opened(lab, browser, "Dark")
             save(shot(dark), target / "lens_dark.png")
             dark.page.close()
+            lab.stop_kernels()
             light = opened(lab, browser, "Light")
             save(shot(light), target / "lens_light.png")
             save_steps(steps(light), target / "lens_steps.gif")
@@ -85,9 +86,9 @@ def save(picture: Image.Image, path: Path) -> None:
 
 def save_steps(frames: list[Image.Image], path: Path) -> None:
     """Write the frames as one moving picture of one size."""
-    height = min(frame.height for frame in frames[:2])
+    height = frames[1].height
     small = [
-        frame.crop((0, 0, frame.width, height)).resize(
+        same_size(frame, height).resize(
             (STEP_WIDTH, round(height * STEP_WIDTH / frame.width)), Image.Resampling.LANCZOS
         )
         for frame in frames
@@ -98,6 +99,13 @@ def save_steps(frames: list[Image.Image], path: Path) -> None:
         path, save_all=True, append_images=drawn[1:], duration=STEP_MS, loop=0, optimize=True
     )
     report(path)
+
+
+def same_size(frame: Image.Image, height: int) -> Image.Image:
+    """Cut or lengthen a frame to ``height``."""
+    made = Image.new("RGB", (frame.width, height), "white")
+    made.paste(frame)
+    return made
 
 
 def report(path: Path) -> None:

@@ -249,6 +249,24 @@ def test_a_notebook_is_small_and_reopens(
     again.page.close()
 
 
+def test_notebook_7_shows_the_same(
+    lab: Lab, opened: Reader, context: BrowserContext, pictures: Path
+) -> None:
+    """With mouse, keyboard and an answer from Python."""
+    _save(opened)
+    reader = Reader(context.new_page())
+    open_notebook(reader.page, lab, "quickstart.ipynb", classic=True)
+    run_cell(reader.page, 1)
+    reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    reader.node("addmm").click()
+    expect(reader.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
+    reader.page.keyboard.press("ArrowDown")
+    assert "log_softmax" in reader.focused()
+    reader.page.screenshot(path=pictures / "notebook_7.png")
+    assert reader.errors == []
+    reader.page.close()
+
+
 def test_a_foreign_notebook_shows_the_static_twin(lab: Lab, context: BrowserContext) -> None:
     """Sent by mail it is not trusted: no script, no widget, no picture; the facts in tables."""
     source = json.loads((lab.directory / "quickstart.ipynb").read_text(encoding="utf-8"))

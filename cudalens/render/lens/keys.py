@@ -187,14 +187,8 @@ def _is_value_of(node: GraphNode, fact: TensorFact, report: Report) -> bool:
 
 
 def _producers(fact: TensorFact, report: Report) -> list[GraphNode]:
-    """Give the nodes that feed the failure and can have made this tensor."""
-    graph = report.graph
-    feeding = {edge.src for edge in graph.edges if edge.dst == graph.focus}
-    return [
-        node
-        for node in graph.nodes
-        if node.id in feeding
-        and fact.grad_fn is not None
-        and node.name == fact.grad_fn
-        and node.shape == fact.shape
-    ]
+    """Give the nodes that can have made this tensor: one only is the one that did."""
+    if fact.grad_fn is None:
+        return []
+    made = [node for node in report.graph.nodes if node.name == fact.grad_fn]
+    return [node for node in made if node.shape == fact.shape]

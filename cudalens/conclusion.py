@@ -1,0 +1,63 @@
+"""Make the report of an exception that left a checked block, and attach it to the exception."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cudalens import collect, fallback, lostcontext, postmortem
+from cudalens.diagnose import diagnose, note
+from cudalens.model import Report
+
+
+def explained(
+    error: BaseException,
+    recorder: Any,
+    device_text: Any,
+    started: float,
+    *,
+    was_lost: bool = False,
+) -> Report | None:
+    """Explain an exception of torch's, and note in one line on it what the report says.
+
+    Args:
+        recorder, device_text: of the block, ``None`` where there was none.
+        started: when the work on the report began, on the performance counter.
+        was_lost: whether the device could not be used before the block began.
+
+    Returns:
+        ``None`` when the exception is none of torch's business.  When an earlier failure ended the
+        device's context, the report of that one.
+    """
+    if not isinstance(error, Exception) or not postmortem.concerns_torch(error):
+        return None
+    known = getattr(error, "__cudalens_report__", None)
+    if isinstance(known, Report):
+        return known  # a session inside this one has said it all
+    if (earlier := _earlier(error)) is not None:
+        return _attached(error, earlier, f"cudalens: {lostcontext.reminder(earlier)}")
+    limits = collect.Limits()
+
+    def full() -> Report:
+        evidence = postmortem.evidence_of_error(
+            error, None if was_lost else recorder, device_text, was_lost=was_lost
+        )
+        return diagnose(collect.timed(evidence, started))
+
+    report = limits.attempt("diagnosis", full, fallback.of_error(collect.error_facts(error)))
+    said = f"cudalens: {report.headline}"
+    _attached(error, report, limits.attempt("note", lambda: note(report), said))
+    return replace(report, limits=(*report.limits, *limits.lines))
+
+
+def _earlier(error: BaseException) -> Report | None:
+    """Give the report of the failure that this one only repeats."""
+    if not lostcontext.is_lost(collect.error_facts(error)):
+        return None
+    return lostcontext.end()
+
+
+def _attached(error: BaseException, report: Report, line: str) -> Report:
+    error.add_note(line)
+    error.__cudalens_report__ = report  # type: ignore[attr-defined]
+    return report

@@ -1,0 +1,102 @@
+"""Let compiled functions run eagerly inside a checked block, so that their ops can be seen.
+
+Importing the compiler takes seconds, so it is not imported for this: where the block itself is the
+first to need it, its import is noticed and the stance set before anything can be compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any
+
+__all__ = ["RAN_EAGERLY", "EagerCompiler", "runs_compiled"]
+
+RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
+_COMPILER = "torch._dynamo"
+_WRAPPER_FILE = "torch/_dynamo/eval_frame.py"
+
+
+def runs_compiled(files: Sequence[str]) -> bool:
+    """Tell whether a stack with these file names passes through a compiled function's wrapper."""
+    return any(name.replace("\\", "/").endswith(_WRAPPER_FILE) for name in files)
+
+
+class EagerCompiler:
+    """Holds torch's compiler in the stance ``force_eager`` while open, loaded or not yet."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> EagerCompiler:
+        """Set the stance, or wait for the compiler to be imported."""
+        compiler = sys.modules.get(_COMPILER)
+        if compiler is not None and hasattr(compiler, "set_stance"):
+            self.hold(compiler)
+        else:
+            finder = _Finder(self)
+            sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+            self._stack.callback(_forget, finder)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the stance back as it was."""
+        self._stack.close()
+
+    def hold(self, compiler: ModuleType) -> None:
+        """Set the stance of the loaded compiler until the block ends."""
+        self._stack.enter_context(compiler.set_stance("force_eager"))
+
+
+class _Finder:
+    """Finds the compiler as Python would, and has the stance set when it is loaded."""
+
+    def __init__(self, holder: EagerCompiler) -> None:
+        self._holder = holder
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _COMPILER:
+            return None
+        # A block around this one waits for the compiler too: its finder stands behind.
+        at = sys.meta_path.index(self) + 1  # type: ignore[arg-type]
+        for finder in list(sys.meta_path[at:]):
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loading(spec.loader, self._holder)
+                return spec
+        return None
+
+
+class _Loading(Loader):
+    """Loads a module with its own loader, leaves no trace of itself, and tells the holder."""
+
+    def __init__(self, inner: Any, holder: EagerCompiler) -> None:
+        self._inner = inner
+        self._holder = holder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        self._holder.hold(module)
+
+
+def _forget(finder: _Finder) -> None:
+    if finder in sys.meta_path:
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]
