@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update test-browser pictures test-all test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update test-browser pictures test-all soak test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -57,6 +57,9 @@ test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pi
 
 pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
 	$(BIN)/python tests/browser/pictures.py docs
+
+soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
+	$(BIN)/python -m benchmarks.soak
 
 test-gpu: ## the tests that need a CUDA device, with the python at hand
 	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def snooper(step: Step) -> Iterator[Step]:
     """TorchSnooper over the step, its output thrown away."""
     import torchsnooper
 
-    with open(os.devnull, "w") as sink:
+    with Path(os.devnull).open("w") as sink:
         yield torchsnooper.snoop(output=sink)(step)
 
 

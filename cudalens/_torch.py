@@ -23,7 +23,10 @@ tensors have no values.
 """
 
 BACKEND_SELECT = "BackendSelect"
-_AFTER_BACKEND_SELECT = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+def _below(key: str) -> Any:
+    return torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -31,16 +34,47 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type in ACCELERATORS
 
 
-def redispatcher(op: Any) -> tuple[Callable[..., Any], Any]:
-    """Give what goes on to the kernel below BackendSelect, as if no kernel had been there.
+_AUTOGRAD_KEYS = {
+    "cpu": "AutogradCPU",
+    "cuda": "AutogradCUDA",
+    "xpu": "AutogradXPU",
+    "mps": "AutogradMPS",
+    "hpu": "AutogradHPU",
+    "privateuseone": "AutogradPrivateUse1",
+}
+
+
+def autograd_keys(devices: Iterable[str]) -> list[str]:
+    """Give the autograd keys of some device types: where composite ops can be met."""
+    return [_AUTOGRAD_KEYS[name] for name in sorted(devices) if name in _AUTOGRAD_KEYS]
+
+
+def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any], Any]:
+    """Give what goes on to the kernel below a key, as if no kernel had been there.
 
     Returns:
         a function of a key set and the arguments of the call, and the keys that the set of the
         call is to be cut down to.
     """
+    if key != BACKEND_SELECT:
+        return _decomposition(op), _below(key)
     # The overload's own method only forwards, and every guarded call would pay for it.
     handle = getattr(op, "_handle", None)
-    return getattr(handle, "redispatch_boxed", op.redispatch), _AFTER_BACKEND_SELECT
+    return getattr(handle, "redispatch_boxed", op.redispatch), _below(key)
+
+
+def _decomposition(op: Any) -> Callable[..., Any]:
+    """Give what runs an op's composite kernel where it stands.
+
+    A redispatch would first offer the op to the dispatch modes, which stand below autograd: the
+    ops that it decomposes into would then be lost to autograd.
+    """
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def decompose(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return op._op_dk(key, *args, **kwargs)
+
+    return decompose
 
 
 def register_kernels(
@@ -48,7 +82,7 @@ def register_kernels(
 ) -> list[Any]:
     """Register one kernel per full overload name; :func:`destroy` the libraries to remove them.
 
-    A kernel for ``BackendSelect`` is given the key set first.
+    A kernel is given the key set of the call first.
 
     Raises:
         RuntimeError: torch refused a registration; nothing stays registered.
@@ -59,7 +93,7 @@ def register_kernels(
             namespace = name.partition("::")[0]
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            libraries[namespace].impl(name, kernel, key, with_keyset=key == BACKEND_SELECT)
+            libraries[namespace].impl(name, kernel, key, with_keyset=True)
     except BaseException:
         destroy(libraries.values())
         raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cudalens.facts import Bounds, Certainty, Hint, Kind, OpName, Phase, Violation
+from cudalens.assertverdict import explain_assert
+from cudalens.facts import Bounds, Certainty, Hint, Kind, Violation
 from cudalens.fallback import trouble_line
 from cudalens.hints import find_hints
-from cudalens.hosterrors import explain_host_error
+from cudalens.hosterrors import HostVerdict, explain_host_error
 from cudalens.model import ErrorFacts, Evidence, Report
 
 ASSERT_CODE = 710
@@ -159,8 +160,9 @@ def is_device_assert(error: ErrorFacts) -> bool:
 def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
     """Conclude from an exception that CUDA, torch or a library on top of it raised."""
     if is_device_assert(error):
-        return _of_assert(evidence)
-    found = explain_host_error(evidence, error)
+        found = explain_assert(evidence)
+    else:
+        found = _with_fault(evidence, error, explain_host_error(evidence, error))
     return Verdict(
         kind=found.kind,
         certainty=found.certainty,
@@ -171,33 +173,18 @@ def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
     )
 
 
-def _of_assert(evidence: Evidence) -> Verdict:
-    name = evidence.op.name
-    where = _place(evidence.op, evidence.phase)
-    if evidence.replay.outcome == "raised":
-        certainty: Certainty = "proven"
-        headline = f"{where} asserted on the device: {evidence.replay.message}"
-    elif name is not None:
-        certainty = "likely"
-        headline = f"{where} is the op after which CUDA reported a device-side assert"
-    else:
-        certainty = "unknown"
-        headline = "CUDA reported a device-side assert, and no recorded op can be blamed for it"
-    return Verdict(
-        kind="device_assert",
-        certainty=certainty,
-        headline=headline,
-        explanation=(
-            "The assert has ended the CUDA context of this process: no tensor on the device can be "
-            "read and no kernel launched any more. Restart the kernel to use the GPU again."
-        ),
-        context_usable=False,
-    )
-
-
-def _place(op: OpName, phase: Phase) -> str:
-    name = op.name or "an op"
-    return f"{name} in the backward pass" if phase == "backward" else name
+def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> HostVerdict:
+    """Add what the device itself says to an exception that does not speak of it."""
+    device = evidence.fact("device.error")
+    if device is None:
+        return found
+    said = error.message.strip().split("\n", 1)[0]
+    if found.kind == "cuda_error" and evidence.fact("device.fault") == "assert":
+        real = explain_assert(evidence)
+        hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
+        return replace(real, explanation=f"{hidden} {real.explanation}")
+    rest = f"Besides, the device had failed before ({device}): restart the kernel to use it again."
+    return replace(found, explanation=f"{found.explanation} {rest}")
 
 
 # --- the sentence of the exception ---------------------------------------------------------------

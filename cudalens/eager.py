@@ -39,7 +39,7 @@ class EagerCompiler:
             self.hold(compiler)
         else:
             finder = _Finder(self)
-            sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, finder)
             self._stack.callback(_forget, finder)
         return self
 
@@ -69,7 +69,7 @@ class _Finder:
         if name != _COMPILER:
             return None
         # A block around this one waits for the compiler too: its finder stands behind.
-        at = sys.meta_path.index(self) + 1  # type: ignore[arg-type]
+        at = sys.meta_path.index(self) + 1
         for finder in list(sys.meta_path[at:]):
             spec = finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
@@ -99,4 +99,4 @@ class _Loading(Loader):
 
 def _forget(finder: _Finder) -> None:
     if finder in sys.meta_path:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)

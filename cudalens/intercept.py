@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -98,8 +99,14 @@ class Interceptor:
             return
         if not self._covered:
             self._libraries.extend(routes.install())
-        kernels = {full_name(op): self._kernel(op) for op in fresh}
-        self._libraries.extend(_torch.register_kernels(kernels))
+        for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
+            is_above = key != _torch.BACKEND_SELECT
+            kernels = {
+                full_name(op): self._kernel(op, key)
+                for op, entries in fresh.items()
+                if entries[0].is_composite == is_above
+            }
+            self._libraries.extend(_torch.register_kernels(kernels, key))
         self._covered.update(fresh)
 
     def uninstall(self) -> None:
@@ -108,10 +115,10 @@ class Interceptor:
             _torch.destroy([self._libraries.pop()])
         self._covered.clear()
 
-    def _kernel(self, op: Any) -> Callable[..., Any]:
-        plans = _plans(op)
+    def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
+        plans = _plans(op, GUARDS[op])
         covers_inner = any(entry.covers_inner for entry in GUARDS[op])
-        go_on, below = _torch.redispatcher(op)
+        go_on, below = _torch.redispatcher(op, key)
         inside = self._inside
         acts_on = self._acts_on
 
@@ -200,10 +207,11 @@ class Interceptor:
         return acts and not _torch.is_capturing()
 
 
-def _plans(op: Any) -> tuple[_Plan, ...]:
+@cache
+def _plans(op: Any, entries: tuple[Guard, ...]) -> tuple[_Plan, ...]:
     parameters = {item.name: item for item in schema_parameters(op)}
     plans = []
-    for entry in GUARDS[op]:
+    for entry in entries:
         asked = tuple(parameters[name] for name in entry.parameters)
         positions = tuple(item.position for item in asked)
         plans.append(

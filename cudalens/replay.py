@@ -15,7 +15,7 @@ from torch import Tensor
 from cudalens import _torch
 from cudalens.facts import Replay
 
-MAX_BYTES = 1 << 31
+MAX_BYTES = 1 << 28
 """Arguments beyond this size are not copied: the replay would take longer than the reader has."""
 _UNSAFE = "the CPU kernel does not check this input and would write out of bounds"
 

@@ -16,6 +16,7 @@ from cudalens import _torch
 
 
 def _ctc_loss(
+    keyset: Any,
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Tensor,

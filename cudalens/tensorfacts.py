@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cudalens import _torch, source
 from cudalens.facts import TensorFact, TensorSummary, Violation
+from cudalens.guards._ranges import extremes
 from cudalens.values import summarise
 
 
@@ -123,9 +124,15 @@ def breaks(violation: Violation) -> Callable[[Tensor], bool]:
     also = violation.bounds.also_allowed
 
     def is_bad(tensor: Tensor) -> bool:
-        if low is None or high is None:
+        if low is None or high is None or tensor.numel() == 0:
             return False
-        inside = (tensor >= float(low)) & (tensor <= float(high))
+        smallest, largest = extremes(tensor)
+        if float(low) <= smallest and largest <= float(high):
+            return False
+        if not also:
+            return True
+        inside = tensor >= float(low)
+        inside &= tensor <= float(high)
         for value in also:
             inside |= tensor == value
         return not bool(inside.all())

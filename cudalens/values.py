@@ -7,6 +7,7 @@ is alive.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,8 +27,13 @@ MAP_ROWS, MAP_COLUMNS = 32, 64
 HISTOGRAM_BINS = 24
 HOST_NUMEL = 1 << 20
 """Up to this many elements a tensor is copied to the host once and examined there."""
-_SEARCH_NUMEL = 1 << 22
+_LISTED = 1 << 20
+"""Up to this many bad elements their positions are listed, which is faster than counting."""
+_COUNTED = 1 << 16
+"""Up to this span of integers the distinct ones are found by counting instead of sorting."""
 _HISTOGRAM_NUMEL = 1 << 24
+_HOST_PIECE, _DEVICE_PIECE = 1 << 18, 1 << 24
+"""Elements that are worked on at a time: the host's stay in its cache, a device's are few."""
 _EXACT_SIGNIFICANT = 6
 
 
@@ -42,6 +48,9 @@ def number(value: float) -> Number:
     return float(f"{value:.7g}")
 
 
+# --- bad positions -------------------------------------------------------------------------------
+
+
 def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
     """Count the bad elements of ``tensor`` and give the first ones in row-major order.
 
@@ -51,27 +60,30 @@ def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
     """
     if tensor.numel() <= HOST_NUMEL:
         tensor, bad = tensor.detach().cpu(), bad.cpu()
-    count = int(bad.sum())
+    marks = bad.reshape(-1)
+    count = int(marks.count_nonzero())
+    listed = marks.nonzero().squeeze(1).cpu() if count <= _LISTED else None
+    places = _first_places(marks) if listed is None else listed[:MAX_FIRST].tolist()
+    positions = [unravel(place, tuple(bad.shape)) for place in places]
     first = tuple(
-        Offender(position=position, value=number(tensor[position].item()))
-        for position in _first_positions(bad, min(count, MAX_FIRST))
+        Offender(position=position, value=number(tensor[position].item())) for position in positions
     )
-    grid = _offender_map(tensor, bad) if tensor.dim() and not tensor.is_complex() else None
+    has_map = tensor.dim() and tensor.numel() and not tensor.is_complex()
+    grid = _offender_map(tensor, bad, listed) if has_map else None
     return Offenders(count=count, total=tensor.numel(), first=first, map=grid)
 
 
-def _first_positions(bad: Tensor, wanted: int) -> list[tuple[int, ...]]:
-    # Chunk by chunk: nonzero() of a whole tensor takes eight bytes per bad element and dimension.
-    if bad.dim() == 0:
-        return [()] * wanted
-    flat = bad.reshape(-1)
+def _first_places(marks: Tensor) -> list[int]:
+    # Piece by piece: nonzero() of a whole tensor takes eight bytes for each bad element.
     found: list[int] = []
-    for start in range(0, flat.numel(), _SEARCH_NUMEL):
-        if len(found) >= wanted:
+    start = 0
+    for piece in _pieces(marks):
+        if len(found) >= MAX_FIRST:
             break
-        part = flat[start : start + _SEARCH_NUMEL].nonzero()[: wanted - len(found), 0]
-        found.extend(start + item for item in part.tolist())
-    return [unravel(index, tuple(bad.shape)) for index in found]
+        here = piece.nonzero()[: MAX_FIRST - len(found), 0]
+        found.extend(start + item for item in here.tolist())
+        start += piece.numel()
+    return found
 
 
 def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,30 +95,63 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(position))
 
 
-def _offender_map(tensor: Tensor, bad: Tensor) -> OffenderMap:
+def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> OffenderMap:
+    """Count and bound the values in each cell of a coarse grid over rows and columns.
+
+    Args:
+        listed: the flat positions of the bad elements, when they are known.
+    """
     values = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
-    marks = bad.reshape(values.shape)
     rows, columns = min(values.shape[0], MAP_ROWS), min(values.shape[1], MAP_COLUMNS)
-    counts: list[int] = []
-    low: list[Number] = []
-    high: list[Number] = []
-    for value_row, mark_row in zip(
-        values.tensor_split(rows), marks.tensor_split(rows), strict=True
-    ):
-        for cell, mark in zip(
-            value_row.tensor_split(columns, dim=1),
-            mark_row.tensor_split(columns, dim=1),
-            strict=True,
-        ):
-            counts.append(int(mark.sum()))
-            smallest, largest = torch.aminmax(cell)
-            low.append(number(smallest.item()))
-            high.append(number(largest.item()))
+    low = _grid(values, rows, columns, lambda block: block.amin((1, 3)))
+    high = _grid(values, rows, columns, lambda block: block.amax((1, 3)))
+    if listed is None:
+        marks = bad.reshape(values.shape)
+        counts = _grid(marks, rows, columns, lambda block: block.sum((1, 3)))
+    else:
+        row = _part_of(listed // values.shape[1], values.shape[0], rows)
+        column = _part_of(listed % values.shape[1], values.shape[1], columns)
+        counts = torch.bincount(row * columns + column, minlength=rows * columns)
     return OffenderMap(
-        rows=rows, columns=columns, bad=tuple(counts), low=tuple(low), high=tuple(high)
+        rows=rows,
+        columns=columns,
+        bad=tuple(counts.reshape(-1).tolist()),
+        low=tuple(map(number, low.reshape(-1).tolist())),
+        high=tuple(map(number, high.reshape(-1).tolist())),
     )
+
+
+def _grid(values: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Reduce a matrix to ``rows`` by ``columns`` cells, cut as ``tensor_split`` cuts."""
+    bands = []
+    for top, down, height in _cuts(values.shape[0], rows):
+        band = values[top : top + down * height].unflatten(0, (down, height))
+        cells = [
+            reduce(band[:, :, left : left + across * width].unflatten(2, (across, width)))
+            for left, across, width in _cuts(values.shape[1], columns)
+        ]
+        bands.append(torch.cat(cells, dim=1))
+    return torch.cat(bands)
+
+
+def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:
+    """Give start, number and width of the longer parts, then of the shorter ones."""
+    width, longer = divmod(size, parts)
+    if longer:
+        yield 0, longer, width + 1
+    yield longer * (width + 1), parts - longer, width
+
+
+def _part_of(index: Tensor, size: int, parts: int) -> Tensor:
+    """Tell in which part each index lies."""
+    width, longer = divmod(size, parts)
+    edge = longer * (width + 1)
+    return torch.where(index < edge, index // (width + 1), longer + (index - edge) // width)
+
+
+# --- summaries -----------------------------------------------------------------------------------
 
 
 def summarise(tensor: Tensor) -> TensorSummary:
@@ -123,46 +168,68 @@ def summarise(tensor: Tensor) -> TensorSummary:
         values = values.cpu()
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
+    values = values.reshape(-1)
     return _summarise_float(values) if values.is_floating_point() else _summarise_int(values)
 
 
+def _pieces(values: Tensor) -> Sequence[Tensor]:
+    pieces: Sequence[Tensor] = values.split(
+        _HOST_PIECE if values.device.type == "cpu" else _DEVICE_PIECE
+    )
+    return pieces
+
+
 def _summarise_float(values: Tensor) -> TensorSummary:
-    nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
     # Half precision overflows in sums, and fp8 has no arithmetic at all.
     wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
-    finite = wide[wide.isfinite()] if nan or inf else wide.reshape(-1)
-    if finite.numel() == 0:
-        return TensorSummary(nan=nan, inf=inf)
-    smallest, largest = (item.item() for item in torch.aminmax(finite))
+    nan = inf = 0
+    smallest, largest = (item.item() for item in torch.aminmax(wide))
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        nan = sum(int(piece.isnan().count_nonzero()) for piece in _pieces(wide))
+        inf = sum(int(piece.isinf().count_nonzero()) for piece in _pieces(wide))
+        wide = wide[wide.isfinite()]
+        if wide.numel() == 0:
+            return TensorSummary(nan=nan, inf=inf)
+        smallest, largest = (item.item() for item in torch.aminmax(wide))
     return TensorSummary(
         min=number(smallest),
         max=number(largest),
-        mean=number(finite.mean(dtype=_mean_dtype(finite)).item()),
+        mean=number(_mean(wide)),
         nan=nan,
         inf=inf,
-        histogram=_histogram(finite, smallest, largest),
+        histogram=_histogram(wide, smallest, largest),
     )
-
-
-def _mean_dtype(values: Tensor) -> torch.dtype:
-    return values.dtype if values.device.type == "mps" else torch.float64
 
 
 def _summarise_int(values: Tensor) -> TensorSummary:
     smallest, largest = (int(item.item()) for item in torch.aminmax(values))
-    unique = None
-    if values.numel() <= HOST_NUMEL:
-        distinct = values.unique()
-        unique = tuple(distinct.tolist()) if distinct.numel() <= MAX_UNIQUE else None
+    # A sum of int64 is exact unless it overflows.
+    is_exact = max(abs(smallest), abs(largest)) * values.numel() < 1 << 63
     return TensorSummary(
         min=smallest,
         max=largest,
-        mean=number(values.mean(dtype=_mean_dtype(values.float()[:0])).item()),
+        mean=number(int(values.sum()) / values.numel() if is_exact else _mean(values)),
         nan=0,
         inf=0,
-        unique=unique,
-        histogram=_histogram(values.reshape(-1), smallest, largest),
+        unique=_distinct(values, smallest, largest),
+        histogram=_histogram(values, smallest, largest),
     )
+
+
+def _mean(values: Tensor) -> float:
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    sums = [piece.sum(dtype=dtype) for piece in _pieces(values)]
+    return float(torch.stack(sums).sum().item()) / values.numel()
+
+
+def _distinct(values: Tensor, smallest: int, largest: int) -> tuple[int, ...] | None:
+    if values.numel() > HOST_NUMEL:
+        return None
+    if largest - smallest < _COUNTED:
+        found = torch.bincount(values.long() - smallest).nonzero().squeeze(1) + smallest
+    else:
+        found = values.unique()
+    return tuple(found.tolist()) if found.numel() <= MAX_UNIQUE else None
 
 
 def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
@@ -177,10 +244,12 @@ def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
     if not math.isfinite(span):
         return Histogram()
     if span == 0 or bins == 1:
-        return Histogram(
-            edges=(float(smallest), float(largest)), counts=(int(values.numel()),)
-        )
-    counts = torch.histc(values.double(), bins=bins, min=float(smallest), max=float(largest))
+        return Histogram(edges=(float(smallest), float(largest)), counts=(int(values.numel()),))
+    parts = [
+        torch.histc(piece.double(), bins=bins, min=float(smallest), max=float(largest))
+        for piece in _pieces(values)
+    ]
+    counts = torch.stack(parts).sum(0)
     edges = tuple(
         float(f"{smallest + span * index / bins:.{_EXACT_SIGNIFICANT}g}")
         for index in range(bins + 1)

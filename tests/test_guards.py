@@ -18,9 +18,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cudalens import _torch
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, all_guards, catalogue_rows, full_name
-from cudalens.guards._base import _overloads, make_guard, schema_parameters
+from cudalens.guards._base import _overloads, make_guard, resolve, schema_parameters
 from cudalens.guards._unguarded import LEFT_OUT, UNGUARDABLE
 from cudalens.intercept import GuardedCall, Interceptor
 
@@ -98,9 +99,33 @@ class _Calls(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+@contextmanager
+def _composite_calls(calls: _Calls) -> Iterator[None]:
+    """Note the calls of ops that a dispatch mode never sees, since they decompose above it."""
+
+    def noting(op: Any) -> Any:
+        go_on, _ = _torch.redispatcher(op, "AutogradCPU")
+
+        def note(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            places = {item.name: item for item in schema_parameters(op)}
+            names = calls.entry.parameters
+            calls.arguments.append([places[name].of(args, kwargs) for name in names])
+            return go_on(keyset, *args, **kwargs)
+
+        return note
+
+    kernels = {full_name(op): noting(op) for op in resolve(calls.entry)}
+    libraries = _torch.register_kernels(kernels, "AutogradCPU")
+    try:
+        yield
+    finally:
+        _torch.destroy(libraries)
+
+
 def passing_arguments(entry: Guard) -> list[Any]:
     """Give the arguments that the guard gets in its own passing example."""
-    with _Calls(entry) as calls:
+    calls = _Calls(entry)
+    with _composite_calls(calls) if entry.is_composite else calls:
         run_passing(entry)
     assert calls.arguments, f"the example of {entry.name} calls no op that it guards"
     return calls.arguments[0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import cudalens
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, full_name
 from cudalens.guards._base import schema_parameters
@@ -449,3 +450,28 @@ def test_training_on_valid_indices_is_undisturbed() -> None:
         checked = step()
     assert seen == []
     assert all(map(torch.equal, plain, checked))
+
+
+# --- take_along_dim: composite, silent -----------------------------------------------------------
+
+
+def test_take_along_dim_beyond_the_size_is_a_silent_finding(sim: object) -> None:
+    """Torch takes the index modulo the size on every device: the op runs, and a warning is shown."""
+    values = torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
+    with cudalens.check() as session:
+        taken = torch.take_along_dim(values, torch.tensor([-3, 3], device="cuda"), 0)
+        taken.sum().backward()
+    assert session.report is not None
+    assert session.report.kind == "silent"
+    assert session.report.headline == "indices[1] = 3 is outside dimension 0 (size 3) of self"
+    assert values.grad is not None
+    assert values.grad.tolist() == [2.0, 0.0, 0.0]
+
+
+def test_take_along_dim_at_the_bound_is_silent_and_keeps_its_gradient(sim: object) -> None:
+    """At the bound nothing is said, under the recorder the gradient flows as without it."""
+    values = torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
+    with cudalens.check() as session:
+        taken = torch.take_along_dim(values, torch.tensor([-3, 2], device="cuda"), 0)
+    assert session.report is None
+    assert taken.requires_grad

@@ -842,7 +842,7 @@ CASES = [
         "other = torch.ones(3, device='cuda', requires_grad=True)",
         bad="torch.autograd.grad(w.sum(), other)",
         good="torch.autograd.grad(w.sum(), w)",
-        headline="the outputs do not depend on",
+        headline="the outputs do not depend on other",
         argument="inputs",
         expression="other",
     ),
@@ -892,7 +892,10 @@ def test_a_host_error_is_put_into_words(case: Case, sim: simulate.Simulation) ->
     report = outcome.shown
     assert (report.kind, report.certainty) == (case.kind, "proven")
     assert case.headline in report.headline
-    assert (report.argument, report.expression) == (case.argument, case.expression)
+    # Some releases of torch put a single tensor into a tuple before they look at it.
+    argument = (report.argument or "").removesuffix("[0]") or None
+    assert argument == case.argument
+    assert report.expression == case.expression
     assert case.fix is None or case.fix in outcome.fixes
     assert report.source is not None and report.source.text == case.bad.split("\n")[-1]
     assert report.limits == ()

@@ -80,7 +80,10 @@ ROUNDED = {"linalg.lstsq"}
 OTHER_WAY_UNDER_A_MODE = {
     "linalg.cond",
     "linalg.eigvalsh",
+    "linalg.matrix_norm",
+    "linalg.norm",
     "linalg.svdvals",
+    "masked.prod",
     "norm",
     "ormqr",
     "prod",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from cudalens import publish
 from cudalens.model import Report
@@ -89,3 +94,39 @@ def test_nothing_is_shown_when_nothing_is_wrong() -> None:
     publish.finish(screen, session, Options(report="found"))
     assert screen.bundles == []
     assert screen.user_ns == {"found": None}
+
+
+SHOW = """\
+from cudalens.publish import publish
+from cudalens.model import Report
+publish(get_ipython(), Report(headline="y[3] = 10 is outside"), widgets=True)"""
+
+
+@pytest.mark.parametrize("is_attended", [True, False])
+def test_a_real_kernel_knows_whether_somebody_looks(is_attended: bool) -> None:
+    """JupyterLab, Notebook and VS Code may ask for input; nbclient and all built on it may not."""
+    root = str(Path(__file__).parent.parent)
+    manager, client = start_new_kernel(env={**os.environ, "PYTHONPATH": root})
+    shown: list[dict[str, Any]] = []
+
+    def take(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "display_data":
+            shown.append(message["content"]["data"])
+
+    try:
+        client.execute_interactive(SHOW, allow_stdin=is_attended, output_hook=take, timeout=60)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    (bundle,) = shown
+    assert {"text/html", "text/plain"} <= set(bundle)
+    assert (publish.WIDGET_TYPE in bundle) is is_attended
+
+
+def test_nbclient_gets_the_static_report() -> None:
+    """So do papermill, nbconvert --execute and nbval, which run on it."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SHOW)])
+    nbclient.NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    (output,) = book.cells[0].outputs
+    assert set(output.data) == {"text/html", "text/plain"}
+    assert "widgets" not in book.metadata

@@ -793,6 +793,7 @@ def test_a_step_frees_its_tensors_as_without_a_check(sim: simulate.Simulation) -
     """Peak and final memory of a training step are those of the plain run."""
 
     def train() -> tuple[int, int]:
+        gc.collect()  # what earlier code left must not be freed in between
         torch.cuda.reset_peak_memory_stats()
         start = sim.memory_allocated()
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)).cuda()
@@ -805,7 +806,6 @@ def test_a_step_frees_its_tensors_as_without_a_check(sim: simulate.Simulation) -
         return torch.cuda.max_memory_allocated() - start, sim.memory_allocated() - start
 
     plain = train()
-    gc.collect()
     with cudalens.check() as session:
         checked = train()
     assert session.report is None

@@ -19,6 +19,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class Guard:
     """CUDA asserts nothing: the finding is a warning, the op still runs."""
     covers_inner: bool = False
     """The ops that the kernel calls in turn get these same values: no guard looks again."""
+    is_composite: bool = False
+    """The op only decomposes: its guard stands above autograd, and acts on no other key."""
     precondition: str = ""
     source: str = ""
     cost: str = ""
@@ -64,12 +67,13 @@ def guard(
     frequency: str = "rare",
     is_silent: bool = False,
     covers_inner: bool = False,
+    is_composite: bool = False,
 ) -> Callable[[Check], Check]:
     """Enter the decorated function into the catalogue for ``ops``."""
 
     def enter(check: Check) -> Check:
         entry = make_guard(check, ops, records=records, frequency=frequency, is_silent=is_silent)
-        _registered.append(replace(entry, covers_inner=covers_inner))
+        _registered.append(replace(entry, covers_inner=covers_inner, is_composite=is_composite))
         return check
 
     return enter
@@ -123,6 +127,7 @@ class Parameter:
         return kwargs.get(self.name, self.default)
 
 
+@cache
 def schema_parameters(op: Any) -> tuple[Parameter, ...]:
     """Give all arguments of an overload in schema order, with their defaults."""
     return tuple(
@@ -144,14 +149,15 @@ def full_name(op: Any) -> str:
 def resolve(entry: Guard) -> tuple[Any, ...]:
     """Give the overloads that ``entry`` acts on in the running torch; unknown ops give none.
 
-    Overloads that merely decompose are left out: the guard of the inner op sees their values.
+    Overloads that merely decompose are left out, since the guard of the inner op sees their
+    values; a composite guard acts on these alone.
     """
     found = []
     for spelled in entry.ops:
         for op in _overloads(spelled):
             names = {argument.name for argument in op._schema.arguments}
             decomposes = has_kernel(full_name(op), "CompositeImplicitAutograd")
-            if set(entry.parameters) <= names and not decomposes:
+            if set(entry.parameters) <= names and decomposes == entry.is_composite:
                 found.append(op)
     return tuple(dict.fromkeys(found))
 

@@ -88,7 +88,8 @@ def out_of_range(
         bad: bool mask of the bad elements, where the interval alone does not tell.
     """
     if bad is None:
-        bad = (tensor < low) | (tensor > high)
+        bad = tensor < low
+        bad |= tensor > high
         for value, _ in also:
             bad &= tensor != value
     offenders = find_offenders(tensor, bad)

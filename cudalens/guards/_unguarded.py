@@ -24,8 +24,6 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "aten::max_pool2d_with_indices_backward": "a window that covers only padding has an "
         "index outside the plane, and its gradient is rightly dropped",
         "aten::max_pool3d_with_indices_backward": "as aten::max_pool2d_with_indices_backward",
-        "aten::take_along_dim": "decomposes before a guard sees it; with a dim torch takes the "
-        "indices modulo the size, the same on every device",
         "aten::add.Tensor": "dense plus sparse calls aten::index_add_, whose guard sees the "
         "indices; a guard here would slow every addition",
     }

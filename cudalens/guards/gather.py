@@ -9,6 +9,7 @@ from cudalens.facts import Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import Text, dim_size, fits, index_of_dim
+from cudalens.guards._ranges import lies_within, out_of_range
 
 
 @guard(
@@ -167,3 +168,34 @@ def scatter_reduce_index_in_range(
         return _asserts.scatter_add_text(self, dim, index) if is_sum else _asserts.GATHER_SCATTER
 
     return _scatter(self, dim, index, src, guard="scatter_reduce_index_in_range", device_text=text)
+
+
+@guard("aten::take_along_dim", is_silent=True, is_composite=True)
+def take_along_dim_indices_in_range(
+    self: Tensor, indices: Tensor, dim: int | None
+) -> Violation | None:
+    """With a dim, every index lies in [-size, size - 1]; torch takes others modulo the size.
+
+    Source:   take_along_dim in TensorAdvancedIndexing.cpp, torch 2.13.0: no kernel sees the index
+    Cost:     one reduction over the indices, one copy of two numbers
+    Passes:   aten.take_along_dim(zeros(3), tensor([-3, 2]), 0)
+    Violates: aten.take_along_dim(zeros(3), tensor([-3, 3]), 0)
+    """
+    if dim is None or self.dim() == 0 or indices.is_floating_point():
+        return None  # without a dim gather's guard sees the index
+    size = self.size(dim)
+    if lies_within(indices, -size, size - 1):
+        return None
+    return out_of_range(
+        indices,
+        guard="take_along_dim_indices_in_range",
+        argument="indices",
+        low=-size,
+        high=size - 1,
+        place=f"dimension {dim} (size {size}) of {{related}}",
+        why="The index is taken modulo the size: another element than the one asked for is read.",
+        related="self",
+        size=size,
+        dim=dim,
+        is_silent=True,
+    )

@@ -203,11 +203,13 @@ def multi_view_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdict
 )
 def input_unused(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A gradient is asked for a tensor that the outputs do not depend on."""
-    which = f"inputs[{match['at']}]" if match["at"] else "one of the inputs"
+    which = f"inputs[{match['at'] or 0}]"
+    fact = named(evidence, which, "inputs")
+    subject = expression(fact) or (which if match["at"] else "one of the inputs")
     return autograd(
-        f"the outputs do not depend on {which}",
+        f"the outputs do not depend on {subject}",
         "It was not used in the forward pass, or a detached copy of it was.",
-        "inputs",
+        (fact.argument if fact else None) or "inputs",
     )
 
 

@@ -45,17 +45,26 @@ class Lab:
 
     def use_theme(self, name: str) -> None:
         """Choose the theme of every page that is opened from now on."""
-        self._set("themes", {"theme": name})
-        self._set("notification", {"fetchNews": "false"})
+        self._set("@jupyterlab/apputils-extension:themes", {"theme": name})
+        self._set("@jupyterlab/apputils-extension:notification", {"fetchNews": "false"})
 
-    def _set(self, part: str, values: dict[str, str]) -> None:
+    def save_widgets(self, wish: bool) -> None:
+        """Choose whether notebooks are saved with the state of their widgets."""
+        self._set("@jupyter-widgets/jupyterlab-manager:plugin", {"saveState": wish})
+
+    def _set(self, name: str, values: dict[str, object]) -> None:
         body = json.dumps({"raw": json.dumps(values)}).encode()
-        self._call("PUT", f"/lab/api/settings/@jupyterlab/apputils-extension:{part}", body)
+        self._call("PUT", f"/lab/api/settings/{name}", body)
 
     def stop_kernels(self) -> None:
         """Shut every session down, as closing the laptop would."""
+        self.stop_kernel("")
+
+    def stop_kernel(self, name: str) -> None:
+        """Shut down the kernel of one notebook, or of all when none is named."""
         for session in json.loads(self._call("GET", "/api/sessions")):
-            self._call("DELETE", f"/api/sessions/{session['id']}")
+            if name in session["path"]:
+                self._call("DELETE", f"/api/sessions/{session['id']}")
 
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}

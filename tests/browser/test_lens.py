@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,33 @@ def test_a_notebook_is_small_and_reopens(
     again.page.close()
 
 
+def test_a_saved_view_needs_no_kernel(
+    reader: Reader, lab: Lab, browser: Browser, pictures: Path
+) -> None:
+    """With JupyterLab's "Save Widget State Automatically", after the kernel is gone."""
+    lab.save_widgets(True)
+    first = Reader(browser.new_page(viewport={"width": 1400, "height": 1000}))
+    shutil.copy(lab.directory / "quickstart.ipynb", lab.directory / "kept.ipynb")
+    open_notebook(first.page, lab, "kept.ipynb")
+    for number in (0, 1):
+        run_cell(first.page, number)
+    first.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    _save(first)
+    first.page.close()
+    lab.stop_kernel("kept.ipynb")
+    saved = json.loads((lab.directory / "kept.ipynb").read_text(encoding="utf-8"))
+    assert "widgets" in saved["metadata"]
+    assert (lab.directory / "kept.ipynb").stat().st_size < 300_000
+    again = Reader(browser.new_page(viewport={"width": 1400, "height": 1000}))
+    open_notebook(again.page, lab, "kept.ipynb")
+    again.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    again.node("addmm").click()
+    assert any("aten::addmm" in text for text in again.marked())
+    again.page.screenshot(path=pictures / "kept.png")
+    again.page.close()
+    lab.save_widgets(False)
+
+
 def test_notebook_7_shows_the_same(
     lab: Lab, opened: Reader, context: BrowserContext, pictures: Path
 ) -> None:
@@ -258,6 +286,7 @@ def test_notebook_7_shows_the_same(
     open_notebook(reader.page, lab, "quickstart.ipynb", classic=True)
     run_cell(reader.page, 1)
     reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    reader.errors.clear()  # what Notebook's own extensions said while they loaded
     reader.node("addmm").click()
     expect(reader.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
     reader.page.keyboard.press("ArrowDown")
@@ -267,8 +296,11 @@ def test_notebook_7_shows_the_same(
     reader.page.close()
 
 
-def test_a_foreign_notebook_shows_the_static_twin(lab: Lab, context: BrowserContext) -> None:
+def test_a_foreign_notebook_shows_the_static_twin(
+    lab: Lab, opened: Reader, context: BrowserContext
+) -> None:
     """Sent by mail it is not trusted: no script, no widget, no picture; the facts in tables."""
+    _save(opened)
     source = json.loads((lab.directory / "quickstart.ipynb").read_text(encoding="utf-8"))
     source["metadata"]["title"] = "changed by somebody, so its signature does not hold"
     (lab.directory / "mail.ipynb").write_text(json.dumps(source), encoding="utf-8")

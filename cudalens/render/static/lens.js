@@ -9,7 +9,7 @@
   function start(root) {
     if (root.dataset.started) return;
     root.dataset.started = 'yes';
-    let zoom = 1, drag = null, chosen = '', focused = null;
+    let zoom = 1, drag = null, shown = '', focused = null;
     // No two pages on one kernel may count alike: an unchanged field tells Python nothing.
     let said = Date.now();
 
@@ -27,21 +27,27 @@
     }
 
     // The marks are a style rule, so one element marks every pane, also while Python is busy.
+    // Python writes the same rule: what is chosen is read from it and kept nowhere else.
+    const marks = () => root.querySelector('.cl-marks');
+    const chosen = () => [...new Set([...(marks()?.textContent ?? '').matchAll(/~="(\w+)"/g)].map(
+      found => found[1]))].join(' ');
+    const selectors = keys => keys.split(' ').filter(Boolean).map(
+      key => `[data-k~="${key}"]`).join(',');
+
     function choose(keys) {
-      chosen = keys;
-      const marks = root.querySelector('.cl-marks');
-      const list = keys.split(' ').filter(Boolean).map(key => `[data-k~="${key}"]`).join(',');
-      if (marks) marks.textContent = list ? RULE.replaceAll('%SEL%', list) : '';
-      reveal(list);
+      if (marks()) marks().textContent = keys ? RULE.replaceAll('%SEL%', selectors(keys)) : '';
+      reveal();
       tell('select', keys);
     }
 
-    function reveal(list) {
+    function reveal() {
+      const keys = chosen(), list = selectors(keys), isNew = keys !== shown;
+      shown = keys;
       for (const item of all('[data-id]')) {
         const on = Boolean(list) && item.matches(list);
         if (item.matches('tr,g')) item.setAttribute(item.matches('tr') ? 'aria-selected' : 'aria-pressed', on);
         const box = item.closest('.cl-scroll');
-        if (on && box && item.matches('g') && !item.contains(document.activeElement)) centre(box, item);
+        if (on && isNew && box && item.matches('g') && !item.contains(document.activeElement)) centre(box, item);
       }
     }
 
@@ -101,6 +107,7 @@
         if (item.matches('pre')) item.before(copier(item));
         else (item.closest('.cl-try') || item.parentNode).append(copier(item));
       }
+      reveal();
     }
 
     function button(label, tip, act) {
@@ -183,7 +190,7 @@
       const acts = {
         Enter: () => open(item),
         ' ': () => choose(item.dataset.id),
-        Escape: () => (chosen ? choose('') : tell('back')),
+        Escape: () => (chosen() ? choose('') : tell('back')),
         f: () => tell('close', item.dataset.id),
         '+': () => scale(1.25),
         '-': () => scale(0.8),
@@ -207,7 +214,7 @@
       const item = event.target.closest('[data-id]');
       if (!item || drag === 'moved') return;
       focus(item);
-      choose(item.dataset.id === chosen ? '' : item.dataset.id);
+      choose(item.dataset.id === chosen() ? '' : item.dataset.id);
     });
     root.addEventListener('dblclick', event => {
       const item = event.target.closest('g[data-id]');

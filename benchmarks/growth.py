@@ -1,0 +1,241 @@
+"""How cost grows with what is not looked at: it should not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  torch's own custom
+
+import cudalens
+from benchmarks.measure import Ratio, compare
+from benchmarks.tools import FULL, GUARDS, TOOLS
+from cudalens.guarding import PROCESS
+
+ROWS, CLASSES, BAD = 32, 10, 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One quantity against one size."""
+
+    name: str
+    title: str
+    x: str
+    y: str
+    points: tuple[tuple[int, float], ...]
+    budget: float | None = None
+
+    def to_dict(self) -> dict[str, float]:
+        return {str(size): value for size, value in self.points}
+
+
+def diagnose_s(fail: Callable[[], Any], repetitions: int = 3) -> float:
+    """Give the median seconds from a guard's finding to the finished report."""
+    found = []
+    for _ in range(repetitions):
+        report = report_of(fail)
+        found.append(report.timing.diagnose_s)
+    return median(found)
+
+
+def report_of(fail: Callable[[], Any], **options: Any) -> cudalens.Report:
+    """Run a failing call in a checked block, and give its report."""
+    session = cudalens.check(**options)
+    try:
+        with PROCESS.acting_on("cpu", "cuda"), session:
+            fail()
+    except cudalens.DeviceAssertError:
+        pass
+    if session.report is None:
+        msg = "the call was to fail"
+        raise RuntimeError(msg)
+    return session.report
+
+
+def labels() -> Tensor:
+    bad = torch.arange(ROWS) % CLASSES
+    bad[BAD] = CLASSES
+    return bad
+
+
+def logits(nodes: int = 1) -> Tensor:
+    """Give logits with that many autograd nodes behind them."""
+    value = torch.randn(ROWS, CLASSES, requires_grad=True)
+    for _ in range(nodes):
+        value = value + 1.0
+    return value
+
+
+def by_ops(sizes: Iterable[int], repetitions: int) -> tuple[Curve, Curve]:
+    """Overhead of guards and of the full check against the number of ops in a step."""
+    chosen = {tool.name: tool.opener for tool in TOOLS if tool.name in (GUARDS, FULL)}
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen}
+    for size in sizes:
+
+        def step(size: int = size) -> Any:
+            value = torch.ones(8, 8)
+            for _ in range(size - 2):
+                value = value * 1.0
+            return value.take(torch.tensor(0))
+
+        ratios: dict[str, Ratio]
+        runs = max(3, 2000 // size)
+        ratios, _ = compare(step, chosen, repetitions=repetitions, steps=runs)
+        for name, ratio in ratios.items():
+            found[name].append((size, ratio.median))
+    guards, full = (
+        Curve(
+            name=f"{name}_by_ops",
+            title=f"{label}: overhead against ops in the step",
+            x="ops in the step",
+            y="times the plain step",
+            points=tuple(found[name]),
+        )
+        for name, label in ((GUARDS, "Guards only"), (FULL, "Full check"))
+    )
+    return guards, full
+
+
+def by_graph_nodes(sizes: Iterable[int]) -> Curve:
+    points = []
+    for size in sizes:
+        scores, bad = logits(size), labels()
+        points.append((size, diagnose_s(lambda: F.cross_entropy(scores, bad))))
+        _release(scores)
+    return _diagnosis("graph_nodes", "autograd nodes", points)
+
+
+def _release(scores: Tensor) -> None:
+    # A long chain of nodes is freed by recursion unless a backward pass has taken it apart.
+    scores.sum().backward()
+
+
+def by_index_elements(sizes: Iterable[int]) -> Curve:
+    points = []
+    for size in sizes:
+        table, index = torch.randn(CLASSES), torch.zeros(size, dtype=torch.int64)
+        index[size // 2] = CLASSES
+        points.append((size, diagnose_s(lambda: table.gather(0, index))))
+    return _diagnosis("index_elements", "elements of the index", points)
+
+
+def by_history(sizes: Iterable[int]) -> Curve:
+    points = []
+    for size in sizes:
+
+        def fail(size: int = size) -> Any:
+            value, bad = torch.randn(ROWS, CLASSES), labels()
+            for _ in range(size):
+                value = value * 1.0
+            return F.cross_entropy(value, bad)
+
+        found = [report_of(fail, max_ops=size + 100).timing.diagnose_s for _ in range(3)]
+        points.append((size, median(found)))
+    return _diagnosis("history", "recorded ops", points)
+
+
+def by_namespace(sizes: Iterable[int]) -> Curve:
+    points = []
+    for size in sizes:
+        # The names are the cell's own globals, as in a notebook that has run for long.
+        names: dict[str, Any] = {f"value_{number}": torch.zeros(1) for number in range(size)}
+        names.update(F=F, scores=logits(), bad=labels(), __name__="__main__")
+        code = compile("F.cross_entropy(scores, bad)", "<cell>", "exec")
+        points.append((size, diagnose_s(lambda: exec(code, names))))
+    return _diagnosis("namespace", "names in the user's namespace", points)
+
+
+class _Nested(nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.inner: nn.Module = _Nested(depth - 1) if depth > 1 else nn.Embedding(4, 4)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.inner(index)
+
+
+def by_module_depth(sizes: Iterable[int]) -> Curve:
+    points = []
+    for size in sizes:
+        model, index = _Nested(size), torch.tensor([0, 4])
+        points.append((size, diagnose_s(lambda: model(index))))
+    return _diagnosis("module_depth", "nested modules", points)
+
+
+def _diagnosis(name: str, x: str, points: list[tuple[int, float]]) -> Curve:
+    return Curve(
+        name=name,
+        title=f"Diagnosis against {x}",
+        x=x,
+        y="seconds from the finding to the report",
+        points=tuple(points),
+        budget=0.5,
+    )
+
+
+def diagnosis_curves(*, quick: bool) -> tuple[Curve, ...]:
+    """Give every curve of the diagnosis; the quick ones only show that they can be made."""
+    report_of(lambda: F.cross_entropy(logits(), labels()))  # loads what is loaded on first use
+    if quick:
+        return (
+            by_graph_nodes((100, 300)),
+            by_index_elements((10, 1000)),
+            by_history((10, 100)),
+            by_namespace((10, 100)),
+            by_module_depth((1, 4)),
+        )
+    return (
+        by_graph_nodes((100, 1_000, 10_000, 100_000)),
+        by_index_elements((10, 1_000, 100_000, 1_000_000, 10_000_000, 100_000_000)),
+        by_history((10, 100, 1_000, 10_000, 100_000)),
+        by_namespace((10, 100, 1_000, 10_000, 100_000)),
+        by_module_depth((1, 4, 16, 64)),
+    )
+
+
+@contextmanager
+def _style() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    # The same picture for the same numbers, so that a new run changes only what was measured.
+    settings = {
+        "svg.hashsalt": "cudalens",
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def draw(curve: Curve, folder: Path) -> Path:
+    """Draw one curve on logarithmic sizes, with its budget as a line."""
+    with _style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(4.6, 2.6), layout="constrained")
+        axes = figure.subplots()
+        sizes, values = zip(*curve.points, strict=True)
+        axes.plot(sizes, values, marker="o", color="#2563eb", linewidth=1.5, markersize=4)
+        if curve.budget is not None:
+            axes.axhline(curve.budget, color="#b91c1c", linewidth=1, linestyle="--")
+            axes.annotate("budget", (sizes[0], curve.budget), va="bottom", color="#b91c1c", size=8)
+        axes.set_xscale("log")
+        axes.set_ylim(0, max(*values, curve.budget or 0) * 1.15)
+        axes.set_title(curve.title, fontsize=9, loc="left")
+        axes.set_xlabel(curve.x, fontsize=8)
+        axes.set_ylabel(curve.y, fontsize=7)
+        axes.tick_params(labelsize=7)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{curve.name}.svg"
+        figure.savefig(path, metadata={"Date": None})
+    return path

@@ -1,0 +1,114 @@
+"""Conclude from a device-side assert that has happened: which op, which argument, how certainly.
+
+What counts: the op that the recorder had in flight, the text that CUDA printed, and a replay of the
+op on copies that were taken before.  They are weighed against each other, never added up.
+"""
+
+from __future__ import annotations
+
+from cudalens.assertlines import AssertLine, fold
+from cudalens.asserttexts import Meaning, meaning_of
+from cudalens.facts import Certainty
+from cudalens.hosterrors import HostVerdict
+from cudalens.model import Evidence
+
+_GONE = (
+    "The assert has ended the CUDA context of this process: no tensor on the device can be "
+    "read and no kernel launched any more. Restart the kernel to use the GPU again."
+)
+_COMPILED = (
+    "Code that torch.compile generated printed it, and its ops cannot be told apart. Next step: "
+    "run the cell without --no-force-eager; the functions then run eagerly and the op is named."
+)
+_EARLIER = (
+    "It happened before this cell ran. Next step: restart the kernel, run %cudacheck on, and run "
+    "the cells again: the one at fault is then named."
+)
+_MAX_OPS = 3
+
+
+def explain_assert(evidence: Evidence) -> HostVerdict:
+    """Say what a device-side assert means, from the text, the recorded op and its replay."""
+    lines = fold(evidence.device_text or "")
+    line = lines[0] if lines else None
+    meaning = meaning_of(line, evidence.environment.torch) if line is not None else None
+    certainty, headline = _conclusion(evidence, line, meaning)
+    argument = meaning.argument_of(evidence.op.name) if meaning is not None else None
+    parts = [
+        _EARLIER if evidence.fact("device.lost_before") else "",
+        _of_text(line, meaning) if meaning is not None else "",
+        _COMPILED if meaning is not None and meaning.is_compiled else "",
+        f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
+        _GONE,
+    ]
+    return HostVerdict(
+        kind="device_assert",
+        certainty=certainty,
+        headline=headline,
+        explanation=" ".join(filter(None, parts)),
+        argument=argument,
+    )
+
+
+def _conclusion(
+    evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
+) -> tuple[Certainty, str]:
+    if evidence.op.name is None:
+        return _without_op(evidence, line, meaning)
+    name = evidence.op.name
+    where = f"{name} in the backward pass" if evidence.phase == "backward" else name
+    if evidence.replay.outcome == "raised":
+        # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
+        certainty: Certainty = "likely" if evidence.replay.reason else "proven"
+        return certainty, f"{where} asserted on the device: {evidence.replay.message}"
+    if meaning is None:
+        if line is None:
+            return "likely", f"{where} is the op after which CUDA reported a device-side assert"
+        return "likely", f"{where} asserted on the device: `{line.expression}` failed"
+    if meaning.is_compiled:
+        return "likely", f"compiled code asserted on the device: {meaning.sentence}"
+    if argument := meaning.argument_of(name):
+        said = _values(evidence, argument)
+        return "likely", f"{where} asserted on the device: {argument}: {meaning.sentence}{said}"
+    if not name.startswith("aten::"):
+        return "likely", f"{where} asserted on the device: {meaning.sentence}"
+    return (
+        "unknown",
+        f"CUDA printed the assert of {_spoken(meaning)}, but {name} was the op that reported it: "
+        f"{meaning.sentence}",
+    )
+
+
+def _without_op(
+    evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
+) -> tuple[Certainty, str]:
+    if meaning is not None:
+        where = "compiled code" if meaning.is_compiled else _spoken(meaning)
+        return "likely", f"{where} asserted on the device: {meaning.sentence}"
+    if evidence.fact("device.lost_before"):
+        return "unknown", "CUDA reported a device-side assert that came before this cell"
+    said = f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
+    return "unknown", f"{said}, and no recorded op can be blamed for it"
+
+
+def _spoken(meaning: Meaning) -> str:
+    """Name the ops that print a text: ``gather, scatter, scatter_add or another``."""
+    names = [name.removeprefix("aten::") for name in meaning.ops]
+    if len(names) > _MAX_OPS:
+        return f"{', '.join(names[:_MAX_OPS])} or another"
+    *first, last = names or ["a kernel"]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _values(evidence: Evidence, argument: str) -> str:
+    """Give the range that a host copy holds, empty where no copy exists."""
+    fact = evidence.tensor(argument)
+    if fact is None or fact.summary.min is None:
+        return ""
+    return f"; {fact.expression or argument} holds {fact.summary.min} … {fact.summary.max}"
+
+
+def _of_text(line: AssertLine | None, meaning: Meaning) -> str:
+    if line is None or not line.expression or meaning.is_compiled:
+        return ""
+    return f"CUDA printed `{line.expression}`, the check of {_spoken(meaning)}."

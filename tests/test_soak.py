@@ -1,0 +1,43 @@
+"""Forty generated cells in one shell: every failure reported right, nothing left behind.
+
+``make soak`` runs a thousand.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.soak import Result, soak
+from cudalens import collect
+
+LIMIT_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The shell's own history and display warn of nothing that matters here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="IPython")
+        yield
+
+
+def run(cells: int, seed: int) -> Result:
+    return soak(cells, seed, LIMIT_S)
+
+
+def test_forty_cells_leave_nothing_behind() -> None:
+    """Good cells are quiet, failing ones are reported with value, op, line and cell."""
+    result = run(40, 7)
+    assert result.problems == []
+    assert result.cells == 40
+    assert result.failing >= 10
+    assert len(result.by_label) >= 5
+
+
+def test_the_soak_notices_a_wrong_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without a place, as when the stack cannot be read, are problems."""
+    monkeypatch.setattr(collect, "calling_frames", lambda **options: [])
+    assert any("place" in line or "line is" in line for line in run(1, 7).problems)
