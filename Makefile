@@ -34,7 +34,7 @@ types: $(STAMP) ## mypy, strict
 
 unit: $(STAMP) ## the tests without the notebooks
 	mkdir -p build
-	$(BIN)/python -m pytest --junitxml=build/junit.xml -m "not full and not gpu and not browser"
+	$(BIN)/python -m pytest -n auto --dist loadfile --junitxml=build/junit.xml -m "not full and not gpu and not browser"
 
 notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
 	$(ON_REHEARSAL) $(BIN)/python -m pytest -p no:randomly --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=120 --override-ini "addopts=" notebooks

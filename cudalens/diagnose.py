@@ -169,7 +169,7 @@ def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
         headline=found.headline,
         explanation=found.explanation,
         argument=found.argument,
-        context_usable=evidence.context_usable,
+        context_usable=evidence.context_usable if found.has_device else None,
     )
 
 

@@ -35,6 +35,8 @@ class HostVerdict:
     argument: str | None = None
     family: str | None = None
     """The family that knows the message, ``None`` when torch's words are only repeated."""
+    has_device: bool = True
+    """False when there is no device whose state could be told."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What was read from the message and the tensors; the hint rules of the family use it."""
 

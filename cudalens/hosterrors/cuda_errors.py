@@ -6,6 +6,7 @@ PyTorch prints the advice about device-side assertions under all of them.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from cudalens.hosterrors._base import HostVerdict, cuda, family
 from cudalens.model import Evidence
@@ -101,6 +102,7 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     r"Torch not compiled with CUDA enabled|Found no NVIDIA driver on your system"
     r"|No CUDA GPUs are available|CUDA error: no CUDA-capable device is detected"
     r"|Attempting to deserialize object on a CUDA device"
+    r"|Could not run '[\w:.]+' with arguments from the 'CUDA' backend"
 )
 def no_gpu(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """There is no GPU, or no build that can use one."""
@@ -109,12 +111,13 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         if "not compiled" in match[0]
         else "there is no GPU that this process can use"
     )
-    return cuda(
+    found = cuda(
         f"CUDA was asked for, and {reason}",
         "Nothing was launched. To try the cell without a GPU, turn on the rehearsal with "
         "%cudacheck simulate or cudalens.simulate() before it.",
         "proven",
     )
+    return replace(found, has_device=False)
 
 
 @family(r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient")
