@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,13 +37,11 @@ class Curve:
         return {str(size): value for size, value in self.points}
 
 
-def diagnose_s(fail: Callable[[], Any], repetitions: int = 3) -> float:
+def diagnose_s(fail: Callable[[], Any], repetitions: int = 3, **options: Any) -> float:
     """Give the median seconds from a guard's finding to the finished report."""
-    found = []
-    for _ in range(repetitions):
-        report = report_of(fail)
-        found.append(report.timing.diagnose_s)
-    return median(found)
+    # What the user made is old by the time that something fails: it is collected before.
+    gc.collect()
+    return median(report_of(fail, **options).timing.diagnose_s for _ in range(repetitions))
 
 
 def report_of(fail: Callable[[], Any], **options: Any) -> cudalens.Report:
@@ -103,53 +102,45 @@ def by_ops(sizes: Iterable[int], repetitions: int) -> tuple[Curve, Curve]:
     return guards, full
 
 
-def by_graph_nodes(sizes: Iterable[int]) -> Curve:
-    points = []
-    for size in sizes:
-        scores, bad = logits(size), labels()
-        points.append((size, diagnose_s(lambda: F.cross_entropy(scores, bad))))
-        _release(scores)
-    return _diagnosis("graph_nodes", "autograd nodes", points)
+Fail = Callable[[], Any]
 
 
-def _release(scores: Tensor) -> None:
-    # A long chain of nodes is freed by recursion unless a backward pass has taken it apart.
-    scores.sum().backward()
+def behind_graph(nodes: int) -> Fail:
+    """A loss whose scores have that many autograd nodes behind them."""
+    scores, bad = logits(nodes), labels()
+    # A long chain is freed by recursion, unless it lives on to the end of the process.
+    _kept.append(scores)
+    return lambda: F.cross_entropy(scores, bad)
 
 
-def by_index_elements(sizes: Iterable[int]) -> Curve:
-    points = []
-    for size in sizes:
-        table, index = torch.randn(CLASSES), torch.zeros(size, dtype=torch.int64)
-        index[size // 2] = CLASSES
-        points.append((size, diagnose_s(lambda: table.gather(0, index))))
-    return _diagnosis("index_elements", "elements of the index", points)
+_kept: list[Tensor] = []
 
 
-def by_history(sizes: Iterable[int]) -> Curve:
-    points = []
-    for size in sizes:
-
-        def fail(size: int = size) -> Any:
-            value, bad = torch.randn(ROWS, CLASSES), labels()
-            for _ in range(size):
-                value = value * 1.0
-            return F.cross_entropy(value, bad)
-
-        found = [report_of(fail, max_ops=size + 100).timing.diagnose_s for _ in range(3)]
-        points.append((size, median(found)))
-    return _diagnosis("history", "recorded ops", points)
+def with_index(elements: int) -> Fail:
+    """A lookup with one bad element in the middle."""
+    table, index = torch.randn(CLASSES), torch.zeros(elements, dtype=torch.int64)
+    index[elements // 2] = CLASSES
+    return lambda: table.gather(0, index)
 
 
-def by_namespace(sizes: Iterable[int]) -> Curve:
-    points = []
-    for size in sizes:
-        # The names are the cell's own globals, as in a notebook that has run for long.
-        names: dict[str, Any] = {f"value_{number}": torch.zeros(1) for number in range(size)}
-        names.update(F=F, scores=logits(), bad=labels(), __name__="__main__")
-        code = compile("F.cross_entropy(scores, bad)", "<cell>", "exec")
-        points.append((size, diagnose_s(lambda: exec(code, names))))
-    return _diagnosis("namespace", "names in the user's namespace", points)
+def after_ops(count: int) -> Fail:
+    """A loss after that many recorded ops."""
+
+    def fail() -> Any:
+        value, bad = torch.randn(ROWS, CLASSES), labels()
+        for _ in range(count):
+            value = value * 1.0
+        return F.cross_entropy(value, bad)
+
+    return fail
+
+
+def among_names(count: int) -> Fail:
+    """A loss in a namespace that has filled up, as a notebook's does in a long session."""
+    names: dict[str, Any] = {f"value_{number}": torch.zeros(1) for number in range(count)}
+    names.update(F=F, scores=logits(), bad=labels(), __name__="__main__")
+    code = compile("F.cross_entropy(scores, bad)", "<cell>", "exec")
+    return lambda: exec(code, names)
 
 
 class _Nested(nn.Module):
@@ -161,42 +152,42 @@ class _Nested(nn.Module):
         return self.inner(index)
 
 
-def by_module_depth(sizes: Iterable[int]) -> Curve:
-    points = []
-    for size in sizes:
-        model, index = _Nested(size), torch.tensor([0, 4])
-        points.append((size, diagnose_s(lambda: model(index))))
-    return _diagnosis("module_depth", "nested modules", points)
+def inside_modules(depth: int) -> Fail:
+    """A lookup below that many modules."""
+    model, index = _Nested(depth), torch.tensor([0, 4])
+    return lambda: model(index)
 
 
-def _diagnosis(name: str, x: str, points: list[tuple[int, float]]) -> Curve:
-    return Curve(
-        name=name,
-        title=f"Diagnosis against {x}",
-        x=x,
-        y="seconds from the finding to the report",
-        points=tuple(points),
-        budget=0.5,
-    )
+DIAGNOSES: tuple[tuple[str, str, Callable[[int], Fail], tuple[int, ...]], ...] = (
+    ("graph_nodes", "autograd nodes", behind_graph, (100, 1_000, 10_000, 100_000)),
+    (
+        "index_elements",
+        "elements of the index",
+        with_index,
+        (10, 1_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
+    ),
+    ("history", "recorded ops", after_ops, (10, 100, 1_000, 10_000)),
+    ("namespace", "names of the user", among_names, (10, 100, 1_000, 10_000, 100_000)),
+    ("module_depth", "nested modules", inside_modules, (1, 4, 16, 64)),
+)
 
 
 def diagnosis_curves(*, quick: bool) -> tuple[Curve, ...]:
     """Give every curve of the diagnosis; the quick ones only show that they can be made."""
-    report_of(lambda: F.cross_entropy(logits(), labels()))  # loads what is loaded on first use
-    if quick:
-        return (
-            by_graph_nodes((100, 300)),
-            by_index_elements((10, 1000)),
-            by_history((10, 100)),
-            by_namespace((10, 100)),
-            by_module_depth((1, 4)),
+    report_of(after_ops(1))  # loads what is loaded on first use
+    return tuple(
+        Curve(
+            name=name,
+            title=f"Diagnosis against {x}",
+            x=x,
+            y="seconds from finding to report",
+            points=tuple(
+                (size, diagnose_s(failing(size), max_ops=20_000))
+                for size in sizes[: 2 if quick else None]
+            ),
+            budget=0.5,
         )
-    return (
-        by_graph_nodes((100, 1_000, 10_000, 100_000)),
-        by_index_elements((10, 1_000, 100_000, 1_000_000, 10_000_000, 100_000_000)),
-        by_history((10, 100, 1_000, 10_000, 100_000)),
-        by_namespace((10, 100, 1_000, 10_000, 100_000)),
-        by_module_depth((1, 4, 16, 64)),
+        for name, x, failing, sizes in DIAGNOSES
     )
 
 

@@ -23,10 +23,11 @@ def memory(steps: int) -> dict[str, Any]:
         resident memory and its growth over the second half of the steps, in bytes; and the
         ratio of the device's peaks.
     """
-    found: dict[str, Any] = {
-        kind: measured_in_child(__name__, kind, str(steps)) for kind in KINDS
-    }
+    found: dict[str, Any] = {kind: measured_in_child(__name__, kind, str(steps)) for kind in KINDS}
     plain, full = (found[kind] for kind in KINDS)
+    found["steps"] = steps
+    found["device"] = full.pop("device")
+    plain.pop("device")
     found["peak_device_ratio"] = round(full["peak_device"] / plain["peak_device"], 4)
     found["device_is_same_after_each_step"] = plain.pop("after_steps") == full.pop("after_steps")
     return found
@@ -43,6 +44,7 @@ def _child(kind: str, steps: int) -> dict[str, Any]:
     from benchmarks.steps import transformer
 
     torch.set_num_threads(1)
+    has_gpu = torch.cuda.is_available()
     step = transformer(cudalens.ensure_cuda())
     step()
     gc.collect()
@@ -66,6 +68,7 @@ def _child(kind: str, steps: int) -> dict[str, Any]:
     else:
         run()
     return {
+        "device": "a GPU" if has_gpu else "the rehearsal device",
         "peak_device": torch.cuda.max_memory_allocated(),
         "after_steps": after,
         "device_growth": after[-1] - after[steps // 2 - 1],

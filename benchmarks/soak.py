@@ -284,7 +284,8 @@ class Soak:
             header += " --nan"
         elif header and self.rng.random() < 0.3:
             header += " --fast"
-        if self.rng.random() >= 1 / 3:
+        # Without the extension nothing may fail, so a few more than a third do with it.
+        if self.rng.random() >= 0.42:
             cell = _good(self.rng)
         elif is_nan and self.rng.random() < 0.3:
             cell = _nonfinite(self.rng)

@@ -34,9 +34,10 @@ def explained(
     known = getattr(error, "__cudalens_report__", None)
     if isinstance(known, Report):
         return known  # a session inside this one has said it all
-    if (earlier := _earlier(error)) is not None:
-        return _attached(error, earlier, f"cudalens: {lostcontext.reminder(earlier)}")
     limits = collect.Limits()
+    earlier = limits.attempt("earlier failure", lambda: _earlier(error), None)
+    if earlier is not None:
+        return _attached(error, earlier, f"cudalens: {lostcontext.reminder(earlier)}")
 
     def full() -> Report:
         evidence = postmortem.evidence_of_error(

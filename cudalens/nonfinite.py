@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cudalens import _torch
 from cudalens.facts import Bounds, Offender, Violation
+from cudalens.interrupts import Uninterrupted
 from cudalens.values import find_offenders, number
 
 OnNonFinite = Callable[[Any, Mapping[str, Any], Tensor, Violation], BaseException | None]
@@ -46,11 +47,19 @@ class NonFiniteWatch:
             skip = self._skipped[op] = _makes_no_values(op)
         if skip:
             return
-        with _torch.plain_torch():
-            for tensor in _floats((result,) if result is not None else args[:1]):
-                if _is_finite(tensor):
-                    self._remember(tensor)
-                else:
+        with _torch.NoTorchFunction(), _torch.BelowAutograd():
+            if not _torch.has_dispatch_modes():
+                self._look(op, args, kwargs, result)
+                return
+            with Uninterrupted(), _torch.no_dispatch_modes():
+                self._look(op, args, kwargs, result)
+
+    def _look(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        for tensor in _floats((result,) if result is not None else args[:1]):
+            if _is_finite(tensor):
+                self._remember(tensor)
+            else:
+                with torch.no_grad():
                     self._judge(op, args, kwargs, tensor)
 
     def _judge(

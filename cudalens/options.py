@@ -58,7 +58,7 @@ class Options:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        msg = f"{message} (%cudacheck --help lists the options)"
+        msg = f"{message} (--help lists the options)"
         raise OptionsError(msg)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -98,7 +100,8 @@ class CheckSession:
         if not self.fast:
             self._enter_recording(stack)
         # Waiting, as after each op: what was launched before must not be blamed on this block.
-        self._was_lost = lostcontext.probe(wait=self.sync and not self.fast) is not None
+        probe = partial(lostcontext.probe, wait=self.sync and not self.fast)
+        self._was_lost = self._attempt("device", probe) is not None
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.devicetext import DeviceText
@@ -114,9 +117,13 @@ class CheckSession:
         self.recorder = self._optional(stack, "recorder", make)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
+        # A cell runs without what cannot be opened, and the report says so.
+        return self._attempt(what, lambda: stack.enter_context(make()))
+
+    def _attempt(self, what: str, function: Callable[[], Any]) -> Any:
         try:
-            return stack.enter_context(make())
-        except Exception as trouble:  # a cell runs without it, and the report says so
+            return function()
+        except Exception as trouble:  # our failure must not hide the user's
             self.trouble(fallback.trouble_line(what, trouble))
             return None
 
@@ -136,19 +143,16 @@ class CheckSession:
         finally:
             self._remove()
         if error is not None:
-            hide_own_frames(error)
+            self._attempt("traceback", partial(hide_own_frames, error))
         if report is not None:
-            self._publish(report, error)
-            self._save()
+            limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
+            self._publish(self._saved(replace(report, limits=limits)), error)
 
     def _remove(self) -> None:
         for line in self.recorder.limits if self.recorder is not None else ():
             self.trouble(line)
-        try:
-            with Uninterrupted():
-                self._stack.close()
-        except Exception as trouble:  # what cannot be removed must not hide the user's error
-            self.trouble(fallback.trouble_line("removal", trouble))
+        with Uninterrupted():
+            self._attempt("removal", self._stack.close)
         self.recorder = None
 
     def __enter__(self) -> CheckSession:
@@ -211,11 +215,9 @@ class CheckSession:
 
     def _publish(self, report: Report, error: BaseException | None) -> None:
         """Make this the report of the session, of the process and of the exception."""
-        own = self.recorder.limits if self.recorder is not None else ()
-        limits = tuple(dict.fromkeys((*report.limits, *own, *self._troubles)))
-        self.report = PROCESS.last = replace(report, limits=limits)
+        self.report = PROCESS.last = report
         if not self.is_reminder:
-            lostcontext.remember(self.report)
+            self._attempt("memory", partial(lostcontext.remember, report))
         if self.swallowed or error is None:
             return
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
@@ -262,16 +264,15 @@ class CheckSession:
             return error
         return None
 
-    def _save(self) -> None:
-        if self.report is None:
-            return
+    def _saved(self, report: Report) -> Report:
+        """Write the files that were asked for; what could not be written becomes a limit."""
         for path in self._files:
             try:
-                self.report.save(path)
+                report.save(path)
             except Exception as trouble:  # a view that fails must not hide the user's error
                 line = f"{path.name} was not written: {trouble}"
-                self.report = replace(self.report, limits=(*self.report.limits, line))
-                PROCESS.last = self.report
+                report = replace(report, limits=(*report.limits, line))
+        return report
 
     @property
     def kind(self) -> Kind | None:
@@ -280,14 +281,20 @@ class CheckSession:
 
 
 def _listed(others: list[Report]) -> str:
-    lines = [item.headline for item in others[:5]]
+    times = Counter(item.headline for item in others)
+    lines = [text if n == 1 else f"{text} ({n} times)" for text, n in list(times.items())[:5]]
     return f": {'; '.join(lines)}." if lines else "."
 
 
 def check(**options: Any) -> CheckSession:
     """Check a block of code as ``%%cudacheck`` checks a cell; options as keyword arguments.
 
+    Args:
+        options: those of :class:`CheckSession`; ``--no-sync`` is ``no_sync=True`` (``sync=False``).
+
     Returns:
         a context manager; its ``report`` is the :class:`Report`, ``None`` when nothing is wrong.
     """
+    for name in [item for item in options if item.startswith("no_")]:
+        options[name.removeprefix("no_")] = not options.pop(name)
     return CheckSession(**options)

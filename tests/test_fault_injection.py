@@ -72,6 +72,9 @@ OF_FINDINGS = {
     "history": "recorder:Recorder.history",
     "provenance": "recorder:Recorder.provenance",
     "synchronisation": "recorder:Recorder.synchronize",
+    "observations": "collect:observe",
+    "memory": "lostcontext:remember",
+    "traceback": "session:hide_own_frames",
 }
 """Stages on the way from a guard's finding to its report."""
 UNSEEN = {
@@ -82,6 +85,7 @@ UNSEEN = {
     ("synchronisation", "gives an object"),
     ("synchronisation", "raises"),
     ("synchronisation", "runs out of memory"),
+    *((stage, way) for stage in ("memory", "traceback") for way in WAYS),
     ("summaries", "gives None"),
     ("summaries", "gives an object"),
     ("environment", "gives None"),
@@ -101,9 +105,11 @@ OF_ERRORS = {
     "history": "recorder:Recorder.history",
     "device text": "devicetext:DeviceText.text",
     "hints": "diagnose:find_hints",
-    "diagnosis": "session:diagnose",
-    "note": "session:note",
+    "diagnosis": "conclusion:diagnose",
+    "note": "conclusion:note",
     "graph": "postmortem:_graph",
+    "lost context": "lostcontext:is_lost",
+    "memory": "lostcontext:remember",
     "environment": "environment:describe",
 }
 """Stages on the way from an exception of torch's to its report."""
@@ -200,7 +206,7 @@ def test_an_exception_of_torchs_survives(stage: str) -> None:
         assert str(caught.value) == seen[-1][1]
         assert isinstance(session.report, Report)
         assert len(caught.value.__notes__) == 1
-        if way in {"raises", "runs out of memory"} and stage != "note":
+        if way in {"raises", "runs out of memory"} and stage not in {"note", "memory"}:
             assert session.report.limits, f"nothing is said to be missing: {way}"
     assert_all_is_well()
 
@@ -250,7 +256,8 @@ def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -
     [
         "devicetext:DeviceText.__enter__",
         "recorder:Recorder.__enter__",
-        "postmortem:eager_stance",
+        "eager:EagerCompiler.__enter__",
+        "lostcontext:probe",
         "recorder:Recorder.__init__",
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import sys
 import threading
@@ -435,9 +436,12 @@ def _interrupted_at(instant: int) -> bool:
         if not frame.f_code.co_filename.startswith(root):
             return None
         frame.f_trace_opcodes = True
-        # The first instructions of __exit__ come before anything can be caught.
+        # The first instructions of __exit__ come before anything can be caught, the return of
+        # __enter__ after it.
         is_entry = frame.f_code.co_name == "__exit__" and frame.f_lasti < 8
-        if event == "opcode" and not is_entry:
+        opcode = frame.f_code.co_code[frame.f_lasti] if event == "opcode" else None
+        is_return = frame.f_code.co_name == "__enter__" and opcode == dis.opmap["RETURN_VALUE"]
+        if event == "opcode" and not is_entry and not is_return:
             count += 1
             if count == instant:
                 raise KeyboardInterrupt

@@ -204,7 +204,7 @@ def user_guard(op: Any, check: Check) -> Guard:
         GuardRegistrationError: no such op is registered, or ``check`` asks for arguments that the
             op does not have.
     """
-    spelled = op if isinstance(op, str) else full_name(op)
+    spelled = op if isinstance(op, str) else full_name(op) if hasattr(op, "_schema") else repr(op)
     if "::" not in spelled:
         msg = f"{spelled!r} is no op name: write it as namespace::op, such as 'mylib::lookup'"
         raise GuardRegistrationError(msg)

@@ -85,9 +85,9 @@ def role_of(evidence: Evidence) -> Role | None:
     if violation.size is None or not isinstance(violation.bounds.max, int):
         return None
     name = evidence.op.name or ""
+    if name.endswith("_backward"):
+        return None  # they were in range in the forward call: no counting mistake
     if name in LABEL_OPS:
-        if name.endswith("_backward"):
-            return None  # they were in range in the forward call: no counting mistake
         return "label" if violation.argument == "target" else None
     if name in LOOKUP_OPS:
         return _role_in_table(evidence, fact) if violation.argument == "indices" else None

@@ -6,7 +6,7 @@ from cudalens.facts import Hint
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, list_of, rewritten, with_keyword
 from cudalens.hints._reading import Ids, ids_of, is_wrapped, parsed, shifting_step
-from cudalens.hints._roles import LABEL_OPS, bad_values, fault, in_library
+from cudalens.hints._roles import bad_values, fault, in_library
 from cudalens.model import Evidence
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
@@ -15,22 +15,28 @@ _GRAYS = (128, 255)
 _MAX_CLASSES = 1 << 20
 
 
+_CHECKED_IN_FORWARD = {
+    "aten::nll_loss_backward": "labels",
+    "aten::nll_loss2d_backward": "labels",
+    "aten::embedding_dense_backward": "ids",
+}
+
+
 @rule(priority=3)
 def changed_since_forward(evidence: Evidence) -> Hint | None:
-    """The labels were in range in the forward call: somebody wrote over them before backward."""
-    name, violation = evidence.op.name or "", evidence.violation
-    if violation is None or not violation.offenders.first or name not in LABEL_OPS:
+    """The values were in range in the forward call: somebody wrote over them before backward."""
+    what, violation = _CHECKED_IN_FORWARD.get(evidence.op.name or ""), evidence.violation
+    if violation is None or not violation.offenders.first or what is None:
         return None
-    if not name.endswith("_backward") or evidence.tensor("target") is None:
+    if evidence.tensor(violation.argument) is None:
         return None
-    writer = next((step for step in evidence.provenance if (step.op or "").endswith("_")), None)
-    writer = writer or next((item for item in evidence.provenance if "_." in (item.op or "")), None)
-    line = writer.source.line if writer is not None and writer.source is not None else None
-    where = f", in line {line}" if line is not None else ""
+    steps = [step for step in evidence.provenance if step.op and step.source is not None]
+    writer = next((step for step in steps if (step.op or "").split(".")[0].endswith("_")), None)
+    where = f", in line {writer.source.line}" if writer is not None and writer.source else ""
     return Hint(
-        text="the forward call took these labels, so they were in range then: the tensor was "
+        text=f"the forward call took these {what}, so they were in range then: the tensor was "
         f"written over between forward and backward{where}",
-        fix="labels.clone()  # give the loss a copy, where the buffer is filled again",
+        fix=f"{what}.clone()  # give the forward call a copy, where the buffer is filled again",
     )
 
 

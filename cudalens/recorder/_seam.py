@@ -52,6 +52,16 @@ _FLAGS = {
 """What a mode saves on entering, and which variable of torch's it saves."""
 
 
+_open: set[int] = set()
+"""The recorders that are installed, in all threads."""
+_without: dict[str, bool] = {}
+"""Torch's flags as they were before the first of them."""
+
+
+def _current_flags() -> dict[str, bool]:
+    return {name: getattr(_python_dispatch, name) for name in _FLAGS.values()}
+
+
 class RecorderMode(TorchDispatchMode):
     """A dispatch mode that costs little and is removed wherever in the stack it is.
 
@@ -65,7 +75,16 @@ class RecorderMode(TorchDispatchMode):
 
     def install(self) -> None:
         """Put this mode on top of the stack."""
+        is_alone = not _get_current_dispatch_mode_stack()
+        if not _open:
+            _without.update(_current_flags())
+        _open.add(id(self))
         super().__enter__()  # type: ignore[no-untyped-call]
+        if is_alone:
+            # The flags belong to the process: a recorder of another thread may have set them.
+            for saved, current in _FLAGS.items():
+                if flags := getattr(self, saved, None):
+                    flags[-1] = _without[current]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,6 +101,7 @@ class RecorderMode(TorchDispatchMode):
 
         Whatever an interrupt left half done is completed; a second call does nothing.
         """
+        _open.discard(id(self))
         if self not in _get_current_dispatch_mode_stack():
             if not self.old_dispatch_mode_flags:
                 return
@@ -91,10 +111,14 @@ class RecorderMode(TorchDispatchMode):
             flags = getattr(self, saved, None)
             if flags is not None and not flags:
                 flags.append(getattr(_python_dispatch, current))
+        during = _current_flags()
         if _get_current_dispatch_mode_stack()[-1] is self:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         else:
             self._remove_from_below()
+        if _open:  # in another thread: torch still has a mode
+            for name, value in during.items():
+                setattr(_python_dispatch, name, value)
 
     def _remove_from_below(self) -> None:
         above = []

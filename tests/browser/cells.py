@@ -1,4 +1,4 @@
-"""The cells that the browser runs: the quickstart's failing one, on a real or a simulated device."""
+"""The cells that the browser runs, on a real or a simulated device."""
 
 SETUP = """\
 %load_ext cudalens

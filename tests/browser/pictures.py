@@ -14,8 +14,8 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 SIZE = {"width": 1400, "height": 1700}
-COLOURS = 128
-STEP_COLOURS = 48
+COLOURS = 256
+STEP_COLOURS = 96
 STEP_WIDTH = 880
 STEP_MS = 2200
 MAX_BYTES = 200_000
@@ -80,7 +80,7 @@ def steps(reader: Reader) -> list[Image.Image]:
 
 def save(picture: Image.Image, path: Path) -> None:
     """Write a PNG with few colours."""
-    picture.quantize(COLOURS).save(path, optimize=True)
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     report(path)
 
 
@@ -93,7 +93,7 @@ def save_steps(frames: list[Image.Image], path: Path) -> None:
         )
         for frame in frames
     ]
-    palette = small[1].quantize(STEP_COLOURS)
+    palette = small[1].quantize(STEP_COLOURS, Image.Quantize.MAXCOVERAGE)
     drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in small]
     drawn[0].save(
         path, save_all=True, append_images=drawn[1:], duration=STEP_MS, loop=0, optimize=True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
+import cells
 import pytest
-from labpage import LENS, Reader, open_notebook, run_cell
+from labpage import LENS, Reader, open_notebook, run_cell, write_notebook
 from labserver import Lab
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
@@ -215,7 +215,7 @@ def test_text_can_be_read(
 
 
 def _reopened(lab: Lab, browser: Browser, opened: Reader, theme: str, width: int) -> Reader:
-    _save(opened)
+    _save(opened, lab.directory / "quickstart.ipynb")
     base, _, high = theme.partition(" ")
     lab.use_theme(f"JupyterLab {base}")
     context = browser.new_context(
@@ -230,16 +230,21 @@ def _reopened(lab: Lab, browser: Browser, opened: Reader, theme: str, width: int
     return reader
 
 
-def _save(reader: Reader) -> None:
-    reader.page.locator(".jp-Notebook").press("Control+s")
-    expect(reader.page.locator(".jp-Document .jp-mod-dirty")).to_have_count(0)
+def _save(reader: Reader, path: Path) -> None:
+    """Save the notebook and wait until the report lies in the file."""
+    for _ in range(20):
+        reader.page.locator(".jp-Notebook").press("Control+s")
+        reader.page.wait_for_timeout(500)
+        if "cl-card" in path.read_text(encoding="utf-8"):
+            return
+    raise AssertionError(f"{path.name} was not saved")
 
 
 def test_a_notebook_is_small_and_reopens(
     reader: Reader, lab: Lab, context: BrowserContext, pictures: Path
 ) -> None:
     """From disk, with the kernel still there: the lens is back and answers."""
-    _save(reader)
+    _save(reader, lab.directory / "quickstart.ipynb")
     size = (lab.directory / "quickstart.ipynb").stat().st_size
     assert size < 300_000
     again = Reader(context.new_page())
@@ -256,12 +261,12 @@ def test_a_saved_view_needs_no_kernel(
     """With JupyterLab's "Save Widget State Automatically", after the kernel is gone."""
     lab.save_widgets(True)
     first = Reader(browser.new_page(viewport={"width": 1400, "height": 1000}))
-    shutil.copy(lab.directory / "quickstart.ipynb", lab.directory / "kept.ipynb")
+    write_notebook(lab.directory / "kept.ipynb", cells.SETUP, cells.FAILING)
     open_notebook(first.page, lab, "kept.ipynb")
     for number in (0, 1):
         run_cell(first.page, number)
     first.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
-    _save(first)
+    _save(first, lab.directory / "kept.ipynb")
     first.page.close()
     lab.stop_kernel("kept.ipynb")
     saved = json.loads((lab.directory / "kept.ipynb").read_text(encoding="utf-8"))
@@ -281,7 +286,7 @@ def test_notebook_7_shows_the_same(
     lab: Lab, opened: Reader, context: BrowserContext, pictures: Path
 ) -> None:
     """With mouse, keyboard and an answer from Python."""
-    _save(opened)
+    _save(opened, lab.directory / "quickstart.ipynb")
     reader = Reader(context.new_page())
     open_notebook(reader.page, lab, "quickstart.ipynb", classic=True)
     run_cell(reader.page, 1)
@@ -300,7 +305,7 @@ def test_a_foreign_notebook_shows_the_static_twin(
     lab: Lab, opened: Reader, context: BrowserContext
 ) -> None:
     """Sent by mail it is not trusted: no script, no widget, no picture; the facts in tables."""
-    _save(opened)
+    _save(opened, lab.directory / "quickstart.ipynb")
     source = json.loads((lab.directory / "quickstart.ipynb").read_text(encoding="utf-8"))
     source["metadata"]["title"] = "changed by somebody, so its signature does not hold"
     (lab.directory / "mail.ipynb").write_text(json.dumps(source), encoding="utf-8")
@@ -330,3 +335,13 @@ def test_nothing_outside_changes_its_look(reader: Reader) -> None:
     without = page.evaluate(script)
     page.evaluate("document.querySelectorAll('.cl-lens style').forEach(s => { s.media = '' })")
     assert before == without
+
+
+def test_the_contrast_reading_sees_pale_text(reader: Reader) -> None:
+    """Grey on white and pale words in a picture are both found."""
+    for rule in (".cl-lens .cl-sub{color:#bbb!important}", ".cl-lens svg text{fill:#ddd!important}"):
+        handle = reader.page.add_style_tag(content=rule)
+        found = reader.lens.evaluate(CONTRAST)
+        handle.evaluate("style => style.remove()")
+        assert any(item["ratio"] < 4.5 for item in found), rule
+    assert all(item["ratio"] >= 4.5 for item in reader.lens.evaluate(CONTRAST))

@@ -1,0 +1,127 @@
+"""Measure everything, print one table, and write the results and the pages that quote them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import growth, pages, startup
+from benchmarks.children import ROOT
+from benchmarks.measure import compare
+from benchmarks.memory import memory
+from benchmarks.steps import workloads
+from benchmarks.tools import ANOMALY, DEBUG_MODE, DEBUG_TRACES, FULL, GUARDS, NAN, available
+
+NAMED = (GUARDS, FULL, NAN, DEBUG_MODE, DEBUG_TRACES, ANOMALY)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Describe the machine in general words."""
+    kind = torch.cuda.get_device_name() if device == "cuda" else "CPU only"
+    return {
+        "cores": os.cpu_count(),
+        "device": kind,
+        "python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def overheads(device: str, *, quick: bool) -> dict[str, Any]:
+    """Measure every tool on every step."""
+    found: dict[str, Any] = {}
+    for workload in workloads(device)[: 1 if quick else None]:
+        say(f"steps: {workload.description}")
+        step = workload.make(device)
+        ratios: dict[str, Any] = {}
+        plain_s = 0.0
+        for is_slow in (True, False):
+            tools = available(device, lambda tool, is_slow=is_slow: tool.is_slow is is_slow)
+            measured, plain_s = compare(
+                step,
+                {tool.name: tool.opener for tool in tools},
+                repetitions=1 if quick else 5 if is_slow else 15,
+                steps=1 if quick else 4 if is_slow else 12,
+                device=device,
+            )
+            ratios |= {name: ratio.to_dict() for name, ratio in measured.items()}
+        found[workload.name] = {
+            "description": workload.description,
+            "plain_ms": round(1000 * plain_s, 2),
+            "ratios": ratios,
+        }
+    return found
+
+
+def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
+    """Measure everything."""
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    steps = overheads(device, quick=quick)
+    say("growth with the ops of a step")
+    sizes, repetitions = ((10, 30), 1) if quick else ((10, 100, 1_000, 10_000), 5)
+    curves = list(growth.by_ops(sizes, repetitions))
+    say("growth of the diagnosis")
+    curves += growth.diagnosis_curves(quick=quick)
+    for curve in curves:
+        growth.draw(curve, pictures)
+    say("start and weight")
+    starts = startup.startup(1 if quick else 5)
+    weights = startup.weights()
+    say("memory")
+    by_name = {curve.name: curve.to_dict() for curve in curves}
+    used = memory(4 if quick else 200)
+    small = steps["transformer"]["ratios"]
+    return {
+        "machine": machine(device),
+        **{f"{name}_step_ratio": small[name]["median"] for name in NAMED},
+        **starts,
+        "diagnose_s": by_name["graph_nodes"],
+        **weights,
+        "peak_device_ratio": used["peak_device_ratio"],
+        "steps": steps,
+        "growth": by_name,
+        "memory": used,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; give the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="one repetition of small sizes: numbers mean nothing"
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=ROOT,
+        help="folder to write benchmarks/results.json and docs/ to, and whose README.md is updated",
+    )
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    docs: Path = options.to / "docs"
+    results = measure(quick=options.quick, pictures=docs / "performance")
+    file = options.to / "benchmarks" / "results.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    (docs / "performance.md").write_text(pages.performance_page(results), encoding="utf-8")
+    if (options.to / "README.md").exists():
+        pages.write_readme(options.to / "README.md", results)
+    say(f"{time.monotonic() - started:.0f} s")
+    print(pages.summary(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The table at the end of a run, the page docs/performance.md and the README's section."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tools import TOOLS
+
+COMMAND = "make bench"
+MARKS = ("<!-- costs:begin -->", "<!-- costs:end -->")
+SHORT = ("guards", "full", "nan", "anomaly", "debugmode", "debugmode_traces")
+LABELS = {tool.name: tool.label for tool in TOOLS}
+WORKLOADS = {
+    "transformer": "transformer",
+    "conv": "conv net",
+    "tiny_bert": "tiny BERT",
+    "bert_base": "BERT-base",
+    "gpt2_medium": "GPT-2 medium",
+}
+BUDGETS = (
+    ("guards only, small transformer step", "guards_step_ratio", 1.05, "×"),
+    ("full check, same step", "full_step_ratio", 2.0, "×"),
+    ("`%load_ext cudalens`, without importing torch", "load_ext_ms", 50.0, " ms"),
+    ("failure to report, slowest autograd graph", "diagnose_max_s", 0.5, " s"),
+    ("HTML report", "report_html_kb", 200.0, " kB"),
+    ("saved notebook with one report", "notebook_kb", 300.0, " kB"),
+    ("peak of device memory, full check to plain", "peak_device_ratio", 1.0, "×"),
+)
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def _table(head: tuple[str, ...], rows: list[str]) -> str:
+    return "\n".join([_row(*head), _row(*["---"] * len(head)), *rows])
+
+
+def _range(found: dict[str, Any]) -> str:
+    return f"{found['median']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def ratios_table(results: dict[str, Any]) -> str:
+    """One row a tool, one column a training step."""
+    steps = results["steps"]
+    rows = []
+    for name, label in LABELS.items():
+        cells = [
+            _range(found["ratios"][name]) if name in found["ratios"] else "–"
+            for found in steps.values()
+        ]
+        if any(cell != "–" for cell in cells):
+            rows.append(_row(label, *cells))
+    heads = [f"{WORKLOADS[name]} ({found['plain_ms']:.1f} ms)" for name, found in steps.items()]
+    return _table(("tool", *heads), rows)
+
+
+def budget_table(results: dict[str, Any]) -> str:
+    """One row a budget: what it is, what was measured."""
+    values = {**results, "diagnose_max_s": max(results["diagnose_s"].values())}
+    rows = []
+    for what, key, budget, unit in BUDGETS:
+        verdict = "met" if values[key] <= budget else "**missed**"
+        rows.append(_row(what, f"≤ {budget:g}{unit}", f"{values[key]:g}{unit}", verdict))
+    return _table(("what", "budget", "measured", ""), rows)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """Give the one table that a run ends with."""
+    lines = [ratios_table(results), "", budget_table(results), "", _curves(results)]
+    return "\n".join(lines)
+
+
+def _curves(results: dict[str, Any]) -> str:
+    rows = [
+        _row(name.replace("_", " "), ", ".join(f"{x}: {y:.3g}" for x, y in points.items()))
+        for name, points in results["growth"].items()
+    ]
+    return _table(("against", "measured"), rows)
+
+
+def _machine(results: dict[str, Any]) -> str:
+    found = results["machine"]
+    return (
+        f"{found['cores']} cores, {found['device']}, one thread; "
+        f"Python {found['python']}, torch {found['torch']}"
+    )
+
+
+def costs_section(results: dict[str, Any]) -> str:
+    """Give the README's short table."""
+    ratios = results["steps"]["transformer"]["ratios"]
+    rows = [_row(LABELS[name], _range(ratios[name])) for name in SHORT if name in ratios]
+    slowest = max(results["diagnose_s"].values())
+    sizes = list(results["diagnose_s"])
+    return f"""\
+CPU time of a training step of a 2-layer transformer, in times the plain step: median [95 % range].
+
+{_table(("", "× plain"), rows)}
+
+From the bad value to the finished report {slowest:.2g} s at most, for {sizes[0]} to {sizes[-1]} \
+nodes of the autograd graph.  The HTML report has {results["report_html_kb"]:.0f} kB, a saved \
+notebook with one report {results["notebook_kb"]:.0f} kB, the wheel {results["wheel_kb"]:.0f} kB; \
+`%load_ext cudalens` takes {results["load_ext_ms"]:.0f} ms and does not import torch.  Checking \
+takes no device memory of its own: the peak of 200 training steps is \
+{results["peak_device_ratio"]:.3g} times the plain one.
+
+Measured by `{COMMAND}` on {_machine(results)}.  More steps, other tools, growth and memory: \
+[docs/performance.md](docs/performance.md)."""
+
+
+def performance_page(results: dict[str, Any]) -> str:
+    """Give docs/performance.md."""
+    pictures = "\n".join(
+        f"![{name.replace('_', ' ')}](performance/{name}.svg)" for name in results["growth"]
+    )
+    starts = [
+        ("`import cudalens`", "import_ms"),
+        ("`%load_ext cudalens`", "load_ext_ms"),
+        ("first `%%cudacheck`, with torch imported", "first_check_ms"),
+        ("each further `%%cudacheck` of an empty cell", "check_ms"),
+        ("`cudalens.simulate()`", "simulate_ms"),
+    ]
+    weights = [
+        ("HTML report", "report_html_kb"),
+        ("display bundle (text and HTML)", "report_bundle_kb"),
+        ("saved notebook with one report, widget state included", "notebook_kb"),
+        ("wheel", "wheel_kb"),
+    ]
+    start_rows = [_row(label, f"{results[key]:.1f}") for label, key in starts if key in results]
+    memory = results["memory"]
+    kinds = [(kind, memory[kind]) for kind in ("plain", "full")]
+    same = "yes" if memory["device_is_same_after_each_step"] else "no"
+    return f"""\
+# What cudalens costs
+
+Written by `{COMMAND}`; the numbers are also in `benchmarks/results.json`.
+Measured on {_machine(results)}.
+
+## Budgets
+
+{budget_table(results)}
+
+## A training step
+
+CPU time of whole steps (forward, backward, optimizer), in times the plain step: the median of \
+interleaved repetitions, each between two plain ones, with the 95 % range of that median.  The \
+guards are forced to act on CPU tensors.  The control is the plain step measured as if it were a \
+tool: it shows the error of the method.  Small steps show overhead at its worst.
+
+{ratios_table(results)}
+
+DebugMode records and keeps every tensor that it saw; it is opened anew for each step.
+
+## Growth
+
+Nothing may grow with what is not looked at.  Seconds are from the finding to the finished report.
+
+{_curves(results)}
+
+{pictures}
+
+## Start
+
+{_table(("", "ms"), start_rows)}
+
+## Weight
+
+{_table(("", "kB"), [_row(label, f"{results[key]:.1f}") for label, key in weights])}
+
+## Memory
+
+{memory["steps"]} training steps of the small transformer on {memory["device"]}.
+
+{_table(("bytes", "plain", "full check"), _memory_rows(kinds))}
+
+The device's memory is the same after each step as without the check: {same}.
+"""
+
+
+def _memory_rows(kinds: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    labels = {
+        "peak_device": "peak of device memory",
+        "device_growth": "growth of device memory, second half of the steps",
+        "peak_resident": "peak of resident memory",
+        "resident_growth": "growth of resident memory, second half of the steps",
+    }
+    return [
+        _row(label, *[f"{found[key]:,}" for _, found in kinds]) for key, label in labels.items()
+    ]
+
+
+def write_readme(path: Path, results: dict[str, Any]) -> None:
+    """Replace the section between the marks.
+
+    Raises:
+        ValueError: the file does not have both marks.
+    """
+    text = path.read_text(encoding="utf-8")
+    begin, end = MARKS
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", flags=re.DOTALL)
+    if not pattern.search(text):
+        msg = f"{path.name} has no section between {begin} and {end}"
+        raise ValueError(msg)
+    section = f"{begin}\n\n{costs_section(results)}\n\n{end}"
+    path.write_text(pattern.sub(lambda _: section, text), encoding="utf-8")
