@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update test-browser pictures test-all soak test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update test-browser pictures test-all soak bench test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -60,6 +60,9 @@ pictures: $(VENV)/.browser ## make the README's pictures of the lens from the re
 
 soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
 	$(BIN)/python -m benchmarks.soak
+
+bench: $(STAMP) ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
+	$(BIN)/python -m benchmarks
 
 test-gpu: ## the tests that need a CUDA device, with the python at hand
 	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider

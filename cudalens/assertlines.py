@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 MAX_LINES = 20
 _LINE = re.compile(
-    r"(?P<file>[^\s:]+):(?P<line>\d+): (?P<function>.*?): block: \[(?P<block>[^\]]*)\], "
+    r"(?P<file>[^\s:]+):(?P<line>\d+): (?:(?P<function>.*?): )?block: \[(?P<block>[^\]]*)\], "
     r"thread: \[(?P<thread>[^\]]*)\] Assertion `(?P<expression>.*)` failed\."
 )
 
@@ -32,22 +33,40 @@ class AssertLine:
         return f"{self.first} ({self.count} times, {self.blocks} blocks, {self.threads} threads)"
 
 
-def fold(raw: str) -> tuple[AssertLine, ...]:
-    """Give the different assertions of a printed text, in order of appearance, at most 20."""
-    found: dict[tuple[str, str, str, str], list[re.Match[str]]] = {}
-    for match in _LINE.finditer(raw):
-        key = (match["file"], match["line"], match["function"], match["expression"])
-        found.setdefault(key, []).append(match)
+@dataclass
+class _Seen:
+    """What was seen of one assertion so far."""
+
+    first: str
+    count: int = 0
+    blocks: set[str] = field(default_factory=set)
+    threads: set[tuple[str, str]] = field(default_factory=set)
+
+
+def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
+    """Give the different assertions of a printed text, in order of appearance, at most 20.
+
+    Args:
+        raw: the text, or its lines.
+    """
+    found: dict[tuple[str, str, str, str], _Seen] = {}
+    for text in raw.splitlines() if isinstance(raw, str) else raw:
+        for match in _LINE.finditer(text):
+            key = (match["file"], match["line"], match["function"] or "", match["expression"])
+            seen = found.setdefault(key, _Seen(match[0]))
+            seen.count += 1
+            seen.blocks.add(match["block"])
+            seen.threads.add((match["block"], match["thread"]))
     return tuple(
         AssertLine(
             file=file.rpartition("/")[2],
             line=int(line),
             function=function,
             expression=expression,
-            count=len(matches),
-            blocks=len({match["block"] for match in matches}),
-            threads=len({(match["block"], match["thread"]) for match in matches}),
-            first=matches[0][0],
+            count=seen.count,
+            blocks=len(seen.blocks),
+            threads=len(seen.threads),
+            first=seen.first,
         )
-        for (file, line, function, expression), matches in list(found.items())[:MAX_LINES]
+        for (file, line, function, expression), seen in list(found.items())[:MAX_LINES]
     )

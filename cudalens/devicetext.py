@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from cudalens.assertlines import fold
+from cudalens.assertlines import AssertLine, fold
 
 STDERR = 2
 MAX_BYTES = 1 << 20
@@ -38,6 +38,7 @@ class DeviceText:
         self._copy: Path | None = None
         self._tee: subprocess.Popen[bytes] | None = None
         self._raw = b""
+        self._asserts: tuple[AssertLine, ...] = ()
 
     def __enter__(self) -> DeviceText:
         """Lead the descriptor through tee."""
@@ -45,14 +46,23 @@ class DeviceText:
         if program is None:
             msg = "there is no tee program on this system"
             raise OSError(msg)
-        handle, name = tempfile.mkstemp(prefix="cudalens-", suffix=".stderr")
-        os.close(handle)
-        self._copy = Path(name)
-        self._saved = os.dup(STDERR)
+        try:
+            self._saved = os.dup(STDERR)
+            handle, name = tempfile.mkstemp(prefix="cudalens-", suffix=".stderr")
+            os.close(handle)
+            self._copy = Path(name)
+            self._lead_through(program, self._copy)
+        except BaseException:
+            self._drop()
+            raise
+        return self
+
+    def _lead_through(self, program: str, copy: Path) -> None:
+        assert self._saved is not None
         read_end, write_end = _channel(self._saved)
         try:
             self._tee = subprocess.Popen(
-                [program, "-a", name],
+                [program, "-a", str(copy)],
                 stdin=read_end,
                 stdout=self._saved,
                 stderr=subprocess.DEVNULL,
@@ -60,13 +70,9 @@ class DeviceText:
             )
             _flush()
             os.dup2(write_end, STDERR)
-        except BaseException:
-            self._drop()
-            raise
         finally:
             os.close(read_end)
             os.close(write_end)
-        return self
 
     def __exit__(
         self,
@@ -83,7 +89,7 @@ class DeviceText:
             # A program that the cell started may hold the stream open: tee then goes on for it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._tee.wait(timeout=_PATIENCE_S)
-        self._raw = self._read()
+        self._raw, self._asserts = self._read(), self._fold()
         self._drop()
 
     def _drop(self) -> None:
@@ -105,21 +111,30 @@ class DeviceText:
             copy.seek(size - MAX_BYTES // 2)
             return head + b"\n" + copy.read()
 
+    def _fold(self) -> tuple[AssertLine, ...]:
+        """Fold everything that was printed, also what is too much to keep."""
+        if self._copy is None:
+            return self._asserts
+        with self._copy.open(encoding="utf-8", errors="replace") as copy:
+            return fold(copy)
+
     def raw(self) -> str:
         """Give what was printed so far, up to a limit; waits a moment for what is on its way."""
-        if self._copy is not None:
-            _flush()
-            self._settle()
-            self._raw = self._read()
+        self._arrive()
+        self._raw = self._read()
         return self._raw.decode("utf-8", errors="replace")
 
     def text(self) -> str | None:
         """Give the assertion lines, equal ones folded into one; ``None`` when there are none."""
-        lines = fold(self.raw())
-        return "\n".join(item.text() for item in lines) or None
+        self._arrive()
+        self._asserts = self._fold()
+        return "\n".join(item.text() for item in self._asserts) or None
 
-    def _settle(self) -> None:
-        assert self._copy is not None
+    def _arrive(self) -> None:
+        """Wait a moment for what is on its way through the channel."""
+        if self._copy is None:
+            return
+        _flush()
         size, deadline = -1, time.monotonic() + _PATIENCE_S
         quiet = 0
         while quiet < 3 and time.monotonic() < deadline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudalens
 from cudalens.model import Report
@@ -140,3 +141,20 @@ def test_without_the_option_nothing_is_looked_at(sim: Simulation) -> None:
     with cudalens.check() as session:
         torch.zeros(3, device="cuda").log()
     assert session.report is None
+
+
+def test_the_watch_is_not_seen_by_the_users_modes() -> None:
+    """A mode below the check sees the user's ops alone, as many as without the option."""
+    seen: list[list[str]] = []
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen[-1].append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for nan in (False, True):
+        seen.append([])
+        with Sees(), cudalens.check(nan=nan):
+            (torch.ones(3) * 2).log()
+    assert seen[0] == seen[1]
+    assert "aten.log.default" in seen[0]
