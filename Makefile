@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update test-browser pictures test-all soak bench test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update test-browser pictures test-all soak bench test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -41,6 +41,9 @@ notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
 
 notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="quickstart …" for some
 	$(ON_REHEARSAL) $(BIN)/python tests/notebook_outputs.py $(NAMES)
+
+pages-update: $(STAMP) ## write the reports on the pages of docs/errors anew
+	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py
 
 test: lint types unit notebooks ## everything that CI runs
 

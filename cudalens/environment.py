@@ -16,11 +16,11 @@ def is_simulated() -> bool:
     return package is not None and package.current() is not None
 
 
-def is_poisoned() -> bool:
-    """Tell whether the simulated device is active and an assert has ended its context."""
+def rehearsed_fault() -> object | None:
+    """Give what ended the context of the simulated device, ``None`` while it lives or is off."""
     package = sys.modules.get("cudalens.simulate")
     running = package.current() if package is not None else None
-    return running is not None and running.is_poisoned
+    return None if running is None else running.fault
 
 
 def describe() -> Environment:

@@ -41,7 +41,7 @@ class Guarding:
         """Open sessions, each with the thread that opened it."""
         self._devices: frozenset[str] | None = None
         self.last: Report | None = None
-        self.lost: Report | None = None
+        self.lost: tuple[Report, object | None] | None = None
         """What ended the device's context; :mod:`cudalens.lostcontext` looks after it."""
 
     @property

@@ -48,16 +48,19 @@ def end() -> Report | None:
 
     A rehearsal device that was reset or stopped lives again; a GPU never does.
     """
-    report = PROCESS.lost
-    if report is not None and report.environment.simulated and not environment.is_poisoned():
-        PROCESS.lost = report = None
+    if PROCESS.lost is None:
+        return None
+    report, fault = PROCESS.lost
+    if report.environment.simulated and environment.rehearsed_fault() is not fault:
+        PROCESS.lost = None
+        return None
     return report
 
 
 def remember(report: Report) -> None:
     """Keep the report of the first failure after which the device cannot be used."""
     if report.context_usable is False and end() is None:
-        PROCESS.lost = report
+        PROCESS.lost = (report, environment.rehearsed_fault())
 
 
 def reminder(report: Report) -> str:

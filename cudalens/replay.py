@@ -17,6 +17,7 @@ from cudalens.facts import Replay
 
 MAX_BYTES = 1 << 28
 """Arguments beyond this size are not copied: the replay would take longer than the reader has."""
+_NO_KERNEL = "the op has no CPU kernel"
 _UNSAFE = "the CPU kernel does not check this input and would write out of bounds"
 
 
@@ -41,6 +42,8 @@ def replay(
             try:
                 op(*host_args, **host_kwargs)
             except Exception as error:
+                if isinstance(error, NotImplementedError) and "Could not run" in str(error):
+                    return Replay(reason=_NO_KERNEL)
                 return Replay(
                     outcome="raised", exception=type(error).__name__, message=_first_line(error)
                 )

@@ -203,7 +203,7 @@ class CheckSession:
         if report is None and error is not None:
             recorded = (self.recorder, self.device_text)
             report = explained(error, *recorded, started, was_lost=self._was_lost)
-            self.is_reminder = report is not None and report is PROCESS.lost
+            self.is_reminder = report is not None and report is lostcontext.end()
         if report is None and self.warnings:
             report = self.warnings[0]
         return None if report is None else self._with_rest(report)

@@ -47,7 +47,7 @@ def nothing_stays_installed() -> Iterator[None]:
     if simulate.current() is not None:
         left.append("the simulated device")
         simulate.current().stop()
-    PROCESS.last = None
+    PROCESS.last = PROCESS.lost = None
     assert not left, f"left installed: {', '.join(left)}"
 
 

@@ -13,23 +13,34 @@ PACKAGE = Path(__file__).parent.parent / "cudalens"
 MAX_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 40
 
-LAYERS: dict[str, int] = {
-    **dict.fromkeys(("version", "places", "graphfacts", "facts", "codec", "model", "errors", "fallback"), 0),
-    **dict.fromkeys(("_torch", "interrupts", "origin", "values", "hints", "hosterrors", "assertlines"), 1),
-    **dict.fromkeys(("source", "files", "stack", "syntax", "evaluate", "expressions"), 1),
-    **dict.fromkeys(("modules", "apiname", "diagnose", "render"), 1),
-    **dict.fromkeys(("asserttable", "asserttexts", "assertverdict"), 1),
-    **dict.fromkeys(("guards", "simulate", "routes"), 2),
-    **dict.fromkeys(("intercept", "recorder", "replay", "autograd", "devicetext"), 3),
-    **dict.fromkeys(("nonfinite", "eager"), 3),
-    **dict.fromkeys(("environment", "calling", "tensorfacts", "guarding", "collect"), 4),
-    **dict.fromkeys(("postmortem", "rehearsal", "session", "failedop", "explain", "callarguments"), 4),
-    **dict.fromkeys(("observations", "usertrace", "process"), 4),
-    **dict.fromkeys(("lostcontext", "livememory", "conclusion"), 4),
-    **dict.fromkeys(("magics", "cellrun", "options", "rewrite", "watch", "publish", "status"), 5),
-    **dict.fromkeys(("demo", "__main__"), 5),
-    "__init__": 6,
+_BY_LAYER = {
+    0: """
+        codec errors facts fallback graphfacts model places version
+    """,
+    1: """
+        _torch apiname assertlines asserttable asserttexts assertverdict diagnose
+        evaluate expressions files hints hosterrors interrupts modules origin render
+        source stack syntax values
+    """,
+    2: """
+        guards routes simulate
+    """,
+    3: """
+        autograd devicetext eager intercept nonfinite recorder replay
+    """,
+    4: """
+        callarguments calling collect conclusion environment explain failedop guarding
+        livememory lostcontext observations postmortem process rehearsal session
+        tensorfacts
+    """,
+    5: """
+        __main__ cellrun demo magics options publish rewrite status usertrace watch
+    """,
+    6: """
+        __init__
+    """,
 }
+LAYERS = {name: layer for layer, names in _BY_LAYER.items() for name in names.split()}
 
 
 def modules() -> dict[str, Path]:
@@ -45,7 +56,7 @@ MODULES = frozenset(modules())
 
 def unit(name: str) -> str:
     """The unit of the layer table that a module belongs to: its package or itself."""
-    return name.split(".")[0]
+    return name.split(".", maxsplit=1)[0]
 
 
 def imports_of(tree: ast.AST) -> set[str]:
@@ -126,11 +137,11 @@ def test_there_are_no_import_cycles() -> None:
         package = name.removesuffix(".__init__")
         targets = imports_of(ast.parse(path.read_text(encoding="utf-8")))
         graph[package] = {item for item in targets if item != package}
-    for start in graph:
+    for start, targets in graph.items():
         if start in ("__init__", "simulate"):
             continue  # the public face names everything, and is imported by name only
         seen: set[str] = set()
-        todo = list(graph[start])
+        todo = list(targets)
         while todo:
             item = todo.pop()
             assert item != start, f"{start} imports itself through {sorted(seen)}"

@@ -104,7 +104,7 @@ def test_each_text_of_the_inventory_has_a_meaning(name: str) -> None:
     ops = {item.partition(".")[0].rstrip("_") for item in record["ops"]}
     for text in printed(record):
         if name == "inductor_indirect":
-            text = text.replace("<line>", "29").replace("<generated file>", "c.py")
+            text = text.replace("<line>", "29").replace("<generated file>", "c.py")  # noqa: PLW2901
         lines = fold(text) or fold(text.replace(": <kernel>", ": kernel"))
         assert lines or text.startswith("stdout")
         for item in lines:
@@ -137,7 +137,7 @@ def test_every_argument_is_one_of_its_op_s_schema() -> None:
 
 
 OLDER = {
-    "index >= -sizes[i] && index < sizes[i] && \"index out of bounds\"": "aten::index",
+    'index >= -sizes[i] && index < sizes[i] && "index out of bounds"': "aten::index",
     "indexValue >= 0 && indexValue < src.sizes[dim]": "aten::gather",
     "THCNumerics<T>::ge(val, zero)": "aten::multinomial",
     "*input >= 0. && *input <= 1.": "aten::binary_cross_entropy",

@@ -18,7 +18,7 @@ import pytest
 import torch
 from probes import cell
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 import cudalens
 from cudalens import DeviceIndexError, Report

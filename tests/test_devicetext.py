@@ -118,9 +118,7 @@ def descriptors() -> set[str]:
 
 @needs_tee
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
-def test_no_descriptor_and_no_file_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither after a good block nor after one that could not be opened."""
     monkeypatch.setattr(devicetext.tempfile, "tempdir", str(tmp_path))
     before = descriptors()
@@ -260,7 +258,7 @@ def test_under_a_real_kernel() -> None:
     manager = pytest.importorskip("jupyter_client.manager")
     # Under a test, so it is told, ipykernel leaves the descriptor alone.
     outside = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
-    _, client = manager.start_new_kernel(
+    kernel, client = manager.start_new_kernel(
         kernel_name="python3",
         extra_arguments=["--HistoryManager.hist_file=:memory:"],
         env={**outside, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -268,8 +266,8 @@ def test_under_a_real_kernel() -> None:
     try:
         said = _run_in(client, PRELUDE + textwrap.dedent(KERNEL_CELL))
     finally:
-        client.shutdown()
         client.stop_channels()
+        kernel.shutdown_kernel(now=True)
     assert "other text" in said["stderr"]
     assert said["stderr"].count("Assertion") == 5
     assert said["stdout"] == f"{one()} (5 times, 1 blocks, 5 threads)\n"

@@ -15,7 +15,7 @@ import pytest
 import torch
 from shells import run, shell_with_cudalens
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 import cudalens
 from cudalens import DeviceIndexError, guards, simulate

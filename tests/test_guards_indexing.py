@@ -456,7 +456,7 @@ def test_training_on_valid_indices_is_undisturbed() -> None:
 
 
 def test_take_along_dim_beyond_the_size_is_a_silent_finding(sim: object) -> None:
-    """Torch takes the index modulo the size on every device: the op runs, and a warning is shown."""
+    """Torch takes the index modulo the size on every device: the op runs, a warning is shown."""
     values = torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
     with cudalens.check() as session:
         taken = torch.take_along_dim(values, torch.tensor([-3, 3], device="cuda"), 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import tensor
 
 from tests.cpu_guards import Collector, guarded, positions

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nan, tensor
 
 from tests.cpu_guards import Collector, guarded, positions

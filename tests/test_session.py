@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cudalens

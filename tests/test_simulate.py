@@ -207,7 +207,7 @@ def test_it_refuses_after_a_backward() -> None:
         lambda: torch.quantize_per_tensor(torch.ones(2, device="cuda"), 0.1, 0, torch.qint8),
         lambda: torch.ones(2, device="cuda").__dlpack__(),
         lambda: torch.ones(2, device="cuda").__cuda_array_interface__,
-        lambda: torch.cuda.CUDAGraph(),  # noqa: PLW0108  the name is patched after collection
+        lambda: torch.cuda.CUDAGraph(),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.library import Library
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

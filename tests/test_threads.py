@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens

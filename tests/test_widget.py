@@ -18,7 +18,7 @@ from rendering import Page, hostile_texts, with_texts
 
 from cudalens.model import Report
 from cudalens.render import widget as lens
-from cudalens.render import words
+from cudalens.render.headline import headline
 from cudalens.render.lens import details
 
 STATIC = Path(lens.__file__).with_name("static")
@@ -97,7 +97,7 @@ def test_every_report_has_a_view(name: str) -> None:
     """With the verdict, whatever else is known."""
     report = REPRESENTATIVE[name]()
     text = Page(html_of(lens.build(report))).text()
-    assert words.headline(report) in text
+    assert headline(report) in text
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)

@@ -31,6 +31,17 @@ class _Breach:
     allowed: str
 
 
+def _falls(compressed: Tensor, plain: Tensor, nnz: int) -> Tensor:
+    """Mark the plain indices that are not larger than the one before in the same line."""
+    starts = torch.zeros(*plain.shape[:-1], nnz + 1, dtype=torch.bool, device=plain.device)
+    starts.scatter_(-1, compressed[..., :-1].clamp(0, nnz), True)
+    falls = torch.zeros_like(plain, dtype=torch.bool)
+    if nnz > 1:
+        is_no_rise = plain[..., 1:] <= plain[..., :-1]
+        torch.logical_and(is_no_rise, ~starts[..., 1:nnz], out=falls[..., 1:])
+    return falls
+
+
 def _breaches(
     compressed: Tensor, plain: Tensor, lines: tuple[str, str], dim: int, nnz: int
 ) -> list[_Breach]:
@@ -42,12 +53,7 @@ def _breaches(
     widths = compressed.diff(dim=-1)
     torch.logical_or(widths < 0, widths > dim, out=steps[..., 1:])
     outside = (plain < 0) | (plain >= dim)
-    starts = torch.zeros(*plain.shape[:-1], nnz + 1, dtype=torch.bool, device=plain.device)
-    starts.scatter_(-1, compressed[..., :-1].clamp(0, nnz), True)
-    falls = torch.zeros_like(plain, dtype=torch.bool)
-    if nnz > 1:
-        is_no_rise = plain[..., 1:] <= plain[..., :-1]
-        torch.logical_and(is_no_rise, ~starts[..., 1:nnz], out=falls[..., 1:])
+    falls = _falls(compressed, plain, nnz)
     c, p = "compressed_idx", "plain_idx"
     return [
         _Breach(argument=c, values=compressed, bad=first, says="must be 0", allowed="0"),

@@ -11,16 +11,21 @@ from dataclasses import replace
 from cudalens.hosterrors._base import HostVerdict, cuda, family
 from cudalens.model import Evidence
 
-_DEAD = (
-    "This process cannot use the GPU again: restart the kernel and run the cell under %%cudacheck, "
-    "which names the op."
+_NO_ASSERT = (
+    "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints under "
+    "every CUDA error, does not help."
 )
-_NO_ASSERT = "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA does not help."
+_DEAD = (
+    "This process cannot use the GPU again. Next step: restart the kernel and run the cell under "
+    "%%cudacheck, which waits after each op and names the one at fault."
+)
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @family(
-    r"CUDA out of memory\.(?: Tried to allocate (?P<asked>[\d.]+ \w+)\.)?"
-    r"(?:.*?has a total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free)?"
+    r"CUDA out of memory\.(?: Tried to allocate (?P<asked>[\d.]+ \w+)\.?)?"
+    r"(?:.*?(?:has a total capacity of |GPU \d+; )(?P<total>[\d.]+ \w+))?"
+    r"(?:.*?(?:of which |already allocated; )(?P<free>[\d.]+ \w+)(?: is)? free)?"
     r"(?:.*?Of the allocated memory (?P<used>[\d.]+ \w+) is allocated by PyTorch, and "
     r"(?P<reserved>[\d.]+ \w+) is reserved by PyTorch but unallocated)?"
 )
@@ -30,16 +35,50 @@ def out_of_memory(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     headline = "the GPU has no room" + (f" for {asked}" if asked else "")
     if free and total:
         headline += f": {free} of {total} is free"
-    parts = []
-    if match["used"]:
-        parts.append(
-            f"PyTorch's tensors take {match['used']}, another {match['reserved']} is reserved and "
-            "unused."
-        )
-    parts.append(f"{_NO_ASSERT} The context is intact: free tensors and go on.")
+    held = [text for name, text in evidence.facts if name.startswith("memory.")]
+    parts = [
+        f"PyTorch's tensors take {match['used']}, another {match['reserved']} is reserved and "
+        "unused."
+        if match["used"]
+        else "",
+        f"The largest that your variables hold: {'; '.join(held)}." if held else "",
+        _NO_ASSERT,
+        "The context is intact.",
+        "Next step, the most effective first: "
+        + ", ".join(_memory_fixes(_bytes(asked), _bytes(total), _bytes(match["reserved"])))
+        + ".",
+    ]
     return cuda(
-        headline, " ".join(parts), "proven", asked=asked, free=free, reserved=match["reserved"]
+        headline,
+        " ".join(filter(None, parts)),
+        "proven",
+        asked=asked,
+        free=free,
+        reserved=match["reserved"],
     )
+
+
+def _memory_fixes(asked: float | None, total: float | None, reserved: float | None) -> list[str]:
+    """Give what helps against full memory, in the order of its effect on these numbers."""
+    fixes = [
+        "make the batch smaller or the sequences shorter",
+        "evaluate under torch.no_grad(), and keep loss.item() instead of loss",
+        "del what is no longer needed (in a notebook Out and _ hold results too)",
+        "train in bfloat16 or with gradient checkpointing",
+    ]
+    if asked and total and asked > total:
+        return ["look at the shape: this one tensor is larger than the whole GPU", *fixes[:2]]
+    if asked and reserved and reserved >= asked:
+        # There is room in sum, in pieces that are too small.
+        return ["set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start", *fixes]
+    return fixes
+
+
+def _bytes(text: str | None) -> float | None:
+    if text is None:
+        return None
+    number, _, unit = text.partition(" ")
+    return float(number) * _UNITS[unit] if unit in _UNITS else None
 
 
 @family(r"CUDA error: an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -47,9 +86,8 @@ def illegal_access(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel read or wrote memory that is not its own."""
     return cuda(
         "a kernel read or wrote memory that does not belong to it",
-        "It is no assert: no check fired, so a kernel without checks used a bad index, a wrong "
-        "shape "
-        f"or freed memory; custom kernels are the usual place. {_DEAD}",
+        f"{_NO_ASSERT} No check fired: a kernel without checks used a bad index, a wrong shape or "
+        f"freed memory; custom kernels are the usual place. {_DEAD}",
         "likely" if evidence.op.name else "unknown",
     )
 
@@ -59,8 +97,9 @@ def misaligned_address(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel used an address that is not a multiple of what it loads."""
     return cuda(
         "a kernel used a misaligned address",
-        "It is no assert and no index beyond the end: a kernel that loads several elements at once "
-        f"was given memory that starts between them; custom kernels are the usual place. {_DEAD}",
+        f"{_NO_ASSERT} Nor is it an index beyond the end: a kernel that loads several elements at "
+        "once was given memory that starts between them; custom kernels are the usual place. "
+        f"{_DEAD}",
         "likely" if evidence.op.name else "unknown",
     )
 
@@ -74,9 +113,9 @@ def no_kernel_image(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The installed build has no code for this GPU."""
     return cuda(
         "this build of PyTorch, or of an extension, holds no code for this GPU",
-        "Nothing is wrong with the values or shapes. torch.cuda.get_arch_list() shows for which "
-        "GPUs "
-        "the build was made, torch.cuda.get_device_capability() what this one is.",
+        f"{_NO_ASSERT} Nothing is wrong with the values or shapes. Next step: compare "
+        "torch.cuda.get_arch_list() with torch.cuda.get_device_capability(), and install a build "
+        "for this GPU.",
         "proven",
     )
 
@@ -91,8 +130,9 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     which = f"cuda:{number}" if number else "the asked GPU"
     return cuda(
         f"{which} does not exist for this process",
-        "Devices are counted from 0 among those that CUDA_VISIBLE_DEVICES leaves visible; "
-        "torch.cuda.device_count() says how many. It is no assert, and the context is intact.",
+        f"{_NO_ASSERT} The context is intact. Devices are counted from 0 among those that "
+        "CUDA_VISIBLE_DEVICES leaves visible. Next step: ask torch.cuda.device_count() how many "
+        "there are.",
         "proven",
         number=number,
     )
@@ -113,8 +153,8 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
     found = cuda(
         f"CUDA was asked for, and {reason}",
-        "Nothing was launched. To try the cell without a GPU, turn on the rehearsal with "
-        "%cudacheck simulate or cudalens.simulate() before it.",
+        f"{_NO_ASSERT} Nothing was launched. Next step: to try the cell without a GPU, turn on "
+        "the rehearsal with %cudacheck simulate or cudalens.simulate() before it.",
         "proven",
     )
     return replace(found, has_device=False)
@@ -125,9 +165,8 @@ def old_driver(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The driver is older than the CUDA version of the build."""
     return cuda(
         "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
-        "Nothing is wrong with the code. Until the driver is renewed, the rehearsal can be turned "
-        "on "
-        "with %cudacheck simulate or cudalens.simulate().",
+        f"{_NO_ASSERT} Nothing is wrong with the code. Next step: renew the driver, or install a "
+        "PyTorch build for the CUDA version that it knows.",
         "proven",
     )
 
@@ -139,9 +178,9 @@ def nccl(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The library that talks between GPUs gave up."""
     return cuda(
         "NCCL, which carries tensors between GPUs, reported an error",
-        "It is seldom the cause: another rank that failed or waits elsewhere shows here as an "
-        "error "
-        "or a timeout. Look for the first rank that reported something else.",
+        f"{_NO_ASSERT} Nor is it often the cause: another rank that failed or waits elsewhere "
+        "shows here as an error or a timeout. Next step: look for the first rank that reported "
+        "something else.",
         "unknown",
     )
 
@@ -161,9 +200,8 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
     return cuda(
         f"a library of CUDA's failed with {status}",
-        f"{reason} The call on this line is not proven to be wrong: run the cell under "
-        "%%cudacheck, "
-        "which waits for each op.",
+        f"The status itself is no device-side assert, and the call on this line is not proven to "
+        f"be wrong. {reason} Next step: run the cell under %%cudacheck, which waits for each op.",
         "unknown",
         status=status,
         is_memory=memory,
@@ -179,8 +217,7 @@ def launch_failure(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was ended by the hardware."""
     return cuda(
         f"a kernel was ended by the hardware: {match[0].removeprefix('CUDA error: ')}",
-        "It is no assert: no check fired. Invalid memory use in a custom kernel is the usual "
-        "cause, "
+        f"{_NO_ASSERT} No check fired: invalid memory use in a custom kernel is the usual cause, "
         f"a faulty GPU a rare one. {_DEAD}",
         "likely" if evidence.op.name else "unknown",
     )
@@ -191,8 +228,8 @@ def launch_refused(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was launched with sizes that the device does not take."""
     return cuda(
         "a kernel was launched with more blocks, threads or registers than the GPU has",
-        f"{_NO_ASSERT} Empty or very large tensors and custom kernels are the usual causes. The "
-        "context is intact.",
+        f"{_NO_ASSERT} The context is intact. Empty or very large tensors and custom kernels are "
+        "the usual causes. Next step: look at the shapes on this line.",
         "likely",
     )
 
@@ -202,8 +239,8 @@ def forked(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A worker process was forked from one that uses CUDA, and uses it too."""
     return cuda(
         "a forked worker process uses CUDA, which its parent had started",
-        "A CUDA context does not survive a fork. Let the dataset return CPU tensors and move the "
-        "batch afterwards.",
+        f"{_NO_ASSERT} A CUDA context does not survive a fork. Next step: let the dataset return "
+        "CPU tensors and move the batch afterwards.",
         "proven",
     )
 
@@ -215,6 +252,7 @@ def other_cuda_error(evidence: Evidence, match: re.Match[str]) -> HostVerdict | 
         return None
     return cuda(
         f"CUDA reported: {match['what']}",
-        f"{_NO_ASSERT} Calls run asynchronously, so an earlier op can be the cause.",
+        f"{_NO_ASSERT} Calls run asynchronously, so an earlier op can be the cause. Next step: "
+        "run the cell under %%cudacheck, which waits for each op.",
         "unknown",
     )

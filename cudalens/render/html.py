@@ -18,6 +18,7 @@ from markupsafe import Markup
 from cudalens.model import HistoryEntry, Report, TensorFact
 from cudalens.render import figures, words
 from cudalens.render.code import code_rows, unplaced_tensors
+from cudalens.render.headline import headline, headline_parts
 from cudalens.render.palette import PALETTES
 from cudalens.render.safe import clip, visible
 
@@ -118,7 +119,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
 
 def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
     accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
-    head, rest = words.headline_parts(report)
+    head, rest = headline_parts(report)
     heads, tensor_rows = _tensor_table(report)
     return {
         "report": report,
@@ -133,7 +134,7 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "tone": words.tone(report),
         "head": head,
         "rest": rest,
-        "title": words.headline(report),
+        "title": headline(report),
         "subline": _subline(report),
         "state": words.context_state(report),
         "cuda": words.cuda_line(report),
@@ -204,7 +205,7 @@ def _group(report: Report) -> str:
     # clock stays out, or the same failure would never give the same output twice.
     content = (
         report.kind,
-        words.headline(report),
+        headline(report),
         words.place(report.source),
         words.op_path(report.op),
         report.timing.recorded_ops,

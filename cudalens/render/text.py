@@ -12,6 +12,7 @@ from rich.text import Text
 from cudalens.model import Report
 from cudalens.render import words
 from cudalens.render.code import code_rows, crop, unplaced_tensors
+from cudalens.render.headline import headline_parts
 from cudalens.render.safe import clip, one_line
 
 MIN_WIDTH = 30
@@ -114,7 +115,7 @@ class _Page:
 
 def _verdict(page: _Page, report: Report) -> None:
     style = _STYLES[words.tone(report)]
-    head, rest = words.headline_parts(report)
+    head, rest = headline_parts(report)
     title = Text.assemble((head, style), (clip(rest, MAX_VALUE_LENGTH), "bold"))
     page.hang(Text(f"{words.sign(report)} ", style=style), title, 2)
     path = words.op_path(report.op)

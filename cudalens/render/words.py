@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -34,8 +32,6 @@ _SHORT_DTYPES = {
 
 _API_PREFIXES = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torch.nn.": "nn."}
 
-_LONGEST_NAME = 40
-
 REHEARSAL = "Rehearsal device. No GPU here."
 
 
@@ -54,67 +50,6 @@ def tone(report: Report) -> Tone:
 def sign(report: Report) -> str:
     """Give the mark that opens a report."""
     return "⚠" if report.kind == "silent" else "✗"
-
-
-def headline(report: Report) -> str:
-    """Give the headline in the user's own names, with the bound that was broken.
-
-    Falls back to the kind of the failure when nothing else is known.
-    """
-    if not report.headline.strip():
-        return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
-    line = in_own_names(report)
-    allowed = bounds_text(report)
-    is_said = "allowed" in line or line.endswith(allowed)
-    return one_line(line if is_said else f"{line}: allowed {allowed}")
-
-
-def in_own_names(report: Report) -> str:
-    """Put the user's expressions, where they are proven, in place of the schema's names.
-
-    ``target[17] = 10 is outside the 10 classes of input`` becomes ``y[17] = … of logits``.
-    """
-    line = report.headline
-    for fact in report.tensors:
-        name, expression = fact.argument, fact.expression
-        if not name or not expression or len(expression) > _LONGEST_NAME:
-            continue
-        if not _binds_tightly(expression):
-            expression = f"({expression})"
-        if line.startswith((f"{name}[", f"{name} = ")):
-            line = expression + line[len(name) :]
-        if line.endswith(f" of {name}"):
-            line = line[: -len(name)] + expression
-    return line
-
-
-def _binds_tightly(expression: str) -> bool:
-    """Tell whether a position can follow directly: ``net(x)[0]``, but not ``y - 1[0]``."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            node = ast.parse(expression, mode="eval").body
-    except (SyntaxError, ValueError):
-        return False
-    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
-
-
-def headline_parts(report: Report) -> tuple[str, str]:
-    """Split the headline into the observed value, ``y[17] = 10``, and the rest.
-
-    The first part is empty unless the headline opens with the first bad value of the report.
-    """
-    line = headline(report)
-    first = report.offenders.first[0] if report.offenders and report.offenders.first else None
-    if first is None:
-        return "", line
-    spot = ", ".join(str(index) for index in first.position)
-    for name in (report.expression, report.argument):
-        for subject in (f"{name}[{spot}]", str(name)):
-            head = one_line(f"{subject} = {number(first.value)}")
-            rest = line[len(head) :]
-            if name and line.startswith(head) and not rest[:1].isalnum():
-                return head, rest
-    return "", line
 
 
 def number(value: Number) -> str:

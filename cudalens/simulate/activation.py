@@ -87,6 +87,12 @@ class Simulation:
         """Return the assert line that no call has reported yet."""
         return self._runtime.state.pending
 
+    @property
+    def fault(self) -> object | None:
+        """Return what poisoned the device, one object for one fault; ``None`` while it lives."""
+        state = self._runtime.state
+        return state.failure if state.is_poisoned else None
+
     def reset(self) -> None:
         """Clear the pending or sticky error; a real device needs a new process for that."""
         self._runtime.state.reset()

@@ -1,0 +1,303 @@
+"""After the context is gone: what host memory can still tell of the op that ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hostcells import Outcome, run_cell
+from torch import Tensor
+
+import cudalens
+from cudalens import simulate
+from cudalens.guarding import PROCESS
+from cudalens.simulate import AssertHit
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+TEXT = "rows.cu:12: lookup_kernel: block: [{block},0,0], thread: [{thread},0,0] Assertion `{said}` failed."
+OWN = "row < table_rows"
+OPS = "cudalens_postmortem"
+SETUP = f"import torch\nops = torch.ops.{OPS}\n"
+
+
+@pytest.fixture
+def extension() -> Iterator[Any]:
+    """A test extension without guards: ``lookup`` asserts on the device for a row too many."""
+    library = torch.library.Library(OPS, "DEF")
+    library.define("lookup(Tensor table, Tensor rows, float scale=1.0) -> Tensor")
+    library.impl("lookup", lambda table, rows, scale=1.0: table[rows] * scale, "CPU")
+    library.define("device_only(Tensor table, Tensor rows) -> Tensor")
+    library.impl("device_only", device_only, "CUDA")
+    told = SimpleNamespace(text=TEXT.format(block=0, thread=1, said=OWN))
+
+    def rule(arguments: Any) -> AssertHit | None:
+        table, rows = arguments["table"], arguments["rows"]
+        if int(rows.max()) < table.shape[0]:
+            return None
+        safe = {"rows": rows.clamp(max=table.shape[0] - 1)}
+        return AssertHit(text=told.text, repaired=safe, record="extension")
+
+    simulate.register_assert(f"{OPS}::lookup", rule)
+    yield told
+    simulate.unregister_assert(f"{OPS}::lookup")
+    library._destroy()
+
+
+def device_only(table: Tensor, rows: Tensor) -> Tensor:
+    running = simulate.current()
+    assert running is not None
+    running.device_assert(f"{OPS}::device_only", TEXT.format(block=0, thread=0, said=OWN))
+    return torch.empty_like(rows)
+
+
+def cell(code: str, **options: Any) -> Outcome:
+    """Run a cell under the full check, and keep the rehearsal device's error out of the next."""
+    return run_cell(SETUP + code, **{"fast": False, **options})
+
+
+LOOKUP = """\
+weights = torch.arange(8.0, device="cuda").reshape(4, 2)
+picked = torch.tensor([0, 9, 2], device="cuda")
+out = ops.lookup(weights, picked)
+later = out + 1
+"""
+
+
+def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) -> None:
+    """Line, op, arguments with their values, and the CPU's word on them: all from host memory."""
+    outcome = cell(LOOKUP)
+    report = outcome.shown
+    assert isinstance(outcome.error, torch.AcceleratorError)
+    assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", False)
+    assert report.context_usable is False
+    assert report.op.name == f"{OPS}::lookup"
+    assert report.source is not None
+    assert report.source.text == "out = ops.lookup(weights, picked)"
+    assert "index 9 is out of bounds" in report.headline
+    facts = {item.argument: item for item in report.tensors}
+    assert (facts["rows"].expression, facts["table"].expression) == ("picked", "weights")
+    assert (facts["rows"].summary.min, facts["rows"].summary.max) == (0, 9)
+    assert (facts["table"].summary.min, facts["table"].summary.max) == (0.0, 7.0)
+    assert (report.replay.outcome, report.replay.exception) == ("raised", "IndexError")
+    assert report.device_text == TEXT.format(block=0, thread=1, said=OWN)
+    assert "restart the kernel" in report.to_text().lower()
+    assert report.limits == ()
+
+
+def test_the_same_under_ten_thousand_lines(
+    extension: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The lines reach the user as they are; the report has one of them, and the count."""
+    lines = [TEXT.format(block=n // 100, thread=n % 100, said=OWN) for n in range(10_000)]
+    extension.text = "\n".join(lines)
+    report = cell(LOOKUP).shown
+    assert report.op.name == f"{OPS}::lookup"
+    assert report.source is not None and report.source.line == 5
+    assert report.device_text == f"{lines[0]} (10000 times, 100 blocks, 10000 threads)"
+    assert capfd.readouterr().err.count("Assertion") == 10_000
+
+
+def test_the_last_good_row_is_no_failure(extension: Any) -> None:
+    """One row before the bound nothing is reported."""
+    outcome = cell(LOOKUP.replace("9", "3"))
+    assert (outcome.error, outcome.report) == (None, None)
+
+
+def test_a_text_that_is_known_is_translated(extension: Any) -> None:
+    """An extension that calls a kernel of torch's prints torch's text."""
+    extension.text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
+    report = cell(LOOKUP).shown
+    assert report.certainty == "proven"
+    assert "the check of index_select or embedding" in report.explanation
+
+
+def test_without_a_cpu_kernel_nothing_is_proven(extension: Any) -> None:
+    """The op and its arguments are named; the replay says why there is none."""
+    report = cell(LOOKUP.replace("lookup", "device_only")).shown
+    assert (report.op.name, report.certainty) == (f"{OPS}::device_only", "likely")
+    assert report.headline == f"{OPS}::device_only asserted on the device: `{OWN}` failed"
+    assert (report.replay.outcome, report.replay.reason) == (
+        "unavailable",
+        "the op has no CPU kernel",
+    )
+    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
+
+
+def test_what_was_too_large_to_copy_is_no_proof(extension: Any) -> None:
+    """Zeros stand in for a table beyond the byte budget: the CPU's word is only likely."""
+    report = cell(LOOKUP.replace("arange(8.0,", "arange(4.0 * 2**18,").replace("(4, 2)", "(4, -1)"))
+    shown = report.shown
+    assert shown.certainty == "likely"
+    assert shown.replay.reason == "table replayed as zeros: not copied in time"
+    assert {item.argument: item.summary.max for item in shown.tensors} == {"rows": 9, "table": None}
+
+
+HOOK = """\
+picked = torch.tensor([0, 9], device="cuda")
+leaf = torch.ones(4, 2, device="cuda", requires_grad=True)
+
+def hook(grad):
+    return ops.lookup(grad, picked)
+
+loss = (leaf * 2).sum()
+leaf.register_hook(hook)
+loss.backward()
+"""
+
+
+def test_a_hook_inside_backward(extension: Any) -> None:
+    """The line is the hook's, the phase is backward, the values are those of the hook's call."""
+    report = cell(HOOK).shown
+    assert (report.op.name, report.phase) == (f"{OPS}::lookup", "backward")
+    assert report.source is not None and report.source.text == "return ops.lookup(grad, picked)"
+    facts = {item.argument: item for item in report.tensors}
+    assert (facts["rows"].summary.max, facts["table"].shape) == (9, (4, 2))
+    assert report.certainty == "proven"
+
+
+def test_without_waiting_the_op_is_not_blamed_for_certain(extension: Any) -> None:
+    """With ``--no-sync`` the error comes from a later call: no proof, and no wrong op as fact."""
+    report = cell(LOOKUP + "later.sum().item()", sync=False).shown
+    assert report.kind == "device_assert"
+    assert report.certainty != "proven"
+    assert report.context_usable is False
+
+
+# --- the device is left alone ---------------------------------------------------------------------
+
+
+class Spy:
+    """Counts what asks the rehearsal device for work after its context is gone."""
+
+    def __init__(self, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches = 0
+        state = sim._runtime.state
+        launch, sync = state.launch, state.sync
+
+        def counted() -> None:
+            self.launches += state.is_poisoned
+            launch()
+
+        monkeypatch.setattr(state, "launch", counted)
+        monkeypatch.setattr(state, "sync", sync)
+
+
+def test_no_tensor_is_read_once_the_context_is_gone(
+    extension: Any, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Report, every rendering of it and the reminder come without one launch on the device."""
+    spy = Spy(sim, monkeypatch)
+    report = cell(LOOKUP).shown
+    assert sim.is_poisoned
+    report.to_text(), report.to_html(), report.to_json(), report._repr_mimebundle_()
+    assert cudalens.last_report() == report
+    assert spy.launches == 0
+    with pytest.raises(torch.AcceleratorError):
+        torch.ones(1, device="cuda")
+    assert spy.launches == 1
+
+
+def test_the_spy_sees_a_read(sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy, a number and a printed tensor are each seen."""
+    x = torch.ones(2, device="cuda")
+    spy = Spy(sim, monkeypatch)
+    sim.device_assert("x", "text")
+    for read in (torch.cuda.synchronize, x.cpu, x.sum, x.tolist, x.__repr__):
+        with pytest.raises(torch.AcceleratorError):
+            read()
+    assert spy.launches == 4
+
+
+# --- later cells ----------------------------------------------------------------------------------
+
+
+def test_later_cells_point_back_in_one_line(extension: Any, sim: simulate.Simulation) -> None:
+    """The next cell that meets the dead device gets one line and the first report."""
+    first = cell(LOOKUP)
+    second = cell("torch.ones(3, device='cuda')")
+    assert second.error is not None
+    notes = getattr(second.error, "__notes__", [])
+    assert len(notes) == 1 and "\n" not in notes[0]
+    assert notes[0].startswith(
+        f"cudalens: the CUDA context is gone since a device-side assert in {OPS}::lookup at In ["
+    )
+    assert notes[0].endswith("out = ops.lookup(weights, picked): restart the kernel to use the GPU")
+    assert second.report == first.report
+    quiet = cell("torch.ones(3)")
+    assert (quiet.error, quiet.report) == (None, None)
+
+
+@pytest.mark.parametrize("how", ["reset", "stop"])
+def test_a_rehearsal_device_can_live_again(
+    extension: Any, how: str, sim: simulate.Simulation
+) -> None:
+    """After a reset, or a stop and a start, failures are explained afresh."""
+    cell(LOOKUP)
+    assert PROCESS.lost is not None
+    if how == "reset":
+        sim.reset()
+    else:
+        sim.stop()
+        sim.reset()
+        simulate.start(announce=False)
+    again = cell(LOOKUP.replace("picked", "other")).shown
+    if (running := simulate.current()) is not sim:
+        running.stop()
+    assert again.source is not None and again.source.text == "out = ops.lookup(weights, other)"
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
+    extension: Any, fast: bool
+) -> None:
+    """The device had failed before: the report names no op of this cell."""
+    space: dict[str, Any] = {}
+    exec(SETUP + LOOKUP, space)
+    report = cell("x = torch.ones(3, device='cuda') + 1", fast=fast).shown
+    assert report.op.name is None
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert "before this cell" in report.headline + report.explanation
+    assert report.certainty != "proven"
+
+
+def test_a_host_error_on_a_dead_device_says_both(sim: simulate.Simulation) -> None:
+    """An exception of the host's stays what it is, and the lost context is told."""
+    code = f"""
+    import torch
+    from cudalens import simulate
+    x = torch.ones(2, 3)
+    simulate.current().device_assert("mine", {TEXT.format(block=0, thread=0, said=OWN)!r})
+    x @ x
+    """
+    report = run_cell(code, fast=True).shown
+    assert report.kind == "host_error"
+    assert report.context_usable is False
+    assert "the device had failed before" in report.explanation
+
+
+def test_a_library_status_that_hides_an_assert(sim: simulate.Simulation) -> None:
+    """cuBLAS reports a status of its own after an assert: the device itself is asked."""
+    text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
+    code = f"""
+    import torch
+    from cudalens import simulate
+    simulate.current().device_assert("aten::index_select", {text!r})
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
+    """
+    report = run_cell(code, fast=False).shown
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert "it hides an assert" in report.explanation
+    assert "index_select or embedding asserted on the device" in report.headline
+
+
+def test_the_same_status_on_a_living_device_stays_what_it_is() -> None:
+    """Nothing is hidden: the context can be used."""
+    code = """
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
+    """
+    report = run_cell(code, fast=False).shown
+    assert (report.kind, report.context_usable) == ("cuda_error", True)
