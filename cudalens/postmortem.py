@@ -55,8 +55,7 @@ def evidence_of_error(
     arguments = limits.attempt("arguments", lambda: call_arguments(entries), {})
     values = tensor_values(arguments)
     site = limits.attempt("source", lambda: locate(entries, values), source.CallSite())
-    none: tuple[TensorFact, ...] = ()
-    tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), none)
+    tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), ())
     named = limits.attempt("argument", lambda: argument_facts(entries, arguments), ())
     evidence = Evidence(
         error=facts,

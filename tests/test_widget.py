@@ -18,6 +18,7 @@ from rendering import Page, hostile_texts, with_texts
 
 from cudalens.model import Report
 from cudalens.render import widget as lens
+from cudalens.render import words
 from cudalens.render.headline import headline
 from cudalens.render.lens import details
 
