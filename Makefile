@@ -52,7 +52,7 @@ test-all: $(STAMP) ## as test, with torch's whole operator database
 
 $(VENV)/.browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
-	command -v chromium || command -v chromium-browser || command -v google-chrome || apt-get install --yes --quiet chromium || $(BIN)/python -m playwright install chromium
+	command -v chromium || command -v chromium-browser || command -v google-chrome || (apt-get update --quiet && apt-get install --yes --quiet chromium) || $(BIN)/python -m playwright install chromium
 	touch $@
 
 test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pictures in build/browser

@@ -179,7 +179,7 @@ def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
         replay=limits.attempt("replay", replayed, Replay()),
         graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood()),
     )
-    evidence = with_recording(evidence, scene, limits)
+    evidence = with_recording(in_own_words(evidence, scene.bad), scene, limits)
     return replace(evidence, limits=(*evidence.limits, *limits.lines))
 
 
@@ -223,6 +223,18 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
         libraries=libraries(),
         limits=site.limits,
     )
+
+
+def in_own_words(evidence: Evidence, bad: str) -> Evidence:
+    """Call the bad input in the graph what the user calls it, where that is proven."""
+    fact = evidence.tensor(bad)
+    if fact is None or not fact.expression:
+        return evidence
+    nodes = tuple(
+        replace(node, name=fact.expression) if node.role == "bad_input" else node
+        for node in evidence.graph.nodes
+    )
+    return replace(evidence, graph=replace(evidence.graph, nodes=nodes))
 
 
 def graph_of(scene: Scene) -> AutogradNeighbourhood:

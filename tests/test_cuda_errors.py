@@ -263,8 +263,8 @@ def test_the_largest_holders_are_named_from_metadata(sim: simulate.Simulation) -
         "local: 2.00 MiB, float32 (512, 1024)",
         "big: 1.00 MiB, float32 (256, 1024)",
         "kept: 512.00 KiB in 2 items",
-        "optimizer: 32.51 KiB, state of Adam",
         "model: 32.50 KiB, parameters and gradients of Linear",
+        "optimizer: 32.50 KiB, state of Adam",
     ]
     assert len(names) == MAX_LISTED
 

@@ -18,7 +18,10 @@ from cudalens.simulate import AssertHit
 
 pytestmark = pytest.mark.usefixtures("sim")
 
-TEXT = "rows.cu:12: lookup_kernel: block: [{block},0,0], thread: [{thread},0,0] Assertion `{said}` failed."
+TEXT = (
+    "rows.cu:12: lookup_kernel: block: [{block},0,0], thread: [{thread},0,0] "
+    "Assertion `{said}` failed."
+)
 OWN = "row < table_rows"
 OPS = "cudalens_postmortem"
 SETUP = f"import torch\nops = torch.ops.{OPS}\n"
