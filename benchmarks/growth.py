@@ -18,6 +18,7 @@ import cudalens
 from benchmarks.measure import Ratio, compare
 from benchmarks.tools import FULL, GUARDS, TOOLS
 from cudalens.guarding import PROCESS
+from cudalens.source import register_cell
 
 ROWS, CLASSES, BAD = 32, 10, 17
 
@@ -139,7 +140,9 @@ def among_names(count: int) -> Fail:
     """A loss in a namespace that has filled up, as a notebook's does in a long session."""
     names: dict[str, Any] = {f"value_{number}": torch.zeros(1) for number in range(count)}
     names.update(F=F, scores=logits(), bad=labels(), __name__="__main__")
-    code = compile("F.cross_entropy(scores, bad)", "<cell>", "exec")
+    text = "F.cross_entropy(scores, bad)"
+    register_cell("<cell 1>", 1, [text])
+    code = compile(text, "<cell 1>", "exec")
     return lambda: exec(code, names)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cudalens import _torch, source
+from cudalens import _torch, eager, source
 from cudalens.facts import Phase
 
 
@@ -49,12 +50,18 @@ def locate(
     frames: Sequence[FrameType | TracebackType], values: Mapping[str, Tensor]
 ) -> source.CallSite:
     """Find the user's line, his expressions for the tensors, the API and the module."""
-    return source.locate(
+    site = source.locate(
         frames,
         values,
         same=_torch.same_tensor,
         is_tensor=lambda item: isinstance(item, Tensor),
     )
+    return replace(site, limits=(*site.limits, *eager.limit_of(map(_file_of, frames))))
+
+
+def _file_of(item: FrameType | TracebackType) -> str:
+    frame = item.tb_frame if isinstance(item, TracebackType) else item
+    return frame.f_code.co_filename
 
 
 def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:

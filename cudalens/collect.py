@@ -40,7 +40,14 @@ from cudalens.intercept import GuardedCall
 from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.observations import observe
 from cudalens.replay import replay
-from cudalens.tensorfacts import bad_key, breaks, scalars_of, tensor_facts, tensor_values
+from cudalens.tensorfacts import (
+    bad_key,
+    breaks,
+    in_own_words,
+    scalars_of,
+    tensor_facts,
+    tensor_values,
+)
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -97,13 +104,12 @@ def _report_of(
     violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
 ) -> Report:
     started, limits = time.perf_counter(), Limits()
-    bare = fallback.of_violation(violation)
 
     def full() -> Report:
         scene = make_scene(violation, arguments)
         return diagnose(timed(evidence_of(scene, replayed), started))
 
-    report = limits.attempt("diagnosis", full, bare)
+    report = limits.attempt("diagnosis", full, fallback.of_violation(violation))
     return replace(report, limits=(*report.limits, *limits.lines))
 
 
@@ -223,18 +229,6 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
         libraries=libraries(),
         limits=site.limits,
     )
-
-
-def in_own_words(evidence: Evidence, bad: str) -> Evidence:
-    """Call the bad input in the graph what the user calls it, where that is proven."""
-    fact = evidence.tensor(bad)
-    if fact is None or not fact.expression:
-        return evidence
-    nodes = tuple(
-        replace(node, name=fact.expression) if node.role == "bad_input" else node
-        for node in evidence.graph.nodes
-    )
-    return replace(evidence, graph=replace(evidence.graph, nodes=nodes))
 
 
 def graph_of(scene: Scene) -> AutogradNeighbourhood:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cudalens import collect, fallback, lostcontext, postmortem
@@ -49,6 +51,17 @@ def explained(
     said = f"cudalens: {report.headline}"
     _attached(error, report, limits.attempt("note", lambda: note(report), said))
     return replace(report, limits=(*report.limits, *limits.lines))
+
+
+def saved(report: Report, paths: Iterable[Path]) -> Report:
+    """Write a report to files; what could not be written becomes a limit of it."""
+    for path in paths:
+        try:
+            report.save(path)
+        except Exception as trouble:  # a view that fails must not hide the user's error
+            line = f"{path.name} was not written: {trouble}"
+            report = replace(report, limits=(*report.limits, line))
+    return report
 
 
 def _earlier(error: BaseException) -> Report | None:

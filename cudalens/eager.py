@@ -7,23 +7,30 @@ first to need it, its import is noticed and the stance set before anything can b
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["RAN_EAGERLY", "EagerCompiler", "runs_compiled"]
+__all__ = ["RAN_EAGERLY", "EagerCompiler", "limit_of"]
 
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
 _COMPILER = "torch._dynamo"
 _WRAPPER_FILE = "torch/_dynamo/eval_frame.py"
 
 
-def runs_compiled(files: Sequence[str]) -> bool:
-    """Tell whether a stack with these file names passes through a compiled function's wrapper."""
-    return any(name.replace("\\", "/").endswith(_WRAPPER_FILE) for name in files)
+_holding: list[EagerCompiler] = []
+
+
+def limit_of(files: Iterable[str]) -> tuple[str, ...]:
+    """Give the line for a report whose stack, by its file names, passes a compiled function.
+
+    Empty where it does not, and where compiled functions stay compiled.
+    """
+    passes = any(name.replace("\\", "/").endswith(_WRAPPER_FILE) for name in files)
+    return (RAN_EAGERLY,) if _holding and passes else ()
 
 
 class EagerCompiler:
@@ -55,6 +62,8 @@ class EagerCompiler:
     def hold(self, compiler: ModuleType) -> None:
         """Set the stance of the loaded compiler until the block ends."""
         self._stack.enter_context(compiler.set_stance("force_eager"))
+        _holding.append(self)
+        self._stack.callback(_holding.remove, self)
 
 
 class _Finder:

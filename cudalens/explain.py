@@ -34,11 +34,11 @@ def explain(namespace: Mapping[str, object], error: BaseException | None) -> Rep
     Returns:
         ``None`` when there is no exception, or it is none of torch's.
     """
-    if error is None or not concerns_torch(error):
-        return None
     known = getattr(error, "__cudalens_report__", None) or getattr(error, "report", None)
     if isinstance(known, Report):
         return known
+    if error is None or not concerns_torch(error):
+        return None
     if lostcontext.is_lost(error_facts(error)) and (earlier := lostcontext.end()) is not None:
         return earlier
     started = time.perf_counter()

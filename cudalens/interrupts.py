@@ -22,18 +22,15 @@ class Uninterrupted:
     Does nothing outside the main thread, which Python never interrupts.
     """
 
-    __slots__ = ("_came", "_handler")
-
-    def __init__(self) -> None:
-        self._came = False
-        self._handler: Any = None
+    # Class attributes in place of an __init__: an interrupt may come wherever a function begins.
+    _came = False
+    _handler: Any = None
 
     def __enter__(self) -> None:
         """Take note of interrupts from here on."""
         # A handler that is not Python's own cannot be put back, so it stays.
-        if threading.current_thread() is _MAIN and signal.getsignal(signal.SIGINT) is not None:
-            self._handler = signal.getsignal(signal.SIGINT)
-            signal.signal(signal.SIGINT, self._note)
+        if threading.get_ident() == _MAIN.ident and signal.getsignal(signal.SIGINT) is not None:
+            self._handler = signal.signal(signal.SIGINT, self._note)
 
     def __exit__(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cudalens import autograd, collect, eager, environment, livememory, lostcontext, source
+from cudalens import autograd, collect, environment, livememory, lostcontext, source
 from cudalens.callarguments import argument_facts, call_arguments
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
@@ -81,8 +81,6 @@ def evidence_of_error(
     graph = limits.attempt(
         "graph", lambda: _graph(site, values, evidence, recorder), evidence.graph
     )
-    if eager.runs_compiled([item.tb_frame.f_code.co_filename for item in entries]):
-        limits.lines.append(eager.RAN_EAGERLY)
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cudalens import collect, fallback, lostcontext, process, source
 from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
-from cudalens.conclusion import explained
+from cudalens.conclusion import explained, saved
 from cudalens.diagnose import message
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.facts import Kind
@@ -133,6 +133,9 @@ class CheckSession:
         Args:
             error: the exception that left the block, if one did; it is never swallowed.
         """
+        self.__exit__(None, error, None)
+
+    def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()
         report = None
         try:
@@ -146,7 +149,7 @@ class CheckSession:
             self._attempt("traceback", partial(hide_own_frames, error))
         if report is not None:
             limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
-            self._publish(self._saved(replace(report, limits=limits)), error)
+            self._publish(saved(replace(report, limits=limits), self._files), error)
 
     def _remove(self) -> None:
         for line in self.recorder.limits if self.recorder is not None else ():
@@ -166,7 +169,10 @@ class CheckSession:
         traceback: TracebackType | None,
     ) -> None:
         """Close the session; the exception goes on."""
-        self.close(error)
+        try:
+            self._close(error)
+        finally:
+            self._remove()  # once more: an interrupt may have come where it began
 
     # --- listening -------------------------------------------------------------------------------
 
@@ -263,16 +269,6 @@ class CheckSession:
         except Exception as error:
             return error
         return None
-
-    def _saved(self, report: Report) -> Report:
-        """Write the files that were asked for; what could not be written becomes a limit."""
-        for path in self._files:
-            try:
-                report.save(path)
-            except Exception as trouble:  # a view that fails must not hide the user's error
-                line = f"{path.name} was not written: {trouble}"
-                report = replace(report, limits=(*report.limits, line))
-        return report
 
     @property
     def kind(self) -> Kind | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from cudalens import _torch, source
 from cudalens.facts import TensorFact, TensorSummary, Violation
 from cudalens.guards._ranges import extremes
+from cudalens.model import Evidence
 from cudalens.values import summarise
 
 
@@ -138,3 +140,15 @@ def breaks(violation: Violation) -> Callable[[Tensor], bool]:
         return not bool(inside.all())
 
     return is_bad
+
+
+def in_own_words(evidence: Evidence, bad: str) -> Evidence:
+    """Call the bad input in the graph what the user calls it, where that is proven."""
+    fact = evidence.tensor(bad)
+    if fact is None or not fact.expression:
+        return evidence
+    nodes = tuple(
+        replace(node, name=fact.expression) if node.role == "bad_input" else node
+        for node in evidence.graph.nodes
+    )
+    return replace(evidence, graph=replace(evidence.graph, nodes=nodes))

@@ -245,10 +245,16 @@ def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
         return Histogram()
     if span == 0 or bins == 1:
         return Histogram(edges=(float(smallest), float(largest)), counts=(int(values.numel()),))
-    parts = [
-        torch.histc(piece.double(), bins=bins, min=float(smallest), max=float(largest))
-        for piece in _pieces(values)
-    ]
+    if is_int and bins == span + 1:
+        parts = [
+            torch.bincount(piece.long() - int(smallest), minlength=bins)
+            for piece in _pieces(values)
+        ]
+    else:
+        parts = [
+            torch.histc(piece.double(), bins=bins, min=float(smallest), max=float(largest))
+            for piece in _pieces(values)
+        ]
     counts = torch.stack(parts).sum(0)
     edges = tuple(
         float(f"{smallest + span * index / bins:.{_EXACT_SIGNIFICANT}g}")

@@ -91,6 +91,11 @@ def report_of(code: str, names: dict[str, object], *, cell: int) -> str | None:
     return "\n".join(line for line in lines if not line.startswith(ABOUT_THE_DEVICE)).strip("\n")
 
 
+def words(page: str) -> list[str]:
+    """Give the words of a page, with autograd's nodes as every supported torch calls them."""
+    return page.replace("Backward0", "").split()
+
+
 def rerun(page: str) -> str:
     """Give the page with the reports that its blocks make now."""
     torch.manual_seed(0)
@@ -121,7 +126,7 @@ def test_the_blocks_of_a_page_do_what_it_says(path: Path, sim: simulate.Simulati
     if os.environ.get("CUDALENS_UPDATE_PAGES"):
         path.write_text(fresh, encoding="utf-8")
     else:
-        assert fresh == page
+        assert words(fresh) == words(page)
 
 
 @pytest.mark.parametrize("message", MESSAGES)
@@ -146,7 +151,7 @@ def test_a_wrong_report_is_seen(sim: simulate.Simulation) -> None:
     """The comparison can fail: another value than the block has, and a block that runs."""
     code = "import torch\ntable = torch.zeros(3, device='cuda')\ntable[torch.tensor(3).cuda()]\n"
     page = f"```python\n{code}```\n```text\nsomething else\n```\n"
-    assert rerun(page) != page
+    assert words(rerun(page)) != words(page)
     assert rerun(rerun(page)) == rerun(page)
     with pytest.raises(AssertionError, match="said to fail"):
         rerun("```python\nnumber = 1\n```\n```text\n…\n```\n")

@@ -566,3 +566,12 @@ def test_a_kernel_of_the_user_can_assert(sim: simulate.Simulation) -> None:
     torch.zeros(2, device="cuda")
     with pytest.raises(torch.AcceleratorError):
         torch.cuda.synchronize()
+
+
+def test_data_parallel_runs_on_the_one_device(sim: simulate.Simulation) -> None:
+    """A model wrapped for several GPUs trains on the single one, also with a batch on the host."""
+    model = torch.nn.DataParallel(torch.nn.Linear(3, 2)).to("cuda")
+    for device in ("cuda", "cpu"):
+        result = model(torch.randn(4, 3, device=device))
+        assert (tuple(result.shape), str(result.device)) == ((4, 2), "cuda:0")
+        result.sum().backward()

@@ -119,3 +119,18 @@ def test_mean_of_huge_integers_does_not_overflow() -> None:
     huge = 1 << 62
     found = summarise(torch.tensor([huge, huge, huge, huge]))
     assert found.mean == number(float(huge))
+
+
+@pytest.mark.parametrize("top", [values.HISTOGRAM_BINS - 1, values.HISTOGRAM_BINS])
+@pytest.mark.parametrize("piece", [3, 1 << 18])
+def test_few_integers_have_a_bin_each(
+    top: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 24 values each has its own bin; one more and they share."""
+    monkeypatch.setattr(values, "_HOST_PIECE", piece)
+    found = summarise(torch.tensor([0, 2, 2, top, 1, top, top])).histogram
+    counts = found.counts
+    assert sum(counts) == 7
+    assert len(counts) == values.HISTOGRAM_BINS
+    assert len(found.edges) == len(counts) + 1
+    assert (list(counts[:3]), counts[-1]) == ([1, 1, 2], 3)

@@ -170,12 +170,18 @@ def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
     raise not_rehearsed("a CUDA graph")
 
 
+def _scatter(tensor: Any, devices: Any, chunk_sizes: Any, dim: int, streams: Any) -> Any:
+    """Spread a batch over the one device that there is, as DataParallel asks for."""
+    return (tensor.to(torch.device("cuda", devices[0])),)
+
+
 def _patch_private(patches: Patches, runtime: Runtime) -> None:
     """Answer for the compiled functions that other parts of torch call directly."""
     # dynamo keeps a rule per function object: these must not be the objects that torch.cuda got.
     functions = _device_functions(runtime)
     # dynamo imports this name as soon as it takes the build for a CUDA build.
     patches.set(torch._C, "_cuda_getCurrentRawStream", _constant(0))
+    patches.set(torch._C, "_scatter", _scatter)
     for name, answer in {
         "_cuda_init": _constant(None),
         "_cuda_getDevice": _constant(0),
