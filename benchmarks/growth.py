@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,25 +39,34 @@ class Curve:
         return {str(size): value for size, value in self.points}
 
 
-def diagnose_s(fail: Callable[[], Any], repetitions: int = 3, **options: Any) -> float:
-    """Give the median seconds from a guard's finding to the finished report."""
+Call = Callable[[], Any]
+Prepare = Callable[[], Call]
+"""Does inside the checked block what comes before the failing call, and gives that call."""
+
+
+def diagnose_s(prepare: Prepare, repetitions: int = 3, **options: Any) -> float:
+    """Give the median seconds from the failing call to the finished report."""
     # What the user made is old by the time that something fails: it is collected before.
     gc.collect()
-    return median(report_of(fail, **options).timing.diagnose_s for _ in range(repetitions))
+    return round(median(timed_report(prepare, **options)[1] for _ in range(repetitions)), 4)
 
 
-def report_of(fail: Callable[[], Any], **options: Any) -> cudalens.Report:
-    """Run a failing call in a checked block, and give its report."""
+def timed_report(prepare: Prepare, **options: Any) -> tuple[cudalens.Report, float]:
+    """Make a call that fails in a checked block; give its report and the seconds until then."""
     session = cudalens.check(**options)
+    started = 0.0
     try:
         with PROCESS.acting_on("cpu", "cuda"), session:
-            fail()
+            call = prepare()
+            started = time.perf_counter()
+            call()
     except cudalens.DeviceAssertError:
         pass
+    took = time.perf_counter() - started
     if session.report is None:
         msg = "the call was to fail"
         raise RuntimeError(msg)
-    return session.report
+    return session.report, took
 
 
 def labels() -> Tensor:
@@ -103,47 +113,44 @@ def by_ops(sizes: Iterable[int], repetitions: int) -> tuple[Curve, Curve]:
     return guards, full
 
 
-Fail = Callable[[], Any]
-
-
-def behind_graph(nodes: int) -> Fail:
+def behind_graph(nodes: int) -> Prepare:
     """A loss whose scores have that many autograd nodes behind them."""
     scores, bad = logits(nodes), labels()
     # A long chain is freed by recursion, unless it lives on to the end of the process.
     _kept.append(scores)
-    return lambda: F.cross_entropy(scores, bad)
+    return lambda: lambda: F.cross_entropy(scores, bad)
 
 
 _kept: list[Tensor] = []
 
 
-def with_index(elements: int) -> Fail:
+def with_index(elements: int) -> Prepare:
     """A lookup with one bad element in the middle."""
     table, index = torch.randn(CLASSES), torch.zeros(elements, dtype=torch.int64)
     index[elements // 2] = CLASSES
-    return lambda: table.gather(0, index)
+    return lambda: lambda: table.gather(0, index)
 
 
-def after_ops(count: int) -> Fail:
+def after_ops(count: int) -> Prepare:
     """A loss after that many recorded ops."""
 
-    def fail() -> Any:
+    def prepare() -> Call:
         value, bad = torch.randn(ROWS, CLASSES), labels()
         for _ in range(count):
             value = value * 1.0
-        return F.cross_entropy(value, bad)
+        return lambda: F.cross_entropy(value, bad)
 
-    return fail
+    return prepare
 
 
-def among_names(count: int) -> Fail:
+def among_names(count: int) -> Prepare:
     """A loss in a namespace that has filled up, as a notebook's does in a long session."""
     names: dict[str, Any] = {f"value_{number}": torch.zeros(1) for number in range(count)}
     names.update(F=F, scores=logits(), bad=labels(), __name__="__main__")
     text = "F.cross_entropy(scores, bad)"
     register_cell("<cell 1>", 1, [text])
     code = compile(text, "<cell 1>", "exec")
-    return lambda: exec(code, names)
+    return lambda: lambda: exec(code, names)
 
 
 class _Nested(nn.Module):
@@ -155,13 +162,13 @@ class _Nested(nn.Module):
         return self.inner(index)
 
 
-def inside_modules(depth: int) -> Fail:
+def inside_modules(depth: int) -> Prepare:
     """A lookup below that many modules."""
     model, index = _Nested(depth), torch.tensor([0, 4])
-    return lambda: model(index)
+    return lambda: lambda: model(index)
 
 
-DIAGNOSES: tuple[tuple[str, str, Callable[[int], Fail], tuple[int, ...]], ...] = (
+DIAGNOSES: tuple[tuple[str, str, Callable[[int], Prepare], tuple[int, ...]], ...] = (
     ("graph_nodes", "autograd nodes", behind_graph, (100, 1_000, 10_000, 100_000)),
     (
         "index_elements",
@@ -177,13 +184,13 @@ DIAGNOSES: tuple[tuple[str, str, Callable[[int], Fail], tuple[int, ...]], ...] =
 
 def diagnosis_curves(*, quick: bool) -> tuple[Curve, ...]:
     """Give every curve of the diagnosis; the quick ones only show that they can be made."""
-    report_of(after_ops(1))  # loads what is loaded on first use
+    timed_report(after_ops(1))  # loads what is loaded on first use
     return tuple(
         Curve(
             name=name,
             title=f"Diagnosis against {x}",
             x=x,
-            y="seconds from finding to report",
+            y="seconds from call to report",
             points=tuple(
                 (size, diagnose_s(failing(size), max_ops=20_000))
                 for size in sizes[: 2 if quick else None]

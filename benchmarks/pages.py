@@ -100,7 +100,7 @@ CPU time of a training step of a 2-layer transformer, in times the plain step: m
 
 {_table(("", "× plain"), rows)}
 
-From the bad value to the finished report {slowest:.2g} s at most, for {sizes[0]} to {sizes[-1]} \
+From the failing call to the finished report {slowest:.2g} s at most, for {sizes[0]} to {sizes[-1]} \
 nodes of the autograd graph.  The HTML report has {results["report_html_kb"]:.0f} kB, a saved \
 notebook with one report {results["notebook_kb"]:.0f} kB, the wheel {results["wheel_kb"]:.0f} kB; \
 `%load_ext cudalens` takes {results["load_ext_ms"]:.0f} ms and does not import torch.  Checking \
@@ -156,7 +156,8 @@ DebugMode records and keeps every tensor that it saw; it is opened anew for each
 
 ## Growth
 
-Nothing may grow with what is not looked at.  Seconds are from the finding to the finished report.
+Nothing may grow with what is not looked at.  Seconds are from the
+failing call to the finished report.
 
 {_curves(results)}
 

@@ -141,11 +141,20 @@ def _value(argument: Argument, copies: dict[str, Tensor], zeros: list[str]) -> A
         return text
 
 
-def inplace_facts(recorder: Any, message: str) -> tuple[tuple[str, str], ...]:
-    """Name who modified the saved tensor that autograd complains of, and who had read it."""
+def with_modified(evidence: Evidence, recorder: Any, message: str) -> Evidence:
+    """Name who modified the saved tensor that autograd complains of, and who had saved it."""
     found = recorder.modified_tensor(message)
     if found is None:
-        return ()
+        return evidence
+    forward = source.locate_entries(list(found.saved_at)) if found.saved_at else None
+    return replace(
+        evidence,
+        forward_source=evidence.forward_source or forward,
+        facts=(*evidence.facts, *_inplace_facts(found)),
+    )
+
+
+def _inplace_facts(found: Any) -> tuple[tuple[str, str], ...]:
     facts = [("inplace.saved_version", str(found.complaint.saved))]
     facts.append(("inplace.found_version", str(found.complaint.found)))
     for key, step in (

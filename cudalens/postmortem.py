@@ -18,7 +18,7 @@ from cudalens.callarguments import argument_facts, call_arguments
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
-from cudalens.failedop import inplace_facts, with_failed_op
+from cudalens.failedop import with_failed_op, with_modified
 from cudalens.model import ErrorFacts, Evidence
 from cudalens.origin import is_torch_error, visible_entries
 from cudalens.tensorfacts import tensor_facts, tensor_values
@@ -99,8 +99,7 @@ def _with_recorder(
 ) -> Evidence:
     """Add the op that raised, and who changed a tensor that autograd had saved."""
     evidence = with_failed_op(evidence, recorder, error, limits)
-    inplace = limits.attempt("writer", lambda: inplace_facts(recorder, str(error)), ())
-    return replace(evidence, facts=(*evidence.facts, *inplace))
+    return limits.attempt("writer", lambda: with_modified(evidence, recorder, str(error)), evidence)
 
 
 def _tensors(

@@ -17,7 +17,6 @@ from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
 from cudalens.conclusion import explained, saved
 from cudalens.diagnose import message
 from cudalens.errors import DeviceAssertError, NonFiniteError
-from cudalens.facts import Kind
 from cudalens.guarding import PROCESS
 from cudalens.interrupts import Uninterrupted
 from cudalens.model import Report
@@ -97,7 +96,7 @@ class CheckSession:
         stack.callback(PROCESS.listen(self))
         process.acquire()
         stack.callback(PROCESS.release)
-        if not self.fast:
+        if not self.fast or self.nan:  # the watch for NaN stands in the recorder
             self._enter_recording(stack)
         # Waiting, as after each op: what was launched before must not be blamed on this block.
         probe = partial(lostcontext.probe, wait=self.sync and not self.fast)
@@ -113,7 +112,14 @@ class CheckSession:
         if self.force_eager:
             self._optional(stack, "eager mode", EagerCompiler)
         watch = NonFiniteWatch(collect.on_nonfinite) if self.nan else None
-        make = partial(Recorder, max_ops=self.max_ops, sync=self.sync, watch=watch)
+        make = partial(
+            Recorder,
+            max_ops=self.max_ops,
+            sync=self.sync and not self.fast,
+            watch=watch,
+            # Naming modules takes a hook, and under any global hook compiled modules run eagerly.
+            modules=self.force_eager,
+        )
         self.recorder = self._optional(stack, "recorder", make)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
@@ -270,10 +276,6 @@ class CheckSession:
             return error
         return None
 
-    @property
-    def kind(self) -> Kind | None:
-        """Give the kind of the report, ``None`` when nothing is wrong."""
-        return self.report.kind if self.report else None
 
 
 def _listed(others: list[Report]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cudalens.files import source_lines
+from cudalens.parsing import parse
 from cudalens.stack import Place, Position
 
 Span: TypeAlias = tuple[int, int, int]
@@ -71,7 +72,7 @@ def running(place: Place) -> Running:
     if not lines:
         return Running(place=place)
     try:
-        tree = ast.parse("\n".join(lines))
+        tree = parse("\n".join(lines))
     except (SyntaxError, ValueError):
         return Running(place=place, lines=lines)
     position = place.position
@@ -167,7 +168,7 @@ def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
 def _parsed(text: str) -> ast.AST | None:
     """Parse one expression or statement."""
     try:
-        body = ast.parse(text).body
+        body = parse(text).body
     except (SyntaxError, ValueError):
         return None
     if len(body) != 1:

@@ -242,6 +242,62 @@ def test_only_the_writes_between_the_two_versions_are_named() -> None:
     assert [place(step)[1] for step in found.read_by] == [line_of("reads-product")]
 
 
+def test_a_saved_input_is_found_behind_the_node_of_the_write() -> None:
+    """Autograd names the newest node of an input that it saved: the write's, not the maker's."""
+    x = torch.ones(3, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = x.sigmoid()
+        z = y * y
+        y += 1  # write-input
+        return z
+
+    found = modified(run)
+    assert found is not None
+    assert [place(write.step)[1] for write in found.written_by] == [line_of("write-input")]
+
+
+def saved_lines(run: Callable[[], torch.Tensor]) -> list[int]:
+    found = modified(run)
+    assert found is not None
+    return [entry.lineno for entry in found.saved_at]
+
+
+def test_the_only_call_that_can_have_saved_a_tensor_is_named() -> None:
+    """A result by its maker; an input by its reader, also where that one writes elsewhere."""
+    x = torch.ones(3, requires_grad=True)
+
+    def result() -> torch.Tensor:
+        y = x.exp()  # only-exp
+        y += 1
+        return y
+
+    def read() -> torch.Tensor:
+        y, z = x * 1, x.clone()
+        z.mul_(y)  # only-reader
+        y += 1
+        return z
+
+    def two() -> torch.Tensor:
+        y = x * 1
+        z = y * y
+        w = y * 3
+        y += 1
+        return z + w
+
+    def before() -> torch.Tensor:
+        z = leaf * leaf
+        with torch.no_grad():
+            leaf.add_(1)
+        return z
+
+    leaf = torch.ones(3, requires_grad=True)
+    assert saved_lines(result)[-1:] == [line_of("only-exp")]
+    assert saved_lines(read)[-1:] == [line_of("only-reader")]
+    assert saved_lines(two) == []
+    assert saved_lines(before) == []
+
+
 def test_a_write_through_a_view_is_a_write_to_the_tensor() -> None:
     """``y[0] = 0`` modifies ``y``."""
     x = torch.ones(3, requires_grad=True)

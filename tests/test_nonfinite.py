@@ -136,6 +136,13 @@ def test_the_neighbour_of_each_cause_is_silent(sim: Simulation, code: object) ->
     assert found(code) is None
 
 
+def test_the_fast_check_looks_too(sim: Simulation) -> None:
+    """``fast`` leaves the synchronisation out, and does not silence ``nan``."""
+    report = found(lambda: torch.zeros(3, device="cuda").log(), fast=True)
+    assert report is not None
+    assert report.kind == "nonfinite"
+
+
 def test_without_the_option_nothing_is_looked_at(sim: Simulation) -> None:
     """NaN and infinities are ordinary numbers to a plain check."""
     with cudalens.check() as session:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cudalens.facts import Offender, TensorFact
 from cudalens.hints._roles import Role, bad_values, fault, origin, role_of
 from cudalens.model import Evidence
+from cudalens.parsing import parse, parse_expression
 
 GARBAGE = 1 << 48
 """No table has this many rows: an integer of this size was never an id."""
@@ -198,7 +199,7 @@ def shifting_step(evidence: Evidence) -> str | None:
 
 def _adds(line: str) -> bool:
     try:
-        tree = ast.parse(line)
+        tree = parse(line)
     except (SyntaxError, ValueError):
         return False
     sums = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp | ast.AugAssign)]
@@ -221,7 +222,7 @@ def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
 def parsed(expression: str) -> ast.expr | None:
     """Read an expression, ``None`` when it is none."""
     try:
-        return ast.parse(f"({expression}\n)", mode="eval").body
+        return parse_expression(f"({expression}\n)").body
     except (SyntaxError, ValueError):
         return None
 

@@ -11,6 +11,7 @@ from cudalens.hints._fixes import rewritten
 from cudalens.hints._reading import parsed
 from cudalens.hosterrors import verdict_of
 from cudalens.model import Evidence
+from cudalens.parsing import parse
 
 _OPERATORS = {
     ast.Add: "+",
@@ -39,7 +40,7 @@ def out_of_place(evidence: Evidence) -> Hint | None:
 def _new_tensor(code: str) -> str | None:
     """Write an in-place statement so that it makes a new tensor."""
     try:
-        body = ast.parse(code.strip()).body
+        body = parse(code.strip()).body
     except SyntaxError:
         return None
     if len(body) != 1:

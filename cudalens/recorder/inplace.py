@@ -12,7 +12,8 @@ import torch
 from cudalens.facts import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
 from cudalens.recorder.ops import Call, Ref, is_node_of
-from cudalens.recorder.sites import SiteReader
+from cudalens.recorder.sites import SiteReader, entries_of
+from cudalens.source import StackEntry
 
 _COMPLAINT: Final = re.compile(
     r"modified by an inplace operation: \[torch\.(?:\w+\.)?(?P<type>\w+)Tensor "
@@ -70,6 +71,8 @@ class ModifiedTensor:
     read_by: tuple[ProvenanceStep, ...] = ()
     """The calls that read it before the first of these writes.  It was saved by one of them, or
     by the call that made it."""
+    saved_at: tuple[StackEntry, ...] = ()
+    """The user's lines of the call that saved it, outermost first, where only one can have."""
 
 
 def read_complaint(message: str) -> Complaint | None:
@@ -135,24 +138,48 @@ def _fit(
         alias
         for alias in aliases
         if _has_meta(alias, _maker(earlier, alias), complaint)
-        and _is_result_of(_maker(earlier, alias), complaint.made_by)
+        and (
+            _is_result_of(_maker(earlier, alias), complaint.made_by)
+            # A saved input is said to come from its newest node: that of a write.
+            or any(is_node_of(complaint.made_by or "", call.facts.name) for call, _ in between)
+        )
     ]
     if not fitting:
         return None
     reader = SiteReader()
     maker = _maker(earlier, fitting[0])
+    readers = [
+        call
+        for call in earlier
+        if not call.facts.is_view
+        and _reads(call, aliases)
+        and not any(item is alias for item in call.outputs for alias in aliases)
+    ]
     return ModifiedTensor(
         complaint=complaint,
         made_by=None if maker is None else describe_step(maker, reader),
         written_by=tuple(
             Write(step=describe_step(call, reader), version=version) for call, version in between
         ),
-        read_by=tuple(
-            describe_step(call, reader)
-            for call in earlier
-            if not call.facts.is_view and not call.facts.writes and _reads(call, aliases)
-        ),
+        read_by=tuple(describe_step(call, reader) for call in readers),
+        saved_at=_saved_at(earlier, maker, readers, complaint),
     )
+
+
+def _saved_at(
+    earlier: Sequence[Call], maker: Call | None, readers: Sequence[Call], complaint: Complaint
+) -> tuple[StackEntry, ...]:
+    """Give the one place that can have saved the tensor, if there is only one.
+
+    A tensor that was made before the recording may have been saved before it too, and what a
+    backward pass read was not noted.
+    """
+    if maker is None or any(call.is_brief and call.seq > maker.seq for call in earlier):
+        return ()
+    # Autograd names the maker when it is a result that was saved, or when no write has a node.
+    is_result = is_node_of(complaint.made_by or "", maker.facts.name)
+    saved = [entries_of(call.site) for call in (*([maker] if is_result else []), *readers)]
+    return tuple(saved[0]) if saved and all(item == saved[0] for item in saved) else ()
 
 
 def _aliases(earlier: Sequence[Call], target: Ref) -> list[Ref]:

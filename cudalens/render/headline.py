@@ -6,6 +6,7 @@ import ast
 import warnings
 
 from cudalens.model import Report
+from cudalens.parsing import parse_expression
 from cudalens.render.safe import one_line
 from cudalens.render.words import KINDS, bounds_text, number
 
@@ -48,7 +49,7 @@ def _binds_tightly(expression: str) -> bool:
     """Tell whether a position can follow directly: ``net(x)[0]``, but not ``y - 1[0]``."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            node = ast.parse(expression, mode="eval").body
+            node = parse_expression(expression).body
     except (SyntaxError, ValueError):
         return False
     return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))

@@ -1,0 +1,165 @@
+"""Failures that no guard prevents, for the second and third line of defence on a real device."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["FAULTS", "Fault", "run_fault", "unavailable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A cell that dies, and what its report has to say."""
+
+    name: str
+    code: str
+    kind: str
+    op: str | None = None
+    argument_max: tuple[str, float] | None = None
+    """An argument of the op with its largest value: a host copy must have it."""
+    is_lost: bool = True
+    options: tuple[tuple[str, bool], ...] = ()
+
+
+_KERNEL = '''
+import torch
+text = r"""
+#include <assert.h>
+extern "C" __global__ void pick(const float* table, const long long* rows, float* out, int n,
+                                int size, int unchecked) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    if (!unchecked) assert(rows[i] >= 0 && rows[i] < size);
+    out[i] = table[rows[i]];
+}
+"""
+kernel = torch.cuda._compile_kernel(text, "pick")
+library = torch.library.Library("gpu_suite", "DEF")
+library.define("pick(Tensor table, Tensor rows, int unchecked=0) -> Tensor")
+
+def on_cuda(table, rows, unchecked=0):
+    out = torch.empty(rows.numel(), device=table.device)
+    n = rows.numel()
+    blocks = (n + 255) // 256
+    kernel((blocks, 1, 1), (256, 1, 1), (table, rows, out, n, table.numel(), unchecked))
+    return out
+
+library.impl("pick", on_cuda, "CUDA")
+library.impl("pick", lambda table, rows, unchecked=0: table[rows], "CPU")
+table = torch.arange(8.0, device="cuda")
+'''
+_BAD = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
+_PICK = "gpu_suite::pick"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        name="assert in a kernel of an extension",
+        code=_KERNEL + _BAD + "out = torch.ops.gpu_suite.pick(table, rows)\nlater = out + 1",
+        kind="device_assert",
+        op=_PICK,
+        argument_max=("rows", 9),
+    ),
+    Fault(
+        name="ten thousand assert lines",
+        code=_KERNEL
+        + "rows = torch.full((10_000,), 9, device='cuda')\n"
+        + "out = torch.ops.gpu_suite.pick(table, rows)",
+        kind="device_assert",
+        op=_PICK,
+        argument_max=("rows", 9),
+    ),
+    Fault(
+        name="assert in a hook inside backward",
+        code=_KERNEL
+        + _BAD
+        + "leaf = torch.ones(3, device='cuda', requires_grad=True)\n"
+        + "leaf.register_hook(lambda grad: torch.ops.gpu_suite.pick(table, rows))\n"
+        + "(leaf * 2).sum().backward()",
+        kind="device_assert",
+        op=_PICK,
+        argument_max=("rows", 9),
+    ),
+    Fault(
+        name="assert on a side stream",
+        code=_KERNEL
+        + _BAD
+        + "with torch.cuda.stream(torch.cuda.Stream()):\n"
+        + "    out = torch.ops.gpu_suite.pick(table, rows)",
+        kind="device_assert",
+        op=_PICK,
+        argument_max=("rows", 9),
+    ),
+    Fault(
+        name="illegal memory access",
+        code=_KERNEL
+        + "rows = torch.tensor([0, 2**40], device='cuda')\n"
+        + "out = torch.ops.gpu_suite.pick(table, rows, 1)",
+        kind="cuda_error",
+        op=_PICK,
+        argument_max=("rows", 2**40),
+    ),
+    Fault(
+        name="out of memory",
+        code="import torch\nbig = torch.empty(2**45, device='cuda')",
+        kind="cuda_error",
+        is_lost=False,
+    ),
+    Fault(
+        name="invalid device ordinal",
+        code="import torch\nx = torch.ones(1, device='cuda:99')",
+        kind="cuda_error",
+        is_lost=False,
+    ),
+    Fault(
+        name="assert in compiled code",
+        code="import torch\n"
+        "f = torch.compile(lambda table, rows: (table + 1)[rows] * 2)\n"
+        "table = torch.ones(8, device='cuda')\n"
+        "f(table, torch.tensor([1, 2], device='cuda'))\n"
+        "f(table, torch.tensor([1, 9], device='cuda'))\n"
+        "torch.cuda.synchronize()",
+        kind="device_assert",
+        options=(("force_eager", False),),
+    ),
+)
+
+
+def unavailable(fault: Fault) -> str | None:
+    """Say why a fault cannot be provoked with this installation, ``None`` when it can."""
+    import torch
+
+    if "_compile_kernel" in fault.code and not hasattr(torch.cuda, "_compile_kernel"):
+        return "this torch has no torch.cuda._compile_kernel"
+    if "torch.compile" in fault.code:
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        if not (shutil.which("cc") or shutil.which("gcc")):
+            return "there is no C compiler"
+    return None
+
+
+def run_fault(name: str) -> dict[str, Any]:
+    """Run a fault under a full check and give its report."""
+    import cudalens
+    from cudalens.source import register_cell
+
+    fault = next(item for item in FAULTS if item.name == name)
+    if reason := unavailable(fault):
+        return {"unavailable": reason}
+    register_cell("<fault>", 1, fault.code.splitlines())
+    session = cudalens.check(**dict(fault.options))
+    error = None
+    try:
+        with session:
+            exec(compile(fault.code, "<fault>", "exec"), {})
+    except Exception as raised:
+        error = raised
+    report = session.report
+    return {
+        "error": type(error).__name__ if error is not None else None,
+        "code": getattr(error, "error_code", None),
+        "report": report.to_dict() if report is not None else None,
+    }

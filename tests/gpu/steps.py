@@ -1,0 +1,122 @@
+"""Training steps with and without checks: bit-equal losses, memory, time, autocast."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["STEPS", "TINY", "Size", "run_step", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Dimensions of the encoder and of its batches."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    batch: int
+    length: int
+    steps: int
+
+
+BERT_BASE = Size(layers=12, width=768, heads=12, vocabulary=30522, batch=8, length=128, steps=4)
+TINY = Size(layers=1, width=16, heads=2, vocabulary=11, batch=2, length=5, steps=2)
+STEPS = ("plain", "guards", "full", "float16", "bfloat16")
+
+
+def run_step(kind: str, size: Size = BERT_BASE, device: str = "cuda") -> dict[str, Any]:
+    """Train a few steps in one way and tell losses, time and memory.
+
+    Args:
+        kind: ``plain``, ``guards`` only, a ``full`` check, or a full check under autocast to a
+            dtype; under autocast a bad label follows and must be stopped.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import cudalens
+
+    checks: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "plain": nullcontext,
+        "guards": cudalens.guard,
+    }
+    with _deterministic():
+        result = train(size, device, checks.get(kind, cudalens.check), kind)
+    if kind in ("float16", "bfloat16"):
+        result["stopped"] = _bad_label_is_stopped(kind, device)
+    return result
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def train(
+    size: Size, device: str, check: Callable[[], AbstractContextManager[Any]], kind: str
+) -> dict[str, Any]:
+    """Train an encoder with a head over the vocabulary, each step under ``check``."""
+    import torch
+    from torch.nn import functional as F
+
+    torch.manual_seed(0)
+    model, embed, head = _model(size, device)
+    parameters = [*model.parameters(), *embed.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    autocast = torch.autocast(device, dtype=getattr(torch, kind)) if "float" in kind else None
+    ids = torch.randint(0, size.vocabulary, (size.batch, size.length)).to(device)
+    losses, seconds = [], []
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(size.steps):
+        started = time.perf_counter()
+        with check(), autocast or nullcontext():
+            scores = head(model(embed(ids)))
+            loss = F.cross_entropy(scores.flatten(0, 1).float(), ids.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach().double().cpu().item().hex())
+        seconds.append(time.perf_counter() - started)
+    return {
+        "losses": losses,
+        "seconds": min(seconds[1:]),
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def _model(size: Size, device: str) -> tuple[Any, Any, Any]:
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(
+        size.width, size.heads, 4 * size.width, dropout=0.0, batch_first=True
+    )
+    model = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
+    parts = model, nn.Embedding(size.vocabulary, size.width), nn.Linear(size.width, size.vocabulary)
+    return tuple(part.to(device) for part in parts)  # type: ignore[return-value]
+
+
+def _bad_label_is_stopped(dtype: str, device: str) -> str | None:
+    """Give the headline of the finding for a label too high under autocast."""
+    import torch
+    from torch.nn import functional as F
+
+    import cudalens
+
+    layer = torch.nn.Linear(8, 4).to(device)
+    try:
+        with cudalens.check() as session, torch.autocast(device, dtype=getattr(torch, dtype)):
+            labels = torch.tensor([0, 4], device=device)
+            F.cross_entropy(layer(torch.ones(2, 8, device=device)), labels)
+    except cudalens.DeviceAssertError:
+        pass
+    return session.report.headline if session.report is not None else None

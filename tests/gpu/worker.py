@@ -1,0 +1,107 @@
+"""Runs one case in a process of its own and prints what came of it as one line of JSON.
+
+``python worker.py bare|guarded|rehearsed RECORD``, or ``python worker.py fault NAME``.  CUDA's own
+lines go to standard error, which the caller reads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+RESULT = "RESULT "
+
+
+def run_case(record: str, *, guarded: bool, device: str = "cuda") -> dict[str, Any]:
+    """Run a record's trigger on a device; with guards under a full check."""
+    import torch
+    from cases import CASES, namespace
+
+    case = next(item for item in CASES if item.record == record)
+    names = namespace()
+    code = compile(_registered(case.code), "<case>", "exec")
+    if not guarded:
+        return _outcome(lambda: _execute(code, names, device))
+
+    import cudalens
+
+    session = cudalens.check()
+
+    def checked() -> None:
+        with session:
+            _execute(code, names, device)
+
+    found = _outcome(checked)
+    found["report"] = session.report.to_dict() if session.report is not None else None
+    found["alive"] = _is_alive(torch, device)
+    return found
+
+
+def _registered(code: str) -> str:
+    """Let the report know the text of the case as that of a cell."""
+    from cudalens.source import register_cell
+
+    register_cell("<case>", 1, code.splitlines())
+    return code
+
+
+def _execute(code: Any, names: dict[str, Any], device: str) -> None:
+    import torch
+
+    with torch.device(device):
+        exec(code, names)
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _outcome(run: Any) -> dict[str, Any]:
+    try:
+        run()
+    except Exception as error:
+        return {
+            "error": type(error).__name__,
+            "message": str(error).split("\n", 1)[0],
+            "code": getattr(error, "error_code", None),
+        }
+    return {"error": None, "message": None, "code": None}
+
+
+def _is_alive(torch: Any, device: str) -> bool:
+    """Tell whether the device still computes, forward and backward."""
+    try:
+        leaf = torch.ones(3, device=device, requires_grad=True)
+        (leaf * 2).sum().backward()
+        return leaf.grad is not None and leaf.grad.tolist() == [2.0, 2.0, 2.0]
+    except RuntimeError:
+        return False
+
+
+def main(mode: str, name: str) -> dict[str, Any]:
+    """Run one case by the names of the command line."""
+    if mode == "fault":
+        from faults import run_fault
+
+        return run_fault(name)
+    if mode == "step":
+        from steps import run_step
+
+        return run_step(name)
+    if mode != "rehearsed":
+        return run_case(name, guarded=mode == "guarded")
+    from cudalens import simulate
+
+    try:
+        simulation = simulate.start(announce=False)
+    except simulate.SimulationError as error:
+        return {"unavailable": str(error)}
+    with simulation:
+        return run_case(name, guarded=True)
+
+
+if __name__ == "__main__":
+    print(RESULT + json.dumps(main(*sys.argv[1:3])), flush=True)
