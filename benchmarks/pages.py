@@ -100,8 +100,9 @@ CPU time of a training step of a 2-layer transformer, in times the plain step: m
 
 {_table(("", "× plain"), rows)}
 
-From the failing call to the finished report {slowest:.2g} s at most, for {sizes[0]} to {sizes[-1]} \
-nodes of the autograd graph.  The HTML report has {results["report_html_kb"]:.0f} kB, a saved \
+From the failing call to the finished report {slowest:.2g} s at most, for {sizes[0]} to \
+{sizes[-1]} nodes of the autograd graph.  The HTML report has \
+{results["report_html_kb"]:.0f} kB, a saved \
 notebook with one report {results["notebook_kb"]:.0f} kB, the wheel {results["wheel_kb"]:.0f} kB; \
 `%load_ext cudalens` takes {results["load_ext_ms"]:.0f} ms and does not import torch.  Checking \
 takes no device memory of its own: the peak of 200 training steps is \
@@ -156,7 +157,7 @@ DebugMode records and keeps every tensor that it saw; it is opened anew for each
 
 ## Growth
 
-Nothing may grow with what is not looked at.  Seconds are from the
+Nothing may grow with what is not looked at.  Seconds are from the \
 failing call to the finished report.
 
 {_curves(results)}

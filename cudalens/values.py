@@ -51,6 +51,18 @@ def number(value: float) -> Number:
 # --- bad positions -------------------------------------------------------------------------------
 
 
+def outside(tensor: Tensor, low: float, high: float) -> Tensor:
+    """Mark the elements outside ``[low, high]``; NaN is not marked.
+
+    Returns:
+        bool[shape of tensor]
+    """
+    bad = torch.empty(tensor.shape, dtype=torch.bool, device=tensor.device)
+    for piece, mark in zip(_pieces(tensor.reshape(-1)), _pieces(bad.view(-1)), strict=True):
+        mark.copy_((piece < low) | (piece > high))
+    return bad
+
+
 def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
     """Count the bad elements of ``tensor`` and give the first ones in row-major order.
 
@@ -105,8 +117,8 @@ def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> Offende
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
     rows, columns = min(values.shape[0], MAP_ROWS), min(values.shape[1], MAP_COLUMNS)
-    low = _grid(values, rows, columns, lambda block: block.amin((1, 3)))
-    high = _grid(values, rows, columns, lambda block: block.amax((1, 3)))
+    low = _grid(values, rows, columns, lambda block: _bound(block, 0).amin((1, 3)))
+    high = _grid(values, rows, columns, lambda block: _bound(block, 1).amax((1, 3)))
     if listed is None:
         marks = bad.reshape(values.shape)
         counts = _grid(marks, rows, columns, lambda block: block.sum((1, 3)))
@@ -134,6 +146,13 @@ def _grid(values: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Te
         ]
         bands.append(torch.cat(cells, dim=1))
     return torch.cat(bands)
+
+
+def _bound(block: Tensor, which: int) -> Tensor:
+    # One dimension at a time, the longer first: several times as fast as both at once.
+    longer = 3 if block.shape[3] >= block.shape[1] else 1
+    bounds: Tensor = torch.aminmax(block, dim=longer, keepdim=True)[which]
+    return bounds
 
 
 def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cudalens import values
-from cudalens.values import find_offenders, number, summarise
+from cudalens.values import find_offenders, number, outside, summarise
 
 SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (70, 131), (5, 4, 9)]
 
@@ -134,3 +134,14 @@ def test_few_integers_have_a_bin_each(
     assert len(counts) == values.HISTOGRAM_BINS
     assert len(found.edges) == len(counts) + 1
     assert (list(counts[:3]), counts[-1]) == ([1, 1, 2], 3)
+
+
+@pytest.mark.parametrize("piece", [2, 1 << 18])
+def test_the_bounds_themselves_are_inside(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both bounds pass, one step beyond them does not; the shape is kept."""
+    monkeypatch.setattr(values, "_HOST_PIECE", piece)
+    marks = outside(torch.tensor([[0, 9, -1], [10, 5, 0]]).T, 0, 9)
+    assert marks.tolist() == [[False, True], [False, False], [True, False]]
+    assert outside(torch.tensor(10), 0, 9).tolist() is True
+    assert outside(torch.empty(0, 3), 0, 9).shape == (0, 3)
+    assert outside(torch.tensor([math.nan, math.inf]), 0, 1).tolist() == [False, True]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cudalens.facts import Bounds, Offenders, Violation
-from cudalens.values import find_offenders
+from cudalens.values import find_offenders, outside
 
 
 def extremes(tensor: Tensor) -> tuple[Any, Any]:
@@ -88,8 +88,7 @@ def out_of_range(
         bad: bool mask of the bad elements, where the interval alone does not tell.
     """
     if bad is None:
-        bad = tensor < low
-        bad |= tensor > high
+        bad = outside(tensor, low, high)
         for value, _ in also:
             bad &= tensor != value
     offenders = find_offenders(tensor, bad)

@@ -78,9 +78,7 @@ CASES: tuple[Case, ...] = (
         may_print=("scatter_add_rows_fast", "gather_scatter"),
         capability=(9, 0),
     ),
-    Case(
-        record="index_add_small", code="zeros(5, 3).index_add_(0, tensor([0, 5]), ones(2, 3))"
-    ),
+    Case(record="index_add_small", code="zeros(5, 3).index_add_(0, tensor([0, 5]), ones(2, 3))"),
     Case(record="index_add_large", code=f"zeros(5, 3).index_add_(0, {_MANY}, ones(17, 3))"),
     Case(
         record="add_dense_sparse",
@@ -108,9 +106,7 @@ CASES: tuple[Case, ...] = (
         record="embedding_bag_offsets",
         code="F.embedding_bag(tensor([0, 2]), zeros(3, 2), tensor([0, 2, 1]))",
     ),
-    Case(
-        record="nll_loss_forward_reduced", code="F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]))"
-    ),
+    Case(record="nll_loss_forward_reduced", code="F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]))"),
     Case(
         record="nll_loss_forward_none",
         code='F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]), reduction="none")',
@@ -139,9 +135,7 @@ CASES: tuple[Case, ...] = (
         code="aten.nll_loss2d_backward(ones(1, 1, 1), zeros(1, 3, 1, 1), tensor([[[3]]]), None, "
         "0, -100, ones(()))",
     ),
-    Case(
-        record="bce_input", code="F.binary_cross_entropy(tensor([0.0, 1.5]), tensor([0.0, 1.0]))"
-    ),
+    Case(record="bce_input", code="F.binary_cross_entropy(tensor([0.0, 1.5]), tensor([0.0, 1.0]))"),
     Case(
         record="bce_target", code="F.binary_cross_entropy(tensor([0.5, 0.5]), tensor([0.0, 1.5]))"
     ),

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FAULTS", "Fault", "run_fault", "unavailable"]
+__all__ = ["FAULTS", "SOURCE", "Fault", "run_fault", "unavailable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,7 @@ class Fault:
     options: tuple[tuple[str, bool], ...] = ()
 
 
-_KERNEL = '''
-import torch
-text = r"""
-#include <assert.h>
+SOURCE = """
 extern "C" __global__ void pick(const float* table, const long long* rows, float* out, int n,
                                 int size, int unchecked) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -36,7 +33,12 @@ extern "C" __global__ void pick(const float* table, const long long* rows, float
     out[i] = table[rows[i]];
 }
 """
-kernel = torch.cuda._compile_kernel(text, "pick")
+_KERNEL = (
+    f"""
+import torch
+kernel = torch.cuda._compile_kernel({SOURCE!r}, "pick")
+"""
+    + """
 library = torch.library.Library("gpu_suite", "DEF")
 library.define("pick(Tensor table, Tensor rows, int unchecked=0) -> Tensor")
 
@@ -44,13 +46,14 @@ def on_cuda(table, rows, unchecked=0):
     out = torch.empty(rows.numel(), device=table.device)
     n = rows.numel()
     blocks = (n + 255) // 256
-    kernel((blocks, 1, 1), (256, 1, 1), (table, rows, out, n, table.numel(), unchecked))
+    kernel((blocks, 1, 1), (256, 1, 1), [table, rows, out, n, table.numel(), unchecked])
     return out
 
 library.impl("pick", on_cuda, "CUDA")
 library.impl("pick", lambda table, rows, unchecked=0: table[rows], "CPU")
 table = torch.arange(8.0, device="cuda")
-'''
+"""
+)
 _BAD = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
 _PICK = "gpu_suite::pick"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import nbformat
 import pytest
 
+nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
+pytest.importorskip("rich")
 
 from notebook_outputs import NOTEBOOKS, executed
 

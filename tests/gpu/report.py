@@ -1,0 +1,252 @@
+"""Writes what the GPU suite saw: docs/verified.md, the assertion texts it met, and one table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from cases import CASES, NOT_TRIGGERED
+
+from cudalens.assertlines import fold
+from cudalens.asserttexts import folded
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "verified.md"
+DATA = ROOT / "cudalens" / "data"
+INVENTORY = ROOT / "tests" / "data" / "device_asserts.json"
+HEAD = "# What was seen on real hardware\n\n"
+WRITTEN = "Written by the GPU suite (`make test-gpu`)"
+NOT_YET = (
+    HEAD
+    + """This page is written by the GPU suite (`make test-gpu`).  Until it has run on a machine \
+with a CUDA device, nothing in this project is verified on hardware:
+
+| what | on a GPU | on the rehearsal device |
+| --- | --- | --- |
+| guards stop the op before its launch, CUDA stays usable | not yet run | yes, in `make test` |
+| assertion texts per torch version | not yet harvested | taken from the wheel's disassembled \
+kernels (torch 2.13.0) |
+| synchronisation after each op names the failing op | not yet run | yes, in `make test` |
+| overhead with a busy queue | not yet measured | not measurable there |
+"""
+)
+_NOT_COMPARED = frozenset({"environment", "timing", "history", "limits"})
+
+
+def differences(seen: dict[str, Any] | None, rehearsed: dict[str, Any] | None) -> list[str]:
+    """Name the fields of two reports that differ, as dotted paths with both values."""
+    if seen is None or rehearsed is None:
+        return [] if seen is rehearsed else ["one has no report"]
+    found: list[str] = []
+    for key in sorted(set(seen) | set(rehearsed)):
+        if key not in _NOT_COMPARED:
+            _compare(key, seen.get(key), rehearsed.get(key), found)
+    return found
+
+
+def _compare(path: str, left: Any, right: Any, found: list[str]) -> None:
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in sorted(set(left) | set(right)):
+            _compare(f"{path}.{key}", left.get(key), right.get(key), found)
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        for number, pair in enumerate(zip(left, right, strict=True)):
+            _compare(f"{path}[{number}]", *pair, found)
+    elif left != right:
+        found.append(f"{path}: {left!r} on the GPU, {right!r} rehearsed")
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def harvest(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the assertion texts that the unguarded runs printed, in the form that is read again."""
+    records = {item["id"]: item for item in json.loads(INVENTORY.read_text(encoding="utf-8"))}
+    texts = []
+    for record, result in results["bare"].items():
+        for line in fold(result.get("stderr", ""))[:1]:
+            texts.append(
+                {
+                    "record": record,
+                    "expression": line.expression,
+                    "file": line.file,
+                    "line": line.line,
+                    "function": line.function,
+                    "arguments": _arguments(records[record], results["guarded"].get(record)),
+                    "sentence": f"its check failed; it needs: {records[record]['condition']}",
+                }
+            )
+    return texts
+
+
+def _arguments(record: dict[str, Any], guarded: dict[str, Any] | None) -> list[list[str]]:
+    """Give the op and the argument that the guard found at fault in the same call."""
+    report = (guarded or {}).get("report")
+    if report and report["op"]["name"] and report["argument"]:
+        return [[report["op"]["name"].rstrip("_"), report["argument"]]]
+    names = [name.partition(".")[0].rstrip("_") for name in record["ops"]]
+    return [[name, value] for name in dict.fromkeys(names) for value in record["value_args"][:1]]
+
+
+def unexpected(results: dict[str, Any]) -> dict[str, str]:
+    """Name the records whose printed text is not the inventory's, nor one that the case allows."""
+    records = {item["id"]: item for item in json.loads(INVENTORY.read_text(encoding="utf-8"))}
+    found = {}
+    for case in CASES:
+        lines = fold(results["bare"].get(case.record, {}).get("stderr", ""))
+        known = {
+            folded(item.expression)
+            for name in (case.record, *case.may_print)
+            for item in fold("\n".join(_listed(records[name]["stderr_text"])))
+        }
+        if lines and folded(lines[0].expression) not in known:
+            found[case.record] = lines[0].expression
+    return found
+
+
+def _listed(texts: Any) -> list[str]:
+    return texts if isinstance(texts, list) else [texts]
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, str]:
+    """Describe torch, driver and device."""
+    import torch
+
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        version = driver.stdout.strip().split("\n", maxsplit=1)[0]
+    except OSError:
+        version = ""
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    return {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "driver": version or "unknown",
+        "device": f"{torch.cuda.get_device_name()} (compute capability {capability})",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Give a row a record: what CUDA did without guards, with them, and the rehearsal's verdict."""
+    found = []
+    for case in CASES:
+        bare, guarded, rehearsed = (
+            results[mode].get(case.record) for mode in ("bare", "guarded", "rehearsed")
+        )
+        if bare is None:
+            major, minor = case.capability
+            found.append((case.record, f"needs capability {major}.{minor}", "–", "–"))
+            continue
+        found.append((case.record, _bare(bare), _guarded(guarded), _same(guarded, rehearsed)))
+    found += [(name, f"not provoked: {why}", "–", "–") for name, why in NOT_TRIGGERED.items()]
+    return found
+
+
+def _bare(result: dict[str, Any]) -> str:
+    if "unavailable" in result:
+        return result["unavailable"]
+    lines = fold(result.get("stderr", ""))
+    said = f"`{lines[0].expression or '(empty)'}`" if lines else "no assertion printed"
+    return f"{result['error'] or 'no error'} {result['code'] or ''}: {said}".replace(" :", ":")
+
+
+def _guarded(result: dict[str, Any] | None) -> str:
+    if result is None or "unavailable" in result:
+        return (result or {}).get("unavailable", "not run")
+    alive = "CUDA alive" if result["alive"] else "CUDA DEAD"
+    report = result.get("report")
+    return f"{result['error']}, {alive}" if report and report["prevented"] else f"MISSED, {alive}"
+
+
+def _same(guarded: dict[str, Any] | None, rehearsed: dict[str, Any] | None) -> str:
+    for result in (guarded, rehearsed):
+        if result is None or "unavailable" in result:
+            return (result or {}).get("unavailable", "not run")
+    assert guarded is not None and rehearsed is not None
+    found = differences(guarded.get("report"), rehearsed.get("report"))
+    return "; ".join(found) or "equal"
+
+
+def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) -> str:
+    """Give the page: what was seen case by case, or that nothing has run yet."""
+    if results is None or about is None:
+        return NOT_YET
+    lines = [
+        HEAD.strip(),
+        "",
+        f"{WRITTEN} on {about['date']}: torch {about['torch']}, CUDA {about['cuda']}, driver "
+        f"{about['driver']}, {about['device']}.  Nothing else is claimed for a GPU.",
+        "",
+        "## Device-side assertions",
+        "",
+        *_table(("record", "without guards", "with guards", "as rehearsed"), rows(results)),
+        "",
+        "## Failures that no guard prevents",
+        "",
+        *_table(("failure", "seen"), [(n, _fault(r)) for n, r in results["fault"].items()]),
+        "",
+        "## Training steps of a BERT-base-sized encoder",
+        "",
+        *_table(("run", "seen"), _steps(results["step"])),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _fault(result: dict[str, Any]) -> str:
+    if "unavailable" in result:
+        return f"not run: {result['unavailable']}"
+    report = result["report"]
+    if report is None:
+        return f"{result['error']}: no report"
+    named = report["op"]["name"] or "no op named"
+    return f"{report['kind']}, {report['certainty']}, {named}: {report['headline']}"
+
+
+def _steps(results: dict[str, Any]) -> list[tuple[str, str]]:
+    plain = results.get("plain", {})
+    found = []
+    for name, result in results.items():
+        if "unavailable" in result:
+            found.append((name, f"not run: {result['unavailable']}"))
+            continue
+        said = [f"{result['seconds']:.3f} s a step, peak {result['peak_bytes'] / 2**20:.0f} MiB"]
+        if name in ("guards", "full") and "losses" in plain:
+            is_equal = result["losses"] == plain["losses"]
+            said.append("losses bit-equal" if is_equal else "losses DIFFER")
+            said.append(f"{result['seconds'] / plain['seconds']:.2f} times plain")
+        if "stopped" in result:
+            said.append(f"bad label: {result['stopped'] or 'MISSED'}")
+        found.append((name, ", ".join(said)))
+    return found
+
+
+def _table(head: tuple[str, ...], body: list[Any]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{' --- |' * len(head)}",
+        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in body),
+    ]
+
+
+def write(results: dict[str, Any], about: dict[str, str], *targets: Path) -> None:
+    """Write the page, and the texts of this torch version, below each target."""
+    release = about["torch"].partition("+")[0]
+    texts = {"torch": about["torch"], "device": about["device"], "texts": harvest(results)}
+    for target in targets:
+        for file, text in (
+            (target / PAGE.relative_to(ROOT), page(results, about)),
+            (
+                target / DATA.relative_to(ROOT) / f"assert_texts_{release}.json",
+                json.dumps(texts, indent=1, ensure_ascii=False) + "\n",
+            ),
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")

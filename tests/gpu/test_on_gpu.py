@@ -1,0 +1,90 @@
+"""What real hardware did, case by case: judged after every case has run in its own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import report
+from cases import CASES, Case
+from faults import FAULTS, Fault
+from suite import Results
+
+pytestmark = pytest.mark.gpu
+ASSERT_CODE = 710
+
+
+def of(results: Results, mode: str, name: str) -> dict[str, Any]:
+    """Give what came of a case, or skip with the reason why it did not run."""
+    found = results[mode].get(name)
+    if found is None:
+        pytest.skip("not for a GPU of this generation")
+    if "unavailable" in found:
+        pytest.skip(found["unavailable"])
+    return found  # type: ignore[no-any-return]
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.record)
+
+
+@every_case
+def test_it_asserts_without_guards(results: Results, case: Case) -> None:
+    """CUDA prints an assertion, and torch's error says so by its text or its code."""
+    found = of(results, "bare", case.record)
+    assert found["error"] is not None
+    assert "device-side assert" in found["message"] or found["code"] == ASSERT_CODE
+    assert case.record not in report.unexpected(results)
+
+
+@every_case
+def test_it_is_prevented_with_guards(results: Results, case: Case) -> None:
+    """The guard stops it before the launch, and the device computes on."""
+    found = of(results, "guarded", case.record)
+    assert found["report"] is not None
+    assert found["report"]["prevented"] and found["report"]["context_usable"]
+    assert found["report"]["certainty"] == "proven"
+    assert found["alive"]
+    assert "Assertion" not in found["stderr"]
+
+
+@every_case
+def test_the_verdict_is_the_rehearsal_s(results: Results, case: Case) -> None:
+    """Field by field, what the rehearsal device leads to."""
+    seen, rehearsed = of(results, "guarded", case.record), of(results, "rehearsed", case.record)
+    assert report.differences(seen["report"], rehearsed["report"]) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_failure_that_no_guard_prevents(results: Results, fault: Fault) -> None:
+    """Kind, op, true arguments from host memory, and whether the process can go on."""
+    found = of(results, "fault", fault.name)["report"]
+    assert found is not None
+    assert found["kind"] == fault.kind
+    assert found["context_usable"] is not fault.is_lost
+    if fault.op is not None:
+        assert found["op"]["name"] == fault.op
+        assert found["source"] is not None
+    if fault.argument_max is not None:
+        name, value = fault.argument_max
+        summaries = {item["argument"]: item["summary"] for item in found["tensors"]}
+        assert summaries[name]["max"] == value
+
+
+@pytest.mark.parametrize("name", ["guards", "full"])
+def test_checks_change_no_bit(results: Results, name: str) -> None:
+    """Losses of a BERT-base-sized step are bit-equal under deterministic algorithms."""
+    assert of(results, "step", name)["losses"] == of(results, "step", "plain")["losses"]
+
+
+def test_guards_need_no_device_memory(results: Results) -> None:
+    """Beyond the check's own scalars the peak is that of the plain step."""
+    plain, guards = (of(results, "step", name)["peak_bytes"] for name in ("plain", "guards"))
+    assert guards - plain <= 64 * 1024
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_autocast(results: Results, name: str) -> None:
+    """Under autocast a good step runs, and a bad label is stopped."""
+    found = of(results, "step", name)
+    assert found["losses"]
+    assert "4 is outside" in (found["stopped"] or "")
