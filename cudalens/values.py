@@ -117,8 +117,7 @@ def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> Offende
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
     rows, columns = min(values.shape[0], MAP_ROWS), min(values.shape[1], MAP_COLUMNS)
-    low = _grid(values, rows, columns, lambda block: _bound(block, 0).amin((1, 3)))
-    high = _grid(values, rows, columns, lambda block: _bound(block, 1).amax((1, 3)))
+    low, high = _grid(values, rows, columns, _bounds)
     if listed is None:
         marks = bad.reshape(values.shape)
         counts = _grid(marks, rows, columns, lambda block: block.sum((1, 3)))
@@ -144,15 +143,15 @@ def _grid(values: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Te
             reduce(band[:, :, left : left + across * width].unflatten(2, (across, width)))
             for left, across, width in _cuts(values.shape[1], columns)
         ]
-        bands.append(torch.cat(cells, dim=1))
-    return torch.cat(bands)
+        bands.append(torch.cat(cells, dim=-1))
+    return torch.cat(bands, dim=-2)
 
 
-def _bound(block: Tensor, which: int) -> Tensor:
+def _bounds(block: Tensor) -> Tensor:
     # One dimension at a time, the longer first: several times as fast as both at once.
     longer = 3 if block.shape[3] >= block.shape[1] else 1
-    bounds: Tensor = torch.aminmax(block, dim=longer, keepdim=True)[which]
-    return bounds
+    low, high = torch.aminmax(block, dim=longer, keepdim=True)
+    return torch.stack((low.amin((1, 3)), high.amax((1, 3))))
 
 
 def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:

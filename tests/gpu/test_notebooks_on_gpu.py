@@ -11,7 +11,7 @@ nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
 pytest.importorskip("rich")
 
-from notebook_outputs import NOTEBOOKS, executed
+from notebook_outputs import NOTEBOOKS, executed  # noqa: E402
 
 RAISES = "raises-exception"
 NEEDS_TRANSFORMERS = ("03_layoutlmv3", "05_seq2seq_summarization")

@@ -1,0 +1,349 @@
+"""The GPU suite's own logic, without a GPU: triggers, processes, comparison, the page it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpu_guards import guarded
+
+from cudalens import asserttexts, simulate
+from cudalens.guards import GUARDS, full_name
+from cudalens.guards._unguarded import UNGUARDABLE
+from cudalens.simulate.asserts import NOT_SIMULATED
+
+GPU = Path(__file__).parent / "gpu"
+sys.path.insert(0, str(GPU))
+
+import report  # noqa: E402
+import suite  # noqa: E402
+from cases import CASES, NOT_TRIGGERED, Case, namespace  # noqa: E402
+from faults import FAULTS, SOURCE  # noqa: E402
+from steps import STEPS, TINY, run_step  # noqa: E402
+from worker import RESULT, run_case  # noqa: E402
+
+INVENTORY = json.loads((GPU.parent / "data" / "device_asserts.json").read_text(encoding="utf-8"))
+REACHABLE = {record["id"]: record for record in INVENTORY if record["reachable"]}
+RECORDS_OF = {
+    name: {record for entry in entries for record in entry.records}
+    for name, entries in ((full_name(op), entries) for op, entries in GUARDS.items())
+}
+ON_CPU = [case for case in CASES if case.reaches_guard_on_cpu]
+
+
+def test_each_reachable_record_has_a_trigger_or_a_reason() -> None:
+    """One of both, and nothing else."""
+    triggered = [case.record for case in CASES]
+    assert len(triggered) == len(set(triggered))
+    assert not set(triggered) & set(NOT_TRIGGERED)
+    assert {*triggered, *NOT_TRIGGERED} == set(REACHABLE)
+    assert set(UNGUARDABLE) <= set(NOT_TRIGGERED)
+
+
+@pytest.mark.parametrize("case", ON_CPU, ids=lambda case: case.record)
+def test_a_trigger_fires_the_guard_of_its_record(case: Case) -> None:
+    """With guards that act on the CPU: the first finding is that record's, and certain."""
+    with guarded() as collector:
+        violation = collector.look(lambda: exec(case.code, namespace()))
+        op = collector.found[-1][0] if collector.found else ""
+    assert violation is not None
+    assert case.record in RECORDS_OF[op]
+    assert not violation.is_silent
+
+
+def test_what_the_cpu_cannot_show_has_a_guard_all_the_same() -> None:
+    """Dense plus sparse: CUDA adds with ``index_add_``, the CPU with a loop of its own."""
+    left = {case.record for case in CASES} - {case.record for case in ON_CPU}
+    assert left == {"add_dense_sparse"} <= RECORDS_OF["aten::index_add_"]
+
+
+SIMULATED = [case for case in CASES if case.record not in NOT_SIMULATED]
+
+
+@pytest.mark.parametrize("case", SIMULATED, ids=lambda case: case.record)
+def test_a_trigger_asserts_on_the_rehearsal_device(
+    case: Case, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without guards it prints the record's text; with them it is prevented, and all is alive."""
+    with simulate.start(announce=False) as simulation:
+        bare = run_case(case.record, guarded=False)
+        printed = capfd.readouterr().err
+        simulation.reset()
+        checked = run_case(case.record, guarded=True)
+    assert (bare["error"], bare["code"]) == ("AcceleratorError", 710)
+    assert report.unexpected({"bare": {case.record: {"stderr": printed}}}) == {}
+    assert "Assertion" in printed
+    assert checked["alive"]
+    assert checked["report"]["prevented"] and checked["report"]["certainty"] == "proven"
+    assert checked["report"]["source"]["text"]
+
+
+def test_a_worker_is_a_process_of_its_own() -> None:
+    """It prints one line of JSON, and CUDA's own lines on standard error."""
+    mode = suite.environment("rehearsed")
+    done = subprocess.run(
+        [sys.executable, str(GPU / "worker.py"), "rehearsed", "index_get"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=mode,
+        check=True,
+    )
+    (line,) = [item for item in done.stdout.splitlines() if item.startswith(RESULT)]
+    found = json.loads(line.removeprefix(RESULT))
+    assert found["error"] == "DeviceIndexError" and found["alive"]
+    assert found["report"]["headline"].startswith("indices[1][1] = 3 is outside")
+
+
+def test_the_rehearsal_does_not_see_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be refused otherwise; the others do, and none is made synchronous from outside."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert suite.environment("rehearsed")["CUDA_VISIBLE_DEVICES"] == ""
+    assert suite.environment("bare")["CUDA_VISIBLE_DEVICES"] == "0"
+    assert all("CUDA_LAUNCH_BLOCKING" not in suite.environment(m) for m in ("bare", "rehearsed"))
+
+
+def test_without_core_extras_the_check_works() -> None:
+    """The suite's machine has torch, IPython, ipywidgets, matplotlib and pytest, and no rich."""
+    code = (
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('rich', 'nbclient', 'nbformat', 'transformers'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        f"sys.argv = ['worker.py', 'rehearsed', 'index_get']\n"
+        f"sys.path.insert(0, {str(GPU)!r})\n"
+        "import runpy\n"
+        f"runpy.run_path({str(GPU / 'worker.py')!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=suite.environment("rehearsed"),
+        check=False,
+    )
+    assert RESULT in done.stdout, done.stderr
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_begun_when_the_time_is_up() -> None:
+    """A case that did not run says so, and does not count as seen."""
+    found = suite.run_one("bare", "index_get", suite.Clock(0))
+    assert found == {"unavailable": "not begun: the time was up"}
+
+
+def fake_worker(folder: Path, code: str) -> Path:
+    worker = folder / "worker.py"
+    worker.write_text(code, encoding="utf-8")
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import time; time.sleep(60)", "stopped: it took too long"),
+        ("import sys; sys.exit('broken')", "ended with 1: broken"),
+        ("import os; os.abort()", "ended with -6: "),
+    ],
+)
+def test_a_case_that_hangs_or_dies_is_said(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One case cannot stop the others."""
+    monkeypatch.setattr(suite, "_WORKER", fake_worker(tmp_path, code))
+    monkeypatch.setattr(suite, "CASE_LIMIT_S", 2)
+    assert suite.run_one("bare", "x", suite.Clock(100))["unavailable"] == reason
+
+
+def test_only_what_the_gpu_can_run_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of a newer generation are left out; everything else is run in each of its ways."""
+    seen: list[tuple[str, str]] = []
+
+    def note(mode: str, name: str, clock: Any) -> dict[str, Any]:
+        seen.append((mode, name))
+        return {}
+
+    monkeypatch.setattr(suite, "run_one", note)
+    suite.run_all(suite.Clock(), (8, 0))
+    assert ("bare", "index_get") in seen and ("rehearsed", "index_get") in seen
+    assert ("bare", "scatter_add_tma") not in seen
+    assert {name for mode, name in seen if mode == "fault"} == {fault.name for fault in FAULTS}
+    assert [name for mode, name in seen if mode == "step"] == list(STEPS)
+    before = len(seen)
+    suite.run_all(suite.Clock(), (9, 0))
+    assert ("bare", "scatter_add_tma") in seen[before:]
+
+
+# --- comparison and pages -------------------------------------------------------------------------
+
+
+def test_differences_are_listed_field_by_field() -> None:
+    """Equal reports have none; what depends on the machine is not compared."""
+    one = {"headline": "a", "bounds": {"min": 0, "max": 4}, "timing": {"diagnose_s": 1}}
+    other = {"headline": "a", "bounds": {"min": 0, "max": 5}, "timing": {"diagnose_s": 2}}
+    assert report.differences(one, dict(one)) == []
+    assert report.differences(one, other) == ["bounds.max: 4 on the GPU, 5 rehearsed"]
+    assert report.differences(None, None) == []
+    assert report.differences(one, None) == ["one has no report"]
+    lists = {"frames": [{"line": 1}]}, {"frames": [{"line": 1}, {"line": 2}]}
+    assert len(report.differences(*lists)) == 1
+
+
+LINE = "K.cu:7: kern: block: [0,0,0], thread: [3,0,0] Assertion `{}` failed.\n"
+TAKE = 'idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"'
+FOUND = {
+    "kind": "device_assert",
+    "prevented": True,
+    "argument": "index",
+    "headline": "index[1] = 6 is outside",
+    "op": {"name": "aten::take", "overload": "", "api": None},
+}
+SEEN: dict[str, Any] = {
+    "bare": {
+        "take": {"error": "AcceleratorError", "code": 710, "stderr": LINE.format(TAKE) * 3},
+        "put": {"error": None, "code": None, "stderr": ""},
+    },
+    "guarded": {
+        "take": {"error": "DeviceIndexError", "alive": True, "report": FOUND, "stderr": ""},
+        "put": {"error": None, "alive": False, "report": None, "stderr": ""},
+    },
+    "rehearsed": {
+        "take": {"error": "DeviceIndexError", "alive": True, "report": {**FOUND, "argument": "x"}},
+        "put": {"unavailable": "not tested with torch 9.9"},
+    },
+    "fault": {
+        "out of memory": {"unavailable": "no | memory"},
+        "mine": {
+            "error": "AcceleratorError",
+            "report": {**FOUND, "certainty": "likely", "op": {"name": None}},
+        },
+    },
+    "step": {
+        "plain": {"losses": ["0x1p+0"], "seconds": 0.1, "peak_bytes": 2**20},
+        "guards": {"losses": ["0x1p+0"], "seconds": 0.103, "peak_bytes": 2**20},
+        "full": {"losses": ["0x1p+1"], "seconds": 0.2, "peak_bytes": 2**20},
+        "float16": {"losses": [], "seconds": 0.1, "peak_bytes": 0, "stopped": None},
+    },
+}
+ABOUT = {
+    "torch": "9.9.9+cu130",
+    "cuda": "13.0",
+    "driver": "580.1",
+    "device": "NVIDIA X (compute capability 8.0)",
+    "date": "2030-01-02",
+}
+
+
+def test_the_page_says_what_was_seen_and_what_was_not() -> None:
+    """Each record has its row; a miss, a dead context and a difference are plain to see."""
+    text = report.page(SEEN, ABOUT)
+    table = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines()}
+    assert "AcceleratorError 710: `idx < numel" in table["take"]
+    assert "DeviceIndexError, CUDA alive" in table["take"]
+    assert "argument: 'index' on the GPU, 'x' rehearsed" in table["take"]
+    assert "no error: no assertion printed" in table["put"]
+    assert "MISSED, CUDA DEAD" in table["put"] and "not tested with torch 9.9" in table["put"]
+    assert "not provoked: needs NVSHMEM" in table["nvshmem_splits"]
+    assert {*(case.record for case in CASES), *NOT_TRIGGERED} <= set(table)
+    assert "not run: no \\| memory" in table["out of memory"]
+    assert "no op named" in table["mine"]
+    assert "losses bit-equal, 1.03 times plain" in table["guards"]
+    assert "losses DIFFER" in table["full"]
+    assert "bad label: MISSED" in table["float16"]
+    assert "driver 580.1" in text and "torch 9.9.9+cu130" in text
+
+
+def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() -> None:
+    """Nobody edits it by hand."""
+    stored = report.PAGE.read_text(encoding="utf-8")
+    assert stored == report.page(None) or report.WRITTEN in stored
+
+
+def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
+    """What was printed on hardware gets the op and the argument that the guard found."""
+    report.write(SEEN, ABOUT, tmp_path)
+    file = tmp_path / "cudalens" / "data" / "assert_texts_9.9.9.json"
+    (text,) = json.loads(file.read_text(encoding="utf-8"))["texts"]
+    assert (text["record"], text["function"], text["line"]) == ("take", "kern", 7)
+    assert text["arguments"] == [["aten::take", "index"]]
+    read = asserttexts.read_harvest(file.read_text(encoding="utf-8"))
+    assert read[asserttexts.folded(TAKE)].argument == "index"
+    assert (tmp_path / "docs" / "verified.md").read_text(encoding="utf-8") == report.page(
+        SEEN, ABOUT
+    )
+
+
+@pytest.mark.parametrize(("said", "unexpected"), [(TAKE, {}), ("something_new", {"take": 1})])
+def test_a_text_that_the_inventory_does_not_have_is_noticed(
+    said: str, unexpected: dict[str, int]
+) -> None:
+    """Another release may print another text: that is a finding of its own."""
+    seen = {"bare": {"take": {"stderr": LINE.format(said)}}}
+    assert set(report.unexpected(seen)) == set(unexpected)
+
+
+# --- steps and faults -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    before = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    if before is None:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+def test_steps_are_bit_equal_on_the_rehearsal_device(
+    sim: simulate.Simulation, deterministic: None
+) -> None:
+    """Plain, guards only and the full check give the same losses; the sizes are tiny here."""
+    found = {kind: run_step(kind, TINY) for kind in ("plain", "guards", "full")}
+    assert found["plain"]["losses"] == found["guards"]["losses"] == found["full"]["losses"]
+    assert len(set(found["plain"]["losses"])) == TINY.steps
+    assert found["plain"]["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize("kind", ["bfloat16"])
+def test_autocast_steps_run_and_stop_a_bad_label(
+    kind: str, sim: simulate.Simulation, deterministic: None
+) -> None:
+    """Under autocast the guard sees the labels as they are."""
+    found = run_step(kind, TINY)
+    assert "4 is outside" in (found["stopped"] or "")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_code_of_a_fault_compiles(fault: Any) -> None:
+    """What only a GPU can run is at least Python, and known to one name."""
+    compile(fault.code, "<fault>", "exec")
+    assert [item.name for item in FAULTS].count(fault.name) == 1
+
+
+def test_the_kernel_of_the_faults_compiles() -> None:
+    """NVRTC needs no GPU; it takes the text and keeps the assertion in it."""
+    if torch.version.cuda is None:
+        pytest.skip("a build without CUDA has no NVRTC")
+    from torch.cuda._utils import _nvrtc_compile
+
+    made = _nvrtc_compile(SOURCE, "pick", "90")
+    image = made[0] if isinstance(made, tuple) else made
+    assert b"__assertfail" in image
+
+
+def test_torch_knows_what_the_suite_uses() -> None:
+    """Names of torch that the suite needs on the GPU."""
+    assert callable(torch.cuda.max_memory_allocated)
+    assert callable(torch.cuda.get_device_capability)
