@@ -60,11 +60,19 @@ def ratios_table(results: dict[str, Any]) -> str:
 def budget_table(results: dict[str, Any]) -> str:
     """One row a budget: what it is, what was measured."""
     values = {**results, "diagnose_max_s": max(results["diagnose_s"].values())}
+    ratios = results["steps"]["transformer"]["ratios"]
     rows = []
     for what, key, budget, unit in BUDGETS:
-        verdict = "met" if values[key] <= budget else "**missed**"
+        verdict = _verdict(values[key], budget, ratios.get(key.removesuffix("_step_ratio")))
         rows.append(_row(what, f"≤ {budget:g}{unit}", f"{values[key]:g}{unit}", verdict))
     return _table(("what", "budget", "measured", ""), rows)
+
+
+def _verdict(value: float, budget: float, found: dict[str, Any] | None) -> str:
+    low, high = (value, value) if found is None else (found["low"], found["high"])
+    if high <= budget:
+        return "met"
+    return "**missed**" if low > budget else f"not certain: {low:g} … {high:g}"
 
 
 def summary(results: dict[str, Any]) -> str:

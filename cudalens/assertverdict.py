@@ -37,6 +37,7 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
     parts = [
         _EARLIER if evidence.fact("device.lost_before") else "",
         _of_text(line, meaning) if meaning is not None else "",
+        _not_waited(evidence),
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         _GONE,
@@ -61,6 +62,9 @@ def _conclusion(
         # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
         certainty: Certainty = "likely" if evidence.replay.reason else "proven"
         return certainty, f"{where} asserted on the device: {evidence.replay.message}"
+    if evidence.fact("op.waited_for") and (meaning is None or not meaning.argument_of(name)):
+        said = f": {meaning.sentence}" if meaning is not None else ""
+        return "unknown", f"CUDA reported a device-side assert while {where} was called{said}"
     if meaning is None:
         if line is None:
             return "likely", f"{where} is the op after which CUDA reported a device-side assert"
@@ -98,6 +102,14 @@ def _spoken(meaning: Meaning) -> str:
         return f"{', '.join(names[:_MAX_OPS])} or another"
     *first, last = names or ["a kernel"]
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def _not_waited(evidence: Evidence) -> str:
+    if not evidence.fact("op.waited_for"):
+        return ""
+    previous = evidence.fact("op.previous")
+    before = f" {previous} ran just before and may be the cause." if previous else ""
+    return f"Ops were not waited for, so an earlier one can be at fault.{before}"
 
 
 def _values(evidence: Evidence, argument: str) -> str:

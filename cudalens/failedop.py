@@ -43,8 +43,14 @@ def with_failed_op(
         (None, None),
     )
     spans = limits.attempt("source", lambda: source.locate_entries(record.entries), None)
+    facts = list(evidence.facts)
+    if not (recorder.is_synchronous or record.is_from_sync):
+        facts.append(("op.waited_for", "no"))
+        if record.previous_op is not None:
+            facts.append(("op.previous", record.previous_op))
     return replace(
         evidence,
+        facts=tuple(facts),
         op=OpName(name=record.name, overload=record.overload, api=evidence.op.api),
         phase=record.phase,
         source=evidence.source or spans,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,8 @@ from torch import Tensor
 
 from cudalens import _torch, source
 from cudalens.facts import TensorFact, TensorSummary, Violation
+from cudalens.fallback import trouble_line
+from cudalens.guarding import PROCESS
 from cudalens.guards._ranges import extremes
 from cudalens.model import Evidence
 from cudalens.values import summarise
@@ -93,6 +94,16 @@ def _is_any(tensor: object, others: Any) -> bool:
     return any(_torch.same_tensor(tensor, other) for other in others)
 
 
+def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
+    """Read the values of a tensor; what cannot be read leaves a line in the report."""
+    try:
+        with _torch.plain_torch(), _torch.no_dispatch_modes():
+            return summarise(tensor)
+    except RuntimeError as trouble:
+        PROCESS.trouble(trouble_line(f"values of {name or 'a tensor'}", trouble))
+        return TensorSummary()
+
+
 def _fact(
     argument: str | None,
     tensor: Tensor,
@@ -102,10 +113,8 @@ def _fact(
     read: bool,
 ) -> TensorFact:
     meta = _torch.meta_of(tensor)
-    summary = TensorSummary()
-    if read and _torch.is_plain(tensor) and tensor.device.type != "meta":
-        with _torch.plain_torch(), _torch.no_dispatch_modes(), contextlib.suppress(RuntimeError):
-            summary = summarise(tensor)
+    is_readable = read and _torch.is_plain(tensor) and tensor.device.type != "meta"
+    summary = _summary(tensor, expression or argument) if is_readable else TensorSummary()
     return TensorFact(
         argument=argument,
         expression=expression,

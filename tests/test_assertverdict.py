@@ -100,6 +100,16 @@ CASES = {
         "unknown",
         "CUDA reported a device-side assert that came before this cell",
     ),
+    "an op that was not waited for": (
+        evidence(op=EMBEDDING, facts=(("op.waited_for", "no"),)),
+        "unknown",
+        "CUDA reported a device-side assert while aten::embedding was called",
+    ),
+    "not waited for, but the text agrees": (
+        evidence(op=EMBEDDING, device_text=ROWS, facts=(("op.waited_for", "no"),)),
+        "likely",
+        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1",
+    ),
     "compiled code": (
         evidence(op=OpName(name="aten::relu"), device_text=COMPILED),
         "likely",

@@ -165,9 +165,56 @@ def test_a_hook_inside_backward(extension: Any) -> None:
 def test_without_waiting_the_op_is_not_blamed_for_certain(extension: Any) -> None:
     """With ``--no-sync`` the error comes from a later call: no proof, and no wrong op as fact."""
     report = cell(LOOKUP + "later.sum().item()", sync=False).shown
-    assert report.kind == "device_assert"
-    assert report.certainty != "proven"
+    assert (report.kind, report.certainty) == ("device_assert", "unknown")
     assert report.context_usable is False
+    assert "an earlier one can be at fault" in report.explanation
+
+
+def test_without_waiting_an_extension_s_op_just_before_is_named(extension: Any) -> None:
+    """It is the first to be suspected, and no more than that."""
+    report = cell(LOOKUP.replace("later = out + 1", "out.cpu()"), sync=False).shown
+    assert report.certainty == "unknown"
+    assert report.source is not None and report.source.text == "out.cpu()"
+    assert f"{OPS}::lookup ran just before and may be the cause" in report.explanation
+
+
+SIDE_STREAM = """\
+weights = torch.arange(8.0, device="cuda").reshape(4, 2)
+picked = torch.tensor([0, 9, 2], device="cuda")
+with torch.cuda.stream(torch.cuda.Stream()):
+    out = ops.lookup(weights, picked)
+"""
+
+
+def test_an_op_on_a_side_stream_is_named(extension: Any) -> None:
+    """The stream that the op ran on is waited for."""
+    report = cell(SIDE_STREAM).shown
+    assert report.op.name == f"{OPS}::lookup"
+    assert report.source is not None and report.source.text == "out = ops.lookup(weights, picked)"
+    assert report.certainty == "proven"
+
+
+THREAD = """\
+from concurrent.futures import ThreadPoolExecutor
+weights = torch.arange(8.0, device="cuda").reshape(4, 2)
+picked = torch.tensor([0, 9, 2], device="cuda")
+
+def work():
+    return ops.lookup(weights, picked).tolist()
+
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(work).result()
+"""
+
+
+def test_a_failure_in_a_user_s_thread_has_the_thread_s_line(extension: Any) -> None:
+    """No op of a thread is recorded: the line is where it surfaced, and no op is made up."""
+    report = cell(THREAD).shown
+    assert report.source is not None
+    assert report.source.text == "return ops.lookup(weights, picked).tolist()"
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert report.op.name is None and report.certainty == "unknown"
+    assert f"`{OWN}`" in report.headline
 
 
 # --- the device is left alone ---------------------------------------------------------------------

@@ -24,6 +24,11 @@ class Recorder(RecordingMode):
 
     _asked: tuple[int, Snapshot | None] = (0, None)
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Tell whether each op is waited for, so that a fault is raised by the op at fault."""
+        return self._sync
+
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
         for device in self._devices:
