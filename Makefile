@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update test-browser pictures test-all soak bench test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update test-browser pictures test-all package coverage soak bench test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -60,6 +60,18 @@ test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pi
 
 pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
 	$(BIN)/python tests/browser/pictures.py docs
+
+package: $(STAMP) ## build wheel and sdist, install the wheel into an empty environment, run its demo
+	rm -rf dist build/package
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(PYTHON) -m venv build/package
+	build/package/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build && package/bin/cudalens demo
+
+coverage: $(STAMP) ## branch coverage of the package, the simulated device counted apart
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not full and not gpu and not browser" --cov=cudalens --cov-branch --cov-report=
+	$(BIN)/python -m coverage report --omit="*/simulate/*" --fail-under=92 | tail -n 3
+	$(BIN)/python -m coverage report --include="*/simulate/*" | tail -n 1
 
 soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
 	$(BIN)/python -m benchmarks.soak

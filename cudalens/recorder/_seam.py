@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -52,7 +53,7 @@ _FLAGS = {
 """What a mode saves on entering, and which variable of torch's it saves."""
 
 
-_open: set[int] = set()
+_open: WeakSet[RecorderMode] = WeakSet()
 """The recorders that are installed, in all threads."""
 _without: dict[str, bool] = {}
 """Torch's flags as they were before the first of them."""
@@ -78,7 +79,7 @@ class RecorderMode(TorchDispatchMode):
         is_alone = not _get_current_dispatch_mode_stack()
         if not _open:
             _without.update(_current_flags())
-        _open.add(id(self))
+        _open.add(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         if is_alone:
             # The flags belong to the process: a recorder of another thread may have set them.
@@ -101,7 +102,7 @@ class RecorderMode(TorchDispatchMode):
 
         Whatever an interrupt left half done is completed; a second call does nothing.
         """
-        _open.discard(id(self))
+        _open.discard(self)
         if self not in _get_current_dispatch_mode_stack():
             if not self.old_dispatch_mode_flags:
                 return
