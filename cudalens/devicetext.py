@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from cudalens.assertlines import AssertLine, fold
 
@@ -35,7 +35,7 @@ class DeviceText:
 
     def __init__(self) -> None:
         self._saved: int | None = None
-        self._copy: Path | None = None
+        self._copy: IO[bytes] | None = None
         self._tee: subprocess.Popen[bytes] | None = None
         self._raw = b""
         self._asserts: tuple[AssertLine, ...] = ()
@@ -48,21 +48,21 @@ class DeviceText:
             raise OSError(msg)
         try:
             self._saved = os.dup(STDERR)
-            handle, name = tempfile.mkstemp(prefix="cudalens-", suffix=".stderr")
-            os.close(handle)
-            self._copy = Path(name)
-            self._lead_through(program, self._copy)
+            # A file without a name: nothing is left of it however this process ends.
+            self._copy = tempfile.TemporaryFile("a+b")
+            self._lead_through(program, self._copy.fileno())
         except BaseException:
             self._drop()
             raise
         return self
 
-    def _lead_through(self, program: str, copy: Path) -> None:
+    def _lead_through(self, program: str, copy: int) -> None:
         assert self._saved is not None
         read_end, write_end = _channel(self._saved)
         try:
             self._tee = subprocess.Popen(
-                [program, "-a", str(copy)],
+                [program, "-a", f"/dev/fd/{copy}"],
+                pass_fds=(copy,),
                 stdin=read_end,
                 stdout=self._saved,
                 stderr=subprocess.DEVNULL,
@@ -97,26 +97,26 @@ class DeviceText:
             os.close(self._saved)
             self._saved = None
         if self._copy is not None:
-            self._copy.unlink(missing_ok=True)
+            self._copy.close()
             self._copy = None
 
     def _read(self) -> bytes:
         if self._copy is None:
             return self._raw
-        with self._copy.open("rb") as copy:
-            size = os.fstat(copy.fileno()).st_size
-            if size <= MAX_BYTES:
-                return copy.read()
-            head = copy.read(MAX_BYTES // 2)
-            copy.seek(size - MAX_BYTES // 2)
-            return head + b"\n" + copy.read()
+        size = os.fstat(self._copy.fileno()).st_size
+        self._copy.seek(0)
+        if size <= MAX_BYTES:
+            return self._copy.read()
+        head = self._copy.read(MAX_BYTES // 2)
+        self._copy.seek(size - MAX_BYTES // 2)
+        return head + b"\n" + self._copy.read()
 
     def _fold(self) -> tuple[AssertLine, ...]:
         """Fold everything that was printed, also what is too much to keep."""
         if self._copy is None:
             return self._asserts
-        with self._copy.open(encoding="utf-8", errors="replace") as copy:
-            return fold(copy)
+        self._copy.seek(0)
+        return fold(line.decode("utf-8", errors="replace") for line in self._copy)
 
     def raw(self) -> str:
         """Give what was printed so far, up to a limit; waits a moment for what is on its way."""
@@ -138,7 +138,7 @@ class DeviceText:
         size, deadline = -1, time.monotonic() + _PATIENCE_S
         quiet = 0
         while quiet < 3 and time.monotonic() < deadline:
-            now = self._copy.stat().st_size
+            now = os.fstat(self._copy.fileno()).st_size
             quiet = quiet + 1 if now == size else 0
             size = now
             time.sleep(_POLL_S)

@@ -7,6 +7,7 @@ first to need it, its import is noticed and the stance set before anything can b
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from importlib.abc import Loader
@@ -21,7 +22,11 @@ _COMPILER = "torch._dynamo"
 _WRAPPER_FILE = "torch/_dynamo/eval_frame.py"
 
 
+# The stance belongs to the process, and blocks of several threads may overlap: the first of them
+# sets it, the last gives it back.
+_lock = threading.RLock()
 _holding: list[EagerCompiler] = []
+_stance = ExitStack()
 
 
 def limit_of(files: Iterable[str]) -> tuple[str, ...]:
@@ -61,9 +66,18 @@ class EagerCompiler:
 
     def hold(self, compiler: ModuleType) -> None:
         """Set the stance of the loaded compiler until the block ends."""
-        self._stack.enter_context(compiler.set_stance("force_eager"))
-        _holding.append(self)
-        self._stack.callback(_holding.remove, self)
+        with _lock:
+            if not _holding:
+                _stance.enter_context(compiler.set_stance("force_eager"))
+            _holding.append(self)
+        self._stack.callback(self._release)
+
+    def _release(self) -> None:
+        with _lock:
+            if self in _holding:
+                _holding.remove(self)
+            if not _holding:
+                _stance.close()
 
 
 class _Finder:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -116,7 +115,7 @@ class Interceptor:
         self._covered.clear()
 
     def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
-        plans = _plans(op, GUARDS[op])
+        plans = _plans(op)
         covers_inner = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
         inside = self._inside
@@ -207,11 +206,10 @@ class Interceptor:
         return acts and not _torch.is_capturing()
 
 
-@cache
-def _plans(op: Any, entries: tuple[Guard, ...]) -> tuple[_Plan, ...]:
+def _plans(op: Any) -> tuple[_Plan, ...]:
     parameters = {item.name: item for item in schema_parameters(op)}
     plans = []
-    for entry in entries:
+    for entry in GUARDS[op]:
         asked = tuple(parameters[name] for name in entry.parameters)
         positions = tuple(item.position for item in asked)
         plans.append(

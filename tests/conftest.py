@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,9 @@ HAS_GPU = torch.cuda.is_available()
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare autograd for the rehearsal device before any test runs a backward pass."""
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A run in the background inherits a deaf ear; the tests of interrupts need a good one.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not HAS_GPU:
         simulate.start(announce=False).stop()
 

@@ -158,3 +158,16 @@ def test_the_users_own_stance_is_given_back() -> None:
         with EagerCompiler():
             assert frames._stance.stance == "force_eager"
         assert frames._stance.stance == "eager_on_recompile"
+
+
+def test_blocks_of_two_threads_may_overlap() -> None:
+    """Whichever ends last gives the stance back as it was before the first."""
+    import torch._dynamo.eval_frame as frames
+
+    first, second = EagerCompiler(), EagerCompiler()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert frames._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert frames._stance.stance == "default"

@@ -60,12 +60,12 @@ def test_a_claim_needs_living_inputs_in_bounds() -> None:
     raw = torch.arange(10)
 
     def alive() -> torch.Tensor:
-        return raw + 1  # claim-alive
+        return raw * 2  # claim-alive
 
     def dead() -> torch.Tensor:
-        return (raw * 1) + 1  # claim-dead
+        return (raw * 1) * 2  # claim-dead
 
-    assert trace(alive) == [("aten::add.Tensor", line_of("claim-alive"), FIRST_BAD)]
+    assert trace(alive) == [("aten::mul.Tensor", line_of("claim-alive"), FIRST_BAD)]
     notes = [note for _, _, note in trace(dead)]
     assert notes == [None, None]
 
@@ -122,13 +122,13 @@ def test_indices_pass_no_values_on() -> None:
 
     def good_table() -> torch.Tensor:
         found = table[index]
-        return found + 8  # lookup-good
+        return found * 2  # lookup-good
 
     def bad_table() -> torch.Tensor:
         return holey[index]  # lookup-bad
 
     assert trace(good_table) == [
-        ("aten::add.Tensor", line_of("lookup-good"), None),
+        ("aten::mul.Tensor", line_of("lookup-good"), None),
         ("aten::index.Tensor", line_of("lookup-good") - 1, None),
     ]
     # The table is bad, and nobody knows who made it; the index is as bad and no cause.
@@ -140,10 +140,10 @@ def test_a_write_in_place_is_a_step_without_a_claim() -> None:
     raw = torch.arange(10)
 
     def make() -> torch.Tensor:
-        raw.add_(1)  # in-place-add
+        raw.mul_(2)  # in-place-write
         return raw
 
-    assert trace(make) == [("aten::add_.Tensor", line_of("in-place-add"), None)]
+    assert trace(make) == [("aten::mul_.Tensor", line_of("in-place-write"), None)]
 
 
 def test_what_no_recorded_op_made_has_no_steps() -> None:
@@ -422,3 +422,30 @@ def test_what_came_bad_is_its_own_origin() -> None:
 
 def _beyond_two(tensor: torch.Tensor) -> bool:
     return bool((tensor > 2).any())
+
+
+def test_a_shift_is_proven_from_its_result() -> None:
+    """``y = y + 1`` leaves no ``y`` of before: it is computed back from what it became."""
+    with Recorder() as recorder:
+        labels = torch.arange(10)
+        labels = labels + 1
+        steps = recorder.provenance(labels, is_bad)
+    assert [(step.op, step.note) for step in steps] == [("aten::add.Tensor", FIRST_BAD)]
+
+
+def test_a_shift_of_what_was_bad_before_is_not_blamed() -> None:
+    """The neighbour: ten was out of bounds already, and the shift is only a step."""
+    with Recorder() as recorder:
+        labels = torch.arange(11)
+        labels = labels + 1
+        steps = recorder.provenance(labels, is_bad)
+    assert ("aten::add.Tensor", FIRST_BAD) not in [(step.op, step.note) for step in steps]
+
+
+def test_a_shift_in_place_is_proven_too() -> None:
+    """``ids -= 1`` made the first negative one."""
+    with Recorder() as recorder:
+        ids = torch.arange(3)
+        ids -= 1
+        steps = recorder.provenance(ids, is_bad)
+    assert (steps[0].op, steps[0].note) == ("aten::sub_.Tensor", FIRST_BAD)

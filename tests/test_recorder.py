@@ -214,6 +214,7 @@ def test_device_memory_is_what_it_is_without(sim: simulate.Simulation) -> None:
             held.append(torch.cuda.memory_allocated())
         return held
 
+    gc.collect()  # what earlier tests left in cycles
     plain = steps()
     gc.collect()
     with Recorder():
@@ -412,6 +413,26 @@ def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
     assert torch._C._get_dispatch_stack_at(0) is left
     left.__exit__(None, None, None)
     assert not _python_dispatch._is_in_torch_dispatch_mode
+
+
+def test_recorders_of_two_threads_leave_torch_s_flags() -> None:
+    """The flags are the process's: whichever recorder leaves last, they are as before."""
+    opened, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with Recorder():
+            opened.set()
+            assert leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with Recorder():
+        thread.start()
+        assert opened.wait(60)
+    assert _python_dispatch._is_in_torch_dispatch_mode
+    leave.set()
+    thread.join()
+    assert not _python_dispatch._is_in_torch_dispatch_mode
+    assert not _python_dispatch._is_in_non_infra_torch_dispatch_mode
 
 
 def test_exceptions_pass_unchanged() -> None:

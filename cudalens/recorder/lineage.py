@@ -16,7 +16,7 @@ from torch import Tensor
 from cudalens._torch import is_accelerator
 from cudalens.facts import FIRST_BAD, ProvenanceStep
 from cudalens.recorder.dataloader import Batch, Batches, describe
-from cudalens.recorder.ops import Call, Ref, version_and_base
+from cudalens.recorder.ops import Call, Ref, Shifted, version_and_base
 from cudalens.recorder.sites import SiteReader
 
 IsBad = Callable[[Tensor], bool]
@@ -166,6 +166,9 @@ class _Walk:
         if call.facts.is_in_place:
             # The tensor as it was before is gone, so nothing can be said of it.
             others = [item for item in values if item is not call.output]
+            before = self._before_shift(call)
+            if before is not None and not self._test(before):
+                return None, is_certain
             bad = next((item for item in others if self._carries(item, call.seq)), None)
             return (bad if bad is not None or others else call.output), False
         if not values or call.facts.name in FROM_PYTHON:
@@ -177,7 +180,20 @@ class _Walk:
             item() is not None and self._lineage.is_untouched(item, call.seq) for item in values
         ):
             return None, is_certain
+        before = self._before_shift(call)
+        if before is not None and not self._test(before):
+            return None, is_certain
         return (values[0] if len(values) == 1 else None), False
+
+    def _before_shift(self, call: Call) -> Tensor | None:
+        """Give what a call moved by a whole number, computed back from its living result."""
+        result, reads = call.output, call.reads
+        if not isinstance(reads, Shifted) or isinstance(result, tuple):
+            return None
+        living = result()
+        if living is None or living.dtype.is_floating_point or living.dtype.is_complex:
+            return None
+        return living - reads.by if self._lineage.is_untouched(result, call.seq + 1) else None
 
     def _carries(self, tensor: Ref, since: int) -> bool:
         living = tensor()

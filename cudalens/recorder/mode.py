@@ -24,6 +24,7 @@ from cudalens.recorder.ops import (
     OpFacts,
     describe_results,
     references,
+    shifted,
     tensors_in,
     version_and_base,
 )
@@ -105,7 +106,7 @@ class RecordingMode(_seam.RecorderMode):
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0912  the hot path is one function
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # Every op pays for each line, so nothing here is done for beauty.
@@ -136,6 +137,8 @@ class RecordingMode(_seam.RecorderMode):
                 reads = ref(args[0])
             else:
                 reads = references(args, kwargs)
+                if facts.shift and not kwargs:
+                    reads = shifted(facts, args, reads)
             if not facts.is_in_place:
                 shape, dtype = result.shape, result.dtype
             elif reads is None and kind is Tensor:

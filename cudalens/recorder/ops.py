@@ -34,6 +34,21 @@ _SHORT = {
 }
 
 
+_SHIFTS = {"aten::add.Tensor": 1, "aten::sub.Tensor": -1, "aten::add_.Tensor": 1}
+_SHIFTS |= {"aten::sub_.Tensor": -1}
+"""Ops that move every value by the same number, when their second argument is one."""
+
+
+class Shifted(list[Ref]):
+    """The tensors that a call read, and the whole number by which it moved them all."""
+
+    __slots__ = ("by",)
+
+    def __init__(self, reads: list[Ref], by: int) -> None:
+        super().__init__(reads)
+        self.by = by
+
+
 class OpFacts:
     """What the schema of an op says, in the form that the recorder asks for it."""
 
@@ -49,6 +64,7 @@ class OpFacts:
         "op",
         "overload",
         "reads_first_only",
+        "shift",
         "writes",
     )
 
@@ -58,6 +74,8 @@ class OpFacts:
         self.call: Callable[..., Any] = op._op if overload and type(op) is OpOverload else op
         self.name: str = op._schema.name if overload else str(op)
         self.overload: str | None = op._overloadname if overload else None
+        self.shift = _SHIFTS.get(self.full_name, 0)
+        """The sign with which a number as second argument moves the values; 0 for most ops."""
         self.is_view: bool = overload and bool(op.is_view)
         self.is_special = not overload or op.namespace not in _BUILT_IN
         self.is_range_start = self.name.startswith("profiler::_record_function_enter")
@@ -179,6 +197,12 @@ def references(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> list[
     if kwargs:
         found += map(ref, tensors_in(kwargs.values()))
     return found
+
+
+def shifted(facts: OpFacts, args: tuple[Any, ...], reads: list[Ref]) -> list[Ref]:
+    """Add to the references by how much the call moves the values, where it is a whole number."""
+    by = args[1] if len(args) == 2 else None
+    return Shifted(reads, facts.shift * by) if type(by) is int else reads
 
 
 def is_node_of(node_name: str, op_name: str) -> bool:
