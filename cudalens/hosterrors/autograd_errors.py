@@ -129,12 +129,17 @@ def gradient_argument_shape(evidence: Evidence, match: re.Match[str]) -> HostVer
 def gradient_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A backward function returned a gradient of another shape than its input."""
     got, want = ints(match["got"]), ints(match["want"])
+    # torch's own nodes are numbered, EmbeddingBackward0; a custom Function's is not.
+    is_custom = not match["f"][-1].isdigit()
     return autograd(
         f"{match['f']} returned a gradient of shape {said(got)} for its input {match['at']} of "
         "shape "
         f"{said(want)}",
         "backward of a custom Function returns, for each input of forward, a gradient of that "
-        "input's shape.",
+        "input's shape."
+        if is_custom
+        else "The tensor has another size now than when the graph was built: its data was replaced "
+        "in between, while the older graph was still alive.",
         None,
         function=match["f"],
         at=int(match["at"]),

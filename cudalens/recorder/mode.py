@@ -24,7 +24,6 @@ from cudalens.recorder.ops import (
     OpFacts,
     describe_results,
     references,
-    shifted,
     tensors_in,
     version_and_base,
 )
@@ -106,7 +105,7 @@ class RecordingMode(_seam.RecorderMode):
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_dispatch__(  # noqa: PLR0912  the hot path is one function
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # Every op pays for each line, so nothing here is done for beauty.
@@ -136,9 +135,7 @@ class RecordingMode(_seam.RecorderMode):
             elif facts.reads_first_only and not kwargs:
                 reads = ref(args[0])
             else:
-                reads = references(args, kwargs)
-                if facts.shift and not kwargs:
-                    reads = shifted(facts, args, reads)
+                reads = references(args, kwargs, facts.shift)
             if not facts.is_in_place:
                 shape, dtype = result.shape, result.dtype
             elif reads is None and kind is Tensor:

@@ -185,9 +185,15 @@ def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
     return tensor._version, None if base is None else ref(base)
 
 
-def references(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> list[Ref]:
-    """Refer to the tensors among the arguments of a call."""
-    found = []
+def references(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, shift: int = 0
+) -> list[Ref]:
+    """Refer to the tensors among the arguments of a call.
+
+    Where the op moves all values by its second argument, in the direction of ``shift``, and that
+    is a whole number, the references say by how much.
+    """
+    found: list[Ref] = []
     for value in args:
         kind = type(value)
         if kind is Tensor or kind is Parameter:
@@ -196,13 +202,9 @@ def references(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> list[
             found += map(ref, tensors_in((value,)))
     if kwargs:
         found += map(ref, tensors_in(kwargs.values()))
+    elif shift and len(args) == 2 and type(args[1]) is int:
+        return Shifted(found, shift * args[1])
     return found
-
-
-def shifted(facts: OpFacts, args: tuple[Any, ...], reads: list[Ref]) -> list[Ref]:
-    """Add to the references by how much the call moves the values, where it is a whole number."""
-    by = args[1] if len(args) == 2 else None
-    return Shifted(reads, facts.shift * by) if type(by) is int else reads
 
 
 def is_node_of(node_name: str, op_name: str) -> bool:
