@@ -131,6 +131,9 @@ def _fact(
 
 def breaks(violation: Violation) -> Callable[[Tensor], bool]:
     """Give a test that tells whether a tensor holds a value outside the violated bound."""
+    if violation.offenders.first and violation.offenders.first[0].value == "nan":
+        # Numbers outside the bound are another matter: the first NaN is what is looked for.
+        return lambda tensor: tensor.is_floating_point() and bool(tensor.isnan().any())
     low, high = violation.bounds.min, violation.bounds.max
     also = violation.bounds.also_allowed
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudalens
+from cudalens.facts import FIRST_BAD
 from cudalens.model import Report
 from cudalens.simulate import Simulation
 
@@ -141,6 +142,19 @@ def test_the_fast_check_looks_too(sim: Simulation) -> None:
     report = found(lambda: torch.zeros(3, device="cuda").log(), fast=True)
     assert report is not None
     assert report.kind == "nonfinite"
+
+
+def test_a_guard_that_meets_nan_finds_its_first_op(sim: Simulation) -> None:
+    """Without the option too: the line that made the NaN, not one that was merely beyond [0, 1]."""
+    raw = torch.tensor([-1.0, 2.0], device="cuda")
+    session = cudalens.check()
+    with pytest.raises(cudalens.DeviceValueError), session:
+        logs = raw.log()
+        chances = torch.sigmoid(logs)
+        F.binary_cross_entropy(chances, torch.ones(2, device="cuda"))
+    assert session.report is not None
+    notes = {step.op: step.note for step in session.report.provenance}
+    assert notes == {"aten::sigmoid": None, "aten::log": FIRST_BAD}
 
 
 def test_without_the_option_nothing_is_looked_at(sim: Simulation) -> None:

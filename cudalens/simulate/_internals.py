@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -91,8 +92,9 @@ def _install_guard() -> None:
     device_types: Any = torch._C._autograd.DeviceType
 
     class Guard(acc.DeviceGuard):  # type: ignore[misc]
-        def type_(self) -> Any:
-            return device_types.CUDA
+        # No Python function: an interrupt at its entry would end the process, since C++ calls it
+        # from where no exception may pass.
+        type_ = staticmethod(functools.partial(getattr, device_types, "CUDA"))
 
     guard = Guard()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(guard))  # c10 keeps only its address
