@@ -754,7 +754,6 @@ def test_no_tensor_outlives_the_error(
 ) -> None:
     """Once the exception is handled its tensors are freed at once, while the report lives on."""
     gc.collect()
-    gc.collect()
     before = sim.memory_allocated()
     references: list[weakref.ref[Tensor]] = []
 
