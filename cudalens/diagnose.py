@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cudalens.assertverdict import explain_assert
-from cudalens.facts import Bounds, Certainty, Hint, Kind, Violation
+from cudalens.facts import Certainty, Hint, Kind, Violation
 from cudalens.fallback import trouble_line
 from cudalens.hints import find_hints
 from cudalens.hosterrors import HostVerdict, explain_host_error
@@ -142,11 +142,6 @@ def counted(report: Report) -> str:
         verb = "is" if offenders.count == 1 else "are"
         sentence += f"; {offenders.count} of {offenders.total} {verb} bad"
     return sentence
-
-
-def bounds_text(bounds: Bounds | None) -> str | None:
-    """Give the allowed values for reading, ``None`` when no bound is known."""
-    return bounds.text if bounds else None
 
 
 # --- an exception --------------------------------------------------------------------------------

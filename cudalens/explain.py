@@ -15,6 +15,7 @@ from cudalens.facts import TensorFact
 from cudalens.guarding import PROCESS
 from cudalens.model import Report
 from cudalens.postmortem import concerns_torch, evidence_of_error
+from cudalens.tensorfacts import of_meta
 
 MAX_TENSORS = 40
 _NEXT = (
@@ -64,19 +65,7 @@ def _tensors(namespace: Mapping[str, object]) -> list[TensorFact]:
             continue
         if not _torch.is_accelerator(value.device):
             continue
-        meta = _torch.meta_of(value)
-        found.append(
-            TensorFact(
-                argument=None,
-                expression=name,
-                shape=meta.shape,
-                dtype=meta.dtype,
-                device=meta.device,
-                stride=meta.stride,
-                requires_grad=meta.requires_grad,
-                grad_fn=meta.grad_fn,
-            )
-        )
+        found.append(of_meta(None, _torch.meta_of(value), name))
         if len(found) == MAX_TENSORS:
             break
     return found

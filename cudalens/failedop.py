@@ -26,6 +26,7 @@ from cudalens.facts import (
 )
 from cudalens.model import Evidence
 from cudalens.replay import replay
+from cudalens.tensorfacts import of_meta
 from cudalens.values import summarise
 
 
@@ -73,7 +74,7 @@ def _merged(seen: tuple[TensorFact, ...], record: Any, limits: Limits) -> tuple[
             rest.remove(fact)
             found.append(replace(fact, argument=key))
         else:
-            found.append(_of_meta(key, meta))
+            found.append(of_meta(key, meta))
         if copy is not None and not isinstance(copy, (list, tuple)):
             found[-1] = replace(found[-1], summary=_summary(copy, limits))
     return (*found, *rest)
@@ -97,18 +98,6 @@ def _is_alike(fact: TensorFact, meta: TensorMeta) -> bool:
         meta.dtype,
         meta.device,
         meta.stride,
-    )
-
-
-def _of_meta(key: str, meta: TensorMeta) -> TensorFact:
-    return TensorFact(
-        argument=key,
-        shape=meta.shape,
-        dtype=meta.dtype,
-        device=meta.device,
-        stride=meta.stride,
-        requires_grad=meta.requires_grad,
-        grad_fn=meta.grad_fn,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens import _torch, source
-from cudalens.facts import TensorFact, TensorSummary, Violation
+from cudalens.facts import TensorFact, TensorMeta, TensorSummary, Violation
 from cudalens.fallback import trouble_line
 from cudalens.guarding import PROCESS
 from cudalens.guards._ranges import extremes
@@ -164,3 +164,17 @@ def in_own_words(evidence: Evidence, bad: str) -> Evidence:
         for node in evidence.graph.nodes
     )
     return replace(evidence, graph=replace(evidence.graph, nodes=nodes))
+
+
+def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = None) -> TensorFact:
+    """Describe a tensor from its metadata alone, safe after a context is lost."""
+    return TensorFact(
+        argument=argument,
+        expression=expression,
+        shape=meta.shape,
+        dtype=meta.dtype,
+        device=meta.device,
+        stride=meta.stride,
+        requires_grad=meta.requires_grad,
+        grad_fn=meta.grad_fn,
+    )
