@@ -5,13 +5,16 @@ Parsing and exit codes only.
 
 from __future__ import annotations
 
+import builtins
+import io
 import json
 import runpy
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cudalens.options import Options, OptionsError, help_text, parse, take
@@ -84,7 +87,21 @@ def _options(tokens: list[str]) -> Options:
 def _as_script(script: Path, arguments: list[str]) -> None:
     sys.argv = [str(script), *arguments]
     _import_from(script.resolve().parent)
-    runpy.run_path(str(script), run_name="__main__")
+    if script.is_dir() or zipfile.is_zipfile(script):
+        runpy.run_path(str(script), run_name="__main__")
+        return
+    # As Python runs a script: `__file__` is absolute, and argv[0] is what was typed.  runpy makes
+    # both the same.  The module has to be in its place for what pickles the script's classes.
+    path = str(script.absolute())
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
+    own, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        exec(code, module.__dict__)
+    finally:
+        sys.modules["__main__"] = own
 
 
 def _as_module(name: str, arguments: list[str]) -> None:

@@ -66,6 +66,20 @@ def script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
+def test_a_script_named_from_here_sees_what_python_would_show_it(run: Run, tmp_path: Path) -> None:
+    """Its own path is absolute, also in the report's and pickle's eyes; argv stays as typed."""
+    text = "import sys, pickle\nclass A: ...\npickle.dumps(A())\nprint(__file__, sys.argv[0])\n"
+    path = script(tmp_path, text + FAILING)
+    done = run("--json", "report.json", "train.py")
+    plain = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0] == plain.stdout.splitlines()[0] == f"{path} train.py"
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert found["source"]["file"] == str(path)
+
+
 def test_a_script_sees_what_it_would_see_alone(run: Run, tmp_path: Path) -> None:
     """Its name, arguments and import path; options behind it are its own."""
     script(tmp_path, "answer = 42\n", "below/helper.py")
