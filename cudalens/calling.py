@@ -13,6 +13,10 @@ from torch import Tensor
 
 from cudalens import _torch, eager, source
 from cudalens.facts import Phase
+from cudalens.files import torch_path
+
+_OPS = "_ops.py"
+"""Where torch keeps the wrappers through which an op is called from Python."""
 
 
 def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
@@ -47,7 +51,9 @@ def _runs_backward(stack: Sequence[FrameType]) -> bool:
 
 
 def locate(
-    frames: Sequence[FrameType | TracebackType], values: Mapping[str, Tensor]
+    frames: Sequence[FrameType | TracebackType],
+    values: Mapping[str, Tensor],
+    signature: source.Signature | None = None,
 ) -> source.CallSite:
     """Find the user's line, his expressions for the tensors, the API and the module."""
     site = source.locate(
@@ -55,6 +61,7 @@ def locate(
         values,
         same=_torch.same_tensor,
         is_tensor=lambda item: isinstance(item, Tensor),
+        signature=signature,
     )
     return replace(site, limits=(*site.limits, *eager.limit_of(map(_file_of, frames))))
 
@@ -84,12 +91,18 @@ def traceback_frames(traceback: TracebackType | None) -> Iterator[TracebackType]
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Take this package's frames out of a traceback: the user's error, not our machinery."""
+    """Take this package's frames out of a traceback: the user's error, not our machinery.
+
+    An op that we passed on went through torch's own wrapper of ops: that frame is ours as well.
+    """
     entry = error.__traceback__
     while entry is not None:
-        following = entry.tb_next
-        while following is not None and source.is_own_file(following.tb_frame.f_code.co_filename):
-            following = following.tb_next
+        following, passed_on = entry.tb_next, False
+        while following is not None:
+            file = following.tb_frame.f_code.co_filename
+            if not source.is_own_file(file) and not (passed_on and torch_path(file) == _OPS):
+                break
+            following, passed_on = following.tb_next, True
         entry.tb_next = following
         entry = following
 

@@ -192,7 +192,8 @@ def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
 def _placed(scene: Scene, limits: Limits) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
     violation, values, frames = scene.violation, scene.values, scene.frames
-    site = limits.attempt("source", lambda: locate(frames, values), source.CallSite())
+    signature = source.Signature(violation.op, tuple(scene.arguments))
+    site = limits.attempt("source", lambda: locate(frames, values, signature), source.CallSite())
     node = scene.node
     sequence_nr = None if node is None else _torch.node_sequence_nr(node)
     node_name = None if node is None else type(node).__name__

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from cudalens.apiname import api_name, touches_torch
+from cudalens.directcall import Signature, direct_names
 from cudalens.evaluate import evaluator_for, is_module, is_tensor
 from cudalens.expressions import (
     Candidate,
@@ -48,6 +49,7 @@ from cudalens.syntax import Running, column_of, running
 
 __all__ = [
     "CallSite",
+    "Signature",
     "StackEntry",
     "entries_from_traceback",
     "forget_cell",
@@ -96,6 +98,7 @@ def locate(
     same: Same,
     is_tensor: IsTensor = is_tensor,
     is_module: Callable[[object], bool] = is_module,
+    signature: Signature | None = None,
 ) -> CallSite:
     """Find the user's line for a call and name the tensors on it.
 
@@ -105,6 +108,7 @@ def locate(
         same: whether two values are the same tensor; only such an expression names an argument.
         is_tensor: whether a value is a tensor.
         is_module: whether a value is an ``nn.Module``.
+        signature: what the op takes, where the innermost entry is known to be running it.
     """
     guard = _Guard()
     places = guard.run("frames", places_of, entries) or []
@@ -113,14 +117,18 @@ def locate(
     found = () if run is None else guard.run("names", _candidates, run, places, is_tensor) or ()
     modules = guard.run("module path", module_path, places, is_module) or ModulePath()
     library = [] if user is None else places[user + 1 :]
+    api = guard.run("api", api_name, places, is_tensor, values.keys())
+    names = guard.run("names", name_values, found, values, same) or ()
+    if run is not None and signature is not None and not library:
+        names += guard.run("names", _placed, run, api, signature, values, names, is_tensor) or ()
     return CallSite(
         source=None if run is None else guard.run("source", span_of_run, run),
         call_text=None if run is None else guard.run("call text", lambda: run.call_text),
-        api=guard.run("api", api_name, places, is_tensor, values.keys()),
+        api=api,
         module_path=modules.path,
         module_type=modules.type_name,
         frames=guard.run("frames", frames_of, entries) or (),
-        names=guard.run("names", name_values, found, values, same) or (),
+        names=names,
         others=guard.run("names", other_tensors, found, values, same) or (),
         library_names=guard.run("names", library_names, library, values, same, is_tensor) or (),
         limits=tuple(guard.limits),
@@ -195,6 +203,23 @@ def _text_of_error(error: Exception) -> str:
 
 def _deepest_user(places: Sequence[Place]) -> int | None:
     return next((i for i in range(len(places) - 1, -1, -1) if places[i].is_user), None)
+
+
+def _placed(
+    run: Running,
+    api: str | None,
+    signature: Signature,
+    values: Mapping[str, object],
+    names: tuple[Name, ...],
+    is_tensor: IsTensor,
+) -> tuple[Name, ...]:
+    """Name by their places in the call what no value names."""
+    if run.place.frame is None or len(names) == len(values):
+        return ()
+    evaluator = evaluator_for(run.place.frame)
+    known = {item.key for item in names}
+    found = direct_names(run, api, signature, values.keys(), evaluator, is_tensor)
+    return tuple(item for item in found if item.key not in known)
 
 
 def _candidates(

@@ -18,7 +18,7 @@ _BY_LAYER = {
         codec errors facts fallback graphfacts model parsing places version
     """,
     1: """
-        _torch apiname assertlines asserttable asserttexts assertverdict diagnose
+        _torch apiname assertlines asserttable asserttexts assertverdict diagnose directcall
         evaluate expressions files hints hosterrors interrupts modules origin render
         source stack syntax values
     """,

@@ -96,7 +96,19 @@ def tensor_name(fact: TensorFact) -> str:
 
 def is_at_fault(report: Report, fact: TensorFact) -> bool:
     """Tell whether this tensor is the argument that the report accuses."""
-    return report.argument is not None and fact.argument == report.argument
+    if report.argument is None or fact.argument is None:
+        return False
+    if fact.argument == report.argument:
+        return True
+    # One of a list, as ``indices[1]``: the user's expression says which, unless it stands twice.
+    listed = [
+        item.argument
+        for item in report.tensors
+        if report.expression is not None
+        and item.expression == report.expression
+        and (item.argument or "").startswith(f"{report.argument}[")
+    ]
+    return listed == [fact.argument]
 
 
 def tensor_label(report: Report, fact: TensorFact, *, device: bool) -> str:
