@@ -14,11 +14,22 @@ from typing import Any
 import torch
 
 from benchmarks import growth, pages, startup
+from benchmarks.apart import compare_apart
 from benchmarks.children import ROOT
-from benchmarks.measure import compare
+from benchmarks.measure import Ratio, compare
 from benchmarks.memory import memory
-from benchmarks.steps import workloads
-from benchmarks.tools import ANOMALY, DEBUG_MODE, DEBUG_TRACES, FULL, GUARDS, NAN, available
+from benchmarks.steps import Workload, has_transformers, workloads
+from benchmarks.tools import (
+    ANOMALY,
+    DEBUG_MODE,
+    DEBUG_TRACES,
+    FULL,
+    GUARDS,
+    NAN,
+    OWN,
+    available,
+    missing,
+)
 
 NAMED = (GUARDS, FULL, NAN, DEBUG_MODE, DEBUG_TRACES, ANOMALY)
 
@@ -43,25 +54,42 @@ def overheads(device: str, *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for workload in workloads(device)[: 1 if quick else None]:
         say(f"steps: {workload.description}")
-        step = workload.make(device)
-        ratios: dict[str, Any] = {}
-        plain_s = 0.0
-        for is_slow in (True, False):
-            tools = available(device, lambda tool, is_slow=is_slow: tool.is_slow is is_slow)
-            measured, plain_s = compare(
-                step,
-                {tool.name: tool.opener for tool in tools},
-                repetitions=1 if quick else 5 if is_slow else 15,
-                steps=1 if quick else 4 if is_slow else 12,
-                device=device,
-            )
-            ratios |= {name: ratio.to_dict() for name, ratio in measured.items()}
+        ratios, plain_s = _ratios(workload, device, quick=quick)
         found[workload.name] = {
             "description": workload.description,
+            "layers_of": "transformers" if has_transformers() else "torch",
             "plain_ms": round(1000 * plain_s, 2),
-            "ratios": ratios,
+            "ratios": {name: ratio.to_dict() for name, ratio in ratios.items()},
         }
     return found
+
+
+def _ratios(workload: Workload, device: str, *, quick: bool) -> tuple[dict[str, Ratio], float]:
+    """Measure every tool on one step: the slow ones less often, some in their own processes."""
+    step = workload.make(device)
+    ratios: dict[str, Ratio] = {}
+    plain_s = 0.0
+    tools = available(device, lambda tool: not workload.is_large or tool.name in OWN)
+    for is_slow in (True, False):
+        measured, plain_s = compare(
+            step,
+            {t.name: t.opener for t in tools if t.is_slow is is_slow and not t.in_child},
+            repetitions=1 if quick else 5 if is_slow or workload.is_large else 15,
+            steps=1 if quick else 4 if is_slow or workload.is_large else 12,
+            device=device,
+        )
+        ratios |= measured
+    del step
+    for tool in tools:
+        if tool.in_child:
+            ratios[tool.name] = compare_apart(
+                tool,
+                workload.name,
+                repetitions=1 if quick else 3,
+                steps=1 if quick else 8,
+                device=device,
+            )
+    return ratios, plain_s
 
 
 def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
@@ -91,6 +119,7 @@ def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
         **weights,
         "peak_device_ratio": used["peak_device_ratio"],
         "steps": steps,
+        "not_installed": list(missing(device)),
         "growth": by_name,
         "memory": used,
     }

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 300
 
 
-def measured_in_child(module: str, *arguments: str) -> dict[str, Any]:
+def measured_in_child(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run ``python -m module`` from the checkout, and give the JSON of its last line.
+
+    Args:
+        environment: variables that this process alone gets.
 
     Raises:
         RuntimeError: it failed; the message has the end of what it said.
@@ -23,7 +29,12 @@ def measured_in_child(module: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        },
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -90,11 +90,14 @@ def compare(
     plain: list[float] = []
     for _ in range(3):
         step()
+    # Not always the same tool is to come after the same other.
+    order, draw = list(tools.items()), random.Random(0)
     gc.collect()
     gc.disable()
     try:
         for _ in range(repetitions):
-            for name, opener in tools.items():
+            draw.shuffle(order)
+            for name, opener in order:
                 before = seconds(step, steps, now)
                 with opener(step) as run:
                     took = seconds(run, steps, now)
@@ -102,6 +105,7 @@ def compare(
                 plain += (before, after)
                 found[name].append(2 * took / (before + after))
             gc.collect()
+            step()
     finally:
         gc.enable()
     return {name: ratio_of(values) for name, values in found.items()}, median(plain)

@@ -120,6 +120,16 @@ Measured by `{COMMAND}` on {_machine(results)}.  More steps, other tools, growth
 [docs/performance.md](docs/performance.md)."""
 
 
+def _left_out(results: dict[str, Any]) -> str:
+    """Say what was not measured, and with whose layers the models were built."""
+    lines = []
+    if results["not_installed"]:
+        lines.append(f"  Not installed, so not measured: {', '.join(results['not_installed'])}.")
+    if any(found["layers_of"] != "transformers" for found in results["steps"].values()):
+        lines.append("  The BERT and GPT-2 steps are torch's own layers of that size.")
+    return "".join(lines)
+
+
 def performance_page(results: dict[str, Any]) -> str:
     """Give docs/performance.md."""
     pictures = "\n".join(
@@ -161,7 +171,8 @@ tool: it shows the error of the method.  Small steps show overhead at its worst.
 
 {ratios_table(results)}
 
-DebugMode records and keeps every tensor that it saw; it is opened anew for each step.
+DebugMode records and keeps every tensor that it saw; it is opened anew for each step.\
+{_left_out(results)}
 
 ## Growth
 

@@ -261,7 +261,7 @@ class Soak:
             self.command("%cudacheck off" if self.is_loaded else "%load_ext cudalens")
             self.command("%unload_ext cudalens")
             self.is_loaded = self.is_on = self.is_nan = False
-        elif choice < 0.12 and not self.is_loaded:
+        elif choice < 0.30 and not self.is_loaded:
             self.command("%load_ext cudalens")
             self.is_loaded = True
         elif choice < 0.20 and self.is_loaded:
@@ -284,7 +284,7 @@ class Soak:
             header += " --nan"
         elif header and self.rng.random() < 0.3:
             header += " --fast"
-        # Without the extension nothing may fail, so a few more than a third do with it.
+        # Without the extension nothing may fail, so more than a third do with it.
         if self.rng.random() >= 0.42:
             cell = _good(self.rng)
         elif is_nan and self.rng.random() < 0.3:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +21,33 @@ class Workload:
 
     name: str
     description: str
-    make: Callable[[str], Step]
+    make: Callable[[str], TrainingStep]
     """Builds the model and its data on a device, and gives the step."""
+    is_large: bool = False
+    """Only the ways to run cudalens itself are measured on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """Forward, backward and optimizer over one fixed batch."""
+
+    model: nn.Module
+    inputs: dict[str, Tensor]
+    loss_of: Callable[[Any], Tensor]
+    """Takes what the model gives."""
+    optimizer: torch.optim.Optimizer
+
+    def __call__(self) -> float:
+        """Train once; give the loss."""
+        self.optimizer.zero_grad()
+        loss = self.loss_of(self.forward())
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach().item()
+
+    def forward(self) -> Any:
+        """Run the model alone."""
+        return self.model(**self.inputs)
 
 
 class SmallTransformer(nn.Module):
@@ -60,90 +87,129 @@ class SmallConvNet(nn.Module):
         return self.head(self.blocks(images).flatten(1))
 
 
-def training_step(
-    model: nn.Module, data: tuple[Tensor, ...], loss_of: Callable[..., Tensor], lr: float = 1e-3
-) -> Step:
-    """Give a step of forward, backward and optimizer over one fixed batch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+class SizedTransformer(nn.Module):
+    """Layers of a well-known model's size, where transformers is not installed to build it."""
 
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = loss_of(model, *data)
-        loss.backward()
-        optimizer.step()
-        return loss.detach().item()
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.token = nn.Embedding(size.vocabulary, size.width)
+        self.position = nn.Embedding(size.length, size.width)
+        layer = nn.TransformerEncoderLayer(
+            size.width, size.heads, 4 * size.width, dropout=0.0, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(size.width, size.classes or size.vocabulary)
+        self.is_decoder = not size.classes
 
-    return step
-
-
-def _token_loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-
-
-def _image_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(images), labels)
-
-
-def transformer(device: str) -> Step:
-    torch.manual_seed(0)
-    model = SmallTransformer().to(device)
-    data = tuple(torch.randint(0, 50, (8, 32), device=device) for _ in range(2))
-    return training_step(model, data, _token_loss)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give a class for each row, or the next token for each place."""
+        length, mask = tokens.shape[1], None
+        if self.is_decoder:
+            mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        places = torch.arange(length, device=tokens.device)
+        hidden = self.encoder(self.token(tokens) + self.position(places), mask=mask)
+        return self.head(hidden if self.is_decoder else hidden[:, 0])
 
 
-def conv(device: str) -> Step:
-    torch.manual_seed(0)
-    model = SmallConvNet().to(device)
-    images = torch.randn(8, 3, 32, 32, device=device)
-    return training_step(model, (images, torch.randint(0, 10, (8,), device=device)), _image_loss)
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Dimensions of a transformer and of its batches; without classes it predicts tokens."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    batch: int
+    length: int
+    inner: int
+    classes: int = 0
 
 
-def _bert(device: str, batch: int, length: int, **sizes: int) -> Step:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    # Attention in plain ops, so that the number of ops does not depend on the release.
-    config = BertConfig(num_labels=3, attn_implementation="eager", **sizes)
-    model = BertForSequenceClassification(config).to(device)
-    tokens = torch.randint(0, config.vocab_size, (batch, length), device=device)
-    labels = torch.randint(0, 3, (batch,), device=device)
-
-    def loss_of(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
-        return model(input_ids=tokens, labels=labels).loss
-
-    return training_step(model, (tokens, labels), loss_of)
-
-
-def tiny_bert(device: str) -> Step:
-    return _bert(
-        device,
-        8,
-        32,
-        vocab_size=1000,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=128,
+def _training(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    loss_of: Callable[[Any], Tensor],
+    device: str,
+) -> TrainingStep:
+    model = model.to(device)
+    return TrainingStep(
+        model=model,
+        inputs={name: tensor.to(device) for name, tensor in inputs.items()},
+        loss_of=loss_of,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
     )
 
 
-def bert_base(device: str) -> Step:
-    return _bert(device, 32, 128)
+def _entropy(labels: Tensor) -> Callable[[Tensor], Tensor]:
+    def loss_of(scores: Tensor) -> Tensor:
+        return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.flatten())
+
+    return loss_of
 
 
-def gpt2_medium(device: str) -> Step:
+def transformer(device: str) -> TrainingStep:
+    torch.manual_seed(0)
+    tokens, labels = (torch.randint(0, 50, (8, 32)) for _ in range(2))
+    return _training(SmallTransformer(), {"tokens": tokens}, _entropy(labels.to(device)), device)
+
+
+def conv(device: str) -> TrainingStep:
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,))
+    return _training(SmallConvNet(), {"images": images}, _entropy(labels.to(device)), device)
+
+
+def has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def sized(device: str, size: Size) -> TrainingStep:
+    """Give a step of BERT or GPT-2 in some size, random weights and all."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, size.vocabulary, (size.batch, size.length))
+    labels = torch.randint(0, size.classes, (size.batch,)) if size.classes else tokens
+    if not has_transformers():
+        model = SizedTransformer(size)
+        return _training(model, {"tokens": tokens}, _entropy(labels.to(device)), device)
+    inputs = {"input_ids": tokens, "labels": labels}
+    make = _bert if size.classes else _gpt2
+    return _training(make(size), inputs, lambda found: found.loss, device)
+
+
+def _bert(size: Size) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner,
+        num_labels=size.classes,
+        # Attention in plain ops, so that the number of ops does not depend on the release.
+        attn_implementation="eager",
+    )
+    return BertForSequenceClassification(config)
+
+
+def _gpt2(size: Size) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(0)
-    config = GPT2Config(n_embd=1024, n_layer=24, n_head=16)
-    model = GPT2LMHeadModel(config).to(device)
-    tokens = torch.randint(0, config.vocab_size, (8, 256), device=device)
+    config = GPT2Config(
+        vocab_size=size.vocabulary, n_embd=size.width, n_layer=size.layers, n_head=size.heads
+    )
+    return GPT2LMHeadModel(config)
 
-    def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-        return model(input_ids=tokens, labels=tokens).loss
 
-    return training_step(model, (tokens,), loss_of)
-
+TINY_BERT = Size(
+    layers=2, width=64, heads=2, vocabulary=1000, batch=8, length=32, inner=128, classes=3
+)
+BERT_BASE = Size(
+    layers=12, width=768, heads=12, vocabulary=30522, batch=32, length=128, inner=3072, classes=3
+)
+GPT2_MEDIUM = Size(
+    layers=24, width=1024, heads=16, vocabulary=50257, batch=8, length=256, inner=4096
+)
 
 SMALL = (
     Workload(
@@ -155,13 +221,26 @@ SMALL = (
     Workload(
         name="tiny_bert",
         description="BERT with 2 layers of width 64, embeddings and cross entropy, batch 8",
-        make=tiny_bert,
+        make=partial(sized, size=TINY_BERT),
     ),
 )
 LARGE = (
-    Workload(name="bert_base", description="BERT-base, batch 32, length 128", make=bert_base),
-    Workload(name="gpt2_medium", description="GPT-2 medium, batch 8, length 256", make=gpt2_medium),
+    Workload(
+        name="bert_base",
+        description="BERT-base, batch 32, length 128",
+        make=partial(sized, size=BERT_BASE),
+        is_large=True,
+    ),
+    Workload(
+        name="gpt2_medium",
+        description="GPT-2 medium, batch 8, length 256",
+        make=partial(sized, size=GPT2_MEDIUM),
+        is_large=True,
+    ),
 )
+
+
+WORKLOADS = {workload.name: workload for workload in SMALL + LARGE}
 
 
 def workloads(device: str) -> tuple[Workload, ...]:

@@ -15,7 +15,7 @@ import torch
 
 import cudalens
 from benchmarks.measure import Opener
-from benchmarks.steps import Step
+from benchmarks.steps import Step, TrainingStep
 from cudalens.guarding import PROCESS
 
 
@@ -28,6 +28,12 @@ class Tool:
     opener: Opener
     is_slow: bool = False
     """Measured with fewer repetitions."""
+    in_child: bool = False
+    """It changes the process for good: measured in processes of its own, against plain ones."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of those processes."""
+    is_forward_only: bool = False
+    """Runs the model alone, and is compared with the model alone."""
     devices: tuple[str, ...] = ("cpu", "cuda")
     needs: str | None = None
     """A module that must be installed."""
@@ -95,12 +101,15 @@ def anomaly(step: Step) -> Iterator[Step]:
 
 
 @contextmanager
-def launch_blocking(step: Step) -> Iterator[Step]:
-    """Synchronous launches; only where the process was started with them."""
-    if os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
-        msg = "CUDA_LAUNCH_BLOCKING counts only when it is set before the process starts"
-        raise RuntimeError(msg)
-    yield step
+def torchlens(step: Step) -> Iterator[Step]:
+    """torchlens around the model; it wraps torch's functions for the rest of the process."""
+    import torchlens
+
+    assert isinstance(step, TrainingStep)
+    # It takes the first input by position alone.
+    (_, first), *others = step.inputs.items()
+    model, rest = step.model, dict(others)
+    yield lambda: torchlens.trace(model, [first], rest)
 
 
 @contextmanager
@@ -109,7 +118,9 @@ def snooper(step: Step) -> Iterator[Step]:
     import torchsnooper
 
     with Path(os.devnull).open("w") as sink:
-        yield torchsnooper.snoop(output=sink)(step)
+        # The lines of one function are traced: those of the step.
+        snooped: Step = torchsnooper.snoop(output=sink)(step.__call__)
+        yield snooped
 
 
 @contextmanager
@@ -138,9 +149,33 @@ TOOLS = (
         opener=debug_mode(record_nn_module=True, record_stack_trace=True),
         is_slow=True,
     ),
+    Tool(
+        name="launch_blocking",
+        label="`CUDA_LAUNCH_BLOCKING=1`",
+        opener=plain,
+        in_child=True,
+        environment=(("CUDA_LAUNCH_BLOCKING", "1"),),
+        devices=("cuda",),
+    ),
     Tool(name="snooper", label="TorchSnooper", opener=snooper, is_slow=True, needs="torchsnooper"),
     Tool(name="tensor_sensor", label="tensor-sensor", opener=tensor_sensor, needs="tsensor"),
+    Tool(
+        name="torchlens",
+        label="torchlens `trace` (model alone)",
+        opener=torchlens,
+        in_child=True,
+        is_forward_only=True,
+        needs="torchlens",
+    ),
 )
+OWN = (GUARDS, FULL, NAN, "control", "launch_blocking")
+"""What is measured on large steps too."""
+
+
+def missing(device: str) -> tuple[str, ...]:
+    """Give the labels of the tools that are not installed here."""
+    mine = (tool for tool in TOOLS if device in tool.devices)
+    return tuple(tool.label for tool in mine if not tool.is_available(device))
 
 
 def available(device: str, only: Callable[[Tool], bool] = lambda tool: True) -> tuple[Tool, ...]:

@@ -6,8 +6,9 @@ inferred from a version number.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -145,13 +146,65 @@ def ask_device(*, wait: bool) -> None:
         return
     stream = torch.cuda.current_stream()
     if wait:
-        stream.synchronize()
+        wait_for(stream)
     else:
         stream.query()
 
 
-NoTorchFunction: Any = torch._C.DisableTorchFunction
-"""Block that function modes and subclasses do not see; an interrupt finds it done or not begun."""
+# What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.
+_sync_debug_mode: Callable[[], int] = getattr(torch._C, "_cuda_get_sync_debug_mode", lambda: 0)
+_set_sync_debug_mode: Any = getattr(torch._C, "_cuda_set_sync_debug_mode", None)
+
+
+class _OwnWaits:
+    """Blocks in which we wait for the device ourselves: the user's debugging mode says nothing.
+
+    The mode belongs to the process: the first block switches it off, the last one on again.
+    """
+
+    lock = threading.Lock()
+    count = mode = 0
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        with self.lock:
+            if not self.count:
+                self.mode = _sync_debug_mode()
+                _set_sync_debug_mode(0)
+            self.count += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.count -= 1
+                if not self.count:
+                    _set_sync_debug_mode(self.mode)
+
+
+_own_waits = _OwnWaits()
+
+
+def wait_for(stream: Any) -> None:
+    """Wait for a CUDA stream, whatever the user thinks of synchronising."""
+    with _own_waits.block() if _sync_debug_mode() or _own_waits.count else nullcontext():
+        stream.synchronize()
+
+
+def _unseen() -> Any:
+    # Torch's own block where it is enough: every guarded call pays for it.
+    if not _sync_debug_mode() and not _own_waits.count:
+        return torch._C.DisableTorchFunction()
+    both = ExitStack()
+    both.enter_context(_own_waits.block())
+    both.enter_context(torch._C.DisableTorchFunction())
+    return both
+
+
+NoTorchFunction: Any = _unseen
+"""Block that function modes and subclasses do not see, and in which the device may be read.
+
+An interrupt finds it done or not begun, unless the user is debugging what synchronises.
+"""
 BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
 """Block that autograd does not see, like :data:`NoTorchFunction`."""
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -161,7 +214,7 @@ has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """Run our own torch calls unseen: no autograd, no function modes, no subclasses."""
-    with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd(), torch.no_grad():
+    with NoTorchFunction(), BelowAutograd(), torch.no_grad():
         yield
 
 

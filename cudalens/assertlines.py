@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 MAX_LINES = 20
 _LINE = re.compile(
-    r"(?P<file>[^\s:]+):(?P<line>\d+): (?:(?P<function>.*?): )?block: \[(?P<block>[^\]]*)\], "
-    r"thread: \[(?P<thread>[^\]]*)\] Assertion `(?P<expression>.*)` failed\."
+    r"(?P<file>(?:\b[A-Za-z]:)?[^\s:]+):(?P<line>\d+): (?:(?P<function>.*?): )?"
+    r"block: \[(?P<block>[^\]]*)\], thread: \[(?P<thread>[^\]]*)\] "
+    r"Assertion `(?P<expression>.*)` failed\."
 )
+_FOLDER = re.compile(r".*[/\\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
             seen.threads.add((match["block"], match["thread"]))
     return tuple(
         AssertLine(
-            file=file.rpartition("/")[2],
+            file=_FOLDER.sub("", file),
             line=int(line),
             function=function,
             expression=expression,

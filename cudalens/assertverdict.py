@@ -24,6 +24,10 @@ _EARLIER = (
     "It happened before this cell ran. Next step: restart the kernel, run %cudacheck on, and run "
     "the cells again: the one at fault is then named."
 )
+_STRANGER = (
+    "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
+    "CuPy or the replay of a CUDA graph, may have run at the same time."
+)
 _MAX_OPS = 3
 
 
@@ -38,6 +42,7 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
         _EARLIER if evidence.fact("device.lost_before") else "",
         _of_text(line, meaning) if meaning is not None else "",
         _not_waited(evidence),
+        _STRANGER if _is_strange(evidence, line, meaning) else "",
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         _GONE,
@@ -68,6 +73,8 @@ def _conclusion(
     if meaning is None:
         if line is None:
             return "likely", f"{where} is the op after which CUDA reported a device-side assert"
+        if name.startswith("aten::"):
+            return "unknown", f"CUDA asserted `{line.expression}` by the end of {where}"
         return "likely", f"{where} asserted on the device: `{line.expression}` failed"
     if meaning.is_compiled:
         return "likely", f"compiled code asserted on the device: {meaning.sentence}"
@@ -81,6 +88,12 @@ def _conclusion(
         f"CUDA printed the assert of {_spoken(meaning)}, but {name} was the op that reported it: "
         f"{meaning.sentence}",
     )
+
+
+def _is_strange(evidence: Evidence, line: AssertLine | None, meaning: Meaning | None) -> bool:
+    """Tell whether an op of torch's reported an assert that is none of its kernels' known ones."""
+    is_own = (evidence.op.name or "").startswith("aten::")
+    return line is not None and meaning is None and is_own
 
 
 def _without_op(

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cudalens import collect, fallback, lostcontext, postmortem
+from cudalens import collect, fallback, lostcontext, postmortem, refused
 from cudalens.diagnose import diagnose, note
-from cudalens.model import Report
+from cudalens.hosterrors import REFUSED
+from cudalens.model import Evidence, Report
 
 
 def explained(
@@ -45,6 +46,11 @@ def explained(
         evidence = postmortem.evidence_of_error(
             error, None if was_lost else recorder, device_text, was_lost=was_lost
         )
+        seen = limits.attempt(
+            "value", lambda: refused.with_observed_value(evidence, error, recorder), None
+        )
+        if seen is not None:
+            return _of_value(collect.timed(seen, started))
         return diagnose(collect.timed(evidence, started))
 
     report = limits.attempt("diagnosis", full, fallback.of_error(collect.error_facts(error)))
@@ -62,6 +68,13 @@ def saved(report: Report, paths: Iterable[Path]) -> Report:
             line = f"{path.name} was not written: {trouble}"
             report = replace(report, limits=(*report.limits, line))
     return report
+
+
+def _of_value(evidence: Evidence) -> Report:
+    """Describe a value that the host refused as a guard would, and say that the host did."""
+    report = diagnose(evidence)
+    why = evidence.violation.explanation if evidence.violation is not None else ""
+    return replace(report, kind="host_error", explanation=f"{why} {REFUSED}".strip())
 
 
 def _earlier(error: BaseException) -> Report | None:

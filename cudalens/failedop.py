@@ -125,8 +125,10 @@ def _value(argument: Argument, copies: dict[str, Tensor], zeros: list[str]) -> A
         return copies[argument.name]
     if argument.tensors:
         zeros.append(argument.name)
+        # Named: the user's default device may be the one that is lost.
         made = [
-            torch.zeros(meta.shape, dtype=getattr(torch, meta.dtype)) for meta in argument.tensors
+            torch.zeros(meta.shape, dtype=getattr(torch, meta.dtype), device="cpu")
+            for meta in argument.tensors
         ]
         return made if argument.is_list else made[0]
     text = argument.text or "None"

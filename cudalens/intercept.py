@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from cudalens import _torch, routes
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, full_name
+from cudalens.guards._base import Check, schema_parameters
 from cudalens.guards._base import Parameter as Place
-from cudalens.guards._base import schema_parameters
 from cudalens.interrupts import Uninterrupted
 
 
@@ -40,11 +40,12 @@ OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
 OnTrouble = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
     """A guard of one overload, and where in a call its arguments are."""
 
     guard: Guard
+    check: Check
     parameters: tuple[Place, ...]
     positions: tuple[int, ...]
     last: int
@@ -103,7 +104,7 @@ class Interceptor:
             kernels = {
                 full_name(op): self._kernel(op, key)
                 for op, entries in fresh.items()
-                if entries[0].is_composite == is_above
+                if entries[0].is_composite or not is_above
             }
             self._libraries.extend(_torch.register_kernels(kernels, key))
         self._covered.update(fresh)
@@ -115,18 +116,18 @@ class Interceptor:
         self._covered.clear()
 
     def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
-        plans = _plans(op)
         covers_inner = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
+        look = self._looker(op)
         inside = self._inside
-        acts_on = self._acts_on
+        acts_on = _acting(self._devices)
 
         # Every call of a guarded op passes here, so nothing is done for beauty.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             if inside.busy or not acts_on(args, kwargs):
                 return go_on(keyset & below, *args, **kwargs)
-            error = self._look(op, plans, args, kwargs)
+            error = look(args, kwargs)
             if error is not None:
                 try:
                     raise error
@@ -143,27 +144,35 @@ class Interceptor:
 
         return guarded
 
-    def _look(
-        self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> BaseException | None:
-        self._inside.busy = True
-        try:
-            self.checked_ops += 1
-            with _torch.NoTorchFunction(), _torch.BelowAutograd():
-                # The modes of an ordinary call have all had their turn before it came here.
-                if not _torch.has_dispatch_modes():
-                    return self._ask_all(op, plans, args, kwargs)
-                with Uninterrupted(), _torch.no_dispatch_modes():
-                    return self._ask_all(op, plans, args, kwargs)
-        finally:
-            self._inside.busy = False
+    def _looker(self, op: Any) -> Callable[..., BaseException | None]:
+        plans = _plans(op)
+        inside = self._inside
+        ask = self._ask_all
+        # Looked up once: between two calls the step throws everything out of the caches.
+        unseen, below_autograd = _torch.NoTorchFunction, _torch.BelowAutograd
+        has_modes = _torch.has_dispatch_modes
+
+        def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
+            inside.busy = True
+            try:
+                self.checked_ops += 1
+                with unseen(), below_autograd():
+                    # The modes of an ordinary call have all had their turn before it came here.
+                    if not has_modes():
+                        return ask(op, plans, args, kwargs)
+                    with Uninterrupted(), _torch.no_dispatch_modes():
+                        return ask(op, plans, args, kwargs)
+            finally:
+                inside.busy = False
+
+        return look
 
     def _ask_all(
         self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
         for plan in plans:
             try:
-                found: object = plan.guard.check(*plan.values(args, kwargs))
+                found: object = plan.check(*plan.values(args, kwargs))
                 if found is None:
                     continue
                 error = self._tell(op, plan.guard, found, args, kwargs)
@@ -191,19 +200,26 @@ class Interceptor:
         with Uninterrupted(), _torch.plain_torch():
             return self._on_violation(call, found)
 
-    def _acts_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+
+def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+    """Give what tells whether the guards look at a call with some arguments."""
+    is_plain, is_capturing = _torch.is_plain, _torch.is_capturing
+
+    def acts_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         acts = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                acts = acts or value.device.type in self._devices
+                acts = acts or value.device.type in devices
             elif kind is list or kind is tuple or isinstance(value, Tensor):
                 for item in value if kind is list or kind is tuple else (value,):
                     if isinstance(item, Tensor):
-                        if not _torch.is_plain(item):
+                        if not is_plain(item):
                             return False
-                        acts = acts or item.device.type in self._devices
-        return acts and not _torch.is_capturing()
+                        acts = acts or item.device.type in devices
+        return acts and not is_capturing()
+
+    return acts_on
 
 
 def _plans(op: Any) -> tuple[_Plan, ...]:
@@ -214,7 +230,11 @@ def _plans(op: Any) -> tuple[_Plan, ...]:
         positions = tuple(item.position for item in asked)
         plans.append(
             _Plan(
-                guard=entry, parameters=asked, positions=positions, last=max(positions, default=0)
+                guard=entry,
+                check=entry.check,
+                parameters=asked,
+                positions=positions,
+                last=max(positions, default=0),
             )
         )
     return tuple(plans)

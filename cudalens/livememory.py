@@ -77,6 +77,8 @@ def _new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
     for tensor in tensors:
         if not _torch.is_accelerator(tensor.device) or tensor.layout != torch.strided:
             continue
+        if not _torch.is_plain(tensor):  # what a shard or a fake says is not what it takes here
+            continue
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())

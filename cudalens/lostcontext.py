@@ -15,9 +15,9 @@ from cudalens.model import ErrorFacts, Report
 
 __all__ = ["STICKY_CODES", "end", "is_lost", "probe", "reminder"]
 
-STICKY_CODES = frozenset({214, 220, 226, 700, 710, 714, 715, 716, 717, 718, 719, 721})
+STICKY_CODES = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 """CUDA's error codes after which a process has to be started anew: memory and link faults, illegal
-addresses, asserts, launch failures."""
+addresses, time-outs, asserts, launch failures."""
 
 
 def is_lost(error: ErrorFacts) -> bool:

@@ -9,14 +9,21 @@ from __future__ import annotations
 import importlib
 import sys
 import weakref
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
 from cudalens.cellrun import Unit, cell_unit, statement_unit
-from cudalens.options import Options, OptionsError, help_text, split_line, subcommand
+from cudalens.options import (
+    Command,
+    Options,
+    OptionsError,
+    help_text,
+    joined,
+    split_line,
+    subcommand,
+)
 from cudalens.publish import finish, publish
 from cudalens.rewrite import MAGIC, rewritten
 from cudalens.watch import CellWatch
@@ -108,11 +115,20 @@ class FrontEnd:
             raise UsageError(msg)
         command = subcommand(rest)
         if command is not None:
-            word, argument = command
-            return getattr(self, f"_do_{word}")(options, argument)
+            return self._command(command, options)
         _require_torch()
         user_locals = self.shell.user_ns if local_ns is None else local_ns
         return self._checked(options, statement_unit(self.shell, rest, user_locals))
+
+    def _command(self, command: Command, options: Options) -> None:
+        given, rest = _split(command.options)
+        if rest:
+            msg = f"%{MAGIC} {command.word} takes options only, not {rest!r}"
+            raise UsageError(msg)
+        if given.help:
+            print(HELP)
+            return
+        getattr(self, f"_do_{command.word}")(joined(options, given), command.argument)
 
     def _checked(self, options: Options, unit: Unit) -> Any:
         """Run under a session and show its report; an exception of the code passes through."""
@@ -147,12 +163,7 @@ class FrontEnd:
 
     def _do_on(self, options: Options, argument: str) -> None:
         _require_torch()
-        given, _ = _split(argument)
-        changed = {name: value for name, value in vars(given).items() if value != _DEFAULT[name]}
-        if given.help:
-            print(HELP)
-            return
-        self._watch.always = replace(options, **changed)
+        self._watch.always = options
         print("cudacheck is on: every following cell is checked")
 
     def _do_off(self, options: Options, argument: str) -> None:
@@ -203,9 +214,6 @@ class FrontEnd:
         if not was_running:
             self._simulation = simulation
         print(simulate.ANNOUNCEMENT)
-
-
-_DEFAULT = vars(Options())
 
 
 def _split(line: str) -> tuple[Options, str]:

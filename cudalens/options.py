@@ -9,10 +9,20 @@ import argparse
 import keyword
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
 
-__all__ = ["Options", "OptionsError", "help_text", "parse", "split_line", "subcommand", "take"]
+__all__ = [
+    "Command",
+    "Options",
+    "OptionsError",
+    "help_text",
+    "joined",
+    "parse",
+    "split_line",
+    "subcommand",
+    "take",
+]
 
 USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck [options] statement  run one statement checked
@@ -27,6 +37,9 @@ The cell runs as it would without this line.  When something is wrong, one repor
 which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""
 
 _WORDS = frozenset({"on", "off", "status", "last", "simulate", "explain"})
+_COMMAND = re.compile(
+    r"(?P<word>\w+)(?: +(?P<argument>off))?(?: +(?P<options>(?:--\w|-[rh]\b).*))?"
+)
 _TOKEN = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
 _QUOTED = re.compile(r""""([^"]*)"|'([^']*)'""")
 
@@ -101,19 +114,35 @@ def split_line(line: str) -> tuple[Options, str]:
     return options, rest.rstrip()
 
 
-def subcommand(rest: str) -> tuple[str, str] | None:
-    """Read what follows the options of ``%cudacheck`` as a sub-command and its argument.
+class Command(NamedTuple):
+    """A sub-command of ``%cudacheck`` as it was typed."""
+
+    word: str
+    argument: str = ""
+    """``off`` behind ``simulate``."""
+    options: str = ""
+    """The options behind it, which count as those before it do."""
+
+
+def subcommand(rest: str) -> Command | None:
+    """Read what follows the options of ``%cudacheck`` as a sub-command.
 
     ``None`` means that it is a statement to check: only the exact words are sub-commands, so
     ``last = 3`` is not one.
     """
-    word, _, argument = rest.partition(" ")
-    argument = argument.strip()
-    if word == "on" and argument.startswith("-"):
-        return (word, argument) if re.match(r"--\w|-[rh]\b", argument) else None
-    if (word, argument) == ("simulate", "off"):
-        return word, argument
-    return (word, "") if word in _WORDS and not argument else None
+    match = _COMMAND.fullmatch(rest.strip())
+    if match is None or match["word"] not in _WORDS:
+        return None
+    if match["argument"] and match["word"] != "simulate":
+        return None
+    return Command(match["word"], match["argument"] or "", match["options"] or "")
+
+
+def joined(options: Options, given: Options) -> Options:
+    """Give ``options`` with what was set in ``given`` as well."""
+    default = vars(Options())
+    changed = {name: value for name, value in vars(given).items() if value != default[name]}
+    return replace(options, **changed)
 
 
 def help_text(usage: str = USAGE) -> str:

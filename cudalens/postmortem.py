@@ -17,6 +17,7 @@ from cudalens import autograd, collect, environment, livememory, lostcontext, so
 from cudalens.callarguments import argument_facts, call_arguments
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
+from cudalens.diagnose import is_device_assert
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
 from cudalens.failedop import with_failed_op, with_modified
 from cudalens.model import ErrorFacts, Evidence
@@ -72,7 +73,8 @@ def evidence_of_error(
         environment=environment.describe(),
         libraries=collect.libraries(),
     )
-    evidence = _with_device_text(evidence, device_text, limits)
+    is_expected = is_device_assert(facts) and not was_lost
+    evidence = _with_device_text(evidence, device_text, limits, is_expected=is_expected)
     if recorder is not None:
         evidence = _with_recorder(evidence, recorder, error, limits)
         if values and not is_lost:
@@ -139,8 +141,10 @@ def _phase(entries: Sequence[TracebackType]) -> Phase:
     return phase_of([item.tb_frame for item in entries], None)
 
 
-def _with_device_text(evidence: Evidence, device_text: Any, limits: Limits) -> Evidence:
+def _with_device_text(
+    evidence: Evidence, device_text: Any, limits: Limits, *, is_expected: bool
+) -> Evidence:
     if device_text is None:
         return evidence
-    text = limits.attempt("device text", device_text.text, None)
+    text = limits.attempt("device text", lambda: device_text.text(is_expected=is_expected), None)
     return replace(evidence, device_text=text)

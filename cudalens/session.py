@@ -61,7 +61,8 @@ class CheckSession:
         self.force_eager = force_eager
         self._files = [Path(path) for path in (html, json) if path is not None]
         self._stack = ExitStack()
-        self._troubles: list[str] = []
+        self.troubles: list[str] = []
+        """What failed in the check itself, one line each; a report has them as ``limits``."""
         self._count = 0
         self._first: Report | None = None
         self.recorder: Any = None
@@ -82,7 +83,7 @@ class CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
         self.findings, self.warnings, self.report, self._count = (), (), None, 0
         self.is_reminder = False
-        self._troubles.clear()
+        self.troubles.clear()
         try:
             with Uninterrupted():
                 self._install(self._stack)
@@ -154,7 +155,7 @@ class CheckSession:
         if error is not None:
             self._attempt("traceback", partial(hide_own_frames, error))
         if report is not None:
-            limits = tuple(dict.fromkeys((*report.limits, *self._troubles)))
+            limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
             self._publish(saved(replace(report, limits=limits), self._files), error)
 
     def _remove(self) -> None:
@@ -198,8 +199,8 @@ class CheckSession:
 
     def trouble(self, line: str) -> None:
         """Take note of a failure of our own, once."""
-        if line not in self._troubles and len(self._troubles) < MAX_FINDINGS:
-            self._troubles.append(line)
+        if line not in self.troubles and len(self.troubles) < MAX_FINDINGS:
+            self.troubles.append(line)
 
     # --- conclusion ------------------------------------------------------------------------------
 
@@ -275,7 +276,6 @@ class CheckSession:
         except Exception as error:
             return error
         return None
-
 
 
 def _listed(others: list[Report]) -> str:

@@ -269,13 +269,20 @@ def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
             for piece in _pieces(values)
         ]
     else:
-        parts = [
-            torch.histc(piece.double(), bins=bins, min=float(smallest), max=float(largest))
-            for piece in _pieces(values)
-        ]
+        parts = [_binned(piece, smallest, largest, bins) for piece in _pieces(values)]
     counts = torch.stack(parts).sum(0)
     edges = tuple(
         float(f"{smallest + span * index / bins:.{_EXACT_SIGNIFICANT}g}")
         for index in range(bins + 1)
     )
     return Histogram(edges=edges, counts=tuple(int(item) for item in counts.tolist()))
+
+
+def _binned(piece: Tensor, smallest: float, largest: float, bins: int) -> Tensor:
+    """Count the values in each of ``bins`` equal parts from the smallest to the largest."""
+    low, high = float(smallest), float(largest)
+    if piece.device.type == "cpu":
+        return torch.histc(piece.double(), bins=bins, min=low, max=high)
+    # A GPU's histc refuses floats under deterministic algorithms; counting whole numbers does not.
+    index = ((piece.double() - low) * (bins / (high - low))).long().clamp_(0, bins - 1)
+    return torch.bincount(index, minlength=bins)

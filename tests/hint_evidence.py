@@ -392,6 +392,16 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
     ),
     "table_too_small": lambda: lookup([0, 5, 12], 10, name="user", path="users"),
     "one_based_ids": lambda: lookup([1, 2, 3, 4, 5], 5, name="movie", path="movies"),
+    "blank": lambda: out_of_range(
+        "aten::_ctc_loss",
+        "targets",
+        [1, 2, 3, 4, 5],
+        5,
+        expression="y",
+        call="F.ctc_loss(p, y, steps, lengths)",
+        api="torch.nn.functional.ctc_loss",
+        scalars={"blank": "0"},
+    ),
     "positions": lambda: bert(
         [*range(20)], 16, "wpe", path="transformer.wpe", name=None, shape=(1, 20)
     ),

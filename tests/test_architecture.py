@@ -30,7 +30,7 @@ _BY_LAYER = {
     """,
     4: """
         callarguments calling collect conclusion environment explain failedop guarding
-        livememory lostcontext observations postmortem process rehearsal session
+        livememory lostcontext observations postmortem process refused rehearsal session
         tensorfacts
     """,
     5: """

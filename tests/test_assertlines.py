@@ -68,6 +68,18 @@ def test_so_many_different_assertions_are_kept(count: int) -> None:
             " Assertion `t >= 0 && t < n_classes` failed.",
             "t >= 0 && t < n_classes",
         ),
+        (
+            "C:\\actions-runner\\_work\\pytorch\\pytorch\\builder\\windows\\pytorch\\aten\\src\\ATen\\"
+            "native\\cuda\\NLLLoss2d.cu:103: block: [0,0,0], thread: [384,0,0] Assertion "
+            "`t >= 0 && t < n_classes` failed.",
+            "t >= 0 && t < n_classes",
+        ),
+        # Another process of torchrun's has put its rank before it.
+        (
+            "[rank3]: ../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel"
+            "_2d: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "t >= 0 && t < n_classes",
+        ),
         # Backquotes inside the message.
         (
             "TensorCompare.cu:109: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] "
@@ -86,6 +98,8 @@ def test_lines_of_other_builds_are_read(text: str, expression: str) -> None:
     """Signatures, drives and quotes do not hide the assertion."""
     found = fold(f"before {text}\nafter")
     assert [item.expression for item in found] == [expression]
+    assert found[0].first == text.removeprefix("[rank3]: ")
+    assert not set(found[0].file) & set(":/\\")
 
 
 @pytest.mark.parametrize("text", ["", "Assertion failed", "K.cu:1: f: Assertion `x` failed."])

@@ -62,6 +62,11 @@ CASES = {
         "likely",
         "mine::pick asserted on the device: `mine < yours` failed",
     ),
+    "an op of torch's with a text that is none of torch's": (
+        evidence(op=OpName(name="aten::add"), device_text=OWN),
+        "unknown",
+        "CUDA asserted `mine < yours` by the end of aten::add",
+    ),
     "an op without text": (
         evidence(op=EMBEDDING),
         "likely",
@@ -142,6 +147,13 @@ def test_the_argument_gets_the_users_name_and_its_values_where_known() -> None:
     assert report.headline.endswith("; ids holds 0 … 40")
     bare = diagnose(replace(given, tensors=(replace(known, summary=TensorSummary()),)))
     assert "holds" not in bare.headline
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("aten::add", True), ("mine::pick", False)])
+def test_kernels_that_are_no_ops_are_thought_of(name: str, is_said: bool) -> None:
+    """Triton's and others are launched unseen; an extension's op may print texts of its own."""
+    report = diagnose(evidence(op=OpName(name=name), device_text=OWN))
+    assert ("launched past torch's ops" in report.explanation) is is_said
 
 
 def test_compiled_code_gets_its_next_step() -> None:

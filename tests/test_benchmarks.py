@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import pages
+from benchmarks import apart, pages, steps, tools
+from benchmarks.children import measured_in_child
 from benchmarks.measure import ratio_of
 
 ROOT = Path(__file__).parent.parent
@@ -100,3 +102,80 @@ def test_a_readme_without_marks_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no section"):
         pages.write_readme(file, {})
     assert file.read_text() == "text"
+
+
+@pytest.mark.parametrize("has_transformers", [True, False])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_large_steps_train_in_any_size(
+    has_transformers: bool, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps meant for a GPU run in a tiny size, from either library; the loss falls."""
+    monkeypatch.setattr(steps, "has_transformers", lambda: has_transformers)
+    size = steps.Size(
+        layers=1, width=8, heads=2, vocabulary=11, batch=2, length=5, inner=16, classes=classes
+    )
+    step = steps.sized("cpu", size)
+    step.optimizer.param_groups[0]["lr"] = 0.5
+    is_torch_s = isinstance(step.model, steps.SizedTransformer)
+    assert is_torch_s is not has_transformers
+    losses = [step() for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_decoder_of_torch_s_layers_does_not_look_ahead() -> None:
+    """A changed last token changes no score before it."""
+    size = steps.Size(layers=1, width=8, heads=2, vocabulary=11, batch=1, length=5, inner=16)
+    model = steps.SizedTransformer(size).eval()
+    tokens = torch.arange(5)[None]
+    changed = tokens.clone()
+    changed[0, 4] = 9
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4], after[:, 4])
+
+
+def test_large_steps_are_for_a_gpu_alone() -> None:
+    """On the CPU the small steps are measured, on a GPU those of real models too."""
+    assert not any(workload.is_large for workload in steps.workloads("cpu"))
+    large = [workload.name for workload in steps.workloads("cuda") if workload.is_large]
+    assert large == ["bert_base", "gpt2_medium"]
+    assert set(steps.WORKLOADS) == set(pages.WORKLOADS)
+
+
+def test_a_tool_apart_is_measured_in_its_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each repetition stands between two plain processes, which do not get the variables."""
+    seen: list[tuple[str, str, dict[str, str]]] = []
+    times = {"plain": 2.0, "launch_blocking": 3.0}
+
+    def child(module: str, name: str, part: str, *rest: str, environment: Any) -> dict[str, float]:
+        seen.append((name, part, dict(environment)))
+        return {"seconds": times[name]}
+
+    monkeypatch.setattr(apart, "measured_in_child", child)
+    (blocking,) = (tool for tool in tools.TOOLS if tool.name == "launch_blocking")
+    ratio = apart.compare_apart(blocking, "conv", repetitions=2, steps=1, device="cuda")
+    assert ratio.median == 1.5
+    plain = ("plain", "step", {})
+    blocked = ("launch_blocking", "step", {"CUDA_LAUNCH_BLOCKING": "1"})
+    assert seen == [plain, blocked, plain, blocked, plain]
+
+
+def test_a_process_of_its_own_measures_a_step() -> None:
+    """A child takes the step and the device by name, and gives its seconds."""
+    found = measured_in_child("benchmarks.apart", "plain", "forward", "transformer", "cpu", "1")
+    assert found["seconds"] > 0
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tools are left out with one line where they are missing, and only there."""
+    monkeypatch.setattr(tools.importlib.util, "find_spec", lambda name: None)
+    left_out = tools.missing("cpu")
+    assert "TorchSnooper" in left_out and "tensor-sensor" in left_out
+    steps_of_torch = {"transformer": {"layers_of": "torch"}}
+    text = pages._left_out({"not_installed": list(left_out), "steps": steps_of_torch})
+    assert "not measured: TorchSnooper, tensor-sensor, torchlens" in text
+    assert "torch's own layers" in text
+    monkeypatch.setattr(tools.importlib.util, "find_spec", lambda name: object())
+    assert tools.missing("cpu") == ()
+    both = {"not_installed": [], "steps": {"transformer": {"layers_of": "transformers"}}}
+    assert pages._left_out(both) == ""

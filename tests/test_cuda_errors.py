@@ -119,6 +119,13 @@ TEXTS = {
         "launch_failure",
         False,
     ),
+    "time-out": (
+        "CUDA error: the launch timed out and was terminated"
+        + SEARCH.format("cudaErrorLaunchTimeout")
+        + DSA,
+        "launch_timeout",
+        False,
+    ),
     "too many resources": (
         "CUDA error: too many resources requested for launch" + DSA,
         "launch_refused",

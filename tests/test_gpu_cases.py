@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from cudalens.simulate.asserts import NOT_SIMULATED
 GPU = Path(__file__).parent / "gpu"
 sys.path.insert(0, str(GPU))
 
+import harmless  # noqa: E402
 import report  # noqa: E402
 import suite  # noqa: E402
-from cases import CASES, NOT_TRIGGERED, Case, namespace  # noqa: E402
+from cases import CASES, NOT_TRIGGERED, Case, is_too_old, namespace  # noqa: E402
 from faults import FAULTS, SOURCE  # noqa: E402
+from harmless import HARMLESS, run_harmless  # noqa: E402
+from notebook_runs import NAMES, ROOT, run_notebook, told  # noqa: E402
 from steps import STEPS, TINY, run_step  # noqa: E402
 from worker import RESULT, run_case  # noqa: E402
 
@@ -165,7 +169,8 @@ def test_a_case_that_hangs_or_dies_is_said(
     """One case cannot stop the others."""
     monkeypatch.setattr(suite, "_WORKER", fake_worker(tmp_path, code))
     monkeypatch.setattr(suite, "CASE_LIMIT_S", 2)
-    assert suite.run_one("bare", "x", suite.Clock(100))["unavailable"] == reason
+    found = suite.run_one("bare", "x", suite.Clock(100))
+    assert (found["unavailable"], found["is_broken"]) == (reason, True)
 
 
 def test_only_what_the_gpu_can_run_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +186,9 @@ def test_only_what_the_gpu_can_run_is_begun(monkeypatch: pytest.MonkeyPatch) -> 
     assert ("bare", "index_get") in seen and ("rehearsed", "index_get") in seen
     assert ("bare", "scatter_add_tma") not in seen
     assert {name for mode, name in seen if mode == "fault"} == {fault.name for fault in FAULTS}
+    assert {name for mode, name in seen if mode == "harmless"} == {cell.name for cell in HARMLESS}
     assert [name for mode, name in seen if mode == "step"] == list(STEPS)
+    assert sorted(name for mode, name in seen if mode == "notebook") == sorted(NAMES)
     before = len(seen)
     suite.run_all(suite.Clock(), (9, 0))
     assert ("bare", "scatter_add_tma") in seen[before:]
@@ -237,6 +244,17 @@ SEEN: dict[str, Any] = {
         "full": {"losses": ["0x1p+1"], "seconds": 0.2, "peak_bytes": 2**20},
         "float16": {"losses": [], "seconds": 0.1, "peak_bytes": 0, "stopped": None},
     },
+    "harmless": {
+        "quiet": {"error": None, "report": None, "troubles": []},
+        "loud": {"error": None, "report": "x is bad", "troubles": ["guard g failed: E"]},
+        "absent": {"unavailable": "the GPU has not enough free memory"},
+    },
+    "notebook": {
+        "quickstart": {"cells": 9, "wrong": [], "rehearsed": False},
+        "01_conv1d_classifier": {"cells": 9, "wrong": ["x = y"], "rehearsed": False},
+        "02_loss_functions": {"cells": 9, "wrong": [], "rehearsed": True},
+        "03_layoutlmv3": {"unavailable": "not installed: transformers"},
+    },
 }
 ABOUT = {
     "torch": "9.9.9+cu130",
@@ -263,13 +281,41 @@ def test_the_page_says_what_was_seen_and_what_was_not() -> None:
     assert "losses bit-equal, 1.03 times plain" in table["guards"]
     assert "losses DIFFER" in table["full"]
     assert "bad label: MISSED" in table["float16"]
+    assert "nothing reported" in table["quiet"]
+    assert "FALSE REPORT x is bad; guard g failed: E" in table["loud"]
+    assert "not enough free memory" in table["absent"]
+    assert "9 cells run" in table["quickstart"]
+    assert "1 of 9 cells WRONG" in table["01_conv1d_classifier"]
+    assert "REHEARSAL" in table["02_loss_functions"]
+    assert "not installed: transformers" in table["03_layoutlmv3"]
     assert "driver 580.1" in text and "torch 9.9.9+cu130" in text
+
+
+@pytest.mark.parametrize(("told", "is_another"), [(TAKE, False), ("x < y", True), (None, False)])
+def test_a_report_that_foretold_another_text_is_noticed(told: str | None, is_another: bool) -> None:
+    """What a guard says CUDA would print is held against what CUDA did print."""
+    text = None if told is None else f"K.cu:9: kern: Assertion `{told}` failed."
+    guarded = {**SEEN["guarded"]["take"], "report": {**FOUND, "device_text": text}}
+    rows = report.rows({**SEEN, "guarded": {"take": guarded}}, "2.13.0")
+    (row,) = [item for item in rows if item[0] == "take"]
+    assert ("another text foretold" in row[2]) is is_another
 
 
 def test_the_stored_page_is_written_by_the_suite_or_says_that_nothing_has_run() -> None:
     """Nobody edits it by hand."""
     stored = report.PAGE.read_text(encoding="utf-8")
     assert stored == report.page(None) or report.WRITTEN in stored
+
+
+@pytest.mark.parametrize(("release", "is_older"), [("2.12.1+cu130", True), ("2.13.0", False)])
+def test_an_assertion_that_a_release_has_not_is_not_missed(release: str, is_older: bool) -> None:
+    """The row says since when the kernel asserts; at that release its absence is a miss."""
+    case = next(item for item in CASES if item.record == "embedding_renorm")
+    assert is_too_old(case, release) is is_older
+    silent = {"error": None, "code": None, "stderr": ""}
+    seen = {**SEEN, "bare": {case.record: silent}, "guarded": {}, "rehearsed": {}}
+    (row,) = [item for item in report.rows(seen, release) if item[0] == case.record]
+    assert ("from torch 2.13 on" in row[1]) is is_older
 
 
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
@@ -293,6 +339,69 @@ def test_a_text_that_the_inventory_does_not_have_is_noticed(
     """Another release may print another text: that is a finding of its own."""
     seen = {"bare": {"take": {"stderr": LINE.format(said)}}}
     assert set(report.unexpected(seen)) == set(unexpected)
+
+
+# --- cells in which nothing is wrong --------------------------------------------------------------
+
+REHEARSABLE = [cell for cell in HARMLESS if cell.is_rehearsable]
+
+
+@pytest.mark.parametrize("cell", REHEARSABLE, ids=lambda cell: cell.name)
+def test_a_harmless_cell_is_one(cell: Any, sim: simulate.Simulation, deterministic: None) -> None:
+    """On the rehearsal device it runs through, and nothing is said."""
+    assert run_harmless(cell.name) == {"error": None, "report": None, "troubles": []}
+
+
+def test_a_cell_that_is_not_harmless_is_told(
+    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch, deterministic: None
+) -> None:
+    """What it raised, and what was reported."""
+    code = "F.embedding(torch.tensor([3]).cuda(), torch.ones(3, 2).cuda())"
+    bad = replace(REHEARSABLE[0], code=code)
+    monkeypatch.setattr(harmless, "HARMLESS", (bad,))
+    found = run_harmless(bad.name)
+    assert found["error"].startswith("DeviceIndexError: indices[0] = 3 is outside")
+    assert found["report"].startswith("indices[0] = 3 is outside")
+
+
+@pytest.mark.parametrize("cell", HARMLESS, ids=lambda cell: cell.name)
+def test_the_code_of_a_harmless_cell_compiles(cell: Any) -> None:
+    """What only a GPU can run is at least Python."""
+    compile(cell.code, "<cell>", "exec")
+
+
+# --- notebooks ------------------------------------------------------------------------------------
+
+
+def cell(source: str, *outputs: dict[str, Any], tags: tuple[str, ...] = ()) -> dict[str, Any]:
+    made = {"cell_type": "code", "source": source, "outputs": list(outputs), "execution_count": 1}
+    return {**made, "id": source, "metadata": {"tags": list(tags)}}
+
+
+ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
+
+
+def test_a_cell_that_fails_or_runs_against_its_tag_is_told() -> None:
+    """Also in which notebook no GPU was used."""
+    nbformat = pytest.importorskip("nbformat")
+    said = {"output_type": "stream", "name": "stdout", "text": "Rehearsal device. No GPU here."}
+    cells = [
+        cell("good"),
+        cell("fails", ERROR),
+        cell("tagged", ERROR, tags=("raises-exception",)),
+        cell("passes", tags=("raises-exception",)),
+    ]
+    found = told(nbformat.from_dict({"cells": cells}))
+    assert found == {"cells": 4, "wrong": ["fails", "passes"], "rehearsed": False}
+    assert told(nbformat.from_dict({"cells": [cell("x", said)]}))["rehearsed"]
+
+
+def test_a_notebook_whose_packages_are_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's machine has few packages: nothing is run then."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "rich, transformers" in run_notebook("03_layoutlmv3")["unavailable"]
+    assert run_notebook("quickstart")["unavailable"].endswith("rich")
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(NAMES)
 
 
 # --- steps and faults -----------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def test_grouped_host_errors(guards: Collector) -> None:
         ("block", (64, 64), [32, 32, 64], [], ""),
         ("block", (64, 64), [32, 48, 64], [(1,), (2,)], "grouped_common.cuh:116"),
         ("block", (64, 64), [32, 64, 96], [(2,)], "grouped_common.cuh:119"),
+        ("few blocks", (64, 64), [32, 32, 32], [], ""),
+        ("few blocks", (64, 64), [32, 32, 64], [(2,)], "grouped_common.cuh:165"),
         ("block", (64, 32), [7, 9, 65], [(2,)], "grouped_common.cuh:233"),
         ("block", (64, 32), [7, 9, 64], [], ""),
     ],
@@ -110,8 +112,9 @@ def test_scaled_grouped_offsets(
     is_stacked = shape[1] == 32
     right = torch.zeros((3, 16, 32) if is_stacked else (16, 64)).to(float8).mT
     scales = torch.ones(4)
-    if scale == "block":
-        scales = scales.to(torch.float8_e8m0fnu)
+    if scale != "row":
+        # Each group's scales are padded to 128 rows and four columns.
+        scales = torch.ones(128, 4 if scale == "few blocks" else 12).to(torch.float8_e8m0fnu)
     ends = tensor(offs, dtype=torch.int32)
     call = lambda: aten._scaled_grouped_mm(left, right, scales, scales, ends)
     if op.endswith("v2"):
@@ -123,3 +126,45 @@ def test_scaled_grouped_offsets(
     found = [violation for _, violation in guards.found]
     assert [item for violation in found for item in positions(violation)] == bad
     assert all((violation.device_text or "").startswith(line) for violation in found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offs", "bad", "line"),
+    [
+        (torch.float8_e4m3fn, [16, 48, 64], [], ""),
+        (torch.float8_e4m3fn, [16, 40, 64], [(1,), (2,)], "grouped_common.cuh:116"),
+        (torch.float8_e4m3fn, [16, 48, 80], [(2,)], "grouped_common.cuh:119"),
+        (torch.float8_e8m0fnu, [32, 32, 64], [], ""),
+        (torch.float8_e8m0fnu, [16, 32, 64], [(0,), (1,)], "grouped_common.cuh:116"),
+    ],
+)
+def test_four_bit_groups(
+    guards: Collector, dtype: torch.dtype, offs: list[int], bad: list[Any], line: str
+) -> None:
+    """Two numbers lie in a byte: offsets count numbers, in blocks of 16 (nvfp4) or 32 (mxfp4)."""
+    left = torch.zeros(64, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    right = torch.zeros(16, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).t()
+    scales = [torch.ones(128, 12).to(dtype), torch.ones(1)]
+    ends = tensor(offs, dtype=torch.int32)
+    call = lambda: aten._scaled_grouped_mm_v2(
+        left, right, scales, [1, 0], [1, 0], scales, [1, 0], [1, 0], ends
+    )
+    error = guards.unguarded(call)
+    assert isinstance(error, NotImplementedError)  # no kernel on the CPU
+    found = [violation for _, violation in guards.found]
+    assert [item for violation in found for item in positions(violation)] == bad
+    assert all((violation.device_text or "").startswith(line) for violation in found)
+
+
+def test_scales_that_are_no_recipe_are_the_host_s(guards: Collector) -> None:
+    """Four-bit numbers in the first version, and scales of a wrong rank, are torch's own error."""
+    left = torch.zeros(64, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    right = torch.zeros(16, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).t()
+    scales = torch.ones(128, 12).to(torch.float8_e8m0fnu)
+    ends = tensor([7], dtype=torch.int32)
+    guards.unguarded(lambda: aten._scaled_grouped_mm(left, right, scales, scales, ends))
+    assert guards.found == []
+    eight = torch.zeros(64, 64).to(torch.float8_e4m3fn)
+    flat = torch.ones(4).to(torch.float8_e8m0fnu)
+    guards.unguarded(lambda: aten._scaled_grouped_mm(eight, eight.t(), flat, flat, ends))
+    assert guards.found == []

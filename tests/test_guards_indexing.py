@@ -417,11 +417,11 @@ def test_expanded_index_is_reduced_once(monkeypatch: pytest.MonkeyPatch) -> None
         return plain(values, **kwargs)
 
     monkeypatch.setattr(torch, "aminmax", counted)
-    index = tensor([[0], [3]]).expand(2, 50)
+    index = (torch.arange(65) // 64 * 3).view(65, 1).expand(65, 50)
     found = only(aten.gather.default, zeros(3, 50), 0, index)
-    assert sizes[0] == 2
+    assert sizes[0] == 65
     assert found.offenders.count == 50
-    assert found.offenders.first[0].position == (1, 0)
+    assert found.offenders.first[0].position == (64, 0)
 
 
 @pytest.mark.parametrize(("value", "line"), [(-1, ":120:"), (4, ":123:")])
@@ -466,6 +466,19 @@ def test_take_along_dim_beyond_the_size_is_a_silent_finding(sim: object) -> None
     assert session.report.headline == "indices[1] = 3 is outside dimension 0 (size 3) of self"
     assert values.grad is not None
     assert values.grad.tolist() == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(("index", "findings"), [(2, 0), (3, 1)])
+def test_take_along_dim_is_looked_at_whether_autograd_records_or_not(
+    sim: object, mode: Any, index: int, findings: int
+) -> None:
+    """Inference mode goes past the autograd keys."""
+    with cudalens.check() as session, mode():
+        torch.take_along_dim(
+            torch.arange(3.0, device="cuda"), torch.tensor([index], device="cuda"), 0
+        )
+    assert len(session.warnings) == findings
 
 
 def test_take_along_dim_at_the_bound_is_silent_and_keeps_its_gradient(sim: object) -> None:

@@ -37,6 +37,7 @@ FIRES: dict[str, tuple[str, ...]] = {
     "padding": ("padding_beyond_table",),
     "table_too_small": ("table_too_small",),
     "one_based_ids": ("one_based_ids",),
+    "blank": ("no_output_for_blank",),
     "positions": ("positions_beyond_table",),
     "position_offset": ("positions_with_offset",),
     "generation": ("positions_beyond_table",),
@@ -175,6 +176,7 @@ def test_hints_are_few_and_ordered() -> None:
         ("padding", ("100",), "model.resize_token_embeddings(len(tokenizer))"),
         ("table_too_small", ("12", "13", "10"), "nn.Embedding(13, dim)"),
         ("one_based_ids", ("1 to 5",), "net(movie - 1)"),
+        ("blank", ("up to 5", "blank", "6 outputs"), "nn.Linear(in_features, 6)"),
         ("positions", ("20", "16"), "tokenizer(text, truncation=True, max_length=16)"),
         ("position_offset", ("32", "30", "2"), "max_position_embeddings=34"),
         ("generation", ("17", "16"), "gpt.generate(ids, max_new_tokens=12)"),
@@ -619,3 +621,30 @@ def test_missing_facts_are_no_trouble(cause: str, damage: str) -> None:
     for found in find_hints(DAMAGE[damage](given.CAUSES[cause]())):
         if found.fix is not None and not found.fix.startswith("%%"):
             ast.parse(found.fix)
+
+
+@pytest.mark.parametrize(("values", "fires"), [([1, 2, 3, 4, 5], True), ([1, 2, 3, 4, 6], False)])
+def test_the_blank_needs_one_output_more(values: list[int], fires: bool) -> None:
+    """Labels 1 … C for C outputs forgot the blank; labels further up forgot something else."""
+    evidence = given.out_of_range(
+        "aten::_ctc_loss", "targets", values, 5, expression="y", scalars={"blank": "0"}
+    )
+    assert ("no_output_for_blank" in fired(evidence)) is fires
+
+
+@pytest.mark.parametrize(("blank", "rule"), [("0", "no_output_for_blank"), ("4", "one_based_ids")])
+def test_labels_of_ctc_count_from_one_when_the_blank_is_first(blank: str, rule: str) -> None:
+    """Taking one away would make the first label the blank."""
+    evidence = given.out_of_range(
+        "aten::_ctc_loss", "targets", [1, 2, 3, 4, 5], 5, expression="y", scalars={"blank": blank}
+    )
+    assert fired(evidence) == (rule,)
+
+
+@pytest.mark.parametrize(("name", "rules"), [("at", ("one_based_ids",)), ("n - 1", ())])
+def test_what_counts_back_already_is_not_called_one_based(name: str, rules: tuple[str, ...]) -> None:
+    """``lengths - 1`` is an index that somebody thought about."""
+    evidence = given.out_of_range(
+        "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"
+    )
+    assert fired(evidence) == rules

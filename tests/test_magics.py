@@ -538,6 +538,20 @@ def test_status_and_last(notebook: Notebook, on_cpu: None) -> None:
     assert "7 is outside the 5 rows" in notebook.out
 
 
+def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None) -> None:
+    """One rule for every sub-command; what is no option there is one line."""
+    for line in ("last --no-widgets", "--no-widgets last", "status --fast", "off --no-sync"):
+        assert notebook.run(f"%cudacheck {line}").success, line
+    notebook.run("%cudacheck --fast on --max-ops 9")
+    assert "every following cell is checked" in notebook.out
+    notebook.run("%cudacheck last --help")
+    assert "usage" in notebook.out
+    for line, word in (("status --fast x", "'x'"), ("last --bogus", "--bogus")):
+        result = notebook.run(f"%cudacheck {line}")
+        assert type(result.error_in_exec).__name__ == "UsageError"
+        assert word in str(result.error_in_exec)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="refused where there is a GPU")
 def test_simulate_turns_the_rehearsal_device_on_and_off(notebook: Notebook) -> None:
     """One line says that it is no GPU; the failing op is stopped there too."""

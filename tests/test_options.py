@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cudalens.options import Options, OptionsError, help_text, split_line, subcommand, take
+from cudalens.options import (
+    Options,
+    OptionsError,
+    help_text,
+    joined,
+    split_line,
+    subcommand,
+    take,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +76,20 @@ def test_two_dashes_end_the_options() -> None:
 @pytest.mark.parametrize(
     ("rest", "expected"),
     [
-        ("on", ("on", "")),
-        ("on --nan", ("on", "--nan")),
-        ("on -r found", ("on", "-r found")),
-        ("off", ("off", "")),
-        ("simulate off", ("simulate", "off")),
+        ("on", ("on", "", "")),
+        ("on --nan", ("on", "", "--nan")),
+        ("on  -r found", ("on", "", "-r found")),
+        ("off", ("off", "", "")),
+        ("off --fast", ("off", "", "--fast")),
+        ("last --no-widgets", ("last", "", "--no-widgets")),
+        ("status -h", ("status", "", "-h")),
+        ("simulate", ("simulate", "", "")),
+        ("simulate off", ("simulate", "off", "")),
+        ("simulate off --help", ("simulate", "off", "--help")),
+        ("simulate --help", ("simulate", "", "--help")),
+        ("last off", None),
+        ("last -x", None),
+        ("last -- x", None),
         ("on = 3", None),
         ("on - x", None),
         ("last + 1", None),
@@ -80,9 +97,16 @@ def test_two_dashes_end_the_options() -> None:
         ("simulate(3)", None),
     ],
 )
-def test_only_exact_words_are_subcommands(rest: str, expected: tuple[str, str] | None) -> None:
+def test_only_exact_words_are_subcommands(rest: str, expected: tuple[str, str, str] | None) -> None:
     """A variable may be called like a sub-command."""
     assert subcommand(rest) == expected
+
+
+def test_options_behind_a_word_join_those_before_it() -> None:
+    """What is set in either place is set; a later value wins."""
+    before, after = Options(fast=True, max_ops=7), Options(widgets=False, max_ops=9)
+    assert joined(before, after) == Options(fast=True, widgets=False, max_ops=9)
+    assert joined(before, Options()) == before
 
 
 @pytest.mark.parametrize(

@@ -469,6 +469,7 @@ def _interrupted_at(instant: int) -> bool:
         return trace
 
     layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    before = sys.gettrace()
     sys.settrace(trace)
     try:
         with Recorder():
@@ -476,11 +477,10 @@ def _interrupted_at(instant: int) -> bool:
     except KeyboardInterrupt:
         return True
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return False
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger or coverage holds the trace")
 def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
     """KeyboardInterrupt between any two instructions of the recorder: nothing is left."""
     instant = 1
@@ -639,6 +639,21 @@ def test_synchronising_names_the_op_that_faulted(sim: simulate.Simulation) -> No
         run()
     assert recorder.in_flight(caught.value) is None
     library._destroy()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asserts on the simulated device")
+def test_an_op_is_not_blamed_for_a_kernel_launched_past_the_dispatcher(
+    sim: simulate.Simulation,
+) -> None:
+    """Triton and others launch without an op: their fault is raised before the next op runs."""
+    x = torch.ones(3, device="cuda")
+    with Recorder() as recorder:
+        x.add_(1)
+        sim._runtime.state.device_assert("mine", "mine.py:1: kernel: Assertion `mine` failed.")
+        with pytest.raises(RuntimeError, match="device-side assert") as caught:
+            x.mul_(2)
+    assert recorder.in_flight(caught.value) is None
+    assert [entry.op for entry in recorder.history()] == ["aten::add_.Tensor"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asserts on the simulated device")

@@ -10,7 +10,7 @@ from builders import CELL, REPRESENTATIVE, make_report, source, tensor
 from rendering import check_golden, hostile_texts, with_texts
 from rich.cells import cell_len
 
-from cudalens.model import CodeLine, Offender, Offenders, Report, TensorFact
+from cudalens.model import CodeLine, Offender, Offenders, OpName, Report, TensorFact
 from cudalens.render import renderer
 from cudalens.render.text import render
 
@@ -240,6 +240,31 @@ def test_span_beyond_its_line_is_not_drawn() -> None:
     text = render(make_report(source=span, tensors=(beyond,)))
     assert "└" not in text
     assert "with    y i64[3], 3 bad" in text
+
+
+def test_what_a_star_unpacks_is_named() -> None:
+    """Under ``**batch`` each tensor goes by its key, alone or with others; whole names stay off."""
+    line = "loss = model(**batch)"
+    fact = TensorFact(argument="ids", expression='batch["ids"]', shape=(2,), dtype="int64")
+    here = replace(fact, span=(9, 15, 20))
+    span = source((line,), 0, "model(**batch)")
+    text = render(make_report(source=span, tensors=(here,)))
+    assert '└ batch["ids"]: i64[2]' in text
+    both = (here, replace(here, argument="box", expression='batch["box"]', shape=(4,)))
+    text = render(make_report(source=span, tensors=both))
+    assert '├ batch["box"]: i64[4]' in text or '├ batch["ids"]: i64[2]' in text
+    assert "batch: " not in text
+    whole = replace(here, expression="batch")
+    assert "└ i64[2]" in render(make_report(source=span, tensors=(whole,)))
+
+
+def test_a_phase_does_not_stand_alone() -> None:
+    """Where no op is known there is nothing to say a phase of."""
+    nothing = make_report(op=OpName(), argument=None, module_path=None, offenders=None)
+    lines = render(nothing).splitlines()
+    assert "forward" not in (line.strip() for line in lines)
+    known = replace(nothing, op=OpName(api="torch.load"))
+    assert any(line.strip() == "torch.load · forward" for line in render(known).splitlines())
 
 
 def test_unknown_view_is_refused_by_name() -> None:

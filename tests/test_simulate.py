@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+import cudalens
 from cudalens import simulate
 from cudalens.simulate import _internals, activation
 from cudalens.simulate.asserts import AssertHit
@@ -351,6 +352,7 @@ def test_the_running_device_shows_its_state(sim: simulate.Simulation) -> None:
 
 EXIT = """
 import threading, time, torch
+import cudalens
 from cudalens import simulate
 sim = simulate.start(announce=False)
 table = torch.zeros(3, 2, device="cuda", requires_grad=True)
@@ -426,6 +428,37 @@ def test_memory_is_counted_until_the_storage_dies(sim: simulate.Simulation) -> N
     assert sim.memory_allocated() - base == 512 + 1024
     del view, small
     assert sim.memory_allocated() == base
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(1 << 50, device="cuda"),
+        lambda: torch.zeros(1, device="cuda").expand(1 << 50) + 1,
+        lambda: torch.zeros(1, device="cuda").expand(1 << 50).clone(),
+    ],
+)
+def test_a_tensor_that_fits_nowhere_is_cuda_s_error(
+    sim: simulate.Simulation, make: Callable[[], torch.Tensor]
+) -> None:
+    """CUDA raises OutOfMemoryError with the sizes; the host's own error stays the host's."""
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        make()
+    assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 4194304.00 GiB. GPU")
+    with pytest.raises(RuntimeError) as host:
+        torch.empty(1 << 50)
+    assert not isinstance(host.value, torch.OutOfMemoryError)
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_the_report_of_a_full_device_is_cuda_s(sim: simulate.Simulation) -> None:
+    """The report speaks of the device, not of the host's allocator."""
+    check = cudalens.check()
+    with pytest.raises(torch.OutOfMemoryError), check:
+        torch.empty(1 << 50, device="cuda")
+    assert check.report is not None
+    assert check.report.kind == "cuda_error"
+    assert check.report.headline.startswith("the GPU has no room for 4194304.00 GiB: ")
 
 
 # --- kernels -------------------------------------------------------------------------------------

@@ -843,6 +843,27 @@ POOL_3D = {
     "indices": ints(4).view(1, 1, 1, 1, 1),
 }
 
+BAG_GRADIENT = {
+    "grad": torch.ones(1, 2),
+    "indices": ints(0, 9),
+    "offset2bag": ints(0, 0),
+    "bag_size": ints(2),
+    "maximum_indices": ints(),
+    "num_weights": 3,
+    "scale_grad_by_freq": False,
+    "mode": 0,
+    "per_sample_weights": None,
+}
+SEGMENT_GRADIENT = {
+    "grad": torch.ones(2),
+    "output": torch.ones(2),
+    "data": torch.ones(6),
+    "reduce": "sum",
+    "lengths": None,
+    "offsets": None,
+    "axis": 0,
+}
+SOLVE = {"B": torch.ones(2, 1)}
 REPAIRS = [
     SilentCase(
         ops="index_select index_select.out",
@@ -1007,6 +1028,66 @@ REPAIRS = [
             "scale_grad_by_freq": True,
         },
         values={"indices": ints(0, 4)},
+    ),
+    SilentCase(
+        ops="_embedding_bag_dense_backward _embedding_bag_dense_backward.out",
+        given=BAG_GRADIENT,
+        values={"indices": ints(0, 2)},
+    ),
+    SilentCase(
+        ops="_embedding_bag_backward",
+        given={**BAG_GRADIENT, "offsets": ints(0), "sparse": False},
+        values={"indices": ints(0, 2)},
+    ),
+    SilentCase(
+        ops="_embedding_bag_dense_backward",
+        given={**BAG_GRADIENT, "mode": 2, "maximum_indices": ints(0, 9).view(1, 2)},
+        values={"maximum_indices": ints(0, 2).view(1, 2)},
+    ),
+    SilentCase(
+        ops="_embedding_bag_per_sample_weights_backward"
+        " _embedding_bag_per_sample_weights_backward.out",
+        given={**BAG_GRADIENT, "weight": torch.ones(3, 2), "offsets": ints(0)},
+        values={"indices": ints(0, 2)},
+    ),
+    SilentCase(
+        ops="_segment_reduce_backward _segment_reduce_backward.out",
+        given={**SEGMENT_GRADIENT, "offsets": ints(0, 3, 7)},
+        values={"offsets": ints(0, 3, 6)},
+    ),
+    SilentCase(
+        ops="_segment_reduce_backward",
+        given={**SEGMENT_GRADIENT, "lengths": ints(6, 1)},
+        values={"lengths": ints(0, 0)},
+    ),
+    SilentCase(
+        ops="_convert_indices_from_coo_to_csr _convert_indices_from_coo_to_csr.out",
+        given={"self": ints(0, 3), "size": 3},
+        values={"self": ints(0, 2)},
+    ),
+    SilentCase(
+        ops="_convert_indices_from_csr_to_coo _convert_indices_from_csr_to_coo.out",
+        given={"crow_indices": ints(0, 3, 2), "col_indices": ints(0, 1)},
+        values={"crow_indices": ints(0, 2, 2)},
+    ),
+    SilentCase(
+        ops="_jagged_to_padded_dense_forward",
+        given={"values": torch.ones(3, 1), "offsets": [ints(0, 1, 9)], "max_lengths": [2]},
+    ),
+    SilentCase(
+        ops="linalg_lu_solve linalg_lu_solve.out",
+        given={**SOLVE, "LU": torch.eye(2), "pivots": ints(1, 3).int()},
+        values={"pivots": ints(1, 2).int()},
+    ),
+    SilentCase(
+        ops="linalg_ldl_solve linalg_ldl_solve.out",
+        given={**SOLVE, "LD": torch.eye(2), "pivots": ints(-3, 2).int()},
+        values={"pivots": ints(1, 2).int()},
+    ),
+    SilentCase(
+        ops="lu_unpack lu_unpack.out",
+        given={"LU_data": torch.eye(2), "LU_pivots": ints(0, 2).int()},
+        values={"LU_pivots": ints(1, 2).int()},
     ),
 ]
 

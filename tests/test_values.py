@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudalens import values
+from cudalens import simulate, values
+from cudalens.recorder import Recorder
 from cudalens.values import find_offenders, number, outside, summarise
 
 SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (70, 131), (5, 4, 9)]
@@ -145,3 +146,14 @@ def test_the_bounds_themselves_are_inside(piece: int, monkeypatch: pytest.Monkey
     assert outside(torch.tensor(10), 0, 9).tolist() is True
     assert outside(torch.empty(0, 3), 0, 9).shape == (0, 3)
     assert outside(torch.tensor([math.nan, math.inf]), 0, 1).tolist() == [False, True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts the ops of the simulated device")
+def test_a_device_s_histogram_is_the_host_s(sim: simulate.Simulation) -> None:
+    """Counted without ``histc``, which a GPU refuses under deterministic algorithms."""
+    spread = torch.linspace(-3.0, 5.0, 997).square()
+    low, high = float(spread.min()), float(spread.max())
+    with Recorder() as recorder:
+        counted = values._binned(spread.to("cuda"), low, high, 24)
+    assert counted.tolist() == values._binned(spread, low, high, 24).int().tolist()
+    assert "aten::histc" not in {entry.op for entry in recorder.history()}

@@ -10,17 +10,31 @@ from torch import Tensor
 from cudalens.facts import Bounds, Offenders, Violation
 from cudalens.values import find_offenders, outside
 
+FEW = 64
+"""So many integers are looked at one by one in the time that it takes to launch a reduction."""
+
+
+def few(tensor: Tensor, most: int = FEW) -> set[int] | None:
+    """Give the integers of a tensor, ``None`` where they are more than ``most`` or no integers."""
+    if tensor.numel() > most or tensor.is_floating_point():
+        return None
+    return {*(tensor if tensor.dim() == 1 else tensor.reshape(-1)).tolist()}
+
 
 def extremes(tensor: Tensor) -> tuple[Any, Any]:
     """Give the smallest and the largest element with one fused reduction and one copy.
 
-    Both land in one buffer, so that the host waits once.  NaN wins over every number.
+    Both land in one buffer, so that the host waits once; a few integers are copied as they are,
+    which saves the reduction.  NaN wins over every number.
 
     Args:
         tensor: at least one element, any strides.
     """
+    tensor = unexpanded(tensor)
+    if (values := few(tensor)) is not None:
+        return min(values), max(values)
     buffer = tensor.new_empty(2)
-    torch.aminmax(unexpanded(tensor), out=(buffer[0], buffer[1]))
+    torch.aminmax(tensor, out=(buffer[0], buffer[1]))
     low, high = buffer.tolist()
     return low, high
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-import torch
 from cudalens.facts import Bounds, Violation
 from cudalens.guards._dims import INDEX_DTYPES
 from cudalens.guards._ranges import lies_within, spelled
@@ -59,6 +59,7 @@ def spans_lie_inside(
 
 def _outside(offsets: Tensor, size: int, longest: int | None) -> Tensor:
     """Mark the ends of spans behind the data, and the starts before it."""
+    offsets = offsets.to(torch.int64)
     starts, lengths = offsets[..., :-1], offsets.diff(dim=-1)
     if longest is not None:
         lengths = lengths.clamp(max=longest)

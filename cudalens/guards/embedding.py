@@ -1,4 +1,4 @@
-"""Guards of the lookup tables: embedding, embedding bags, renormalisation and backward."""
+"""Guards of the lookup tables: embedding, embedding bags and renormalisation."""
 
 from __future__ import annotations
 
@@ -188,41 +188,4 @@ def embedding_bag_offsets_rise(
         related="indices",
         size=count,
         device_text=_bag_text(mode, (76, 137), "end >= begin"),
-    )
-
-
-@guard("aten::embedding_dense_backward", is_silent=True)
-def embedding_backward_indices_in_range(
-    grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int
-) -> Violation | None:
-    """Every index has a row in the gradient: it lies in [0, num_weights - 1] or is padding_idx.
-
-    Source:   no assertion: EmbeddingBackwardKernel.cu writes where the index points, torch 2.13.0
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   aten.embedding_dense_backward(ones(2, 2), tensor([0, 2]), 3, -1, False)
-    Violates: aten.embedding_dense_backward(ones(2, 2), tensor([0, 3]), 3, -1, False)
-    """
-    if indices.dtype not in INDEX_DTYPES or grad_output.numel() == 0:
-        return None
-    if lies_within(indices, 0, num_weights - 1):
-        return None
-    bad = ((indices < 0) | (indices >= num_weights)) & (indices != padding_idx)
-    if not bool(bad.any()):
-        return None
-    is_inside = 0 <= padding_idx < num_weights
-    return out_of_range(
-        indices,
-        guard="embedding_backward_indices_in_range",
-        argument="indices",
-        low=0,
-        high=num_weights - 1,
-        also=() if is_inside else ((padding_idx, "padding_idx"),),
-        bad=bad,
-        place=f"the {counted(num_weights, 'row')} of the gradient",
-        why="The kernel checks nothing and writes outside the gradient's memory.",
-        device_text=None,
-        size=num_weights,
-        dim=0,
-        is_silent=True,
-        is_replay_safe=False,
     )

@@ -125,18 +125,43 @@ def segments_lie_in_data(
     segments = _segments(data, lengths, offsets, axis, unsafe)
     if segments is None:
         return None
-    size = data.size(axis)
+    asserts = data.dim() > 1 or reduce == "mean"  # segment_lengths_not_negative has said so
+    return _unchecked(segments, offsets, data.size(axis), asserts, guard="segments_lie_in_data")
+
+
+@guard("aten::_segment_reduce_backward", frequency="rare", is_silent=True)
+def segments_still_lie_in_data(
+    data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int
+) -> Violation | None:
+    """No segment has a length below 0, and all that are not empty lie in [0, size] of the data.
+
+    Source:   SegmentReduce.cu, segment_reduce_backward_kernel, torch 2.13.0: no assertion
+    Cost:     one reduction over the lengths or offsets, one copy of one number
+    Passes:   aten._segment_reduce_backward(ones(2), ones(2), ones(3), "sum",
+              offsets=tensor([0, 2, 3]))
+    Violates: aten._segment_reduce_backward(ones(2), ones(2), ones(3), "sum",
+              offsets=tensor([0, 2, 4]))
+    """
+    segments = _segments(data, lengths, offsets, axis, unsafe=True)
+    if segments is None:
+        return None
+    name = "segments_still_lie_in_data"
+    return _unchecked(segments, offsets, data.size(axis), asserts=False, guard=name)
+
+
+def _unchecked(
+    segments: Tensor, offsets: Tensor | None, size: int, asserts: bool, *, guard: str
+) -> Violation | None:
+    """Check what no kernel does: negative lengths unless one asserts them, and the data's end."""
     if _stay_inside(segments, offsets, size):
         return None
     name = "lengths" if offsets is None else "offsets"
     bad = _bad_lengths(segments, offsets)
     if bool(bad.any()):
-        if data.dim() > 1 or reduce == "mean":
-            return None  # asserted: segment_lengths_not_negative has said so
-        return _negative(segments, bad, name, guard="segments_lie_in_data", device_text=None)
+        return None if asserts else _negative(segments, bad, name, guard=guard, device_text=None)
     ends = segments.cumsum(-1) if offsets is None else segments
     bad = _bad_reads(segments, offsets, ends, size)
-    return _outside(segments, bad, ends, size, name) if bool(bad.any()) else None
+    return _outside(segments, bad, ends, size, name, guard=guard) if bool(bad.any()) else None
 
 
 def _segments(
@@ -195,19 +220,21 @@ def _bad_reads(segments: Tensor, offsets: Tensor | None, ends: Tensor, size: int
     return bad
 
 
-def _outside(segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str) -> Violation:
+def _outside(
+    segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str, *, guard: str
+) -> Violation:
     offenders = find_offenders(segments, bad)
     says = spelled(name, offenders)
     if name == "lengths":
         end = int(ends[offenders.first[0].position].item())
         says = f"{says} ends its segment at {end}, which"
     return Violation(
-        guard="segments_lie_in_data",
+        guard=guard,
         op="",
         overload="",
         argument=name,
         headline=f"{says} is outside the {size} elements of {{related}}",
-        explanation="The kernel reads the segment from memory beyond the data.",
+        explanation="The kernel takes the segment from memory beyond the data.",
         offenders=offenders,
         bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
         related="data",

@@ -18,11 +18,13 @@ from cudalens.hints._reading import (
     parsed,
     shifted_source,
     shifting_step,
+    within,
 )
 from cudalens.hints._roles import bad_values, fault, is_vocabulary, role_of
 from cudalens.model import Evidence
 
 _WORD = 1 << 32
+_CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _FLAT = re.compile(r"\.(view|reshape)\(-1\)|\.flatten\(\)|\.ravel\(\)|torch\.flatten\(\w+\)")
 
 
@@ -127,12 +129,13 @@ def edges_with_original_ids(evidence: Evidence) -> Hint | None:
             text=f"the edges name {len(seen)} different nodes up to {ids.high}, but there are only "
             f"{ids.size}: nodes were left out"
         )
-    both = edges is not None and len(edges.shape) > 1
+    # Both ends are numbered at once: half of the edges alone would get numbers of its own.
+    spoken = (edges, *within(evidence, ids.fact))
+    both = next((item for item in spoken if item is not None and len(item.shape) > 1), None)
     return Hint(
         text=f"the edges name node {ids.high}, but there are {ids.size} nodes: they still hold the "
         "original ids, or nodes were left out; number the nodes 0 … N-1 in the order of the rows",
-        # Both ends are numbered at once: half of the edges alone would get numbers of its own.
-        fix=(rewritten(evidence, edges, "{x}.unique(return_inverse=True)[1]") if both else None)
+        fix=rewritten(evidence, both, "{x}.unique(return_inverse=True)[1]")
         or "edge_index = edge_index.unique(return_inverse=True)[1]",
     )
 
@@ -223,11 +226,35 @@ def one_based_ids(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "token", "index")
     if ids is None or not ids.covers_one_to_size or _is_flat(evidence) or is_vocabulary(evidence):
         return None
-    if evidence.scalar("padding_idx") == "0":
+    if evidence.scalar("padding_idx") == "0" or _counts_back(evidence) or _meets_blank(evidence):
         return None
     return Hint(
         text=f"the ids run from 1 to {ids.high}: they look 1-based",
         fix=rewritten(evidence, ids.named, "{x} - 1") or "ids = ids - 1",
+    )
+
+
+def _counts_back(evidence: Evidence) -> bool:
+    """Tell whether one was taken away already, as in ``lengths - 1``."""
+    found = fault(evidence)
+    node = parsed(found[1].expression or "") if found else None
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
+
+
+def _meets_blank(evidence: Evidence) -> bool:
+    return evidence.op.name in _CTC and evidence.scalar("blank") == "0"
+
+
+@rule(priority=24)
+def no_output_for_blank(evidence: Evidence) -> Hint | None:
+    """CTC needs an output for the blank beside one for each label."""
+    ids = ids_of(evidence, "index", "label")
+    if ids is None or not _meets_blank(evidence) or ids.high != ids.size or not ids.low:
+        return None
+    return Hint(
+        text=f"labels up to {ids.high} and the blank, which is class 0, need {ids.high + 1} "
+        f"outputs; log_probs has {ids.size}",
+        fix=f"nn.Linear(in_features, {ids.high + 1})  # the last layer",
     )
 
 

@@ -212,8 +212,9 @@ def label_beyond_classes(evidence: Evidence) -> Hint | None:
         return None
     if ids.high == 255 or _is_gray(ids) or ids.high >= _MAX_CLASSES:
         return None
+    listed = f" ({list_of(ids.bad)})" if len(ids.bad) > 1 else ""
     return Hint(
-        text=f"labels up to {ids.high} ({list_of(ids.bad)}) need {ids.high + 1} outputs, the head "
+        text=f"labels up to {ids.high}{listed} need {ids.high + 1} outputs, the head "
         f"has {ids.size}",
         fix=_more_outputs(evidence, ids.high + 1),
     )

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 
 from cudalens.hosterrors._base import (
+    REFUSED,
     Family,
     HostVerdict,
     explain_host_error,
@@ -20,6 +21,7 @@ from cudalens.hosterrors._base import (
 from cudalens.hosterrors._words import STICKY, cast, is_sticky
 
 __all__ = [
+    "REFUSED",
     "STICKY",
     "Family",
     "HostVerdict",

@@ -15,6 +15,7 @@ STICKY = (
     "illegal memory access",
     "misaligned address",
     "launch failure",
+    "launch timed out",
     "illegal instruction",
     "invalid program counter",
     "hardware stack error",

@@ -223,6 +223,17 @@ def launch_failure(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
+@family(r"the launch timed out and was terminated")
+def launch_timeout(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A kernel ran longer than the system lets a kernel run."""
+    return cuda(
+        "a kernel ran too long and was ended by the system",
+        f"{_NO_ASSERT} A loop that does not end in a custom kernel is the usual cause, or a GPU "
+        f"that also drives a display. {_DEAD}",
+        "likely" if evidence.op.name else "unknown",
+    )
+
+
 @family(r"CUDA error: too many resources requested for launch|invalid configuration argument")
 def launch_refused(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was launched with sizes that the device does not take."""

@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from cudalens._torch import wait_for
+
 __all__ = [
     "ENGINE_FUNCTION",
     "OpOverload",
@@ -156,7 +158,7 @@ def synchronise(device: torch.device) -> None:
     """Wait for the current stream of a device, so that what failed on it is raised here."""
     if device.type == "cuda":
         if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream(device).synchronize()
+            wait_for(torch.cuda.current_stream(device))
     else:
         module: Any = torch.get_device_module(device)
         module.synchronize()

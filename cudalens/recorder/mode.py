@@ -110,6 +110,7 @@ class RecordingMode(_seam.RecorderMode):
     ) -> Any:
         # Every op pays for each line, so nothing here is done for beauty.
         facts = self._facts.get(id(func)) or self._learn(func)
+        self._after_others(args)
         if facts.is_special:
             return self._special(facts, args, kwargs or {})
         try:
@@ -122,8 +123,7 @@ class RecordingMode(_seam.RecorderMode):
                 self._watch(func, args, kwargs or {}, result)
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
-            # The traceback keeps this frame: it must not keep the op's tensors.
-            args, kwargs, result = (), None, None
+            args, kwargs, result = (), None, None  # the traceback keeps this frame, no tensors
             raise
         if not is_one:
             self._note_several(facts, args, kwargs, result)
@@ -171,6 +171,14 @@ class RecordingMode(_seam.RecorderMode):
             self._foreign = None
         except Exception as trouble:
             self._trouble("an op was not recorded", trouble)
+
+    def _after_others(self, args: tuple[Any, ...]) -> None:
+        """Wait for what was launched past the dispatcher: its fault is not that of the next op.
+
+        Triton, CuPy and the replay of a CUDA graph launch so.
+        """
+        if self._sync and args and args[0].__class__ is Tensor and args[0].is_cuda:
+            self._synchronise(args[0].device)
 
     def _synchronise_one(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         # One tensor tells the device, of the results if there are any.

@@ -31,7 +31,7 @@ class Recorder(RecordingMode):
 
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
-        for device in self._devices:
+        for device in tuple(self._devices):
             _seam.synchronise(device)
 
     def in_flight(self, error: BaseException | None = None) -> OpRecord | None:

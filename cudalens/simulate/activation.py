@@ -26,8 +26,8 @@ from cudalens.simulate.surface import patch_surface
 
 TESTED: Final = ("2.11", "2.13")
 ANNOUNCEMENT: Final = (
-    "Rehearsal device. No GPU here: cuda code runs on the CPU and out-of-range values fail late"
-    " and stick, as on a GPU. Not a GPU."
+    "Rehearsal device: cuda code runs on the CPU, and out-of-range values fail late and stick as"
+    " on CUDA. Not a GPU."
 )
 
 _extra_rules: dict[str, Rule] = {}

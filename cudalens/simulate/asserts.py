@@ -15,6 +15,7 @@ from cudalens.simulate import (
     asserts_losses,
     asserts_other,
     asserts_sampling,
+    asserts_unchecked,
 )
 from cudalens.simulate.asserts_rule import AssertHit, Repair, Rule
 
@@ -27,6 +28,7 @@ ASSERTS: Mapping[str, Rule] = MappingProxyType(
         **asserts_losses.RULES,
         **asserts_sampling.RULES,
         **asserts_other.RULES,
+        **asserts_unchecked.RULES,
     }
 )
 """Rules by full overload name, such as `aten::index.Tensor` or `aten::embedding`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
 from cudalens.simulate.generators import is_device_generator, new_device_generator
+from cudalens.simulate.memory import out_of_memory
 from cudalens.simulate.mismatch import check_devices, has_mixed_devices
 from cudalens.simulate.opfacts import OpFacts, op_facts
 from cudalens.simulate.promotion import number_tensor
@@ -204,7 +205,12 @@ class GenericKernel:
             if facts.is_view:
                 return op.redispatch(CPU_KEYS, *args, **kwargs)
             serve: SpecialKernel = self._runtime.special.get(facts.name, run)
-            return serve(self._runtime, facts, _bind(facts, args, kwargs))
+            try:
+                return serve(self._runtime, facts, _bind(facts, args, kwargs))
+            except RuntimeError as error:
+                if (refused := out_of_memory(error)) is not None:
+                    raise refused from None
+                raise
 
 
 def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_BYTES: Final = 512  # CUDA's caching allocator rounds every request up to this
-TOTAL_BYTES: Final = 16 * 2**30  # what the pretended device has; nothing is refused above it
+TOTAL_BYTES: Final = 16 * 2**30  # what the pretended device has; only the host refuses more
+_REFUSED: Final = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 
 
 class MemoryMeter:
@@ -47,3 +49,25 @@ class MemoryMeter:
 
 METER: Final = MemoryMeter()
 """The meter of the process: tensors outlive the simulation that made them."""
+
+
+def out_of_memory(error: RuntimeError) -> RuntimeError | None:
+    """Give the error with which CUDA refuses a tensor, when the host had no room for it."""
+    import torch
+
+    match = _REFUSED.search(str(error))
+    if match is None:
+        return None
+    free = max(TOTAL_BYTES - METER.allocated_bytes, 0)
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {_size(int(match[1]))}. GPU 0 has a total capacity "
+        f"of {_size(TOTAL_BYTES)} of which {_size(free)} is free."
+    )
+
+
+def _size(count: int) -> str:
+    """Write a number of bytes as CUDA's allocator does."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count > 1 << shift:
+            return f"{count / (1 << shift):.2f} {unit}"
+    return f"{count} bytes"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["CASES", "NOT_TRIGGERED", "Case", "namespace"]
+__all__ = ["CASES", "NOT_TRIGGERED", "Case", "is_too_old", "namespace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class Case:
     """Other records whose kernel the same call may take, by the GPU's generation."""
     capability: tuple[int, int] = (0, 0)
     """The oldest compute capability that has the kernel."""
+    asserts_since: tuple[int, int] = (0, 0)
+    """The oldest torch release whose kernel is known to assert; older ones run on with garbage."""
     reaches_guard_on_cpu: bool = True
     """False where only CUDA calls the guarded op: the CPU kernel checks nothing, never run it."""
 
@@ -42,6 +44,12 @@ def namespace() -> dict[str, Any]:
         "ones": torch.ones,
         "nan": math.nan,
     }
+
+
+def is_too_old(case: Case, torch_version: str) -> bool:
+    """Tell whether this release of torch is older than the assertion of a case."""
+    major, minor = torch_version.split(".")[:2]
+    return (int(major), int(minor)) < case.asserts_since
 
 
 _MANY = "tensor([0] * 16 + [5])"
@@ -97,6 +105,7 @@ CASES: tuple[Case, ...] = (
     Case(
         record="embedding_renorm",
         code="aten.embedding_renorm_(ones(3, 2), tensor([0, 3]), 1.0, 2.0)",
+        asserts_since=(2, 13),
     ),
     Case(
         record="embedding_bag_index",

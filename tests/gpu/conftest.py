@@ -22,7 +22,7 @@ _written: list[str] = []
 
 @pytest.fixture(scope="session")
 def results() -> Iterator[suite.Results]:
-    """Run every case; the page and the texts are written at once, whatever the verdicts are."""
+    """Run everything; the page and the texts are written at once, whatever the verdicts are."""
     import torch
 
     faulthandler.dump_traceback_later(HARD_LIMIT_S, exit=True)
@@ -32,8 +32,8 @@ def results() -> Iterator[suite.Results]:
     extra = [Path(folder) for folder in [os.environ.get("OUT")] if folder]
     report.write(found, about, report.ROOT, *extra)
     _written.append(report.page(found, about))
-    yield found
     faulthandler.cancel_dump_traceback_later()
+    yield found
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -20,6 +20,8 @@ class Fault:
     op: str | None = None
     argument_max: tuple[str, float] | None = None
     """An argument of the op with its largest value: a host copy must have it."""
+    is_no_op: bool = False
+    """Whether the kernel is launched past the dispatcher: then no op is to blame."""
     is_lost: bool = True
     options: tuple[tuple[str, bool], ...] = ()
 
@@ -94,6 +96,27 @@ FAULTS: tuple[Fault, ...] = (
         kind="device_assert",
         op=_PICK,
         argument_max=("rows", 9),
+    ),
+    Fault(
+        name="assert in a kernel that is no op",
+        code=_KERNEL
+        + _BAD
+        + "out = torch.empty(3, device='cuda')\n"
+        + "kernel((1, 1, 1), (256, 1, 1), [table, rows, out, 3, 8, 0])\n"
+        + "later = table + 1",
+        kind="device_assert",
+        is_no_op=True,
+    ),
+    Fault(
+        name="bad index while synchronising is forbidden",
+        code="import torch\n"
+        "table, rows = torch.ones(3, 2, device='cuda'), torch.tensor([0, 3], device='cuda')\n"
+        "torch.cuda.set_sync_debug_mode('error')\n"
+        "torch.nn.functional.embedding(rows, table)",
+        kind="device_assert",
+        op="aten::embedding",
+        argument_max=("indices", 3),
+        is_lost=False,
     ),
     Fault(
         name="illegal memory access",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, NOT_TRIGGERED
+from cases import CASES, NOT_TRIGGERED, Case, is_too_old
 
 from cudalens.assertlines import fold
 from cudalens.asserttexts import folded
@@ -33,6 +34,7 @@ kernels (torch 2.13.0) |
 | overhead with a busy queue | not yet measured | not measurable there |
 """
 )
+_ASSERTION = re.compile(r"Assertion `(.*)` failed\.")
 _NOT_COMPARED = frozenset({"environment", "timing", "history", "limits"})
 
 
@@ -133,7 +135,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def rows(results: dict[str, Any], torch_version: str) -> list[tuple[str, str, str, str]]:
     """Give a row a record: what CUDA did without guards, with them, and the rehearsal's verdict."""
     found = []
     for case in CASES:
@@ -144,14 +146,19 @@ def rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             major, minor = case.capability
             found.append((case.record, f"needs capability {major}.{minor}", "–", "–"))
             continue
-        found.append((case.record, _bare(bare), _guarded(guarded), _same(guarded, rehearsed)))
+        seen = _bare(bare, case, torch_version)
+        stopped = _guarded(guarded) + _foretold(bare, guarded)
+        found.append((case.record, seen, stopped, _same(guarded, rehearsed)))
     found += [(name, f"not provoked: {why}", "–", "–") for name, why in NOT_TRIGGERED.items()]
     return found
 
 
-def _bare(result: dict[str, Any]) -> str:
+def _bare(result: dict[str, Any], case: Case, torch_version: str) -> str:
     if "unavailable" in result:
         return result["unavailable"]
+    if result["error"] is None and is_too_old(case, torch_version):
+        first = ".".join(map(str, case.asserts_since))
+        return f"no error: this kernel is known to assert from torch {first} on"
     lines = fold(result.get("stderr", ""))
     said = f"`{lines[0].expression or '(empty)'}`" if lines else "no assertion printed"
     return f"{result['error'] or 'no error'} {result['code'] or ''}: {said}".replace(" :", ":")
@@ -163,6 +170,14 @@ def _guarded(result: dict[str, Any] | None) -> str:
     alive = "CUDA alive" if result["alive"] else "CUDA DEAD"
     report = result.get("report")
     return f"{result['error']}, {alive}" if report and report["prevented"] else f"MISSED, {alive}"
+
+
+def _foretold(bare: dict[str, Any], guarded: dict[str, Any] | None) -> str:
+    """Say where the report told of another assertion than the one that CUDA then printed."""
+    said = ((guarded or {}).get("report") or {}).get("device_text") or ""
+    printed = {folded(line.expression) for line in fold(bare.get("stderr", ""))}
+    told = {folded(text) for text in _ASSERTION.findall(said)}
+    return ", another text foretold" if printed and told and not printed & told else ""
 
 
 def _same(guarded: dict[str, Any] | None, rehearsed: dict[str, Any] | None) -> str:
@@ -186,15 +201,26 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
         "",
         "## Device-side assertions",
         "",
-        *_table(("record", "without guards", "with guards", "as rehearsed"), rows(results)),
+        *_table(
+            ("record", "without guards", "with guards", "as rehearsed"),
+            rows(results, about["torch"]),
+        ),
         "",
         "## Failures that no guard prevents",
         "",
         *_table(("failure", "seen"), [(n, _fault(r)) for n, r in results["fault"].items()]),
         "",
+        "## Cells in which nothing is wrong",
+        "",
+        *_table(("cell", "seen"), [(n, _harmless(r)) for n, r in results["harmless"].items()]),
+        "",
         "## Training steps of a BERT-base-sized encoder",
         "",
         *_table(("run", "seen"), _steps(results["step"])),
+        "",
+        "## Notebooks",
+        "",
+        *_table(("notebook", "seen"), [(n, _notebook(r)) for n, r in results["notebook"].items()]),
         "",
     ]
     return "\n".join(lines)
@@ -208,6 +234,26 @@ def _fault(result: dict[str, Any]) -> str:
         return f"{result['error']}: no report"
     named = report["op"]["name"] or "no op named"
     return f"{report['kind']}, {report['certainty']}, {named}: {report['headline']}"
+
+
+def _harmless(result: dict[str, Any]) -> str:
+    if "unavailable" in result:
+        return f"not run: {result['unavailable']}"
+    said = [
+        f"{what} {text}"
+        for what, text in (("ERROR", result["error"]), ("FALSE REPORT", result["report"]))
+        if text
+    ]
+    return "; ".join([*said, *result["troubles"]]) or "nothing reported"
+
+
+def _notebook(result: dict[str, Any]) -> str:
+    if "unavailable" in result:
+        return f"not run: {result['unavailable']}"
+    if result["rehearsed"]:
+        return "ran on the REHEARSAL DEVICE"
+    wrong = len(result["wrong"])
+    return f"{wrong} of {result['cells']} cells WRONG" if wrong else f"{result['cells']} cells run"
 
 
 def _steps(results: dict[str, Any]) -> list[tuple[str, str]]:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import report
-from cases import CASES, Case
+import torch
+from cases import CASES, Case, is_too_old
 from faults import FAULTS, Fault
+from harmless import HARMLESS
 from suite import Results
 
 pytestmark = pytest.mark.gpu
@@ -15,10 +17,12 @@ ASSERT_CODE = 710
 
 
 def of(results: Results, mode: str, name: str) -> dict[str, Any]:
-    """Give what came of a case, or skip with the reason why it did not run."""
+    """Give what came of a case, or skip with the reason why it could not run here."""
     found = results[mode].get(name)
     if found is None:
         pytest.skip("not for a GPU of this generation")
+    if found.get("is_broken"):
+        pytest.fail(f"{mode} {name}: {found['unavailable']}")
     if "unavailable" in found:
         pytest.skip(found["unavailable"])
     return found  # type: ignore[no-any-return]
@@ -31,6 +35,8 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.record
 def test_it_asserts_without_guards(results: Results, case: Case) -> None:
     """CUDA prints an assertion, and torch's error says so by its text or its code."""
     found = of(results, "bare", case.record)
+    if found["error"] is None and is_too_old(case, torch.__version__):
+        pytest.skip(f"torch {torch.__version__} reads beyond the end without an assertion")
     assert found["error"] is not None
     assert "device-side assert" in found["message"] or found["code"] == ASSERT_CODE
     assert case.record not in report.unexpected(results)
@@ -44,6 +50,7 @@ def test_it_is_prevented_with_guards(results: Results, case: Case) -> None:
     assert found["report"]["prevented"] and found["report"]["context_usable"]
     assert found["report"]["certainty"] == "proven"
     assert found["alive"]
+    assert found["report"]["limits"] == []
     assert "Assertion" not in found["stderr"]
 
 
@@ -61,6 +68,9 @@ def test_a_failure_that_no_guard_prevents(results: Results, fault: Fault) -> Non
     assert found is not None
     assert found["kind"] == fault.kind
     assert found["context_usable"] is not fault.is_lost
+    if fault.is_no_op:
+        assert found["op"]["name"] is None
+        assert found["certainty"] == "unknown"
     if fault.op is not None:
         assert found["op"]["name"] == fault.op
         assert found["source"] is not None
@@ -68,6 +78,13 @@ def test_a_failure_that_no_guard_prevents(results: Results, fault: Fault) -> Non
         name, value = fault.argument_max
         summaries = {item["argument"]: item["summary"] for item in found["tensors"]}
         assert summaries[name]["max"] == value
+
+
+@pytest.mark.parametrize("name", [item.name for item in HARMLESS])
+def test_a_cell_in_which_nothing_is_wrong(results: Results, name: str) -> None:
+    """It runs through, nothing is reported, and no part of the check failed."""
+    found = of(results, "harmless", name)
+    assert (found["error"], found["report"], found["troubles"]) == (None, None, [])
 
 
 @pytest.mark.parametrize("name", ["guards", "full"])

@@ -1,7 +1,7 @@
 """Runs one case in a process of its own and prints what came of it as one line of JSON.
 
-``python worker.py bare|guarded|rehearsed RECORD``, or ``python worker.py fault NAME``.  CUDA's own
-lines go to standard error, which the caller reads.
+``python worker.py bare|guarded|rehearsed RECORD``, or ``python worker.py
+fault|harmless|step|notebook NAME``.  CUDA's own lines go to standard error, which the caller reads.
 """
 
 from __future__ import annotations
@@ -87,6 +87,14 @@ def main(mode: str, name: str) -> dict[str, Any]:
         from faults import run_fault
 
         return run_fault(name)
+    if mode == "harmless":
+        from harmless import run_harmless
+
+        return run_harmless(name)
+    if mode == "notebook":
+        from notebook_runs import run_notebook
+
+        return run_notebook(name)
     if mode == "step":
         from steps import run_step
 
@@ -94,7 +102,10 @@ def main(mode: str, name: str) -> dict[str, Any]:
     if mode != "rehearsed":
         return run_case(name, guarded=mode == "guarded")
     from cudalens import simulate
+    from cudalens.simulate.asserts import NOT_SIMULATED
 
+    if name in NOT_SIMULATED:
+        return {"unavailable": NOT_SIMULATED[name]}
     try:
         simulation = simulate.start(announce=False)
     except simulate.SimulationError as error:

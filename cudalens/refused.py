@@ -1,0 +1,170 @@
+"""Which value a CPU kernel refused: the guard of the op that raised is asked after the fact.
+
+The kernels of the CPU check the same bounds as those of CUDA, but say neither where the bad value
+is nor, often, what it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens import _torch, source
+from cudalens.callarguments import call_arguments
+from cudalens.facts import Argument, TensorMeta, Violation
+from cudalens.guards import GUARDS
+from cudalens.guards._base import Parameter, schema_parameters
+from cudalens.model import Evidence
+from cudalens.origin import visible_entries
+from cudalens.tensorfacts import tensor_values
+
+_VALUE_ERROR = re.compile(
+    r"index out of range in self"
+    r"|[Ii]ndex -?\d+ (?:is )?out of (?:bounds|range)"
+    r"|Target -?\d+ is out of bounds"
+    r"|all elements of (?:input|target) should be between 0 and 1"
+    r"|probability tensor contains either"
+    r"|invalid multinomial distribution"
+    r"|out of range: tried to access index"
+    r"|takes value -?\d+ which is not in the valid range"
+    r"|invalid Poisson rate"
+    r"|index out of range|target out of range"
+    r"|Expected p_in >= 0 && p_in <= 1"
+)
+"""What CPU kernels say of a bad value, and of nothing else."""
+_SAME_NAMES = {"self": ("self", "input")}
+
+
+def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any) -> Evidence | None:
+    """Add the value and its position to an exception that a CPU kernel raised because of it.
+
+    Returns:
+        ``None`` where the guard of the op cannot be asked, or finds nothing.
+    """
+    if recorder is None or evidence.error is None or not evidence.context_usable:
+        return None
+    if not _VALUE_ERROR.search(evidence.error.message):
+        return None
+    record = recorder.in_flight(error)
+    op = None if record is None else _overload(record.name, record.overload)
+    if op not in GUARDS:
+        return None
+    entries = visible_entries(
+        error.__traceback__, is_own=source.is_own_file, is_user=source.is_user_file
+    )
+    values = tensor_values(call_arguments(entries))
+    given = {item.name: item for item in record.arguments}
+    keys: dict[str, str] = {}
+    arguments = {
+        item.name: _value(item, given.get(item.name), _free(values, item.name, given), keys)
+        for item in schema_parameters(op)
+    }
+    found = _ask(op, arguments)
+    return None if found is None else _named(replace(evidence, violation=found), keys)
+
+
+def _overload(name: str, overload: str | None) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace, None), rest, None)
+    return getattr(packet, overload or "default", None)
+
+
+def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
+    """Give the first finding of the op's guards; one that lacks the values finds nothing."""
+    for guard in GUARDS[op]:
+        try:
+            with _torch.plain_torch(), _torch.no_dispatch_modes():
+                found = guard.check(*[arguments[name] for name in guard.parameters])
+        except (RuntimeError, AttributeError):  # it read a stand-in
+            continue
+        if found is not None and not found.is_silent:
+            return found
+    return None
+
+
+def _value(
+    parameter: Parameter,
+    given: Argument | None,
+    values: Mapping[str, Tensor],
+    keys: dict[str, str],
+) -> object:
+    """Give an argument of the op: its default, a plain value, or the tensor that it certainly was.
+
+    A tensor that nothing of the user's certainly is becomes a stand-in without values.
+
+    Args:
+        keys: is told which of ``values`` became which argument.
+    """
+    if given is None:
+        return parameter.default
+    if not given.tensors:
+        return _plain(given.text)
+    found: list[object] = []
+    for position, meta in enumerate(given.tensors):
+        name = f"{given.name}[{position}]" if given.is_list else given.name
+        key = _key_of(name, meta, values)
+        if key is None:
+            found.append(_stand_in(meta))
+        else:
+            keys[key] = name
+            found.append(values[key])
+    return found if given.is_list else found[0]
+
+
+def _stand_in(meta: TensorMeta) -> Tensor:
+    dtype = getattr(torch, meta.dtype)
+    if meta.stride is None:
+        return torch.empty(meta.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device="meta")
+
+
+def _plain(text: str | None) -> object:
+    try:
+        return ast.literal_eval(text or "None")
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _free(
+    values: Mapping[str, Tensor], name: str, given: Mapping[str, Argument]
+) -> dict[str, Tensor]:
+    """Leave out the tensors that go by the name of another argument of the op."""
+    return {
+        key: value
+        for key, value in values.items()
+        if (owner := key.partition("[")[0]) == name or owner not in given
+    }
+
+
+def _key_of(name: str, meta: TensorMeta, values: Mapping[str, Tensor]) -> str | None:
+    """Name the tensor of the user's call that the op was given: by its name, or alone alike."""
+    alike = [key for key, value in values.items() if _is_alike(_torch.meta_of(value), meta)]
+    same = [key for key in alike if key in _SAME_NAMES.get(name, (name, name.removesuffix("[0]")))]
+    if same:
+        return same[0]
+    return alike[0] if len(alike) == 1 and "[" not in name else None
+
+
+def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
+    return (left.shape, left.dtype, left.device, left.stride, left.storage_offset) == (
+        right.shape,
+        right.dtype,
+        right.device,
+        right.stride,
+        right.storage_offset,
+    )
+
+
+def _named(evidence: Evidence, keys: Mapping[str, str]) -> Evidence:
+    """Let the tensors go by the names of the op's arguments, which the finding speaks of."""
+    tensors = tuple(
+        replace(fact, argument=keys.get(fact.argument or "", fact.argument))
+        for fact in evidence.tensors
+    )
+    return replace(evidence, tensors=tensors)

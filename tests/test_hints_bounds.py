@@ -1,0 +1,180 @@
+"""Where a hint begins and ends: each bound of a rule with the step before and the step beyond."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cudalens.hints import find_hints
+from cudalens.model import Evidence, Report
+from cudalens.simulate import Simulation
+from tests import hint_evidence as given
+from tests.hostcells import run_cell
+
+GRAY = [0, 60, 120, 200] * 8
+
+
+def rules(evidence: Evidence) -> tuple[str, ...]:
+    return tuple(item.rule for item in find_hints(evidence))
+
+
+def of_cell(text: str, **options: bool) -> Report:
+    """The report of a cell that fails on the rehearsal device."""
+    return run_cell(text, {"torch": torch, "F": F, "d": torch.device("cuda")}, **options).shown
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "is_gray"), [(3, True), (4, False)])
+def test_gray_levels_are_more_than_classes(classes: int, is_gray: bool) -> None:
+    """Four levels are gray in a model of three classes; of four, they may be badly numbered."""
+    evidence = given.labels(GRAY, classes, shape=(1, 1, len(GRAY)), name="mask")
+    assert ("gray_mask" in rules(evidence)) is is_gray
+
+
+@pytest.mark.parametrize(
+    ("values", "fires"),
+    [
+        ([-2.5, 0.5], True),
+        ([-0.1, 1.0], True),
+        ([-1e-7, 1.5], True),
+        ([-1e-7, 1.0], False),
+    ],
+)
+def test_a_rounding_error_below_zero_is_no_logit(values: list[float], fires: bool) -> None:
+    """Weights are called logits when one end is further from [0, 1] than rounding goes."""
+    assert ("logits_as_weights" in rules(given.drawn(values))) is fires
+
+
+def test_both_remedies_for_an_offset_carry_it() -> None:
+    """Either the table grows by the offset or the text shrinks by it."""
+    found = find_hints(given.CAUSES["position_offset"]())[0]
+    assert found.fix == "max_position_embeddings=34  # or max_length=30"
+
+
+# --- numbers that are not finite -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "fix"),
+    [
+        ("x.reciprocal()", "the divisor is 0 there", "x + eps"),
+        ("1 / x", "the divisor is 0 there", "x + eps"),
+        ("(x - 1).log1p()", "the smallest input is -1: the logarithm needs more than -1", None),
+        ("(x - 1).log1p()", "clamp", None),
+        ("x.log()", "the smallest input is 0: the logarithm needs more than 0", None),
+        ("x.rsqrt()", "the smallest input is 0: the root needs more than 0", None),
+        ("(x - 1).sqrt()", "the smallest input is -1: the root needs at least 0", None),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_bound(
+    sim: Simulation, line: str, text: str, fix: str | None
+) -> None:
+    """The hint holds the smallest input and what the op needs; the fix the user's own name."""
+    report = of_cell(f"x = torch.tensor([0.0, 2.0], device=d)\nz = {line}", nan=True)
+    (found,) = report.hints
+    assert text in f"{found.text} {found.fix}"
+    assert fix is None or found.fix == fix
+
+
+@pytest.mark.parametrize("line", ["(x - 0.999).log1p()", "(x - 1).exp()", "x.clamp(min=0).sqrt()"])
+def test_inside_the_bound_nothing_is_found(sim: Simulation, line: str) -> None:
+    """One step inside, the same lines run through."""
+    text = f"x = torch.tensor([0.0, 2.0], device=d)\nz = {line}"
+    assert run_cell(text, {"torch": torch, "d": torch.device("cuda")}, nan=True).report is None
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("loss = x.sqrt().sum()", "the slope of this op is infinite at 0"),
+        ("loss = (x ** 0.5).sum()", "the slope of this op is infinite at 0"),
+        ("loss = torch.where(x > 0, x.sqrt(), x).sum()", "where() hides the value in forward"),
+        ("loss = torch.hypot(x, x).sum()", None),
+    ],
+)
+def test_an_infinite_slope_is_named_where_the_line_shows_it(
+    sim: Simulation, line: str, text: str | None
+) -> None:
+    """A root or power on the forward line has its hint in backward, another op has none."""
+    report = of_cell(
+        f"x = torch.zeros(2, device=d, requires_grad=True)\n{line}\nloss.backward()", nan=True
+    )
+    assert report.phase == "backward"
+    found = [item.text for item in report.hints if item.rule == "slope_at_zero"]
+    assert (found == []) if text is None else (len(found) == 1 and text in found[0])
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule", "fix"),
+    [
+        (
+            "p = torch.ones(4, device=d)\nt = torch.ones(4, 1, device=d)\n"
+            "loss = F.binary_cross_entropy(p, t)",
+            "loss_dimension",
+            "F.binary_cross_entropy(p, t.squeeze(1))",
+        ),
+        (
+            "p = torch.ones(4, 1, device=d)\nt = torch.ones(4, device=d)\n"
+            "loss = F.binary_cross_entropy(p, t)",
+            "loss_dimension",
+            "F.binary_cross_entropy(p.squeeze(1), t)",
+        ),
+        (
+            "p = torch.ones(4, 2, 1, device=d)\nt = torch.ones(4, 2, device=d)\n"
+            "loss = F.binary_cross_entropy(p, t)",
+            "loss_dimension",
+            "F.binary_cross_entropy(p.squeeze(2), t)",
+        ),
+        (
+            "p = torch.ones(4, 2, device=d)\nt = torch.ones(4, device=d)\n"
+            "loss = F.binary_cross_entropy(p, t)",
+            None,
+            None,
+        ),
+        (
+            "z = torch.ones(4, 3, device=d)\ny = torch.tensor([[0], [1], [2], [0]], device=d)\n"
+            "loss = F.nll_loss(z, y)",
+            "label_class_dimension",
+            "F.nll_loss(z, y.squeeze(1))",
+        ),
+        (
+            "a = torch.ones(3, 5, device=d)\nb = torch.ones(4, 5, device=d)\nc = torch.mm(a, b)",
+            "transposed_operand",
+            "torch.mm(a, b.T)",
+        ),
+        (
+            "a = torch.ones(5, 3, device=d)\nb = torch.ones(5, 4, device=d)\nc = torch.mm(a, b)",
+            "transposed_operand",
+            "torch.mm(a.T, b)",
+        ),
+        (
+            "a = torch.ones(3, 5, device=d)\nb = torch.ones(4, 6, device=d)\nc = torch.mm(a, b)",
+            None,
+            None,
+        ),
+    ],
+)
+def test_a_shape_has_its_hint_and_a_stranger_none(
+    sim: Simulation, lines: str, rule: str | None, fix: str | None
+) -> None:
+    """What one squeeze or one transpose mends is mended in the user's words, the rest is left."""
+    report = of_cell(lines)
+    assert [(item.rule, item.fix) for item in report.hints] == (
+        [] if rule is None else [(rule, fix)]
+    )
+
+
+def test_a_transposed_operand_is_shown_with_its_new_shape(sim: Simulation) -> None:
+    """The last two sizes change places, the batch stays in front."""
+    report = of_cell(
+        "a = torch.ones(2, 3, 5, device=d)\nb = torch.ones(2, 4, 5, device=d)\nc = torch.bmm(a, b)"
+    )
+    (found,) = report.hints
+    assert found.text == "the right operand fits transposed: (2, 5, 4)"
+    assert found.fix == "torch.bmm(a, b.transpose(1, 2))"

@@ -1,0 +1,104 @@
+"""Errors of CPU kernels about a value: the report says where it is, as for an accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, tensor
+
+from tests.hostcells import run_cell
+
+NAMES: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "tensor": tensor}
+SETUP = """
+ids = tensor([0, 9])
+column = tensor([[5]])
+table = torch.zeros(3, 2)
+weights = tensor([2.0, -1.0])
+scores = torch.zeros(3, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "argument", "position", "value", "allowed"),
+    [
+        ("F.embedding(ids, table)", "indices", (1,), 9, "0 … 2"),
+        ("nn.Embedding(4, 2)(ids)", "indices", (1,), 9, "0 … 3"),
+        ("F.embedding_bag(ids, table, tensor([0]))", "indices", (1,), 9, "0 … 2"),
+        ("F.cross_entropy(scores, tensor([0, 1, 2]))", "target", (2,), 2, "ignore_index"),
+        ("F.binary_cross_entropy(weights, weights)", "self", (0,), 2.0, "0 … 1"),
+        ("F.binary_cross_entropy(weights / 4 + .5, weights)", "target", (0,), 2.0, "0 … 1"),
+        ("torch.multinomial(weights, 1)", "self", (1,), -1.0, "finite and at least 0"),
+        ("torch.bernoulli(weights)", "self", (0,), 2.0, "0 … 1"),
+        ("torch.poisson(weights)", "self", (1,), -1.0, "at least 0"),
+        ("table.gather(1, column)", "index", (0, 0), 5, "0 … 1"),
+        ("table.index_select(0, ids)", "index", (1,), 9, "0 … 2"),
+        ("torch.zeros(3, 2).scatter_(0, column, 1.0)", "index", (0, 0), 5, "0 … 2"),
+        ("table.index_add_(0, ids, torch.ones(2, 2))", "index", (1,), 9, "0 … 2"),
+        ("table[ids]", "indices", (1,), 9, "-3 … 2"),
+        ("table[ids] = 1.0", "indices", (1,), 9, "-3 … 2"),
+        ("table.take(column + 1)", None, None, None, None),
+    ],
+)
+def test_value_and_position(
+    line: str, argument: str | None, position: Any, value: Any, allowed: str | None
+) -> None:
+    """The finding is the guard's, the kind stays host_error; an unseen tensor stays unsaid."""
+    space = dict(NAMES)
+    exec(SETUP, space)
+    found = run_cell(line, space, fast=False).shown
+    assert found.kind == "host_error"
+    assert not found.prevented
+    assert found.explanation.endswith("the GPU is not involved.")
+    if argument is None:
+        assert found.offenders is None
+        return
+    assert found.offenders is not None and found.bounds is not None
+    assert found.argument == argument
+    assert (found.offenders.first[0].position, found.offenders.first[0].value) == (position, value)
+    assert allowed in str(found.bounds.text)
+
+
+def test_the_users_exception_is_his_own() -> None:
+    """Type and text of torch's exception are untouched; a note says what was found."""
+    space = {**NAMES, "labels": tensor([0, 255])}
+    outcome = run_cell("F.cross_entropy(torch.zeros(2, 3), labels)", space, fast=False)
+    assert isinstance(outcome.error, IndexError)
+    assert str(outcome.error) == "Target 255 is out of bounds."
+    assert "target[1] = 255 is outside the 3 classes of input" in outcome.error.__notes__[0]
+    assert outcome.fixes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "F.cross_entropy(torch.zeros(3, 2), tensor([0, 5]))",  # shapes do not fit
+        "F.embedding(tensor([9.0]), torch.zeros(3, 2))",  # a dtype that is no index's
+        "torch.zeros(3)[tensor([9])]",  # nothing holds the index any more
+        "torch.zeros(3)[7]",
+    ],
+)
+def test_other_errors_keep_their_words(line: str) -> None:
+    """Errors about shapes, dtypes and plain numbers get no value, nor do tensors nobody holds."""
+    found = run_cell(line, dict(NAMES), fast=False).shown
+    assert found.kind == "host_error"
+    assert found.offenders is None
+
+
+def test_without_a_recorder_nothing_is_known_of_the_op() -> None:
+    """Guards alone do not know which op raised: torch's words are repeated."""
+    space = {**NAMES, "ids": tensor([9])}
+    found = run_cell("F.embedding(ids, torch.zeros(3, 2))", space).shown
+    assert found.headline == "index out of range in self"
+
+
+def test_alike_tensors_are_not_confused() -> None:
+    """Which of two alike tensors the op was given is told by the name, or not at all."""
+    space = {**NAMES, "good": tensor([0.5, 0.5]), "bad": tensor([0.5, 2.0])}
+    found = run_cell("F.binary_cross_entropy(good, bad)", space, fast=False).shown
+    assert found.argument == "target" and found.expression == "bad"
+    space = {**NAMES, "good": tensor([0.5, 0.5]), "bad": tensor([0.5, 2.0])}
+    found = run_cell("F.binary_cross_entropy(bad, good)", space, fast=False).shown
+    assert found.argument == "self" and found.expression == "bad"
