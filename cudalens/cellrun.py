@@ -89,12 +89,13 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
     frame = _cell_frame(shell, sys._getframe(1))
     text = transformed(shell, body)
     if above is None or frame is None:
-        text = comment_out([f"%%cudacheck {line}"]) + text
+        above = [f"%%cudacheck {line}".rstrip()]
+        text = comment_out(above) + text
         filename = shell.compile.cache(text, shell.execution_count)
     else:
-        text = above + text
+        text = comment_out(above) + text
         filename = frame.f_code.co_filename
-    _remember(shell, filename, text)
+    _remember(shell, filename, text, above)
     tree = shell.compile.ast_parse(text, filename=filename)
     return _unit(shell, tree, filename, text, shell.user_ns)
 
@@ -174,8 +175,8 @@ def _unit(
     )
 
 
-def _above(raw: str | None, body: str) -> str | None:
-    """Give comment lines for what stands above the body in the raw cell.
+def _above(raw: str | None, body: str) -> list[str] | None:
+    """Give the lines that stand above the body in the raw cell.
 
     ``None`` when the body is not the end of the raw cell: somebody called the magic by hand.
     """
@@ -186,15 +187,15 @@ def _above(raw: str | None, body: str) -> str | None:
     tail = zip(raw_lines[count:], lines, strict=False)
     if count < 1 or not all(full.rstrip().endswith(part.strip()) for full, part in tail):
         return None
-    return comment_out(raw_lines[:count])
+    return raw_lines[:count]
 
 
 def _split(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def _remember(shell: Any, filename: str, text: str) -> None:
-    register_cell(filename, shell.compile._filename_map[filename], _split(text))
+def _remember(shell: Any, filename: str, text: str, magics: Sequence[str] = ()) -> None:
+    register_cell(filename, shell.compile._filename_map[filename], _split(text), magics)
 
 
 def _cell_frame(shell: Any, frame: FrameType | None) -> FrameType | None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 _numbers: dict[str, int] = {}
+_magics: dict[str, tuple[str, ...]] = {}
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
@@ -25,9 +26,15 @@ _TYPED = ("<stdin>", "<python-input-", "<doctest ")
 _MACHINERY = frozenset({"IPython", "ipykernel"})
 
 
-def register_cell(filename: str, number: int, lines: Sequence[str]) -> None:
-    """Tell that code compiled as ``filename`` is cell ``number`` and reads ``lines``."""
+def register_cell(
+    filename: str, number: int, lines: Sequence[str], magics: Sequence[str] = ()
+) -> None:
+    """Tell that code compiled as ``filename`` is cell ``number`` and reads ``lines``.
+
+    ``magics`` are the first lines as the user typed them, where they are no Python.
+    """
     _numbers[filename] = number
+    _magics[filename] = tuple(magics)
     text = [line if line.endswith("\n") else line + "\n" for line in lines]
     # A modification time of None keeps linecache.checkcache from dropping the entry.
     linecache.cache[filename] = (sum(map(len, text)), None, text, filename)
@@ -35,6 +42,7 @@ def register_cell(filename: str, number: int, lines: Sequence[str]) -> None:
 
 def forget_cell(filename: str) -> None:
     """Undo :func:`register_cell`; a name that was never registered is fine."""
+    _magics.pop(filename, None)
     if _numbers.pop(filename, None) is not None:
         linecache.cache.pop(filename, None)
 
@@ -59,6 +67,12 @@ def source_lines(filename: str) -> list[str]:
         linecache.cache[filename] = entry
         lines = linecache.getlines(filename)
     return [line.rstrip("\r\n") for line in lines]
+
+
+def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
+    """Give line ``number`` of ``lines`` as the user typed it."""
+    magics = _magics.get(filename, ())
+    return magics[number - 1] if number <= len(magics) else lines[number - 1]
 
 
 def is_user_file(filename: str) -> bool:

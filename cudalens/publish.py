@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from cudalens.render import renderer
 
 if TYPE_CHECKING:
     from cudalens.model import Report
@@ -39,14 +43,21 @@ def finish(shell: Any, session: CheckSession, options: Options) -> None:
 def publish(shell: Any, report: Report, *, widgets: bool) -> None:
     """Show a report as one bundle of text, HTML and, where it can live, the interactive view."""
     bundle: dict[str, Any] = dict(report._repr_mimebundle_())
-    if widgets and _has_widgets(shell):
-        bundle |= _view(report)
-    shell.display_pub.publish(data=bundle, metadata={})
+    # The name of the output, by which the view can be replaced with its static twins.
+    named = {"display_id": uuid.uuid4().hex}
+
+    def keep() -> None:
+        static = dict(report._repr_mimebundle_())
+        shell.display_pub.publish(data=static, metadata={}, transient=named, update=True)
+
+    view = _view(report, keep) if widgets and _has_widgets(shell) else {}
+    more = {"transient": named} if view else {}
+    shell.display_pub.publish(data=bundle | view, metadata={}, **more)
 
 
-def _view(report: Report) -> dict[str, Any]:
+def _view(report: Report, keep: Callable[[], None]) -> dict[str, Any]:
     try:
-        model = report.widget().model_id
+        model = renderer("widget")(report, keep=keep).model_id
     except Exception as error:
         # The static twins in the same bundle say everything: the view is a convenience.
         print(f"cudalens: no interactive view here: {error!r}", file=sys.stderr)

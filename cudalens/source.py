@@ -33,6 +33,7 @@ from cudalens.files import (
     is_own_file,
     is_user_file,
     register_cell,
+    typed_line,
 )
 from cudalens.modules import ModulePath, module_path
 from cudalens.stack import (
@@ -173,7 +174,7 @@ def span_of_run(run: Running) -> SourceSpan:
         end_column=end_column,
         text=run.text,
         context=tuple(
-            CodeLine(line=number, text=lines[number - 1])
+            CodeLine(line=number, text=typed_line(place.filename, lines, number))
             for number in range(start, min(stop, start + _MAX_CONTEXT - 1) + 1)
         ),
     )

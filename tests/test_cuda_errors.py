@@ -143,6 +143,25 @@ TEXTS = {
         True,
     ),
     "other": ("CUDA error: operation not supported" + DSA, "other_cuda_error", True),
+    "driver's": ("CUDA driver error: invalid argument", "other_cuda_error", True),
+    "Triton's": ("Triton Error [CUDA]: invalid argument", "other_cuda_error", True),
+    "illegal access in Triton": (
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "illegal_access",
+        False,
+    ),
+    "misaligned in Triton": (
+        "Triton Error [CUDA]: misaligned address",
+        "misaligned_address",
+        False,
+    ),
+    "out of memory, CUDA's own": ("CUDA error: out of memory" + DSA, "memory_refused", True),
+    "out of memory, the driver's": ("CUDA driver error: out of memory", "memory_refused", True),
+    "busy": (
+        "CUDA error: all CUDA-capable devices are busy or unavailable" + DSA,
+        "device_busy",
+        True,
+    ),
 }
 NO_GPU = {
     "no driver": "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU "
@@ -201,6 +220,26 @@ def test_an_assert_is_none_of_these() -> None:
 def test_a_fault_is_as_certain_as_its_op(name: str, op: str | None, certainty: str) -> None:
     """Never proven: no value is known to be wrong."""
     assert report_of(TEXTS[name][0], op=OpName(name=op)).certainty == certainty
+
+
+@pytest.mark.parametrize("name", ["illegal access", "cublas", "cublas memory", "other"])
+def test_a_check_that_waited_is_not_recommended_again(name: str) -> None:
+    """Without one it is the next step; within one another is, and no earlier op is blamed."""
+    message = TEXTS[name][0]
+    assert "under %%cudacheck" in report_of(message).explanation
+    checked = report_of(message, facts=(("check.waits", "yes"),)).explanation
+    assert "%%cudacheck" not in checked and "earlier op" not in checked
+    assert checked.count("Next step") == 1
+
+
+@pytest.mark.parametrize(("options", "waits"), [({}, True), ({"sync": False}, False)])
+def test_a_checked_cell_knows_whether_it_waited(
+    options: dict[str, bool], waits: bool, sim: simulate.Simulation
+) -> None:
+    """The recorder tells; with --no-sync an earlier op can still be the cause."""
+    code = "import torch\nraise torch.AcceleratorError('CUDA error: unknown error')"
+    report = run_cell(code, fast=False, **options).shown
+    assert ("The check waited" in report.explanation) is waits
 
 
 # --- out of memory --------------------------------------------------------------------------------

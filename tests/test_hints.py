@@ -642,7 +642,7 @@ def test_labels_of_ctc_count_from_one_when_the_blank_is_first(blank: str, rule: 
 
 
 @pytest.mark.parametrize(("name", "rules"), [("at", ("one_based_ids",)), ("n - 1", ())])
-def test_what_counts_back_already_is_not_called_one_based(name: str, rules: tuple[str, ...]) -> None:
+def test_what_counts_back_is_not_called_one_based(name: str, rules: tuple[str, ...]) -> None:
     """``lengths - 1`` is an index that somebody thought about."""
     evidence = given.out_of_range(
         "aten::index", "indices", [1, 2, 3, 4, 5], 5, expression=name, call=f"x[{name}]"

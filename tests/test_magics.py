@@ -385,6 +385,38 @@ def test_a_finding_is_shown_once_and_raised(notebook: Notebook, on_cpu: None) ->
     assert notebook.shown == []
 
 
+@pytest.mark.parametrize(
+    ("cell", "typed"),
+    [
+        (f"%%cudacheck\na = 1\n{BAD}", ["%%cudacheck", "a = 1", BAD]),
+        (f"%%cudacheck  --fast\n{BAD}", ["%%cudacheck  --fast", BAD]),
+        (f"\n%%cudacheck\n{BAD}", ["", "%%cudacheck", BAD]),
+        (f"%%time\n%%cudacheck\n{BAD}", ["%%time", "%%cudacheck", BAD]),
+    ],
+)
+def test_the_lines_around_are_those_that_were_typed(
+    notebook: Notebook, on_cpu: None, cell: str, typed: list[str]
+) -> None:
+    """The magic's own line is no Python, and is shown nonetheless as it stands in the cell."""
+    notebook.run(cell)
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert [line.text for line in report.source.context] == typed
+
+
+def test_a_comment_that_looks_like_the_magic_stays_a_comment(
+    notebook: Notebook, on_cpu: None
+) -> None:
+    """Somebody turned the magic off for one cell, and checks every cell."""
+    notebook.run("%cudacheck on")
+    notebook.run(f"# %%cudacheck\n{BAD}")
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert [line.text for line in report.source.context] == ["# %%cudacheck", BAD]
+
+
 def test_a_statement_finding_names_its_line(notebook: Notebook, on_cpu: None) -> None:
     """The line magic's finding is placed in the cell, without the magic in its text."""
     result = notebook.run(f"a = 1\nrows = %cudacheck {BAD}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,19 +29,39 @@ class Screen:
         self.display_pub = self
         self.user_ns: dict[str, Any] = {}
         self.bundles: list[dict[str, Any]] = []
+        self.sent: list[tuple[dict[str, Any] | None, bool]] = []
 
     def get_parent(self) -> dict[str, Any]:
         return {"content": {"allow_stdin": self.allow_stdin}}
 
-    def publish(self, *, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def publish(
+        self,
+        *,
+        data: dict[str, Any],
+        metadata: dict[str, Any],
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+    ) -> None:
         self.bundles.append(data)
+        self.sent.append((transient, update))
+
+
+class View:
+    """Stands for the interactive view: knows how it is kept."""
+
+    model_id = "m1"
+    last: View
+
+    def __init__(self, keep: Callable[[], None]) -> None:
+        self.keep = keep
+        View.last = self
 
 
 @pytest.fixture
 def view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give reports an interactive view, whether or not ipywidgets is installed."""
     monkeypatch.setattr(publish.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(Report, "widget", lambda self: SimpleNamespace(model_id="m1"))
+    monkeypatch.setattr(publish, "renderer", lambda name: lambda report, keep: View(keep))
     monkeypatch.delenv("CUDALENS_WIDGETS", raising=False)
 
 
@@ -51,6 +72,25 @@ def test_the_view_lies_in_the_same_bundle_as_its_twins(view: None) -> None:
     (bundle,) = screen.bundles
     assert set(bundle) == {publish.WIDGET_TYPE, "text/plain", "text/html"}
     assert bundle[publish.WIDGET_TYPE]["model_id"] == "m1"
+
+
+def test_a_kept_view_is_replaced_by_its_twins(view: None) -> None:
+    """The output of that name, and of no other, becomes text and HTML."""
+    screen = Screen(kernel=object())
+    publish.publish(screen, REPORT, widgets=True)
+    publish.publish(screen, REPORT, widgets=True)
+    View.last.keep()
+    names = [transient["display_id"] for transient, _ in screen.sent if transient]
+    assert names[0] != names[1] == names[2]
+    assert [update for _, update in screen.sent] == [False, False, True]
+    assert set(screen.bundles[2]) == {"text/plain", "text/html"}
+
+
+def test_static_output_has_no_name(view: None) -> None:
+    """Nobody will replace it, and a name of its own would make no two runs alike."""
+    screen = Screen(kernel=object())
+    publish.publish(screen, REPORT, widgets=False)
+    assert screen.sent == [(None, False)]
 
 
 @pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended"])
@@ -77,10 +117,10 @@ def test_a_view_that_fails_leaves_the_static_report(
 ) -> None:
     """One line says so."""
 
-    def broken(report: Report) -> None:
+    def broken(name: str) -> None:
         raise ImportError("no ipywidgets")
 
-    monkeypatch.setattr(Report, "widget", broken)
+    monkeypatch.setattr(publish, "renderer", broken)
     screen = Screen(kernel=object())
     publish.publish(screen, REPORT, widgets=True)
     assert [set(bundle) for bundle in screen.bundles] == [{"text/plain", "text/html"}]

@@ -16,6 +16,7 @@ from cudalens.model import (
     Bounds,
     GraphEdge,
     Histogram,
+    LineRef,
     Offender,
     OffenderMap,
     Offenders,
@@ -23,8 +24,10 @@ from cudalens.model import (
     TensorFact,
     TensorSummary,
 )
+from cudalens.render.edges import Labels, Line
 from cudalens.render.figures import graph_rows, graph_svg, histogram_svg, value_map_svg
-from cudalens.render.fold import MAX_BOXES, MAX_ROWS, fold
+from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, fold
+from cudalens.render.html import style_sheet
 from cudalens.render.layout import GAP_X, place
 from cudalens.render.palette import LIGHT
 
@@ -280,6 +283,82 @@ def test_fold_never_makes_a_box_feed_itself() -> None:
     order = {key: at for at, key in enumerate(boxes)}
     assert all(one != other for one, other in edges)
     assert place(dict.fromkeys(boxes, (80.0, 40.0)), edges).centres.keys() == order.keys()
+
+
+def unrolled(steps: int) -> AutogradNeighbourhood:
+    """Give a loop of cells that share their weight, as a recurrent network leaves it."""
+    line = LineRef(cell=1, line=4)
+    weight = node("w", "", "parameter", name="weight")
+    cells = [node(f"c{at}", "aten::cell", source=line) for at in range(steps)]
+    inputs = [node(f"x{at}", "aten::mm", source=line) for at in range(steps)]
+    last = node("last", "aten::last", "failed")
+    edges = [GraphEdge(src=f"x{at}", dst=f"c{at}") for at in range(steps)]
+    edges += [GraphEdge(src="w", dst=f"x{at}") for at in range(steps)]
+    edges += [GraphEdge(src=f"c{at}", dst=f"c{at + 1}") for at in range(steps - 1)]
+    edges.append(GraphEdge(src=f"c{steps - 1}", dst="last"))
+    nodes = (*cells, *inputs, weight, last)
+    return AutogradNeighbourhood(nodes=nodes, edges=tuple(edges), focus="last")
+
+
+@pytest.mark.parametrize("steps", [2, 12, 30])
+def test_a_loop_without_modules_is_folded(steps: int) -> None:
+    """Cells that share a weight form no chain: they are folded by line until they can be read."""
+    graph = unrolled(steps)
+    boxes, edges = fold(graph)
+    assert len(boxes) <= MAX_BOXES
+    assert len(edges) <= MAX_EDGES
+    assert (len(boxes) < len(graph.nodes)) == (steps > 2)
+    assert sorted(nodes_drawn(graph_svg(graph))) == sorted(item.id for item in graph.nodes)
+    assert boxes["last"].members[0].role == "failed"
+
+
+def test_a_label_goes_where_no_line_is() -> None:
+    """On the wanted side when that is clear, on the other one when a line passes there."""
+    clear = Line(points=((100.0, 0.0), (100.0, 36.0)), bend=0.5, is_bad=False)
+    aside = Line(points=((60.0, 0.0), (70.0, 36.0)), bend=0.5, is_bad=False)
+    for lines, wanted, side in (
+        ([clear], True, "end"),
+        ([clear], False, "start"),
+        ([clear, aside], True, "start"),
+    ):
+        assert Labels(lines).place((100.0, 0.0), "[32, 16]", left=wanted).anchor == side
+
+
+def test_two_labels_never_lie_on_each_other() -> None:
+    """The second of one spot moves."""
+    labels = Labels([])
+    spots = [labels.place((100.0, 0.0), "[32, 16]", left=True) for _ in range(4)]
+    assert len({(spot.x, spot.y) for spot in spots}) == 4
+
+
+def test_a_side_input_passes_below_the_shapes() -> None:
+    """The line of a bias turns lower than the words that stand under the op beside it."""
+    line = Line(points=((0.0, 0.0), (120.0, 29.0)), bend=0.85, is_bad=False)
+    beside = [y for x, y in line.samples() if x > 60]
+    assert min(beside) > 15 + 3
+
+
+def test_a_wide_picture_scrolls_before_it_cannot_be_read() -> None:
+    """From 80 per cent on; the style sheet has a rule for each of the widths."""
+    met = set()
+    for count in range(2, 12):
+        ids = [f"n{at}" for at in range(count)]
+        nodes = (*(node(name, f"aten::{name}") for name in ids), node("last", "aten::x", "failed"))
+        edges = tuple(GraphEdge(src=name, dst="last") for name in ids)
+        graph = AutogradNeighbourhood(nodes=nodes, edges=edges, focus="last")
+        drawn = parse(graph_svg(graph))
+        name, width = drawn.get("class"), float(drawn.get("width", "0"))
+        assert (name is None) == (width < 650), width
+        assert name is None or f"svg.{name}{{min-width:{name[-3:]}px}}" in style_sheet()
+        met.add(name)
+    assert met == {None, "cl-least-520", "cl-least-800"}
+
+
+def test_few_values_are_no_broad_bars() -> None:
+    """Two values share no width of a page."""
+    two, many = (bars(one_dimensional(tuple(range(n)), Bounds(min=0, max=9))) for n in (2, 32))
+    assert float(two[0].get("width", "0")) <= 44
+    assert float(many[0].get("width", "0")) < 20
 
 
 def test_broken_graphs_are_drawn() -> None:

@@ -150,6 +150,7 @@ def test_hostile_texts_add_no_element_and_no_attribute() -> None:
     benign = Page(render_fragment(with_texts(base, lambda _: "benign"))).looks()
     benign |= Page(render_fragment(base)).looks()
     benign |= Page(render_fragment(with_texts(base, lambda _: ""))).looks()
+    benign |= Page(render_fragment(with_texts(base, lambda _: "long " * 20))).looks()
     for hostile in hostile_texts(500):
         report = with_texts(base, lambda _, hostile=hostile: hostile)  # type: ignore[misc]
         html = render_fragment(report)
@@ -203,7 +204,7 @@ def test_sanitised_page_tells_the_story_in_order() -> None:
         "3 of 32 values are bad",
         "CUDA is fine: nothing was launched",
         "F.cross_entropy(logits, y - 1)",
-        "▸   12      loss = F.cross_entropy(logits, y)",
+        "▸ 12      loss = F.cross_entropy(logits, y)",
         "└ i64[32] cuda:0, 3 bad",
         "└ f32[32, 10] cuda:0",
         "Where the bad values came from",
@@ -231,7 +232,7 @@ def test_failing_line_is_marked_without_colour() -> None:
     """The failing line has a sign of its own in the text, the other lines have none."""
     text = sanitised(render_fragment(make_report()))
     marked = [line for line in text.splitlines() if line.startswith("▸")]
-    assert marked == ["▸   12      loss = F.cross_entropy(logits, y)"]
+    assert marked == ["▸ 12      loss = F.cross_entropy(logits, y)"]
 
 
 def notebook() -> nbformat.NotebookNode:

@@ -315,6 +315,28 @@ def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "not saved: no space left on device" in Page(html_of(view)).text()
 
 
+def test_a_view_that_cannot_be_replaced_offers_no_such_thing() -> None:
+    """The user asked for a widget and put it somewhere: there is no output of that name."""
+    labels = {b.description for b in of_kind(make_report().widget(), ipywidgets.Button)}
+    assert "Save HTML" in labels
+    assert "Keep in notebook" not in labels
+
+
+def test_keeping_is_told_only_where_the_view_is_still_there() -> None:
+    """Both buttons replace the view; where nothing is replaced, the open tab says what to do."""
+    pressed: list[int] = []
+    view = lens.build(make_report(), keep=lambda: pressed.append(1))
+    buttons = [b for b in of_kind(view, ipywidgets.Button) if b.description == "Keep in notebook"]
+    assert len(buttons) == 2
+    assert "not kept" not in Page(html_of(view)).text()
+    for one in buttons:
+        one.click()
+    (tab,) = of_kind(view, ipywidgets.Tab)
+    assert tab.titles[tab.selected_index] == "Environment"
+    assert pressed == [1, 1]
+    assert "not kept: this page was loaded after the cell ran" in Page(html_of(view)).text()
+
+
 def test_the_report_as_text_is_whole() -> None:
     """What the copy button copies is the text form."""
     report = make_report()
@@ -373,7 +395,7 @@ def test_every_rule_of_the_style_is_scoped() -> None:
     view = lens.build(make_report())
     style = next(p.value for p in of_kind(view, ipywidgets.HTML) if "<style>" in p.value)
     own = style[style.index(".cl-part") - 40 :]
-    flat = re.sub(r"@media[^{]+\{", "", own)
+    flat = re.sub(r"@(?:media|container)[^{]+\{", "", own)
     selectors = [s for rule in re.findall(r"([^{}]+)\{[^{}]*\}", flat) for s in _split(rule)]
     assert len(selectors) > 40
     assert [s for s in selectors if ".cudalens.cudalens" not in s] == []
@@ -387,7 +409,7 @@ def _split(selectors: str) -> list[str]:
 @pytest.mark.parametrize("name", ["labels", "segmentation", "bert_backward"])
 def test_hostile_texts_add_nothing(name: str) -> None:
     """500 texts: no element, attribute or look appears that the templates do not have."""
-    known = set().union(*(_looks(build()) for build in REPRESENTATIVE.values()))
+    known = _known_looks()
     report = REPRESENTATIVE[name]()
     for number, text in enumerate(hostile_texts(500)):
         if number % 3 == list(REPRESENTATIVE).index(name) % 3:
@@ -396,9 +418,15 @@ def test_hostile_texts_add_nothing(name: str) -> None:
 
 def test_the_fuzz_test_sees_what_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """One text that is not escaped is enough."""
-    known = set().union(*(_looks(build()) for build in REPRESENTATIVE.values()))
+    known = _known_looks()
     monkeypatch.setattr(details, "words", SimpleNamespace(**{**vars(words), "shape": _raw}))
     assert not _looks(make_report()) <= known
+
+
+def _known_looks() -> set[tuple[str, ...]]:
+    reports = [build() for build in REPRESENTATIVE.values()]
+    wide = [with_texts(report, lambda _: "long " * 20) for report in reports]
+    return set().union(*map(_looks, (*reports, *wide)))
 
 
 def _raw(sizes: object) -> Markup:

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from cudalens.model import CodeLine, Report, SourceSpan, TensorFact
 from cudalens.render import words
-from cudalens.render.safe import visible
+from cudalens.render.safe import one_line, visible
 
 PieceTone = Literal["plain", "call", "tensor", "bad", "rule", "label", "badlabel"]
 TAB = "    "
@@ -57,6 +57,8 @@ class Mark:
     end: int
     tone: PieceTone
     label: str | None = None
+    name: str | None = None
+    """Whose label it is, where the run shows a container and not the tensor."""
     tensor: int | None = field(default=None, compare=False)
 
 
@@ -172,11 +174,18 @@ def _marks(report: Report, line: CodeLine, indent: int, *, device: bool) -> list
         label = words.tensor_label(report, fact, device=device)
         at = next(at for at, other in enumerate(report.tensors) if other is fact)
         ends = {"start": column(start), "end": column(end)}
-        marks.append(Mark(**ends, tone=tone, label=label, tensor=at))
+        name = _unpacked(fact.expression, line.text[start:end])
+        marks.append(Mark(**ends, tone=tone, label=label, name=name, tensor=at))
     call = _call_span(report.source, line)
     if call is not None:
         marks.append(Mark(start=column(call[0]), end=column(call[1]), tone="call"))
     return list(dict.fromkeys(marks))
+
+
+def _unpacked(expression: str | None, text: str) -> str | None:
+    """Name an element of what ``*args`` or ``**batch`` unpacks."""
+    is_part = expression is not None and expression.startswith(f"{text}[")
+    return one_line(expression) if is_part and expression is not None else None
 
 
 def _call_span(source: SourceSpan | None, line: CodeLine) -> tuple[int, int] | None:
@@ -230,9 +239,10 @@ def _label_row(text: str, mark: Mark, waiting: Sequence[int], *, shares: bool) -
     corner = "├ " if shares else "└ "
     pieces.append(Piece(text=" " * (cells - drawn) + corner, tone="rule"))
     # Where two expressions begin in one column, only the name tells which label is whose.
-    name = f"{text[mark.start : mark.end]}: " if shares else ""
+    name = mark.name or (text[mark.start : mark.end] if shares else "")
     tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
-    label = Piece(text=f"{name}{mark.label}", tone=tone, tensor=mark.tensor)
+    said = f"{name}: {mark.label}" if name else f"{mark.label}"
+    label = Piece(text=said, tone=tone, tensor=mark.tensor)
     return Row(number=None, pieces=(*pieces, label))
 
 

@@ -19,6 +19,7 @@ WIDTH = 660.0
 BAR_HEIGHT = 84.0
 HISTOGRAM_HEIGHT = 72.0
 MAX_CELL = 20.0
+MAX_BAR = 44.0
 _LEFT = 8.0
 _HEADROOM = 22.0
 _ROOM = 0.15
@@ -117,7 +118,8 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, total: int) -> Markup:
     highs = [words.finite(value) for value in grid.high]
     low, high = _span(lows, highs, limits)
     right = WIDTH - _LEFT - (_MARGIN if limits != (None, None) else 0)
-    step = (right - _LEFT) / grid.columns
+    step = min((right - _LEFT) / grid.columns, MAX_BAR)
+    right = _LEFT + step * grid.columns
     base = BAR_HEIGHT + _HEADROOM
 
     def down(value: float) -> float:
@@ -136,7 +138,8 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, total: int) -> Markup:
             drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
     last = max(total, grid.columns) - 1
     drawn += _axis_ends("position 0", str(last) if last else "", base + 15, right)
-    return picture(WIDTH, base + 22, title, *drawn)
+    width = right + _LEFT + (_MARGIN if limits != (None, None) else 0)
+    return picture(width, base + 22, title, *drawn)
 
 
 def _span(

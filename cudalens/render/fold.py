@@ -14,6 +14,7 @@ from cudalens.render.safe import clip, clip_left, one_line
 
 MAX_NODES = 80
 MAX_BOXES = 22
+MAX_EDGES = 28
 MAX_ROWS = 7
 MAX_SIBLINGS = 3
 _NEAR = 2
@@ -103,7 +104,10 @@ def fold(
     for module in sorted(folding.closed):
         _close(net, boxes, module)
     for same in (_same_module, _same_parent, _unary):
-        _contract(net, boxes, focus, same, folding)
+        _contract(net, boxes, focus, same, folding, _is_large)
+    # An unrolled loop has no modules to fold by, and no single chain.
+    for same in (_same_line, _anything):
+        _contract(net, boxes, focus, same, folding, _is_tangled)
     return {key: boxes[key] for key in net.nodes}, list(net.edges)
 
 
@@ -153,9 +157,14 @@ def is_within(node: GraphNode, module: str) -> bool:
 
 
 def _contract(
-    net: nx.DiGraph, boxes: dict[str, Box], focus: str | None, same: Rule, folding: Folding
+    net: nx.DiGraph,
+    boxes: dict[str, Box],
+    focus: str | None,
+    same: Rule,
+    folding: Folding,
+    is_too_much: Callable[[nx.DiGraph], bool],
 ) -> None:
-    while _is_large(net):
+    while is_too_much(net):
         candidates = (
             pair
             for pair in _far_first(net, focus, folding.near)
@@ -173,6 +182,10 @@ def _is_large(net: nx.DiGraph) -> bool:
     if len(net) <= 1:
         return False
     return len(net) > MAX_BOXES or nx.dag_longest_path_length(net, weight=None) >= MAX_ROWS
+
+
+def _is_tangled(net: nx.DiGraph) -> bool:
+    return len(net) > MAX_BOXES or net.number_of_edges() > MAX_EDGES
 
 
 def _far_first(net: nx.DiGraph, focus: str | None, hops: int) -> Iterator[tuple[str, str]]:
@@ -205,6 +218,15 @@ def _unary(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> boo
     src, dst = pair
     data = [key for key in net.predecessors(dst) if boxes[key].role != "parameter"]
     return net.out_degree(src) == 1 and data == [src]
+
+
+def _same_line(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+    lines = {words.place(node.source) for key in pair for node in boxes[key].members}
+    return len(lines) == 1 and "" not in lines
+
+
+def _anything(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+    return True
 
 
 def _absorb(

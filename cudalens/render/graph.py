@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from cudalens.model import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
+from cudalens.render.edges import ARROW, LABEL_SIZE, Labels, Line
 from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, node_name
 from cudalens.render.layout import Layout, place
 from cudalens.render.safe import clip_left, one_line
-from cudalens.render.svg import element, paint, picture, words_at
+from cudalens.render.svg import element, paint, picture, text_width, words_at
 
 BOX_HEIGHT = 40.0
 MIN_BOX_WIDTH = 92.0
 MARGIN = 14.0
 LEGEND_HEIGHT = 26.0
 _CHARACTER = 6.7
-_ARROW = 7.0
+# A picture that would be shrunk further scrolls instead: the style sheet has a rule for each width.
+_LEAST_SCALE = 0.8
+_LEAST_WIDTHS = (520, 800, 1100)
+# How far down a side input turns: below the shapes that are written under its neighbours.
+_LOW = 0.85
 _TONES = {"failed": "bad", "bad_input": "bad"}
 _LEGEND = {
     "parameter": "parameter",
@@ -92,7 +96,9 @@ def graph_svg(
     drawn = [_box(spot, *texts[key], attributes(spot.box.members)) for key, spot in spots.items()]
     shift = (width - layout.width - 2 * MARGIN) / 2
     body = element("g", *lines, *drawn, transform=f"translate({shift:.1f} 0)")
-    return picture(width, height, graph_title(graph), body, *legend)
+    least = max((step for step in _LEAST_WIDTHS if step <= width * _LEAST_SCALE), default=None)
+    name = f"cl-least-{least}" if least else None
+    return picture(width, height, graph_title(graph), body, *legend, class_=name)
 
 
 def graph_title(graph: AutogradNeighbourhood) -> str:
@@ -192,21 +198,28 @@ def _edges(layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]
     crowded = {
         dst for src, dst in edges if _is_side(spots[src].box) and ends[src, dst] > spots[dst].x
     }
+    lines = {edge: _line(layout, spots, edge, ends[edge]) for edge in edges}
+    labels = Labels(list(lines.values()))
     labelled: set[str] = set()
-    drawn = []
-    for edge in edges:
-        src, dst = (spots[key] for key in edge)
-        points = [(src.x, src.y + BOX_HEIGHT / 2)]
-        for x, y in layout.routes[edge]:
-            points += [(x + MARGIN, y + MARGIN + side * BOX_HEIGHT / 2) for side in (-1, 1)]
-        points.append((ends[edge], dst.y - BOX_HEIGHT / 2 - _ARROW))
-        drawn.append(_edge(points, src.box.role))
+    drawn = [line.draw() for line in lines.values()]
+    for edge, line in lines.items():
+        src, after = spots[edge[0]], line.points[1][0]
         if edge[0] not in labelled:
             labelled.add(edge[0])
-            # On the outer side of a bend, and away from parameters, the label is clear of lines.
-            left = points[1][0] > src.x + 1 or (edge[1] in crowded and points[1][0] > src.x - 1)
-            drawn.append(_edge_label(src, left=left))
+            # On the outer side of a bend, and away from parameters, there is most room.
+            left = after > src.x + 1 or (edge[1] in crowded and after > src.x - 1)
+            drawn.append(_edge_label(src, labels, left=left))
     return drawn
+
+
+def _line(layout: Layout, spots: dict[str, _Spot], edge: tuple[str, str], end: float) -> Line:
+    src, dst = (spots[key] for key in edge)
+    points = [(src.x, src.y + BOX_HEIGHT / 2)]
+    for x, y in layout.routes[edge]:
+        points += [(x + MARGIN, y + MARGIN + side * BOX_HEIGHT / 2) for side in (-1, 1)]
+    points.append((end, dst.y - BOX_HEIGHT / 2 - ARROW))
+    bend = _LOW if _is_side(src.box) else 0.5
+    return Line(points=tuple(points), bend=bend, is_bad=src.box.role == "bad_input")
 
 
 def _is_side(box: Box) -> bool:
@@ -241,33 +254,19 @@ def _last_stop(layout: Layout, edge: tuple[str, str]) -> float:
     return (layout.routes[edge] or (layout.centres[edge[0]],))[-1][0] + MARGIN
 
 
-def _edge(points: list[tuple[float, float]], role: str) -> Markup:
-    tone = "bad" if role == "bad_input" else "muted"
-    path = "M{:.1f} {:.1f}".format(*points[0])
-    for (x0, y0), (x1, y1) in pairwise(points):
-        middle = (y0 + y1) / 2
-        path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
-    x, y = points[-1]
-    head = f"{x - 4.5:.1f},{y:.1f} {x + 4.5:.1f},{y:.1f} {x:.1f},{y + _ARROW:.1f}"
-    width = 2 if role == "bad_input" else 1.4
-    line = element("path", d=path, stroke_width=width, **paint(stroke=tone))
-    return line + element("polygon", points=head, **paint(fill=tone))
-
-
-def _edge_label(src: _Spot, *, left: bool) -> Markup:
+def _edge_label(src: _Spot, labels: Labels, *, left: bool) -> Markup:
     box = src.box
     shape = words.shape(box.members[-1].shape)
     # A folded or a parameter box says its shapes itself.
     if not shape or box.role == "parameter" or (box.role == "leaf" and len(box.members) > 1):
         return Markup("")
-    return words_at(
-        src.x - 7 if left else src.x + 7,
-        src.y + BOX_HEIGHT / 2 + 15,
-        clip_left(shape, 30),
-        tone="bad" if box.role == "bad_input" else "muted",
-        size=11,
-        text_anchor="end" if left else "start",
-    )
+    text = clip_left(shape, 30)
+    spot = labels.place((src.x, src.y + BOX_HEIGHT / 2), text, left=left)
+    tone = "bad" if box.role == "bad_input" else "muted"
+    # Where a line has to pass behind the words, it leaves room around them.
+    halo = {"stroke_width": "3", "paint_order": "stroke", "stroke_linejoin": "round"}
+    looks = {**paint(fill=tone, stroke="canvas"), **halo, "text_anchor": spot.anchor}
+    return element("text", text, x=spot.x, y=spot.y, font_size=LABEL_SIZE, **looks)
 
 
 def _legend(roles: list[str], top: float) -> tuple[list[Markup], float]:
@@ -275,5 +274,5 @@ def _legend(roles: list[str], top: float) -> tuple[list[Markup], float]:
     for role in roles:
         drawn.append(_outline(role, x + 13, top + 8, 26, 14))
         drawn.append(words_at(x + 32, top + 12, _LEGEND[role], tone="muted", size=11))
-        x += 46 + len(_LEGEND[role]) * 6
+        x += 48 + text_width(_LEGEND[role], 11)
     return drawn, x

@@ -107,10 +107,13 @@ TEXT_PAIRS: tuple[tuple[str, str], ...] = (
 """Every text role with each surface that it is written on."""
 
 FRONT_END_CANVAS: dict[str, tuple[str, ...]] = {
-    "light": ("#ffffff",),
-    "dark": ("#111111", "#1e1e1e", "#1f1f1f"),
+    "light": ("#ffffff", "#f5f5f5", "#fdf6e3"),
+    "dark": (
+        *("#111111", "#1e1e1e", "#1f1f1f", "#272822", "#221a0f"),
+        *("#000c18", "#002b36", "#002451", "#390000"),
+    ),
 }
-"""The backgrounds of JupyterLab and VS Code, which stand in for ``canvas`` inside them."""
+"""The backgrounds of JupyterLab and of VS Code's own themes, in the place of ``canvas``."""
 
 GRAPHIC_PAIRS: tuple[tuple[str, str], ...] = (
     ("bar", "canvas"),

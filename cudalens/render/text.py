@@ -121,14 +121,12 @@ def _verdict(page: _Page, report: Report) -> None:
     path = words.op_path(report.op)
     if report.argument:
         path += f"{', ' if path else ''}argument {one_line(report.argument)}"
-    facts = (
-        words.bad_count(report),
-        path,
-        one_line(report.module_path or ""),
-        report.phase if report.phase != "unknown" else "",
-        words.certainty(report),
-    )
-    page.items("", [fact for fact in facts if fact], " · ", indent=2)
+    known = [words.bad_count(report), path, one_line(report.module_path or "")]
+    # A phase alone says nothing: no op is known that could have one.
+    phase = report.phase if any(known) and report.phase != "unknown" else ""
+    facts = [fact for fact in (*known, phase, words.certainty(report)) if fact]
+    if facts:
+        page.items("", facts, " · ", indent=2)
 
 
 def _code(page: _Page, report: Report) -> None:

@@ -26,8 +26,13 @@ from cudalens.render.lens.tabs import tabs
 _STATIC = Path(__file__).with_name("static")
 
 
-def build(report: Report) -> ipywidgets.Widget:
-    """Give the interactive view of ``report``, a box of core ipywidgets."""
+def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidgets.Widget:
+    """Give the interactive view of ``report``, a box of core ipywidgets.
+
+    Args:
+        report: what is shown.
+        keep: puts the static report in the place of this view, where the caller can.
+    """
     # Two views of one report in a notebook must not mark each other's things.
     root = f"cl-lens-{uuid.uuid4().hex[:12]}"
     keys = Keys(report)
@@ -45,7 +50,7 @@ def build(report: Report) -> ipywidgets.Widget:
     card = stack(
         markup(draw_part("head.html.j2", facts)),
         panes,
-        tabs(report, facts),
+        tabs(report, facts, keep),
         marks,
         _wire(keys, selection, graph),
         _module(root),

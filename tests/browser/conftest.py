@@ -13,10 +13,14 @@ if importlib.util.find_spec("playwright") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
     import cells
-    from labpage import LENS, Reader, chromium, open_notebook, run_cell, write_notebook
+    from labpage import Reader, chromium, open_notebook, run_cell, wait_for_lens, write_notebook
     from labserver import Lab, running_lab
-    from playwright.sync_api import Browser, BrowserContext, sync_playwright
+    from playwright.sync_api import Browser, BrowserContext, Error, sync_playwright
 
+    NO_BROWSER = (
+        "No Chromium could be started: install it with `apt-get install chromium` "
+        "or `python -m playwright install --with-deps chromium`."
+    )
     PICTURES = Path(__file__).parents[2] / "build" / "browser"
 
     @pytest.fixture(scope="session")
@@ -30,9 +34,15 @@ else:
 
     @pytest.fixture(scope="session")
     def browser() -> Iterator[Browser]:
-        """The system's Chromium."""
-        with sync_playwright() as playwright, chromium(playwright) as browser:
+        """The system's Chromium; without one there is nothing to test, and that is a failure."""
+        with sync_playwright() as playwright:
+            starting = chromium(playwright)
+            try:
+                browser = starting.__enter__()
+            except Error as error:
+                pytest.exit(f"{NO_BROWSER}\n{error}", returncode=2)
             yield browser
+            starting.__exit__(None, None, None)
 
     @pytest.fixture(scope="session")
     def context(browser: Browser) -> Iterator[BrowserContext]:
@@ -49,7 +59,7 @@ else:
         open_notebook(reader.page, lab, "quickstart.ipynb")
         for number in (0, 1):
             run_cell(reader.page, number)
-        reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+        wait_for_lens(reader.page)
         return reader
 
     @pytest.fixture

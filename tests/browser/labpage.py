@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from labserver import Lab
     from playwright.sync_api import Browser, Locator, Page, Playwright
 
-CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SWITCHES = (
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
@@ -26,8 +28,13 @@ SWITCHES = (
     "--disable-sync",
 )
 LENS = ".cl-lens"
-WAIT_MS = 30_000
-ATTEMPTS = 5
+WAIT_MS = 120_000
+STEP_MS = 30_000
+KEYS_MS = 6_000
+ATTEMPTS = 10
+
+# A machine that is busy with something else is no failure of ours.
+expect.set_options(timeout=STEP_MS)
 
 
 def write_notebook(path: Path, *cells: str) -> None:
@@ -43,10 +50,8 @@ def write_notebook(path: Path, *cells: str) -> None:
 
 @contextmanager
 def chromium(playwright: Playwright) -> Iterator[Browser]:
-    """Start the system's Chromium without a window."""
-    from pathlib import Path
-
-    found = next((path for path in CHROMIUM if Path(path).exists()), None)
+    """Start the system's Chromium without a window, or the one that Playwright installed."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     browser = playwright.chromium.launch(executable_path=found, args=list(SWITCHES))
     try:
         yield browser
@@ -67,16 +72,22 @@ def open_notebook(page: Page, lab: Lab, name: str, *, classic: bool = False) -> 
 def run_cell(page: Page, number: int) -> Locator:
     """Run one cell and give it."""
     cell = page.locator(".jp-CodeCell").nth(number)
+    before = cell.locator(".jp-InputPrompt").inner_text()
     for _ in range(ATTEMPTS):
         # JupyterLab drops the keys of the first moments, while its panels still move.
         cell.locator(".cm-content").click()
         page.keyboard.press("Control+Enter")
         try:
-            expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:", timeout=3000)
+            expect(cell.locator(".jp-InputPrompt")).not_to_have_text(before, timeout=KEYS_MS)
         except AssertionError:
             continue
         return cell
     raise AssertionError("JupyterLab did not run the cell")
+
+
+def wait_for_lens(page: Page) -> None:
+    """Wait until the lens is there and its own module runs."""
+    page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=WAIT_MS)
 
 
 class Reader:

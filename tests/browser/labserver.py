@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-START_S = 60
+START_S = 180
+ANSWER_S = 60
 
 
 class Lab:
@@ -69,7 +70,7 @@ class Lab:
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, method=method, headers=headers, data=body)
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
             return bytes(reply.read())
 
 
@@ -88,6 +89,7 @@ def running_lab(directory: Path) -> Iterator[Lab]:
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "IPYTHONDIR": str(home / "ipython"),
         "OMP_NUM_THREADS": "1",
+        "CUDALENS_WIDGETS": "",
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}"]
     command += ["--ip=127.0.0.1", f"--IdentityProvider.token={token}", "--allow-root"]
@@ -107,7 +109,10 @@ def running_lab(directory: Path) -> Iterator[Lab]:
             lab.stop_kernels()
         finally:
             server.terminate()
-            server.wait(timeout=20)
+            try:
+                server.wait(timeout=ANSWER_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def _free_port() -> int:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import cells
-from labpage import LENS, Reader, chromium, open_notebook, run_cell, write_notebook
+from labpage import Reader, chromium, open_notebook, run_cell, wait_for_lens, write_notebook
 from labserver import Lab, running_lab
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
@@ -48,7 +48,7 @@ def opened(lab: Lab, browser: Browser, theme: str) -> Reader:
     open_notebook(reader.page, lab, "lens.ipynb")
     for number in (0, 1):
         run_cell(reader.page, number)
-    reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    wait_for_lens(reader.page)
     reader.page.keyboard.press("Escape")
     reader.page.keyboard.press("Control+b")
     reader.page.wait_for_timeout(800)

@@ -8,7 +8,7 @@ from typing import Any
 
 import cells
 import pytest
-from labpage import LENS, Reader, open_notebook, run_cell, write_notebook
+from labpage import LENS, Reader, open_notebook, run_cell, wait_for_lens, write_notebook
 from labserver import Lab
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
@@ -160,8 +160,9 @@ def test_the_fix_is_copied(reader: Reader) -> None:
     assert reader.page.evaluate("navigator.clipboard.readText()") == fix
 
 
-def test_the_picture_works_while_the_kernel_is_busy(reader: Reader) -> None:
+def test_the_picture_works_while_the_kernel_is_busy(reader: Reader, lab: Lab) -> None:
     """A click marks at once, without an answer from Python."""
+    (lab.directory / "go_on").unlink(missing_ok=True)
     run_cell(reader.page, 2)
     expect(reader.page.locator(".jp-InputPrompt").nth(2)).to_have_text("[*]:")
     reader.node("relu").click()
@@ -169,7 +170,8 @@ def test_the_picture_works_while_the_kernel_is_busy(reader: Reader) -> None:
     reader.page.keyboard.press("ArrowUp")
     assert "Convolution" in reader.focused() or "convolution" in reader.focused()
     expect(reader.page.locator(".jp-InputPrompt").nth(2)).to_have_text("[*]:")
-    expect(reader.page.locator(".jp-InputPrompt").nth(2)).not_to_have_text("[*]:", timeout=15_000)
+    (lab.directory / "go_on").touch()
+    expect(reader.page.locator(".jp-InputPrompt").nth(2)).not_to_have_text("[*]:")
 
 
 def test_the_saved_page_stands_alone(reader: Reader, lab: Lab, browser: Browser) -> None:
@@ -187,55 +189,57 @@ def test_the_saved_page_stands_alone(reader: Reader, lab: Lab, browser: Browser)
     page.close()
 
 
-@pytest.mark.parametrize("width", [1400, 600])
 @pytest.mark.parametrize("theme", ["Light", "Dark", "Light High Contrast", "Dark High Contrast"])
 def test_text_can_be_read(
-    theme: str, width: int, lab: Lab, browser: Browser, opened: Reader, pictures: Path
+    theme: str, lab: Lab, browser: Browser, opened: Reader, pictures: Path
 ) -> None:
     """Contrast of every visible text is at least 4.5, and nothing sticks out of a narrow screen."""
-    reader = _reopened(lab, browser, opened, theme, width)
-    page = reader.page
+    reader = _reopened(lab, browser, opened, theme)
     asked = 7.0 if "High" in theme else 4.5
-    for name in TABS:
-        reader.tab(name)
+    for width in (1400, 600):
+        reader.page.set_viewport_size({"width": width, "height": 1000})
+        reader.lens.scroll_into_view_if_needed()
+        for name in TABS:
+            reader.tab(name)
+            found = reader.lens.evaluate(CONTRAST)
+            assert [item for item in found if item["ratio"] < asked] == [], name
+        reader.tab("Values")
+        reader.node("addmm").click()
+        reader.page.mouse.move(0, 0)
         found = reader.lens.evaluate(CONTRAST)
-        assert [item for item in found if item["ratio"] < asked] == [], name
-    reader.tab("Values")
-    reader.node("addmm").click()
-    page.mouse.move(0, 0)
-    found = reader.lens.evaluate(CONTRAST)
-    assert [item for item in found if item["ratio"] < 4.5] == []
-    assert reader.lens.evaluate("root => root.scrollWidth - root.clientWidth") <= 1
-    slug = theme.lower().replace(" ", "_")
-    page.screenshot(path=pictures / f"lens_{slug}_{width}.png")
-    page.set_viewport_size({"width": width, "height": 2600})
-    reader.lens.screenshot(path=pictures / f"lens_{slug}_{width}_whole.png")
+        assert [item for item in found if item["ratio"] < 4.5] == []
+        assert reader.lens.evaluate("root => root.scrollWidth - root.clientWidth") <= 1
+        name = f"lens_{theme.lower().replace(' ', '_')}_{width}"
+        reader.page.screenshot(path=pictures / f"{name}.png")
+        reader.page.set_viewport_size({"width": width, "height": 2600})
+        reader.lens.screenshot(path=pictures / f"{name}_whole.png")
+        reader.node("addmm").click()
     assert reader.errors == []
-    page.context.close()
+    reader.page.context.close()
 
 
-def _reopened(lab: Lab, browser: Browser, opened: Reader, theme: str, width: int) -> Reader:
+def _reopened(lab: Lab, browser: Browser, opened: Reader, theme: str) -> Reader:
     _save(opened, lab.directory / "quickstart.ipynb")
     base, _, high = theme.partition(" ")
     lab.use_theme(f"JupyterLab {base}")
     context = browser.new_context(
-        viewport={"width": width, "height": 1000}, contrast="more" if high else "no-preference"
+        viewport={"width": 1400, "height": 1000}, contrast="more" if high else "no-preference"
     )
     reader = Reader(context.new_page())
     open_notebook(reader.page, lab, "quickstart.ipynb")
-    reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    wait_for_lens(reader.page)
     reader.page.locator(".jp-Notebook").press("Control+b")
     lab.use_theme("JupyterLab Light")
-    reader.lens.scroll_into_view_if_needed()
     return reader
 
 
-def _save(reader: Reader, path: Path) -> None:
-    """Save the notebook and wait until the report lies in the file."""
-    for _ in range(20):
+def _save(reader: Reader, path: Path, *, without: str = "\0") -> None:
+    """Save the notebook and wait until the report lies in the file, and what is gone does not."""
+    for _ in range(100):
         reader.page.locator(".jp-Notebook").press("Control+s")
         reader.page.wait_for_timeout(500)
-        if "cl-card" in path.read_text(encoding="utf-8"):
+        text = path.read_text(encoding="utf-8")
+        if "cl-card" in text and without not in text:
             return
     raise AssertionError(f"{path.name} was not saved")
 
@@ -249,7 +253,7 @@ def test_a_notebook_is_small_and_reopens(
     assert size < 300_000
     again = Reader(context.new_page())
     open_notebook(again.page, lab, "quickstart.ipynb")
-    again.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    wait_for_lens(again.page)
     again.node("addmm").click()
     expect(again.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
     again.page.close()
@@ -265,7 +269,7 @@ def test_a_saved_view_needs_no_kernel(
     open_notebook(first.page, lab, "kept.ipynb")
     for number in (0, 1):
         run_cell(first.page, number)
-    first.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    wait_for_lens(first.page)
     _save(first, lab.directory / "kept.ipynb")
     first.page.close()
     lab.stop_kernel("kept.ipynb")
@@ -274,12 +278,51 @@ def test_a_saved_view_needs_no_kernel(
     assert (lab.directory / "kept.ipynb").stat().st_size < 300_000
     again = Reader(browser.new_page(viewport={"width": 1400, "height": 1000}))
     open_notebook(again.page, lab, "kept.ipynb")
-    again.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    wait_for_lens(again.page)
     again.node("addmm").click()
     assert any("aten::addmm" in text for text in again.marked())
     again.page.screenshot(path=pictures / "kept.png")
     again.page.close()
     lab.save_widgets(False)
+
+
+def test_a_kept_report_needs_neither_kernel_nor_state(
+    lab: Lab, browser: Browser, pictures: Path
+) -> None:
+    """As JupyterLab saves by default: the lens gives its place to the static report."""
+    first = Reader(browser.new_page(viewport={"width": 1400, "height": 1000}))
+    write_notebook(lab.directory / "plain.ipynb", cells.SETUP, cells.FAILING)
+    open_notebook(first.page, lab, "plain.ipynb")
+    for number in (0, 1):
+        run_cell(first.page, number)
+    wait_for_lens(first.page)
+    _save(first, lab.directory / "plain.ipynb")
+    open_notebook(first.page, lab, "plain.ipynb")
+    wait_for_lens(first.page)
+    # A page that was loaded anew knows no output by its name: the lens stays and says so.
+    first.lens.get_by_role("button", name="Keep in notebook").first.click()
+    expect(first.lens.get_by_role("status")).to_contain_text("run it again")
+    run_cell(first.page, 1)
+    expect(first.lens.get_by_role("status")).to_have_count(0)
+    wait_for_lens(first.page)
+    first.lens.get_by_role("button", name="Keep in notebook").first.click()
+    expect(first.lens).to_have_count(0)
+    expect(first.page.locator(".jp-RenderedHTMLCommon .cl-title")).to_contain_text(HEADLINE)
+    expect(first.page.locator(".jp-RenderedHTMLCommon .cl-title")).to_be_visible()
+    _save(first, lab.directory / "plain.ipynb", without="widget-view")
+    first.page.close()
+    lab.stop_kernel("plain.ipynb")
+    text = (lab.directory / "plain.ipynb").read_text(encoding="utf-8")
+    assert "widget-view" not in text
+    assert "widgets" not in json.loads(text)["metadata"]
+    again = browser.new_page(viewport={"width": 1400, "height": 1000})
+    open_notebook(again, lab, "plain.ipynb")
+    twin = again.locator(".jp-RenderedHTMLCommon .cl-card")
+    expect(twin.locator(".cl-title")).to_contain_text(HEADLINE)
+    expect(twin.locator(".cl-code")).to_contain_text("i64[32] cuda:0, 3 bad")
+    expect(again.get_by_text("Error displaying widget")).to_have_count(0)
+    again.screenshot(path=pictures / "kept_static.png")
+    again.close()
 
 
 def test_notebook_7_shows_the_same(
@@ -290,7 +333,7 @@ def test_notebook_7_shows_the_same(
     reader = Reader(context.new_page())
     open_notebook(reader.page, lab, "quickstart.ipynb", classic=True)
     run_cell(reader.page, 1)
-    reader.page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=60_000)
+    wait_for_lens(reader.page)
     reader.errors.clear()  # what Notebook's own extensions said while they loaded
     reader.node("addmm").click()
     expect(reader.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ipywidgets
 from markupsafe import Markup, escape
@@ -16,18 +17,35 @@ from cudalens.render.html import draw_part, history_entries
 from cudalens.render.lens import rows
 from cudalens.render.lens.parts import button, line, markup, stack
 
+Keep: TypeAlias = Callable[[], None] | None
+
 _TEXT_LIMIT = 20_000
+_KEEP = "Keep in notebook"
+_KEEP_TIP = "put the static report in the place of this view: it needs no kernel when reopened"
+# Read only where the view is still there, which is where no output answers to its name any more.
+_NOT_KEPT = "not kept: this page was loaded after the cell ran; run it again, or save the HTML"
 
 
-def tabs(report: Report, facts: dict[str, Any]) -> ipywidgets.Tab:
+def tabs(report: Report, facts: dict[str, Any], keep: Keep) -> ipywidgets.Widget:
     """Give the tabs that this report has something for, in the order of the questions."""
-    shown = list(_tabs(report, facts))
+    saver = _Saver(report, keep)
+    shown = list(_tabs(report, facts, saver))
     widget = ipywidgets.Tab([child for _, child in shown], selected_index=0)
     widget.titles = [title for title, _ in shown]
-    return widget
+    if keep is None:
+        return widget
+
+    def kept() -> None:
+        widget.selected_index = len(shown) - 1  # where it is told if nothing came of it
+        saver.keep()
+
+    corner = line(button(_KEEP, _KEEP_TIP, kept), name="cl-tools cl-keep")
+    return stack(corner, widget, name="cl-tabbed")
 
 
-def _tabs(report: Report, facts: dict[str, Any]) -> Iterator[tuple[str, ipywidgets.Widget]]:
+def _tabs(
+    report: Report, facts: dict[str, Any], saver: _Saver
+) -> Iterator[tuple[str, ipywidgets.Widget]]:
     found = report.offenders
     if found and (found.first or facts["map"]):
         yield "Values", _values(report, facts)
@@ -41,7 +59,7 @@ def _tabs(report: Report, facts: dict[str, Any]) -> Iterator[tuple[str, ipywidge
         yield "Replay on CPU", _part("tab_replay", facts)
     if report.frames:
         yield f"Call stack {len(report.frames)}", _part("tab_stack", facts)
-    yield "Environment", _environment(report, facts)
+    yield "Environment", _environment(report, facts, saver)
 
 
 def _part(name: str, facts: dict[str, Any]) -> ipywidgets.HTML:
@@ -101,26 +119,47 @@ def _searched(entry: HistoryEntry) -> str:
     return " ".join(filter(None, parts)).casefold()
 
 
-def _environment(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
-    status = markup("", "cl-status")
-
-    def saver(suffix: str) -> ipywidgets.Button:
-        def save() -> None:
-            try:
-                told = f"saved as {save_beside(report, suffix)}"
-            except OSError as error:
-                told = f"not saved: {error}"
-            status.value = f'<span role="status">{escape(told)}</span>'
-
-        label = suffix.removeprefix(".").upper()
-        return button(f"Save {label}", f"write this report to a {label} file", save)
-
+def _environment(report: Report, facts: dict[str, Any], saver: _Saver) -> ipywidgets.Widget:
     text = Markup(escape(report.to_text()[:_TEXT_LIMIT]))
     return stack(
         _part("tab_environment", facts),
-        line(saver(".html"), saver(".json"), status, name="cl-tools"),
+        line(*saver.buttons(), saver.status, name="cl-tools"),
         _part("lens_text", {**facts, "text_lines": text}),
     )
+
+
+class _Saver:
+    """Keeps the report beyond the life of the kernel, and says what came of it."""
+
+    def __init__(self, report: Report, keep: Keep) -> None:
+        self._report = report
+        self._keep = keep
+        self.status = markup("", "cl-status")
+
+    def buttons(self) -> Iterator[ipywidgets.Button]:
+        """Give one button for each way that there is."""
+        if self._keep is not None:
+            yield button(_KEEP, _KEEP_TIP, self.keep)
+        for suffix in (".html", ".json"):
+            label = suffix.removeprefix(".").upper()
+            save = partial(self._save, suffix)
+            yield button(f"Save {label}", f"write this report to a {label} file", save)
+
+    def keep(self) -> None:
+        """Put the static report in the place of the view."""
+        if self._keep is not None:
+            self._keep()
+            self._tell(_NOT_KEPT)
+
+    def _save(self, suffix: str) -> None:
+        try:
+            told = f"saved as {save_beside(self._report, suffix)}"
+        except OSError as error:
+            told = f"not saved: {error}"
+        self._tell(told)
+
+    def _tell(self, text: str) -> None:
+        self.status.value = f'<span role="status">{escape(text)}</span>'
 
 
 def save_beside(report: Report, suffix: str) -> Path:

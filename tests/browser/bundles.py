@@ -1,0 +1,72 @@
+"""The widget managers of other front ends, as their makers publish them on npm."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import tarfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+STORE = Path(__file__).parents[2] / "build" / "frontends"
+REGISTRY = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+WAIT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """One script out of a package, with the checksum that npm gives for the package."""
+
+    package: str
+    version: str
+    script: str
+    sha512: str
+
+    def text(self) -> str:
+        """Give the script; it is fetched once and kept under ``build``.
+
+        Raises:
+            OSError: the registry cannot be reached.
+            ValueError: what came is not what was published.
+        """
+        kept = STORE / f"{self.package.rpartition('/')[2]}-{self.version}.js"
+        if not kept.exists():
+            STORE.mkdir(parents=True, exist_ok=True)
+            part = kept.with_suffix(f".{os.getpid()}")
+            part.write_bytes(self._fetched())
+            part.replace(kept)
+        return kept.read_text(encoding="utf-8")
+
+    def _fetched(self) -> bytes:
+        name = self.package.rpartition("/")[2]
+        url = f"{REGISTRY}/{self.package}/-/{name}-{self.version}.tgz"
+        with urllib.request.urlopen(url, timeout=WAIT_S) as reply:
+            packed = reply.read()
+        found = base64.b64encode(hashlib.sha512(packed).digest()).decode()
+        if found != self.sha512:
+            msg = f"{url} has the checksum {found}, not {self.sha512}"
+            raise ValueError(msg)
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            member = archive.extractfile(f"package/{self.script}")
+            assert member is not None
+            return member.read()
+
+
+VSCODE = Bundle(
+    package="@vscode/jupyter-ipywidgets8",
+    version="1.0.9",
+    script="dist/ipywidgets.js",
+    sha512="bocCThfa4JDIDd7qCFAfW3HpzHfTLYxOTpTbiDfw4DXOUjKHnr6ObkMBiIkuzYPRybh5bY4FhYLemuDuTvIbpQ==",
+)
+"""What VS Code's Jupyter extension brings along."""
+
+PLAIN = Bundle(
+    package="@jupyter-widgets/html-manager",
+    version="1.0.15",
+    script="dist/embed.js",
+    sha512="5thBIV6ymNgmPVOHvzx+gGy8ZSKmSazhtGw4/c4xJDVzRhG9PTeQsRjF3FUTopvFi//SABeNz1yp47bCrJ3CQA==",
+)
+"""What web pages use; the managers of hosted notebooks are built on it."""
