@@ -14,7 +14,7 @@ ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 COVER ?= --cov=cudalens --cov-branch --cov-report=
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update test-browser pictures test-all package coverage mutate soak bench test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -54,7 +54,7 @@ notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="
 pages-update: $(STAMP) ## write the reports on the pages of docs/errors anew
 	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py
 
-test: lint types unit notebooks ## everything that CI runs
+test: lint types unit notebooks ## everything that needs Python alone; CI adds package and test-browser
 
 test-all: $(STAMP) ## as test, with torch's whole operator database
 	$(BIN)/python -m pytest -m "not gpu and not browser"
@@ -63,6 +63,8 @@ $(VENV)/.browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	command -v chromium || command -v chromium-browser || command -v google-chrome || (apt-get update --quiet && apt-get install --yes --quiet chromium) || $(BIN)/python -m playwright install chromium
 	touch $@
+
+browser: $(VENV)/.browser ## install what drives a browser, and Chromium where it is missing
 
 test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pictures in build/browser
 	$(BIN)/python -m pytest tests/browser -m browser

@@ -12,7 +12,7 @@ from torch import Tensor, tensor
 from cudalens import guards as catalogue
 from cudalens.errors import GuardRegistrationError
 from cudalens.facts import Bounds, Offenders, Violation
-from cudalens.guards import GUARDS, register
+from cudalens.guards import GUARDS, out_of_range, register
 from tests.cpu_guards import guarded
 
 
@@ -131,3 +131,21 @@ def test_unknown_arguments_are_refused(op: Any) -> None:
     says = "guardtest::lookup has no argument 'columns'; its arguments are table, rows, step"
     with pytest.raises(GuardRegistrationError, match=says):
         register("guardtest::lookup", check)
+
+
+def test_an_op_may_be_given_as_torch_holds_it(op: Any) -> None:
+    """By name, as the op with all its overloads, or as one overload."""
+    assert set(register(op, rows_in_table)) == {op.default, op.wide}
+    assert register(op.wide, rows_in_table) == (op.wide,)
+
+
+def test_a_violation_without_a_name_gets_the_checks(op: Any) -> None:
+    """What ``out_of_range`` makes need not repeat the name of the function around it."""
+
+    def rows_exist(table: Tensor, rows: Tensor) -> Violation | None:
+        return out_of_range(rows, argument="rows", low=0, high=2, place="the 3 rows")
+
+    register("guardtest::lookup", rows_exist)
+    with guarded() as collector:
+        found = collector.look(lambda: op(torch.zeros(3), tensor([3])))
+    assert found is not None and found.guard == "rows_exist"

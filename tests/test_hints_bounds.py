@@ -48,6 +48,29 @@ def test_a_rounding_error_below_zero_is_no_logit(values: list[float], fires: boo
     assert ("logits_as_weights" in rules(given.drawn(values))) is fires
 
 
+@pytest.mark.parametrize(
+    ("values", "argument", "text"),
+    [
+        ([0.0, 255.0], "self", "the input runs from 0 to 255, as the bytes of an image do"),
+        ([0.0, 255.0], "target", "the target runs from 0 to 255, as the bytes of an image do"),
+        ([-2.0, 1.0], "target", "the target goes down to -2: a mark"),
+        ([0.0, 3.0], "target", "the target has labels up to 3: more than two classes"),
+    ],
+)
+def test_a_binary_loss_names_which_of_its_tensors_is_meant(
+    values: list[float], argument: str, text: str
+) -> None:
+    """Bytes are named in input or target; marks below 0 and classes above 1 are told apart."""
+    assert text in find_hints(given.bce(values, argument))[0].text
+
+
+@pytest.mark.parametrize(("bad", "fires"), [([255], True), ([255, 156], True), ([255, 90], False)])
+def test_both_marks_may_have_wrapped(bad: list[int], fires: bool) -> None:
+    """-1 and -100 wrap to 255 and 156 in uint8, together too; another value is no mark."""
+    evidence = given.labels([1, 2, *bad], 10, dtype="uint8")
+    assert ("wrapped_in_uint8" in rules(evidence)) is fires
+
+
 def test_both_remedies_for_an_offset_carry_it() -> None:
     """Either the table grows by the offset or the text shrinks by it."""
     found = find_hints(given.CAUSES["position_offset"]())[0]
@@ -130,6 +153,12 @@ def test_an_infinite_slope_is_named_where_the_line_shows_it(
             "loss = F.binary_cross_entropy(p, t)",
             "loss_dimension",
             "F.binary_cross_entropy(p.squeeze(2), t)",
+        ),
+        (
+            "p = torch.ones(4, 1, 2, device=d)\nt = torch.ones(4, 2, device=d)\n"
+            "loss = F.binary_cross_entropy(p, t)",
+            "loss_dimension",
+            "F.binary_cross_entropy(p.squeeze(1), t)",
         ),
         (
             "p = torch.ones(4, 2, device=d)\nt = torch.ones(4, device=d)\n"

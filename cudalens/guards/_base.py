@@ -177,6 +177,8 @@ def _with_sentence(check: Check, name: str) -> Check:
 
     def told(*values: Any) -> Violation | None:
         answer: object = check(*values)
+        if isinstance(answer, Violation) and not answer.guard:
+            return replace(answer, guard=name)
         if answer is None or isinstance(answer, Violation):
             return answer
         if not isinstance(answer, str):
@@ -197,6 +199,13 @@ def _with_sentence(check: Check, name: str) -> Check:
     return told
 
 
+def _spelled(op: Any) -> str:
+    """Give the name of an op that was given as an object of ``torch.ops``."""
+    if hasattr(op, "_schema"):
+        return full_name(op)
+    return str(getattr(op, "_qualified_op_name", repr(op)))
+
+
 def user_guard(op: Any, check: Check) -> Guard:
     """Build a guard of the user's own for an op of the user's own.
 
@@ -204,7 +213,7 @@ def user_guard(op: Any, check: Check) -> Guard:
         GuardRegistrationError: no such op is registered, or ``check`` asks for arguments that the
             op does not have.
     """
-    spelled = op if isinstance(op, str) else full_name(op) if hasattr(op, "_schema") else repr(op)
+    spelled = op if isinstance(op, str) else _spelled(op)
     if "::" not in spelled:
         msg = f"{spelled!r} is no op name: write it as namespace::op, such as 'mylib::lookup'"
         raise GuardRegistrationError(msg)

@@ -14,9 +14,9 @@ FEW = 64
 """So many integers are looked at one by one in the time that it takes to launch a reduction."""
 
 
-def few(tensor: Tensor, most: int = FEW) -> set[int] | None:
-    """Give the integers of a tensor, ``None`` where they are more than ``most`` or no integers."""
-    if tensor.numel() > most or tensor.is_floating_point():
+def few(tensor: Tensor) -> set[int] | None:
+    """Give the integers of a tensor, ``None`` where they are not few or no integers."""
+    if tensor.numel() > FEW or tensor.is_floating_point():
         return None
     return {*(tensor if tensor.dim() == 1 else tensor.reshape(-1)).tolist()}
 
