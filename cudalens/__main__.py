@@ -205,20 +205,29 @@ def _guards(arguments: list[str]) -> int:
     return 0
 
 
+_PIPED_WIDTH = 140
+"""Columns of the catalogue where no terminal says how many it has."""
+
+
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPED_WIDTH)
     table = Table(box=box.SIMPLE_HEAD, show_lines=True)
-    table.add_column("op", no_wrap=True)
-    table.add_column("what has to hold, and the kernel that asserts it", ratio=2)
-    table.add_column("cost", ratio=1)
+    table.add_column("op", overflow="fold", ratio=3, no_wrap=console.width >= _PIPED_WIDTH)
+    table.add_column("what has to hold, and the kernel that asserts it", overflow="fold", ratio=4)
+    table.add_column("cost", ratio=2)
+    table.add_column("met", ratio=1)
     for row in rows:
         # The overloads of an op share its guard: .out, .Tensor and the like.
         names = dict.fromkeys(op.removeprefix("aten::").partition(".")[0] for op in row["op"])
-        table.add_row("\n".join(names), f"{row['precondition']}\n{row['source']}", row["cost"])
-    Console().print(table)
+        met = f"{row['frequency']}\n(warning)" if row["silent"] else row["frequency"]
+        table.add_row("\n".join(names), f"{row['precondition']}\n{row['source']}", row["cost"], met)
+    console.print(table)
 
 
 def _show(arguments: list[str]) -> int:

@@ -24,6 +24,10 @@ _EARLIER = (
     "It happened before this cell ran. Next step: restart the kernel, run %cudacheck on, and run "
     "the cells again: the one at fault is then named."
 )
+_UNWAITED = (
+    "Ops were not waited for, so the line shown may be an innocent one. Next step: restart the "
+    "kernel, and run the cell with neither --no-sync nor --fast: the op at fault is then named."
+)
 _STRANGER = (
     "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
     "CuPy or the replay of a CUDA graph, may have run at the same time."
@@ -42,6 +46,7 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
         _EARLIER if evidence.fact("device.lost_before") else "",
         _of_text(line, meaning) if meaning is not None else "",
         _not_waited(evidence),
+        _UNWAITED if _was_hurried(evidence, meaning) else "",
         _STRANGER if _is_strange(evidence, line, meaning) else "",
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
@@ -123,6 +128,13 @@ def _not_waited(evidence: Evidence) -> str:
     previous = evidence.fact("op.previous")
     before = f" {previous} ran just before and may be the cause." if previous else ""
     return f"Ops were not waited for, so an earlier one can be at fault.{before}"
+
+
+def _was_hurried(evidence: Evidence, meaning: Meaning | None) -> bool:
+    """Tell whether waiting for each op would have named the one at fault."""
+    if evidence.op.name is not None or evidence.fact("check.waits") != "no":
+        return False
+    return meaning is None or not meaning.is_compiled
 
 
 def _values(evidence: Evidence, argument: str) -> str:

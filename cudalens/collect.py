@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cudalens import _torch, autograd, environment, fallback, source
+from cudalens import _torch, autograd, environment, fallback, snapshots, source
 from cudalens.calling import api_arguments, calling_frames, locate, parameter_names, phase_of
 from cudalens.diagnose import diagnose, message
 from cudalens.errors import (
@@ -110,6 +110,7 @@ def _report_of(
         return diagnose(timed(evidence_of(scene, replayed), started))
 
     report = limits.attempt("diagnosis", full, fallback.of_violation(violation))
+    limits.attempt("variables", snapshots.forget, None)
     return replace(report, limits=(*report.limits, *limits.lines))
 
 

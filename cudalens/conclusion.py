@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,10 @@ def explained(
         evidence = postmortem.evidence_of_error(
             error, None if was_lost else recorder, device_text, was_lost=was_lost
         )
+        if not was_lost:
+            waits = recorder is not None and recorder.is_synchronous
+            told = ("check.waits", "yes" if waits else "no")
+            evidence = replace(evidence, facts=(*evidence.facts, told))
         seen = limits.attempt(
             "value", lambda: refused.with_observed_value(evidence, error, recorder), None
         )
@@ -68,6 +73,20 @@ def saved(report: Report, paths: Iterable[Path]) -> Report:
             line = f"{path.name} was not written: {trouble}"
             report = replace(report, limits=(*report.limits, line))
     return report
+
+
+def listed(others: Iterable[Report]) -> str:
+    """Name the other findings of a block after a colon: the first few, each with how often."""
+    times = Counter(item.headline for item in others)
+    lines = [text if n == 1 else f"{text} ({n} times)" for text, n in list(times.items())[:5]]
+    return f": {'; '.join(lines)}." if lines else "."
+
+
+def kept(is_of_thread: bool) -> str:
+    """Say why a finding did not leave its block."""
+    if is_of_thread:
+        return "It was raised in another thread, and did not leave the block"
+    return "An except clause caught it"
 
 
 def _of_value(evidence: Evidence) -> Report:

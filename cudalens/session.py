@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens import collect, fallback, lostcontext, process, source
+from cudalens import collect, fallback, lostcontext, process, snapshots, source
 from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
-from cudalens.conclusion import explained, saved
+from cudalens.conclusion import explained, kept, listed, saved
 from cudalens.diagnose import message
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.guarding import PROCESS
@@ -71,6 +71,9 @@ class CheckSession:
         self.warnings: tuple[Report, ...] = ()
         self.report: Report | None = None
         self.swallowed = False
+        self.is_of_thread = False
+        """Whether the first finding was made in another thread than the block's."""
+        self._thread = 0
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
@@ -82,7 +85,7 @@ class CheckSession:
     def open(self) -> CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
         self.findings, self.warnings, self.report, self._count = (), (), None, 0
-        self.is_reminder = False
+        self.is_reminder, self._thread = False, threading.get_ident()
         self.troubles.clear()
         try:
             with Uninterrupted():
@@ -154,6 +157,7 @@ class CheckSession:
             self._remove()
         if error is not None:
             self._attempt("traceback", partial(hide_own_frames, error))
+            self._attempt("variables", partial(snapshots.forget, error))
         if report is not None:
             limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
             self._publish(saved(replace(report, limits=limits), self._files), error)
@@ -189,6 +193,8 @@ class CheckSession:
             self._warn(report)
             return
         self._count += 1
+        if not self.findings:
+            self.is_of_thread = threading.get_ident() != self._thread
         if len(self.findings) < MAX_FINDINGS:
             self.findings = (*self.findings, report)
 
@@ -262,9 +268,9 @@ class CheckSession:
         if self.swallowed and self._count:
             times = "once" if self._count == 1 else f"{self._count} times"
             then = f", and {self.aftermath} was raised" if self.aftermath else ""
-            said.append(f"An except clause caught it{then}; a guard fired {times}.")
+            said.append(f"{kept(self.is_of_thread)}{then}; a guard fired {times}.")
         if self._count > 1:
-            said.append(f"{self._count - 1} more in this cell{_listed(others)}")
+            said.append(f"{self._count - 1} more in this cell{listed(others)}")
         return replace(report, explanation=" ".join(said))
 
     def _late(self) -> BaseException | None:
@@ -276,12 +282,6 @@ class CheckSession:
         except Exception as error:
             return error
         return None
-
-
-def _listed(others: list[Report]) -> str:
-    times = Counter(item.headline for item in others)
-    lines = [text if n == 1 else f"{text} ({n} times)" for text, n in list(times.items())[:5]]
-    return f": {'; '.join(lines)}." if lines else "."
 
 
 def check(**options: Any) -> CheckSession:

@@ -463,6 +463,9 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
             tensor(None, "cols", [1, 4]),
         ),
     ),
+    "quantile": lambda: out_of_range(
+        "aten::gather", "index", [5, 13], 10, api="torch.quantile", call="torch.quantile(x, q)"
+    ),
     "garbage": lambda: lookup([5, GARBAGE, 7], 100, path="word_embeddings"),
     "nan_cast": lambda: lookup(
         [0, -(1 << 63)],

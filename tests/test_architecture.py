@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 40
 
 _BY_LAYER = {
     0: """
-        codec errors facts fallback graphfacts model parsing places version
+        codec errors facts fallback graphfacts model parsing places snapshots version
     """,
     1: """
         _torch apiname assertlines asserttable asserttexts assertverdict diagnose directcall

@@ -174,3 +174,20 @@ def test_the_error_code_alone_is_enough() -> None:
     """Recognised by type and code, whatever words torch uses."""
     error = replace(ERROR, message="CUDA error: something new")
     assert diagnose(replace(BASE, error=error)).kind == "device_assert"
+
+
+@pytest.mark.parametrize(
+    ("waits", "known", "says"),
+    [
+        ("no", {"device_text": OWN}, True),
+        ("yes", {"device_text": OWN}, False),
+        ("no", {"device_text": OWN, "op": EMBEDDING}, False),
+        ("no", {"device_text": COMPILED}, False),
+    ],
+)
+def test_a_check_without_waiting_says_how_to_name_the_op(
+    waits: str, known: dict[str, object], says: bool
+) -> None:
+    """Only where no op is named, and waiting would have named one."""
+    told = diagnose(evidence(facts=(("check.waits", waits),), **known)).explanation
+    assert ("neither --no-sync nor --fast" in told) is says

@@ -431,8 +431,11 @@ class Calls:
         if event != "call" or code.co_name == "__exit__" and "session" in code.co_filename:
             return None
         # The rehearsal device stands for the driver, which Python does not interrupt inside.
-        if f"{os.sep}simulate{os.sep}" in code.co_filename:
-            return None
+        inside = frame
+        while inside is not None:
+            if f"{os.sep}simulate{os.sep}" in inside.f_code.co_filename:
+                return None
+            inside = inside.f_back
         self.count += 1
         if self.count == self.at:
             sys.settrace(None)

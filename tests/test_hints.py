@@ -49,6 +49,7 @@ FIRES: dict[str, tuple[str, ...]] = {
     "edges": ("edges_with_original_ids",),
     "actions": ("actions_beyond_outputs",),
     "flat": ("flat_position",),
+    "quantile": ("quantile_levels",),
     "garbage": ("garbage_ids",),
     "nan_cast": ("nan_cast_to_integer",),
     "float_ids": ("float_ids",),

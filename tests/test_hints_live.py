@@ -183,6 +183,22 @@ def test_the_hint_is_in_the_message_of_the_exception() -> None:
         run_cell("loss = F.cross_entropy(z, y)", names)
 
 
+@pytest.mark.parametrize(
+    ("levels", "text", "fix"),
+    [
+        ([0.5, 1.2], "a level q above 1", None),
+        ([-0.5, 1.0], "a level q below 0", None),
+        ([25.0, 75.0], "a level q above 1", "q / 100  # of percent"),
+    ],
+)
+def test_levels_of_a_quantile(levels: list[float], text: str, fix: str | None) -> None:
+    """CUDA looks at no level: the rank in the sorted values is what it meets."""
+    x, q = torch.arange(11.0, device="cuda"), torch.tensor(levels, device="cuda")
+    hint = hint_of("torch.quantile(x, q)", torch=torch, x=x, q=q)
+    assert (hint.rule, hint.fix) == ("quantile_levels", fix)
+    assert hint.text.startswith(text)
+
+
 # --- inside transformers -------------------------------------------------------------------------
 
 

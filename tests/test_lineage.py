@@ -312,10 +312,11 @@ def test_a_write_through_a_view_is_a_write_to_the_tensor() -> None:
     assert [place(write.step)[1] for write in found.written_by] == [line_of("write-item")]
 
 
-def test_a_weight_that_an_optimizer_changed() -> None:
-    """A step between forward and backward: the line of the step, and the layer's call."""
+@pytest.mark.parametrize("way", ["one by one", "as a list"])
+def test_a_weight_that_an_optimizer_changed(way: str) -> None:
+    """A step between forward and backward is named, with CUDA's list of all tensors too."""
     layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    optimizer = torch.optim.SGD(layers[1].parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(layers[1].parameters(), lr=0.1, foreach=way == "as a list")
 
     def run() -> torch.Tensor:
         loss = layers(torch.ones(2, 3)).sum()
@@ -326,6 +327,48 @@ def test_a_weight_that_an_optimizer_changed() -> None:
     found = modified(run)
     assert found is not None
     assert {place(write.step)[1] for write in found.written_by} == {line_of("write-step")}
+
+
+def test_the_state_of_an_optimizer_is_in_no_graph() -> None:
+    """Of the lists that a step writes to only the parameters are noted, with their versions."""
+    weight = nn.Parameter(torch.ones(3))
+    state = torch.zeros(3)
+    with Recorder() as recorder, torch.no_grad():
+        torch._foreach_add_([weight, state], 1)
+        torch._foreach_add_([weight, state], 1)
+    noted = [call.written for call in recorder._snapshot().calls]
+    assert [[(item[0](), item[1]) for item in written] for written in noted] == [
+        [(weight, 0)],
+        [(weight, 1)],
+    ]
+    assert weight._version == 2
+
+
+@pytest.mark.parametrize("kind", ["mask", "index", "scale"])
+def test_a_saved_tensor_without_a_node_is_found(kind: str) -> None:
+    """Masks, indices and constants have no gradient, so autograd names no node of theirs."""
+    x = torch.ones(4, 3, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        if kind == "mask":
+            saved = torch.rand(4, 3) > 0.5
+            saved = saved & saved
+            result = torch.where(saved, x, x * 2)
+            saved.zero_()  # write-mask
+        elif kind == "index":
+            saved = torch.arange(4)
+            saved = saved % 3
+            result = x[saved]
+            saved += 1  # write-index
+        else:
+            saved = torch.rand(4, 3) * 2
+            result = x * saved
+            saved += 1  # write-scale
+        return result
+
+    found = modified(run)
+    assert found is not None
+    assert [place(write.step)[1] for write in found.written_by] == [line_of(f"write-{kind}")]
 
 
 def test_two_tensors_that_fit_are_not_told_apart() -> None:
@@ -348,6 +391,16 @@ def test_two_tensors_that_fit_are_not_told_apart() -> None:
     assert found is not None
     assert [place(write.step)[1] for write in found.written_by] == [line_of("write-both")]
     assert found.made_by is None
+    assert place(found.written_by[0].step)[0] == "aten::add_.Tensor"
+
+    def two_ops() -> torch.Tensor:
+        y, z = x.exp(), x.exp()
+        _ = y.add_(1), z.mul_(2)  # write-either
+        return y + z
+
+    found = modified(two_ops)
+    assert found is not None
+    assert [place(write.step) for write in found.written_by] == [(None, line_of("write-either"))]
 
 
 def test_a_write_before_the_recording_is_not_guessed() -> None:
@@ -381,6 +434,14 @@ def test_complaints_are_read() -> None:
     )
     assert leaf is not None
     assert (leaf.shape, leaf.made_by) == ((), None)
+    newer = "modified by an inplace operation: [{} [2]] is at version 1; expected version 0 instead"
+    for spelled, dtype in (
+        ("CUDABFloat16Type", torch.bfloat16),
+        ("CPUBoolType", torch.bool),
+        ("CUDAComplexFloatType", torch.complex64),
+    ):
+        told = read_complaint(newer.format(spelled))
+        assert told is not None and told.dtype == dtype
     assert read_complaint("Trying to backward through the graph a second time") is None
 
 

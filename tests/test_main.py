@@ -246,6 +246,9 @@ def test_guards_lists_the_catalogue(run: Run) -> None:
     for row in rows:
         for op in row["op"]:
             assert op.removeprefix("aten::").partition(".")[0] in table
+    assert "…" not in table.replace("0 … ", ""), "nothing is cut off"
+    for word in ("very common", "(warning)", "one reduction over the", "torch 2.13.0"):
+        assert word in table
 
 
 def test_show_prints_a_saved_report(run: Run, tmp_path: Path) -> None:

@@ -790,6 +790,40 @@ def test_no_tensor_outlives_a_swallowed_finding(sim: simulate.Simulation) -> Non
         assert sim.memory_allocated() == before
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kind", ["raised", "silent"])
+def test_a_function_that_runs_on_frees_what_it_deletes(
+    fast: bool, kind: str, sim: simulate.Simulation
+) -> None:
+    """A report looks at the variables of the user's functions and keeps none of them."""
+    gc.collect()  # what earlier code left must not be freed in between
+    before = sim.memory_allocated()
+    batch = torch.ones(4, 256, device="cuda")
+    index = cuda(9, 0, 0, 0).reshape(4, 1)
+    found = False
+    try:
+        with cudalens.check(fast=fast) as session:
+            if kind == "raised":
+                batch.gather(1, index + 256)
+            else:
+                torch.take_along_dim(batch, index * 256, 1)
+    except IndexError:
+        found = True
+    assert session.report is not None and found == (kind == "raised")
+    del batch, index
+    gc.collect()
+    assert sim.memory_allocated() == before
+
+
+def test_variables_that_the_user_holds_are_left_alone(sim: simulate.Simulation) -> None:
+    """What ``locals()`` gave is the user's, also where Python keeps one such dictionary alone."""
+    number = 5
+    mine = locals()
+    with pytest.raises(IndexError), cudalens.check():
+        bad()
+    assert mine["number"] == number
+
+
 def test_a_step_frees_its_tensors_as_without_a_check(sim: simulate.Simulation) -> None:
     """Peak and final memory of a training step are those of the plain run."""
 

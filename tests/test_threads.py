@@ -119,7 +119,23 @@ def test_threads_under_one_session_are_all_found() -> None:
     assert session.report is not None
     assert session.swallowed
     assert sorted(map(id, session.findings)) == sorted(id(error.report) for error in errors)
+    assert "It was raised in another thread, and did not leave the block" in (
+        session.report.explanation
+    )
+    assert "except clause" not in session.report.explanation
     assert is_alive()
+
+
+def test_an_error_that_a_thread_hands_back_leaves_the_block() -> None:
+    """A pool raises it again where its result is asked for: nothing is said of threads."""
+    with (
+        pytest.raises(cudalens.DeviceAssertError) as caught,
+        cudalens.check() as session,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(FAILING[0][0]).result()
+    assert session.report is caught.value.report
+    assert not session.swallowed and "thread" not in session.report.explanation
 
 
 def overwrite_before_backward(value: int = 50) -> None:

@@ -21,6 +21,12 @@ _OPERATORS = {
     ast.Pow: "**",
     ast.MatMult: "@",
 }
+_NO_TWIN = re.compile(
+    "(apply|bernoulli|cauchy|copy|exponential|fill|fill_diagonal|geometric|log_normal|map|map2"
+    "|normal|random|requires_grad|resize|resize_as|set|share_memory|uniform)_"
+)
+"""Methods in place without one that makes a new tensor of the same values."""
+_STEP = re.compile(r"[\w.\[\]]*\.step\(.*\)")
 
 
 @rule(priority=30)
@@ -31,6 +37,11 @@ def out_of_place(evidence: Evidence) -> Hint | None:
     if not place:
         return None
     code = place.partition(": ")[2]
+    if _STEP.fullmatch(code.strip()):
+        return Hint(
+            text="the step changes the parameters: run backward through this graph before it, or "
+            "the forward pass again after it"
+        )
     return Hint(
         text="make a new tensor instead of changing the one that backward needs",
         fix=_new_tensor(code),
@@ -66,7 +77,11 @@ def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str
     if flagged:
         call.keywords.remove(flagged[0])
     elif isinstance(function, ast.Attribute) and re.fullmatch(r"[a-z]\w*[a-z]_", function.attr):
+        if _NO_TWIN.fullmatch(function.attr):
+            return None
         target = target or ast.unparse(function.value)
+        if function.attr == "zero_":
+            return f"{target} = torch.zeros_like({ast.unparse(function.value)})"
         function.attr = function.attr[:-1]
     else:
         return None

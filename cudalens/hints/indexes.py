@@ -25,6 +25,7 @@ from cudalens.model import Evidence
 
 _WORD = 1 << 32
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
+_QUANTILES = ("quantile", "nanquantile")
 _FLAT = re.compile(r"\.(view|reshape)\(-1\)|\.flatten\(\)|\.ravel\(\)|torch\.flatten\(\w+\)")
 
 
@@ -156,6 +157,21 @@ def actions_beyond_outputs(evidence: Evidence) -> Hint | None:
         f"{ids.size - 1}): it was built for fewer actions than the environment has",
         fix="nn.Linear(in_features, env.action_space.n)  # the last layer",
     )
+
+
+@rule(priority=4)
+def quantile_levels(evidence: Evidence) -> Hint | None:
+    """A level of a quantile lies outside 0 … 1; CUDA reads the sorted values at its rank."""
+    found = fault(evidence)
+    if found is None or (evidence.op.api or "").rpartition(".")[2] not in _QUANTILES:
+        return None
+    last = (found[0].size or 0) - 1
+    ranks = sorted(bad_values(evidence))
+    if last < 1 or not ranks:
+        return None
+    wrong = "below 0" if ranks[0] < 0 else "above 1"
+    text = f"a level q {wrong}: q runs from 0 to 1, the rank q * {last} from 0 to {last}"
+    return Hint(text=text, fix="q / 100  # of percent" if ranks[-1] > 2 * last else None)
 
 
 @rule(priority=14)

@@ -11,6 +11,8 @@ from cudalens.facts import Certainty, Kind
 from cudalens.model import ErrorFacts, Evidence
 
 REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
+_RAISED = "An exception of the host, and no device-side assert: it ends nothing on the GPU."
+"""Of a message that no family knows: linalg.cholesky and bincount ask a kernel first."""
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(
     {
@@ -121,7 +123,7 @@ def verdict_of(evidence: Evidence, *families: str) -> HostVerdict | None:
 def _repeated(error: ErrorFacts, message: str) -> HostVerdict:
     headline = message.strip().split("\n", 1)[0] or error.type_name
     if error.type_name in _HOST_TYPES or _HOST_TYPES & set(error.bases):
-        return HostVerdict(kind="host_error", headline=headline, explanation=REFUSED)
+        return HostVerdict(kind="host_error", headline=headline, explanation=_RAISED)
     return HostVerdict(
         kind="python_error",
         certainty="unknown",

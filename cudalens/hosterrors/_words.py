@@ -23,6 +23,12 @@ STICKY = (
 )
 """Words of CUDA's errors after which this process cannot use the device again."""
 
+NO_ASSERT = (
+    "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints under "
+    "every CUDA error, does not help."
+)
+"""What PyTorch prints under every CUDA error misleads under these."""
+
 _DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -49,7 +55,10 @@ _CASTS = {
     "int32": ".int()",
     "bool": ".bool()",
 }
-_TENSOR_TYPE = re.compile(r"torch\.(?:(cuda|sparse|mps|xpu)\.)?(\w+)Tensor")
+_TENSOR_TYPE = re.compile(
+    r"torch\.(?:(cuda|sparse|mps|xpu)\.)?(\w+)Tensor|\b(CPU|CUDA|MPS|XPU)([A-Z]\w+)Type\b"
+)
+"""torch spells a type as ``torch.cuda.FloatTensor``, the newer ones as ``CUDABFloat16Type``."""
 
 
 def is_sticky(message: str) -> bool:
@@ -70,14 +79,14 @@ def said(shape: Iterable[int]) -> str:
 def dtype(text: str) -> str:
     """Give the dtype that torch's C++ code calls ``long int``, ``Half`` or ``torch.LongTensor``."""
     match = _TENSOR_TYPE.search(text)
-    word = match[2] if match else text.rpartition("::")[2]
+    word = match[2] or match[4] if match else text.rpartition("::")[2]
     return _DTYPES.get(word.strip().lower(), text.strip().removeprefix("torch."))
 
 
 def device_type(text: str) -> str | None:
     """Give the device type in a name such as ``torch.cuda.FloatTensor``."""
     match = _TENSOR_TYPE.search(text)
-    return None if match is None else match[1] or "cpu"
+    return None if match is None else match[1] or (match[3] or "cpu").lower()
 
 
 def cast(name: str) -> str:

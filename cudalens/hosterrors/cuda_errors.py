@@ -9,97 +9,46 @@ import re
 from dataclasses import replace
 
 from cudalens.hosterrors._base import HostVerdict, cuda, family
+from cudalens.hosterrors._words import NO_ASSERT
 from cudalens.model import Evidence
 
-_NO_ASSERT = (
-    "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints under "
-    "every CUDA error, does not help."
+_DEAD = "This process cannot use the GPU again. Next step: restart the kernel and run "
+_UNDER_CHECK = "the cell under %%cudacheck, which waits after each op and names the one at fault."
+_UNDER_SANITIZER = (
+    "the code as a script under NVIDIA's compute-sanitizer, which names the kernel and the address."
 )
-_DEAD = (
-    "This process cannot use the GPU again. Next step: restart the kernel and run the cell under "
-    "%%cudacheck, which waits after each op and names the one at fault."
-)
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_WAITED = "The check waited after each op before this call, and none of them had failed."
 
 
-@family(
-    r"CUDA out of memory\.(?: Tried to allocate (?P<asked>[\d.]+ \w+)\.?)?"
-    r"(?:.*?(?:has a total capacity of |GPU \d+; )(?P<total>[\d.]+ \w+))?"
-    r"(?:.*?(?:of which |already allocated; )(?P<free>[\d.]+ \w+)(?: is)? free)?"
-    r"(?:.*?Of the allocated memory (?P<used>[\d.]+ \w+) is allocated by PyTorch, and "
-    r"(?P<reserved>[\d.]+ \w+) is reserved by PyTorch but unallocated)?"
-)
-def out_of_memory(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """The device has no room for a tensor."""
-    asked, free, total = match["asked"], match["free"], match["total"]
-    headline = "the GPU has no room" + (f" for {asked}" if asked else "")
-    if free and total:
-        headline += f": {free} of {total} is free"
-    held = [text for name, text in evidence.facts if name.startswith("memory.")]
-    parts = [
-        f"PyTorch's tensors take {match['used']}, another {match['reserved']} is reserved and "
-        "unused."
-        if match["used"]
-        else "",
-        f"The largest that your variables hold: {'; '.join(held)}." if held else "",
-        _NO_ASSERT,
-        "The context is intact.",
-        "Next step, the most effective first: "
-        + ", ".join(_memory_fixes(_bytes(asked), _bytes(total), _bytes(match["reserved"])))
-        + ".",
-    ]
-    return cuda(
-        headline,
-        " ".join(filter(None, parts)),
-        "proven",
-        asked=asked,
-        free=free,
-        reserved=match["reserved"],
-    )
+def _has_waited(evidence: Evidence) -> bool:
+    """Tell whether the block was checked with a wait after each op."""
+    return evidence.fact("check.waits") == "yes"
 
 
-def _memory_fixes(asked: float | None, total: float | None, reserved: float | None) -> list[str]:
-    """Give what helps against full memory, in the order of its effect on these numbers."""
-    fixes = [
-        "make the batch smaller or the sequences shorter",
-        "evaluate under torch.no_grad(), and keep loss.item() instead of loss",
-        "del what is no longer needed (in a notebook Out and _ hold results too)",
-        "train in bfloat16 or with gradient checkpointing",
-    ]
-    if asked and total and asked > total:
-        return ["look at the shape: this one tensor is larger than the whole GPU", *fixes[:2]]
-    if asked and reserved and reserved >= asked:
-        # There is room in sum, in pieces that are too small.
-        return ["set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start", *fixes]
-    return fixes
+def _dead(evidence: Evidence) -> str:
+    """Say that the context is gone, and what finds out more than is known by now."""
+    return _DEAD + (_UNDER_SANITIZER if _has_waited(evidence) else _UNDER_CHECK)
 
 
-def _bytes(text: str | None) -> float | None:
-    if text is None:
-        return None
-    number, _, unit = text.partition(" ")
-    return float(number) * _UNITS[unit] if unit in _UNITS else None
-
-
-@family(r"CUDA error: an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS")
+@family(r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS")
 def illegal_access(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel read or wrote memory that is not its own."""
     return cuda(
         "a kernel read or wrote memory that does not belong to it",
-        f"{_NO_ASSERT} No check fired: a kernel without checks used a bad index, a wrong shape or "
-        f"freed memory; custom kernels are the usual place. {_DEAD}",
+        f"{NO_ASSERT} No check fired: a kernel without checks used a bad index, a wrong shape or "
+        f"freed memory; custom kernels are the usual place. {_dead(evidence)}",
         "likely" if evidence.op.name else "unknown",
     )
 
 
-@family(r"CUDA error: misaligned address|CUDA_ERROR_MISALIGNED_ADDRESS")
+@family(r"(?:CUDA error|\[CUDA\]): misaligned address|CUDA_ERROR_MISALIGNED_ADDRESS")
 def misaligned_address(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel used an address that is not a multiple of what it loads."""
     return cuda(
         "a kernel used a misaligned address",
-        f"{_NO_ASSERT} Nor is it an index beyond the end: a kernel that loads several elements at "
+        f"{NO_ASSERT} Nor is it an index beyond the end: a kernel that loads several elements at "
         "once was given memory that starts between them; custom kernels are the usual place. "
-        f"{_DEAD}",
+        f"{_dead(evidence)}",
         "likely" if evidence.op.name else "unknown",
     )
 
@@ -113,7 +62,7 @@ def no_kernel_image(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The installed build has no code for this GPU."""
     return cuda(
         "this build of PyTorch, or of an extension, holds no code for this GPU",
-        f"{_NO_ASSERT} Nothing is wrong with the values or shapes. Next step: compare "
+        f"{NO_ASSERT} Nothing is wrong with the values or shapes. Next step: compare "
         "torch.cuda.get_arch_list() with torch.cuda.get_device_capability(), and install a build "
         "for this GPU.",
         "proven",
@@ -130,7 +79,7 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     which = f"cuda:{number}" if number else "the asked GPU"
     return cuda(
         f"{which} does not exist for this process",
-        f"{_NO_ASSERT} The context is intact. Devices are counted from 0 among those that "
+        f"{NO_ASSERT} The context is intact. Devices are counted from 0 among those that "
         "CUDA_VISIBLE_DEVICES leaves visible. Next step: ask torch.cuda.device_count() how many "
         "there are.",
         "proven",
@@ -153,7 +102,7 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
     found = cuda(
         f"CUDA was asked for, and {reason}",
-        f"{_NO_ASSERT} Nothing was launched. Next step: to try the cell without a GPU, turn on "
+        f"{NO_ASSERT} Nothing was launched. Next step: to try the cell without a GPU, turn on "
         "the rehearsal with %cudacheck simulate or cudalens.simulate() before it.",
         "proven",
     )
@@ -165,7 +114,7 @@ def old_driver(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The driver is older than the CUDA version of the build."""
     return cuda(
         "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
-        f"{_NO_ASSERT} Nothing is wrong with the code. Next step: renew the driver, or install a "
+        f"{NO_ASSERT} Nothing is wrong with the code. Next step: renew the driver, or install a "
         "PyTorch build for the CUDA version that it knows.",
         "proven",
     )
@@ -178,7 +127,7 @@ def nccl(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The library that talks between GPUs gave up."""
     return cuda(
         "NCCL, which carries tensors between GPUs, reported an error",
-        f"{_NO_ASSERT} Nor is it often the cause: another rank that failed or waits elsewhere "
+        f"{NO_ASSERT} Nor is it often the cause: another rank that failed or waits elsewhere "
         "shows here as an error or a timeout. Next step: look for the first rank that reported "
         "something else.",
         "unknown",
@@ -193,15 +142,20 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A library of CUDA's failed, which an earlier fault often causes."""
     status = match[0].removeprefix("cuDNN error: ")
     memory = "ALLOC_FAILED" in status or "NOT_INITIALIZED" in status
-    reason = (
-        "Full memory is a common reason; an assert of an earlier op is another."
-        if memory
-        else "An assert or illegal access of an earlier op often shows here first."
-    )
+    if _has_waited(evidence):
+        reason = _WAITED
+        step = "look at torch.cuda.memory_summary()" if memory else "look at the shapes and dtypes"
+    else:
+        reason = (
+            "Full memory is a common reason; an assert of an earlier op is another."
+            if memory
+            else "An assert or illegal access of an earlier op often shows here first."
+        )
+        step = "run the cell under %%cudacheck, which waits for each op"
     return cuda(
         f"a library of CUDA's failed with {status}",
         f"The status itself is no device-side assert, and the call on this line is not proven to "
-        f"be wrong. {reason} Next step: run the cell under %%cudacheck, which waits for each op.",
+        f"be wrong. {reason} Next step: {step}.",
         "unknown",
         status=status,
         is_memory=memory,
@@ -217,8 +171,8 @@ def launch_failure(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was ended by the hardware."""
     return cuda(
         f"a kernel was ended by the hardware: {match[0].removeprefix('CUDA error: ')}",
-        f"{_NO_ASSERT} No check fired: invalid memory use in a custom kernel is the usual cause, "
-        f"a faulty GPU a rare one. {_DEAD}",
+        f"{NO_ASSERT} No check fired: invalid memory use in a custom kernel is the usual cause, "
+        f"a faulty GPU a rare one. {_dead(evidence)}",
         "likely" if evidence.op.name else "unknown",
     )
 
@@ -228,8 +182,8 @@ def launch_timeout(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel ran longer than the system lets a kernel run."""
     return cuda(
         "a kernel ran too long and was ended by the system",
-        f"{_NO_ASSERT} A loop that does not end in a custom kernel is the usual cause, or a GPU "
-        f"that also drives a display. {_DEAD}",
+        f"{NO_ASSERT} A loop that does not end in a custom kernel is the usual cause, or a GPU "
+        f"that also drives a display. {_dead(evidence)}",
         "likely" if evidence.op.name else "unknown",
     )
 
@@ -239,7 +193,7 @@ def launch_refused(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was launched with sizes that the device does not take."""
     return cuda(
         "a kernel was launched with more blocks, threads or registers than the GPU has",
-        f"{_NO_ASSERT} The context is intact. Empty or very large tensors and custom kernels are "
+        f"{NO_ASSERT} The context is intact. Empty or very large tensors and custom kernels are "
         "the usual causes. Next step: look at the shapes on this line.",
         "likely",
     )
@@ -250,20 +204,34 @@ def forked(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A worker process was forked from one that uses CUDA, and uses it too."""
     return cuda(
         "a forked worker process uses CUDA, which its parent had started",
-        f"{_NO_ASSERT} A CUDA context does not survive a fork. Next step: let the dataset return "
+        f"{NO_ASSERT} A CUDA context does not survive a fork. Next step: let the dataset return "
         "CPU tensors and move the batch afterwards.",
         "proven",
     )
 
 
-@family(r"^CUDA error: (?P<what>[^\n]+)")
+@family(r"all CUDA-capable devices are busy or unavailable")
+def device_busy(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """No context can be made on the GPU."""
+    return cuda(
+        "CUDA could not start on the GPU: it is busy or unavailable",
+        f"{NO_ASSERT} Nothing of this process was launched. Next step: see in nvidia-smi whether "
+        "another process has the GPU for itself (compute mode), or the GPU reports an error.",
+        "proven",
+    )
+
+
+@family(
+    r"^(?:CUDA error|CUDA driver error|Triton Error \[CUDA\]): (?!out of memory)(?P<what>[^\n]+)"
+)
 def other_cuda_error(evidence: Evidence, match: re.Match[str]) -> HostVerdict | None:
     """Another error of CUDA's."""
     if "device-side assert" in match["what"]:
         return None
-    return cuda(
-        f"CUDA reported: {match['what']}",
-        f"{_NO_ASSERT} Calls run asynchronously, so an earlier op can be the cause. Next step: "
-        "run the cell under %%cudacheck, which waits for each op.",
-        "unknown",
+    rest = (
+        f"{_WAITED} Next step: look at the arguments on this line."
+        if _has_waited(evidence)
+        else "Calls run asynchronously, so an earlier op can be the cause. Next step: run the cell "
+        "under %%cudacheck, which waits for each op."
     )
+    return cuda(f"CUDA reported: {match['what']}", f"{NO_ASSERT} {rest}", "unknown")

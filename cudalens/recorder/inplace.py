@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -16,7 +16,9 @@ from cudalens.recorder.sites import SiteReader, entries_of
 from cudalens.source import StackEntry
 
 _COMPLAINT: Final = re.compile(
-    r"modified by an inplace operation: \[torch\.(?:\w+\.)?(?P<type>\w+)Tensor "
+    # "torch.cuda.FloatTensor"; torch spells CUDABFloat16Type and CUDABoolType as they are inside.
+    r"modified by an inplace operation: \[(?:torch\.(?:\w+\.)?|CPU|CUDA|XPU|MPS)"
+    r"(?P<type>[A-Z]\w*?)(?:Tensor|Type) "
     r"\[(?P<shape>[\d, ]*)\]\](?:, which is output (?P<output>\d+) of (?P<node>[\w:]+),)? "
     r"is at version (?P<found>\d+); expected version (?P<saved>\d+)"
 )
@@ -25,6 +27,7 @@ _DTYPES: Final = {
     "Double": torch.float64,
     "Half": torch.float16,
     "BFloat16": torch.bfloat16,
+    "ComplexHalf": torch.complex32,
     "ComplexFloat": torch.complex64,
     "ComplexDouble": torch.complex128,
     "Long": torch.int64,
@@ -107,29 +110,38 @@ def find_modified(calls: Sequence[Call], complaint: Complaint) -> ModifiedTensor
         return fitting[0]
     if len({tuple(write.step.source for write in item.written_by) for item in fitting}) != 1:
         return None
-    return ModifiedTensor(
-        complaint=complaint, made_by=None, written_by=fitting[0].written_by, read_by=()
-    )
+    written_by = tuple(map(_of_one_line, zip(*(item.written_by for item in fitting), strict=True)))
+    return ModifiedTensor(complaint=complaint, made_by=None, written_by=written_by, read_by=())
 
 
-def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[Call]]]:
-    """Give each tensor that was written to, by its base when a view was, with the writes."""
-    written: dict[int, tuple[Ref, list[Call]]] = {}
+def _of_one_line(writes: tuple[Write, ...]) -> Write:
+    """Give what writes of one line have in common: the op only where all have the same."""
+    if len({write.step.op for write in writes}) == 1:
+        return writes[0]
+    return replace(writes[0], step=replace(writes[0].step, op=None))
+
+
+def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, int]]]]:
+    """Give each tensor that was written to, by its base when a view was, with the writes.
+
+    Of each write the call, and the version of the tensor before it.
+    """
+    written: dict[int, tuple[Ref, list[tuple[Call, int]]]] = {}
     for call in calls:
-        if call.version is not None:
-            target = call.output if call.base is None else call.base
-            written.setdefault(id(target), (target, []))[1].append(call)
+        for tensor, version, base in call.written:
+            if version is not None:
+                target = tensor if base is None else base
+                written.setdefault(id(target), (target, []))[1].append((call, version))
     return list(written.values())
 
 
 def _fit(
-    calls: Sequence[Call], target: Ref, writes: Sequence[Call], complaint: Complaint
+    calls: Sequence[Call],
+    target: Ref,
+    writes: Sequence[tuple[Call, int]],
+    complaint: Complaint,
 ) -> ModifiedTensor | None:
-    between = [
-        (call, call.version)
-        for call in writes
-        if call.version is not None and complaint.saved <= call.version < complaint.found
-    ]
+    between = [item for item in writes if complaint.saved <= item[1] < complaint.found]
     if [version for _, version in between] != list(range(complaint.saved, complaint.found)):
         return None
     earlier = [call for call in calls if call.seq < between[0][0].seq]
@@ -140,6 +152,7 @@ def _fit(
         if _has_meta(alias, _maker(earlier, alias), complaint)
         and (
             _is_result_of(_maker(earlier, alias), complaint.made_by)
+            or (complaint.made_by is None and _has_no_node(alias, complaint))
             # A saved input is said to come from its newest node: that of a write.
             or any(is_node_of(complaint.made_by or "", call.facts.name) for call, _ in between)
         )
@@ -211,6 +224,14 @@ def _has_meta(tensor: Ref, maker: Call | None, complaint: Complaint) -> bool:
     position = next(index for index, item in enumerate(maker.outputs) if item is tensor)
     shape, dtype = maker.metas[position]
     return shape is not None and tuple(shape) == complaint.shape and dtype == complaint.dtype
+
+
+def _has_no_node(tensor: Ref, complaint: Complaint) -> bool:
+    """Tell whether a tensor certainly is the result of no autograd node: a mask, an index."""
+    if not complaint.dtype.is_floating_point and not complaint.dtype.is_complex:
+        return True
+    living = tensor()
+    return living is not None and not living.requires_grad
 
 
 def _is_result_of(maker: Call | None, node_name: str | None) -> bool:

@@ -22,12 +22,15 @@ from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies
 from cudalens.recorder.ops import (
     OpFacts,
+    Version,
+    Wrote,
     describe_results,
     references,
     tensors_in,
     version_and_base,
 )
 from cudalens.recorder.sites import Site, SiteReader, SiteTracker
+from cudalens.recorder.writes import count_writes, versions_before
 
 Watch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _MAX_LIMITS = 20
@@ -41,8 +44,7 @@ class RecordingMode(_seam.RecorderMode):
 
     Args:
         max_ops: how many of the last ops are kept.
-        sync: wait for the device after each op on an accelerator, so that a fault is raised by
-            the op that caused it.
+        sync: wait for the device after each of its ops, so that the op at fault raises the fault.
         copy_budget: bytes of arguments copied to the host before each op that is not torch's own.
         watch: called after each op with the op, its arguments and its result; what it raises is
             raised by the op.
@@ -150,11 +152,15 @@ class RecordingMode(_seam.RecorderMode):
         return result
 
     def _learn(self, func: Any) -> OpFacts:
-        facts = self._facts[id(func)] = OpFacts(func)
-        return facts
+        return self._facts.setdefault(id(func), OpFacts(func))
 
     def _note_several(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Any, result: Any
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        result: Any,
+        written: tuple[Version, ...] = (),
     ) -> None:
         """Record a call that gave back no tensor, several, or one that is not plain.
 
@@ -165,6 +171,8 @@ class RecordingMode(_seam.RecorderMode):
             # Fused optimizers write to lists of tensors and give nothing back.
             is_brief = site.__class__ is Site and site.is_brief and not facts.writes
             reads = None if is_brief else references(args, kwargs)
+            if written and reads is not None:
+                reads = Wrote(reads, written)
             outputs, shapes, dtypes = describe_results(result)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, outputs, shapes, dtypes))
@@ -193,14 +201,10 @@ class RecordingMode(_seam.RecorderMode):
         """Run an op that is not torch's own, of higher order, or a range of the profiler."""
         if facts.is_range:
             return self._range(facts, args, kwargs)
-        copies: dict[str, Tensor] = {}
-        if facts.is_foreign:
-            try:
-                copies = host_copies(facts.named(args, kwargs), self._copy_budget)
-            except Exception as trouble:
-                self._trouble("arguments were not copied to the host", trouble)
+        copies, written = self._before(facts, args, kwargs)
         try:
             result = facts.call(*args, **kwargs)
+            count_writes(facts, written)
             if self._sync:
                 self._synchronise_one(args, kwargs, result)
             if self._watch is not None:
@@ -209,10 +213,25 @@ class RecordingMode(_seam.RecorderMode):
             self._failed(facts, args, kwargs, error, copies)
             args, kwargs, result = (), {}, None
             raise
-        self._note_several(facts, args, kwargs, result)
+        self._note_several(facts, args, kwargs, result, written)
         # Without synchronising, its fault may surface in the next op.
         self._foreign = (facts.name, copies) if copies else None
         return result
+
+    def _before(
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], tuple[Version, ...]]:
+        """Take what the call may destroy: its arguments' values, versions of what it writes."""
+        copies: dict[str, Tensor] = {}
+        written: tuple[Version, ...] = ()
+        try:
+            if facts.writes_several:
+                written = versions_before(facts, facts.named(args, kwargs))
+            if facts.is_foreign:
+                copies = host_copies(facts.named(args, kwargs), self._copy_budget)
+        except Exception as trouble:
+            self._trouble("arguments were not copied to the host", trouble)
+        return copies, written
 
     def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = facts.call(*args, **kwargs)

@@ -24,14 +24,8 @@ death, as long as somebody holds it.  So ``is`` tells whether two calls saw the 
 _BUILT_IN = frozenset({"aten", "prims"})
 NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device})
 """Classes of arguments that hold no tensor."""
-_SHORT = {
-    torch.bool: "bool",
-    torch.bfloat16: "bf16",
-    torch.uint8: "u8",
-    torch.uint16: "u16",
-    torch.uint32: "u32",
-    torch.uint64: "u64",
-}
+_SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}
+_SHORT |= {getattr(torch, f"uint{bits}"): f"u{bits}" for bits in (8, 16, 32, 64)}
 
 
 _SHIFTS = {"aten::add.Tensor": 1, "aten::sub.Tensor": -1, "aten::add_.Tensor": 1}
@@ -47,6 +41,20 @@ class Shifted(list[Ref]):
     def __init__(self, reads: list[Ref], by: int) -> None:
         super().__init__(reads)
         self.by = by
+
+
+Version = tuple[Ref, int | None, Ref | None]
+"""A tensor that is written to, its version before, and its base when it is a view."""
+
+
+class Wrote(list[Ref]):
+    """The tensors that a call read, and those that it wrote to where that are several."""
+
+    __slots__ = ("versions",)
+
+    def __init__(self, reads: list[Ref], versions: tuple[Version, ...]) -> None:
+        super().__init__(reads)
+        self.versions = versions
 
 
 class OpFacts:
@@ -66,6 +74,7 @@ class OpFacts:
         "reads_first_only",
         "shift",
         "writes",
+        "writes_several",
     )
 
     def __init__(self, op: Any) -> None:
@@ -77,12 +86,12 @@ class OpFacts:
         self.shift = _SHIFTS.get(self.full_name, 0)
         """The sign with which a number as second argument moves the values; 0 for most ops."""
         self.is_view: bool = overload and bool(op.is_view)
-        self.is_special = not overload or op.namespace not in _BUILT_IN
+        is_own = overload and op.namespace in _BUILT_IN
         self.is_range_start = self.name.startswith("profiler::_record_function_enter")
         self.is_range = self.is_range_start or self.name.startswith(
             "profiler::_record_function_exit"
         )
-        self.is_foreign = overload and self.is_special and not self.is_range
+        self.is_foreign = overload and not is_own and not self.is_range
         """Whether a library other than torch brought this op."""
         arguments: list[Any] = op._schema.arguments if overload else []
         self.writes: tuple[str, ...] = tuple(
@@ -98,6 +107,12 @@ class OpFacts:
             and str(arguments[0].type) == "Tensor"
             and self.writes == (arguments[0].name,)
         )
+        self.writes_several = bool(self.writes) and (
+            (self.is_foreign and not self.is_in_place)
+            or any("List" in str(item.type) for item in arguments if item.name in self.writes)
+        )
+        """Whether what it writes to has to be noted apart, since it does not give it back."""
+        self.is_special = not is_own or self.writes_several
 
     @property
     def full_name(self) -> str:
@@ -175,6 +190,13 @@ class Call(NamedTuple):
         """The tensor whose view was written to, when it was a view."""
         is_noted = self.facts.is_in_place and not isinstance(self.output, tuple)
         return self.dtype if is_noted else None
+
+    @property
+    def written(self) -> tuple[Version, ...]:
+        """The tensors that the call is known to have written to."""
+        if isinstance(self.reads, Wrote):
+            return self.reads.versions
+        return () if self.version is None else ((self.output, self.version, self.base),)
 
 
 def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
