@@ -39,6 +39,7 @@ from cudalens.guarding import PROCESS
 from cudalens.intercept import GuardedCall
 from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.observations import observe
+from cudalens.repeats import is_repeated
 from cudalens.replay import replay
 from cudalens.tensorfacts import (
     bad_key,
@@ -78,6 +79,8 @@ class Limits:
 
 def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
     """Make the report of a guard's finding, tell who listens, and give the exception to raise."""
+    if violation.is_silent and is_repeated(violation):
+        return None
     violation = replace(
         violation, op=str(call.op._schema.name), overload=str(call.op._overloadname)
     )

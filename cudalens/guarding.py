@@ -73,6 +73,11 @@ class Guarding:
         own = [item for thread, item in opened if thread == here or here not in threads]
         return own[-1] if own else None
 
+    @property
+    def audience(self) -> object:
+        """Give whom a finding of this thread is for: its session, else the installation itself."""
+        return self.listener or self._interceptor or self
+
     def acquire(self, make: MakeInterceptor) -> None:
         """Want the guards once more; installs them when they are not there.
 

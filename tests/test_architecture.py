@@ -30,8 +30,8 @@ _BY_LAYER = {
     """,
     4: """
         callarguments calling collect conclusion environment explain failedop guarding
-        livememory lostcontext observations postmortem process refused rehearsal session
-        tensorfacts
+        livememory lostcontext observations postmortem process refused rehearsal repeats
+        session tensorfacts
     """,
     5: """
         __main__ cellrun demo magics options publish rewrite status usertrace watch

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from cudalens import (
     DeviceIndexError,
     DeviceValueError,
     Report,
+    collect,
     guards,
     simulate,
 )
@@ -519,6 +521,33 @@ def test_a_silent_finding_is_a_warning() -> None:
     assert not session.report.prevented
     assert not session.swallowed
     assert len(session.warnings) == 1
+
+
+def take(index: int) -> Tensor:
+    return torch.take_along_dim(torch.zeros(3, device="cuda"), cuda(index), 0)
+
+
+def test_a_loop_makes_one_report_of_a_silent_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line once, and once more in the next check: the rest costs no report."""
+    made = Mock(wraps=collect._report_of)
+    monkeypatch.setattr(collect, "_report_of", made)
+    for _ in range(2):
+        with cudalens.check(fast=True) as session:
+            for index in (2, 3, 4, 5):
+                take(index)
+            take_along = [torch.take_along_dim(cuda(0.0), cuda(1), 0) for _ in range(3)]
+        assert len(session.warnings) == 2
+        assert len(take_along) == 3
+    assert made.call_count == 4
+
+
+def test_guards_that_are_installed_again_tell_again() -> None:
+    """Without a session every installation starts anew."""
+    for _ in range(2):
+        with cudalens.guard(), warnings.catch_warnings(record=True) as got:
+            warnings.simplefilter("always")
+            take(2), take(3), take(4)
+        assert [item.category for item in got] == [cudalens.SilentFindingWarning]
 
 
 def test_a_silent_finding_without_a_session_is_a_python_warning() -> None:
