@@ -87,7 +87,7 @@ def run_cell(page: Page, number: int) -> Locator:
 
 def wait_for_lens(page: Page) -> None:
     """Wait until the lens is there and its own module runs."""
-    page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=WAIT_MS)
+    page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=WAIT_MS // 2)
 
 
 class Reader:
