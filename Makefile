@@ -67,7 +67,7 @@ $(VENV)/.browser: $(STAMP)
 browser: $(VENV)/.browser ## install what drives a browser, and Chromium where it is missing
 
 test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pictures in build/browser
-	$(BIN)/python -m pytest tests/browser -m browser
+	$(BIN)/python -m pytest tests/browser -m browser --reruns 2
 
 pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
 	$(BIN)/python tests/browser/pictures.py docs
