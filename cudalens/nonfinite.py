@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cudalens import _torch
-from cudalens.facts import Bounds, Offender, Violation
+from cudalens.facts import Bounds, Offender, Offenders, Violation
 from cudalens.interrupts import Uninterrupted
 from cudalens.values import find_offenders, number
 
@@ -161,16 +161,22 @@ def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tenso
         overload=str(op._overloadname),
         argument="",
         headline=f"{name} made {first.value} at {at or 'its result'}{given}",
-        explanation=(
-            f"{offenders.count} of {offenders.total} values of the result are not finite, "
-            "and none of them was among the inputs."
-        ),
+        explanation=_how_many(offenders),
         offenders=offenders,
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
         notes=tuple((f"nonfinite.{name}", value) for name, value in inputs),
     )
+
+
+def _how_many(offenders: Offenders) -> str:
+    if offenders.total == 1:
+        return "The result is not finite, and it was not among the inputs."
+    counted = f"{offenders.count} of {offenders.total} values of the result"
+    if offenders.count == 1:
+        return f"{counted} is not finite, and it was not among the inputs."
+    return f"{counted} are not finite, and none of them was among the inputs."
 
 
 def _inputs_at(

@@ -171,9 +171,9 @@ def op_path(op: OpName) -> str:
 
 
 def bad_count(report: Report) -> str:
-    """Give ``3 of 32 values are bad``, empty when no values were counted."""
+    """Give ``3 of 32 values are bad``, empty when there was nothing to count."""
     found = report.offenders
-    if found is None or not found.count:
+    if found is None or not found.count or found.total == 1:
         return ""
     verb = "is" if found.count == 1 else "are"
     return f"{found.count} of {found.total} values {verb} bad"
