@@ -268,6 +268,21 @@ def test_an_assert_waits_for_a_sync_and_then_sticks() -> None:
     assert not state.is_poisoned
 
 
+@pytest.mark.parametrize(("rows", "is_refused"), [(2, False), (3, True)])
+def test_a_call_that_is_refused_on_the_host_launches_nothing(rows: int, is_refused: bool) -> None:
+    """A bad index in a call of the wrong shape never reaches the device."""
+    with simulate.start(announce=False) as sim:
+        target = torch.zeros(3, 4, device="cuda")
+        index = torch.tensor([0, 7], device="cuda")
+        source = torch.ones(rows, 4, device="cuda")
+        if is_refused:
+            with pytest.raises(RuntimeError, match="Number of indices"):
+                target.index_add_(0, index, source)
+        else:
+            target.index_add_(0, index, source)
+        assert (sim.pending is None) == is_refused
+
+
 def test_the_first_assert_wins_and_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     """The line goes to file descriptor 2 when the error is raised, and never again."""
     state = DeviceState(blocking=False)

@@ -98,19 +98,18 @@ def _generator(runtime: Runtime, given: Any) -> Any:
     return given
 
 
-def apply_rule(runtime: Runtime, facts: OpFacts, host: list[Any]) -> None:
-    """Record the device assert that these values cause and replace them by harmless ones."""
+def apply_rule(runtime: Runtime, facts: OpFacts, host: list[Any]) -> AssertHit | None:
+    """Replace values that the kernel asserts on by harmless ones; tell which assert they cause."""
     rule = runtime.rules.get(facts.name)
     if rule is None:
-        return
+        return None
     names = [argument.name for argument in facts.arguments]
     outcome = rule(dict(zip(names, host, strict=True)))
     if outcome is None:
-        return
+        return None
     for name, value in outcome.repaired.items():
         host[names.index(name)] = value
-    if isinstance(outcome, AssertHit):
-        runtime.state.device_assert(facts.name, outcome.text)
+    return outcome if isinstance(outcome, AssertHit) else None
 
 
 def call_cpu(facts: OpFacts, host: Sequence[Any]) -> Any:
@@ -222,10 +221,13 @@ def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
             return call_cpu(facts, values)
         check_devices(facts, values)
     host = lower(runtime, facts, values)
-    apply_rule(runtime, facts, host)
+    hit = apply_rule(runtime, facts, host)
     if _waits(facts, host):
         runtime.state.sync()
     result = _call_with_outs(facts, values, host) if facts.outs else call_cpu(facts, host)
+    if hit is not None:
+        # Only now: a call that torch refuses on the host never reaches the device.
+        runtime.state.device_assert(facts.name, hit.text)
     if facts.written_lists:
         # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
         for i in facts.written_lists:
