@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 CUDA_DEVICE_TYPE: Final = 1
 PRIVATE_USE_SLOT: Final = 20
 WORD: Final = ctypes.sizeof(ctypes.c_void_p)
@@ -148,3 +150,10 @@ def storage_deleter(storage: Any) -> int:
         if words[i] == data:
             return words[i + 1]
     return 0
+
+
+def kernels_in_python() -> frozenset[str]:
+    """Return the aten ops for which torch itself brings a CUDA kernel written in Python."""
+    registry = getattr(getattr(torch, "_native", None), "registry", None)
+    libraries = getattr(registry, "_aten_override_libs", getattr(registry, "_libs", {}))
+    return frozenset(f"aten::{name}" for name, key in libraries if key == "CUDA")

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import GenericKernel, Runtime
 from cudalens.simulate.opfacts import full_name
 from cudalens.simulate.refusal import not_rehearsed
@@ -90,9 +91,11 @@ def _needs_override(name: str, runtime: Runtime) -> bool:
 def _override_names(runtime: Runtime) -> Iterator[str]:
     """Yield every op whose own kernel would run instead of the fallback."""
     registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
+    torchs_own = kernels_in_python()
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, short = name.partition("::")
-        is_users = f"{namespace}/{short}/CUDA" in registered_in_python
+        is_python = f"{namespace}/{short}/CUDA" in registered_in_python
+        is_users = is_python and name not in torchs_own
         if not is_users and _needs_override(name, runtime):
             yield name
 
