@@ -1,4 +1,4 @@
-"""The assertion texts of torch 2.13's CUDA kernels and of older releases, with their meanings.
+"""The assertion texts of the CUDA kernels of torch up to 2.14, with their meanings.
 
 Names of ops and of the arguments at fault are those of the schemas, without ``aten::``.
 """
@@ -132,6 +132,11 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "the repeats do not add up to output_size",
     ),
     ("repeat >= 0", "repeat_interleave:repeats", "a number of repeats is negative"),
+    (
+        "repeat >= 0 && start >= 0 && end <= result_size",
+        "repeat_interleave:repeats",
+        "a number of repeats is negative, or they reach beyond output_size",
+    ),
     (
         "maxind >= 0 && maxind < outputImageSize",
         "max_unpool2d:indices",

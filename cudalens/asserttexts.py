@@ -1,6 +1,6 @@
 """Translate the assertions that CUDA prints: which ops, which argument, what it means.
 
-The built-in table holds the texts of the kernels of torch 2.13 and those of older releases.  Texts
+The built-in table holds the texts of the kernels of torch 2.14 and those of older releases.  Texts
 that the GPU suite met on hardware are read from ``data/assert_texts_<version>.json`` where present;
 they fill gaps and replace nothing.
 """

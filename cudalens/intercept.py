@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens import _torch, routes
+from cudalens.assertsites import as_printed_by
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, full_name
 from cudalens.guards._base import Check, schema_parameters
@@ -190,6 +192,9 @@ class Interceptor:
         if not isinstance(found, Violation):
             msg = f"it gave {type(found).__name__}"
             raise TypeError(msg)
+        if found.device_text is not None:
+            printed = as_printed_by(torch.__version__, found.device_text)
+            found = replace(found, device_text=printed)
         call = GuardedCall(
             op=op,
             guard=guard,

@@ -15,9 +15,7 @@ from cudalens.model import Report
 
 def acquire() -> None:
     """Want the guards once more; :meth:`PROCESS.release` undoes it."""
-    PROCESS.acquire(
-        lambda devices: Interceptor(on_violation, PROCESS.trouble, devices=devices)
-    )
+    PROCESS.acquire(lambda devices: Interceptor(on_violation, PROCESS.trouble, devices=devices))
 
 
 def install() -> None:

@@ -18,9 +18,9 @@ _BY_LAYER = {
         codec errors facts fallback graphfacts model parsing places snapshots version
     """,
     1: """
-        _torch apiname assertlines asserttable asserttexts assertverdict diagnose directcall
-        evaluate expressions files hints hosterrors interrupts modules origin render
-        source stack syntax values
+        _torch apiname assertlines assertsites asserttable asserttexts assertverdict diagnose
+        directcall evaluate expressions files hints hosterrors interrupts modules origin
+        render source stack syntax values
     """,
     2: """
         guards routes simulate

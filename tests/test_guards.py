@@ -24,6 +24,7 @@ from cudalens.guards import GUARDS, Guard, all_guards, catalogue_rows, full_name
 from cudalens.guards._base import _overloads, make_guard, resolve, schema_parameters
 from cudalens.guards._unguarded import LEFT_OUT, UNGUARDABLE
 from cudalens.intercept import GuardedCall, Interceptor
+from tests.releases import here
 
 INVENTORY = json.loads((Path(__file__).parent / "data" / "device_asserts.json").read_text("utf-8"))
 REACHABLE = {record["id"]: record for record in INVENTORY if record["reachable"]}
@@ -236,7 +237,9 @@ def test_device_text_is_the_inventory_s(entry: Guard) -> None:
     with guarded() as collector, pytest.raises(Stopped):
         evaluate(entry.violates)
     text = collector.found[0][1].device_text
-    known = {_printed(line) for name in entry.records for line in REACHABLE[name]["stderr_text"]}
+    known = {
+        _printed(here(line)) for name in entry.records for line in REACHABLE[name]["stderr_text"]
+    }
     if text is not None:
         assert _printed(text) in known
     else:

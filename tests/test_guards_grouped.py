@@ -10,6 +10,7 @@ import torch
 from torch import tensor
 
 from tests.cpu_guards import Collector, guarded, positions
+from tests.releases import here
 
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ def test_grouped_offsets(
     assert (positions(found) if found else []) == bad
     if found:
         assert found.device_text is not None
-        assert found.device_text.startswith(f"GroupMMCommon.cuh:{line}: ")
+        assert found.device_text.startswith(here(f"GroupMMCommon.cuh:{line}: "))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -124,8 +125,10 @@ def test_scaled_grouped_offsets(
     error = guards.unguarded(call)
     assert isinstance(error, NotImplementedError)  # no kernel on the CPU
     found = [violation for _, violation in guards.found]
-    assert [item for violation in found for item in positions(violation)] == bad
-    assert all((violation.device_text or "").startswith(line) for violation in found)
+    # torch 2.14 serves the call through another guarded op, which says the same.
+    said = [positions(violation) for violation in found]
+    assert said[:1] == said[-1:] == ([bad] if bad else [])
+    assert all((violation.device_text or "").startswith(here(line)) for violation in found)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +155,10 @@ def test_four_bit_groups(
     error = guards.unguarded(call)
     assert isinstance(error, NotImplementedError)  # no kernel on the CPU
     found = [violation for _, violation in guards.found]
-    assert [item for violation in found for item in positions(violation)] == bad
-    assert all((violation.device_text or "").startswith(line) for violation in found)
+    # torch 2.14 serves the call through another guarded op, which says the same.
+    said = [positions(violation) for violation in found]
+    assert said[:1] == said[-1:] == ([bad] if bad else [])
+    assert all((violation.device_text or "").startswith(here(line)) for violation in found)
 
 
 def test_scales_that_are_no_recipe_are_the_host_s(guards: Collector) -> None:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.guards import losses
 from tests.cpu_guards import Collector, Stopped, guarded, positions, strided, transposed
+from tests.releases import here
 
 aten = torch.ops.aten
 
@@ -258,7 +259,7 @@ def test_device_text_follows_the_kernel(
     target = torch.full(() if scores.dim() == 1 else (1, *scores.shape[2:]), 3)
     found = guards.look(lambda: F.nll_loss(scores, target, reduction=reduction))
     assert found is not None and found.device_text is not None
-    assert found.device_text.startswith(line)
+    assert found.device_text.startswith(here(line))
 
 
 def test_each_thread_gets_its_own_error(guards: Collector) -> None:

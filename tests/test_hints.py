@@ -454,9 +454,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         pytest.param(lambda: given.bce([0.0, 1.5], "target"), None, id="no labels"),
         pytest.param(lambda: given.bce([0.5, math.inf]), None, id="infinite"),
         pytest.param(lambda: given.drawn([0.5, -1e-9]), None, id="rounded below 0"),
-        pytest.param(
-            lambda: given.drawn([0.5, math.inf, math.nan]), "nan_before", id="both"
-        ),
+        pytest.param(lambda: given.drawn([0.5, math.inf, math.nan]), "nan_before", id="both"),
     ],
 )
 def test_one_step_away(build: Callable[[], Evidence], expected: str | None) -> None:

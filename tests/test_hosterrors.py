@@ -1178,9 +1178,7 @@ CUDA_TEXTS = [
 
 
 @pytest.mark.parametrize(("message", "headline", "usable"), CUDA_TEXTS)
-def test_each_cuda_error_is_told_apart(
-    message: str, headline: str, usable: bool | None
-) -> None:
+def test_each_cuda_error_is_told_apart(message: str, headline: str, usable: bool | None) -> None:
     """By its text alone: what it is, whether a device is still usable; no assert is claimed."""
     report = report_of(message, type_name="AcceleratorError")
     assert (report.kind, report.headline) == ("cuda_error", headline)

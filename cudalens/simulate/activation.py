@@ -24,7 +24,7 @@ from cudalens.simulate.special import SPECIAL_KERNELS
 from cudalens.simulate.state import DeviceState
 from cudalens.simulate.surface import patch_surface
 
-TESTED: Final = ("2.11", "2.13")
+TESTED: Final = ("2.11", "2.12", "2.13", "2.14")
 ANNOUNCEMENT: Final = (
     "Rehearsal device: cuda code runs on the CPU, and out-of-range values fail late and stick as"
     " on CUDA. Not a GPU."

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from cudalens.simulate.asserts_rule import (
     Arguments,
-    AssertHit,
     Assertion,
     Outcome,
     Repair,
@@ -114,7 +113,7 @@ _MULTI_MARGIN = Assertion(
 )
 
 
-def _check_target(args: Arguments, classes: int, site: Assertion) -> AssertHit | None:
+def _check_target(args: Arguments, classes: int, site: Assertion) -> Outcome:
     target, ignored = args["target"], int(args["ignore_index"])
     # Compared as int64: -100 would turn into 156 in a comparison with uint8.
     wide = target.to(torch.int64)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.assertsites import as_printed_by
+
 Arguments = Mapping[str, Any]
 INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -29,8 +31,8 @@ class Repair:
 class AssertHit(Repair):
     """Describe one device assert: the line CUDA prints, and arguments the CPU kernel can run with.
 
-    record: id of the assertion in the inventory of torch 2.13.0, whose line numbers `text` carries;
-    empty for a rule of the user's own.
+    text: as the installed release of torch prints it.
+    record: id of the assertion in the inventory of torch 2.13.0, empty for a rule of the user's.
     """
 
     text: str
@@ -50,12 +52,18 @@ class Assertion:
     function: str
     expression: str
 
-    def hit(self, /, **repaired: object) -> AssertHit:
-        """Return the hit for this site, the repaired arguments by schema name."""
-        text = (
+    def hit(self, /, **repaired: object) -> Repair:
+        """Return the hit for this site, the repaired arguments by schema name.
+
+        A release whose kernel has no such assertion goes on in silence.
+        """
+        text = as_printed_by(
+            torch.__version__,
             f"{self.site}: {self.function}: block: [0,0,0], thread: [0,0,0] "
-            f"Assertion `{self.expression}` failed."
+            f"Assertion `{self.expression}` failed.",
         )
+        if text is None:
+            return Repair(repaired=repaired)
         return AssertHit(text=text, record=self.record, repaired=repaired)
 
 

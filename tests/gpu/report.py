@@ -28,8 +28,8 @@ with a CUDA device, nothing in this project is verified on hardware:
 | what | on a GPU | on the rehearsal device |
 | --- | --- | --- |
 | guards stop the op before its launch, CUDA stays usable | not yet run | yes, in `make test` |
-| assertion texts per torch version | not yet harvested | taken from the wheel's disassembled \
-kernels (torch 2.13.0) |
+| assertion texts per torch version | not yet harvested | read from the disassembled \
+kernels of the wheels |
 | synchronisation after each op names the failing op | not yet run | yes, in `make test` |
 | overhead with a busy queue | not yet measured | not measurable there |
 """

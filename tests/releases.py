@@ -1,0 +1,22 @@
+"""What the kernels of torch 2.13.0 print, in the words of the release that the tests run on."""
+
+from __future__ import annotations
+
+import torch
+
+from cudalens.assertsites import as_printed_by
+
+
+def here(quoted: str) -> str:
+    """Give a line of 2.13.0, or only its place or what follows it, as it is printed here."""
+    if quoted.endswith("` failed."):
+        return as_printed_by(torch.__version__, quoted) or ""
+    place, colon, rest = quoted.partition(": ")
+    line = as_printed_by(torch.__version__, f"{place}: kernel: Assertion `x` failed.")
+    return f"{(line or '').partition(': ')[0]}{colon}{rest}"
+
+
+def release() -> tuple[int, int]:
+    """Give the installed release, as ``(2, 13)``."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
