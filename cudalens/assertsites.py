@@ -22,6 +22,11 @@ _LINE = re.compile(
     r"(?P<file>[\w.-]+):(?P<line>\d+): (?P<function>.*?): (?P<thread>block: .*?thread: \S+ )?"
     r"Assertion `(?P<expression>.*)` failed\."
 )
+# Rows were scattered by the general kernel before they got one of their own.
+_BEFORE: Final = {
+    "IndexKernelUtils.cu:122": "ScatterGatherKernel.cu:203: operator(): {thread}Assertion "
+    '`idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"` failed.'
+}
 Site = tuple[str, str, str]
 """File with line, device function, asserted expression."""
 
@@ -48,12 +53,12 @@ def as_printed_by(release: str | None, text: str) -> str | None:
     key = next((key for key in (f"{place} {found['expression']}", place) if key in moved), None)
     if key is None:
         return text
-    site = moved[key]
+    site, thread = moved[key], found["thread"] or ""
     if site is None:
-        return None
+        before = _BEFORE.get(place)
+        return as_printed_by(release, before.format(thread=thread)) if before else None
     where, function, expression = site
-    words = expression or found["expression"]
-    return f"{where}: {function}: {found['thread'] or ''}Assertion `{words}` failed."
+    return f"{where}: {function}: {thread}Assertion `{expression or found['expression']}` failed."
 
 
 def known_releases() -> frozenset[str]:

@@ -60,6 +60,11 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "index_add:index index_reduce:index add:other",
         "an index is outside 0 … size - 1 of the dimension that is added to",
     ),
+    (
+        "dstIndex < static_cast<IndexType>(dstAddDimSize)",
+        "index_add:index index_reduce:index",
+        "an index is outside 0 … size - 1 of the dimension that is added to",
+    ),
     ("dstIndex < dstFillDimSize", "index_fill:index", _PLAIN),
     ("dstIndex < dstCopyDimSize", "index_copy:index", _PLAIN),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cudalens.assertsites import as_printed_by
+from tests.wheel_asserts import known_sites
 
 
 def here(quoted: str) -> str:
@@ -12,7 +13,8 @@ def here(quoted: str) -> str:
     if quoted.endswith("` failed."):
         return as_printed_by(torch.__version__, quoted) or ""
     place, colon, rest = quoted.partition(": ")
-    line = as_printed_by(torch.__version__, f"{place}: kernel: Assertion `x` failed.")
+    words = next((site.expression for site in known_sites() if site.place == place), "")
+    line = as_printed_by(torch.__version__, f"{place}: kernel: Assertion `{words}` failed.")
     return f"{(line or '').partition(': ')[0]}{colon}{rest}"
 
 

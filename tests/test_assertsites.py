@@ -14,7 +14,7 @@ from cudalens.assertlines import fold
 from cudalens.assertsites import KNOWN_RELEASE, as_printed_by, known_releases
 from cudalens.asserttexts import meaning_of
 from cudalens.guards import GUARDS
-from tests.wheel_asserts import DATA, KNOWN, Held, Site, differences, held, key_of
+from tests.wheel_asserts import DATA, KNOWN, Held, Site, differences, held, key_of, known_sites
 
 BCE = "Loss.cu:89 input_val >= zero && input_val <= one"
 LINE = "Loss.cu:89: operator(): Assertion `input_val >= zero && input_val <= one` failed."
@@ -71,6 +71,17 @@ def test_an_assertion_that_is_not_there_is_none(moved: dict[str, object]) -> Non
     assert as_printed_by("9.1.0", LINE) is None
 
 
+def test_a_kernel_that_is_not_there_leaves_its_work_to_the_one_before(
+    moved: dict[str, object],
+) -> None:
+    words = 'ind >= 0 && ind < self_dim_size && "vectorized scatter add kernel index out of bounds"'
+    moved[f"IndexKernelUtils.cu:122 {words}"] = None
+    line = f"IndexKernelUtils.cu:122: vectorized_scatter_add_kernel: Assertion `{words}` failed."
+    printed = as_printed_by("9.1.0", line)
+    assert printed is not None
+    assert printed.startswith("ScatterGatherKernel.cu:203: operator(): Assertion `idx_dim >= 0 && ")
+
+
 def test_other_text_comes_back_as_it_is() -> None:
     assert as_printed_by("9.9.0", "my kernel: index 3 of 3") == "my kernel: index 3 of 3"
 
@@ -78,12 +89,8 @@ def test_other_text_comes_back_as_it_is() -> None:
 # --- the data ------------------------------------------------------------------------------------
 
 
-def known() -> list[Site]:
-    return [Site(*row) for row in json.loads(KNOWN.read_text(encoding="utf-8"))]
-
-
 def test_the_data_speaks_of_assertions_that_there_are() -> None:
-    there = {key_of(site) for site in known()}
+    there = {key_of(site) for site in known_sites()}
     releases = json.loads(DATA.read_text(encoding="utf-8"))
     assert known_releases() == {KNOWN_RELEASE, *releases}
     for release, sites in releases.items():
@@ -101,8 +108,8 @@ def quoted() -> list[str]:
 
 def test_what_is_quoted_is_what_the_kernels_of_the_known_release_hold() -> None:
     """Word for word."""
-    there = {(site.place, site.function, site.expression) for site in known()}
-    wordless = {site.place for site in known() if not site.expression}
+    there = {(site.place, site.function, site.expression) for site in known_sites()}
+    wordless = {site.place for site in known_sites() if not site.expression}
     for line in quoted():
         found = re.fullmatch(r"(\S+): (.*?): block: .*? Assertion `(.*)` failed\.", line)
         assert found is not None, line

@@ -731,10 +731,13 @@ def test_values_one_step_beyond_assert(case: Case, name: str) -> None:
     """One step beyond the bound meets the assertion of the inventory, word for word."""
     for change in case.beyond:
         hit = outcome(name, {**case.at_bound, **change})
+        printed = {here(line): line for line in INVENTORY[case.record]["stderr_text"]}
+        if not any(printed):  # a release before this assertion
+            assert isinstance(hit, Repair) and not isinstance(hit, AssertHit)
+            continue
         assert isinstance(hit, AssertHit), change
         assert hit.record == case.record
-        assert case.expression in hit.text
-        assert hit.text in [here(line) for line in INVENTORY[case.record]["stderr_text"]]
+        assert case.expression in printed[hit.text]
 
 
 @pytest.mark.parametrize(("case", "name"), CALLS)
@@ -1285,8 +1288,8 @@ def test_every_case_asserts_on_the_simulated_device(sim: Simulation) -> None:
                 given = {**case.at_bound, **change}
                 hit = outcome(name, given)
                 call(name, {**at_bound, **{k: moved(v) for k, v in change.items()}})
-                assert isinstance(hit, AssertHit)
-                assert (name, sim.pending) == (name, hit.text)
+                # Silent where the release has no such assertion yet.
+                assert (name, sim.pending) == (name, getattr(hit, "text", None))
                 sim.reset()
 
 

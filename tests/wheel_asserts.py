@@ -232,6 +232,11 @@ def sites_of(packages: Path) -> list[Site]:
 # --- comparison ----------------------------------------------------------------------------------
 
 
+def known_sites() -> list[Site]:
+    """Give the assertions of torch 2.13.0, as they were read."""
+    return [Site(*row) for row in json.loads(KNOWN.read_text(encoding="utf-8"))]
+
+
 def differences(known: Iterable[Site], there: Iterable[Site]) -> dict[str, list[str] | None]:
     """Tell by place in 2.13.0 how each assertion reads in another release.
 
@@ -286,9 +291,8 @@ def main(arguments: list[str]) -> None:
         rows = [[site.file, site.line, site.function, site.expression] for site in sites]
         KNOWN.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         return
-    known = [Site(*row) for row in json.loads(KNOWN.read_text(encoding="utf-8"))]
     stored = json.loads(DATA.read_text(encoding="utf-8")) if DATA.is_file() else {}
-    stored[release] = differences(known, sites)
+    stored[release] = differences(known_sites(), sites)
     DATA.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
