@@ -44,9 +44,9 @@ from cudalens.replay import replay
 from cudalens.tensorfacts import (
     bad_key,
     breaks,
+    facts_of,
     in_own_words,
     scalars_of,
-    tensor_facts,
     tensor_values,
 )
 
@@ -221,7 +221,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
         frames=site.frames,
         tensors=limits.attempt(
             "tensors",
-            lambda: tensor_facts(values, site, scene.bad, api=api_arguments(frames)),
+            lambda: facts_of(violation, values, site, api_arguments(frames)),
             (),
         ),
         scalars=scalars_of(scene.arguments),

@@ -230,6 +230,8 @@ class TensorFact:
     summary: TensorSummary = field(default_factory=TensorSummary)
     span: tuple[int, int, int] | None = None
     """Line, first and end column of the expression in the user's source, for drawing."""
+    bad_at: tuple[int, ...] | None = None
+    """Where the first bad value lies in a tensor that the op was given in another shape."""
 
 
 @dataclass(frozen=True, kw_only=True)

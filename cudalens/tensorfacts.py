@@ -14,7 +14,7 @@ from cudalens.fallback import trouble_line
 from cudalens.guarding import PROCESS
 from cudalens.guards._ranges import extremes
 from cudalens.model import Evidence
-from cudalens.values import summarise
+from cudalens.values import summarise, unravel
 
 
 def bad_key(violation: Violation) -> str:
@@ -52,6 +52,7 @@ def tensor_facts(
     bad: str | None,
     *,
     api: Sequence[tuple[str, object]] = (),
+    first_bad: tuple[int, ...] | None = None,
     read: bool = True,
 ) -> tuple[TensorFact, ...]:
     """Describe the op's tensors and the others on the failing line.
@@ -61,6 +62,7 @@ def tensor_facts(
         site: the user's expressions for them, and the other tensors on his line.
         bad: the key of the tensor at fault.
         api: names and values of the arguments of the function that the user called.
+        first_bad: position of the first bad value in the tensor at fault.
         read: false when no value may be read because the device's context is lost.
 
     A tensor that the user cannot see (an intermediate of a library) is left out when the line
@@ -79,11 +81,42 @@ def tensor_facts(
         _fact(key, tensor, *named.get(key, (None, None)), read=read)
         for key, tensor in shown.items()
     ]
-    facts += [
-        _fact(_api_name(tensor, api), tensor, item.expression, item.span, read=read)
-        for item, tensor in rest
-    ]
+    given = values.get(bad or "")
+    for item, tensor in rest:
+        fact = _fact(_api_name(tensor, api), tensor, item.expression, item.span, read=read)
+        if given is not None and first_bad is not None and read:
+            fact = replace(fact, bad_at=same_spot(tensor, given, first_bad))
+        facts.append(fact)
     return tuple(facts)
+
+
+def facts_of(
+    violation: Violation,
+    values: Mapping[str, Tensor],
+    site: source.CallSite,
+    api: Sequence[tuple[str, object]],
+) -> tuple[TensorFact, ...]:
+    """Describe the tensors around a guard's finding, with the first bad value's place in each."""
+    first = next((item.position for item in violation.offenders.first), None)
+    return tensor_facts(values, site, bad_key(violation), api=api, first_bad=first)
+
+
+def same_spot(tensor: Tensor, given: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Translate a position of the op's tensor to one that holds the same values in another shape.
+
+    A loss gives its op ``[N, 1, L]`` for the user's ``[N, L]``: known when all values agree.
+    """
+    if tensor.shape == given.shape or tensor.numel() != given.numel():
+        return None
+    if tensor.dtype != given.dtype or tensor.device != given.device:
+        return None
+    with _torch.plain_torch(), _torch.no_dispatch_modes():
+        if not tensor.reshape(-1).equal(given.reshape(-1)):
+            return None
+    index = 0
+    for size, place in zip(given.shape, position, strict=True):
+        index = index * size + place
+    return unravel(index, tuple(tensor.shape))
 
 
 def _api_name(tensor: object, api: Sequence[tuple[str, object]]) -> str | None:

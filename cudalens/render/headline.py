@@ -31,18 +31,35 @@ def in_own_names(report: Report) -> str:
 
     ``target[17] = 10 is outside the 10 classes of input`` becomes ``y[17] = … of logits``.
     """
-    line = report.headline
+    line = _with_own_position(report)
     for fact in report.tensors:
         name, expression = fact.argument, fact.expression
         if not name or not expression or len(expression) > _LONGEST_NAME:
             continue
-        if not _binds_tightly(expression):
-            expression = f"({expression})"
-        if line.startswith((f"{name}[", f"{name} = ")):
-            line = expression + line[len(name) :]
+        is_itself = name != report.argument or expression == report.expression
+        if is_itself and line.startswith((f"{name}[", f"{name} = ")):
+            line = _subject(expression) + line[len(name) :]
         if line.endswith(f" of {name}"):
-            line = line[: -len(name)] + expression
+            line = line[: -len(name)] + _subject(expression)
     return line
+
+
+def _with_own_position(report: Report) -> str:
+    """Name the bad value by its place in the user's tensor where the op got another shape."""
+    first = report.offenders.first[0] if report.offenders and report.offenders.first else None
+    if first is None or report.expression or not report.argument:
+        return report.headline
+    given = f"{report.argument}{list(first.position)}"
+    for fact in report.tensors:
+        is_short = fact.expression and len(fact.expression) <= _LONGEST_NAME
+        if is_short and fact.bad_at is not None and report.headline.startswith(f"{given} = "):
+            own = f"{_subject(str(fact.expression))}{list(fact.bad_at) if fact.bad_at else ''}"
+            return own + report.headline[len(given) :]
+    return report.headline
+
+
+def _subject(expression: str) -> str:
+    return expression if _binds_tightly(expression) else f"({expression})"
 
 
 def _binds_tightly(expression: str) -> bool:
@@ -64,11 +81,21 @@ def headline_parts(report: Report) -> tuple[str, str]:
     first = report.offenders.first[0] if report.offenders and report.offenders.first else None
     if first is None:
         return "", line
-    spot = ", ".join(str(index) for index in first.position)
-    for name in (report.expression, report.argument):
-        for subject in (f"{name}[{spot}]", str(name)):
-            head = one_line(f"{subject} = {number(first.value)}")
-            rest = line[len(head) :]
-            if name and line.startswith(head) and not rest[:1].isalnum():
-                return head, rest
+    spot = list(first.position)
+    subjects = [
+        subject
+        for name in (report.expression, report.argument)
+        if name
+        for subject in (f"{_subject(name)}{spot}", f"{name}{spot}", name)
+    ]
+    subjects += [
+        f"{_subject(fact.expression)}{list(fact.bad_at)}"
+        for fact in report.tensors
+        if fact.expression and fact.bad_at
+    ]
+    for subject in subjects:
+        head = one_line(f"{subject} = {number(first.value)}")
+        rest = line[len(head) :]
+        if line.startswith(head) and not rest[:1].isalnum():
+            return head, rest
     return "", line
