@@ -461,15 +461,17 @@ def _interrupted_at(instant: int) -> bool:
         # __enter__ after it.
         is_entry = frame.f_code.co_name == "__exit__" and frame.f_lasti < 8
         opcode = frame.f_code.co_code[frame.f_lasti] if event == "opcode" else None
-        is_return = frame.f_code.co_name == "__enter__" and opcode == dis.opmap["RETURN_VALUE"]
+        is_return = frame.f_code.co_name == "__enter__" and opcode in returns
         if event == "opcode" and not is_entry and not is_return:
             count += 1
             if count == instant:
                 raise KeyboardInterrupt
         return trace
 
+    returns = {dis.opmap.get(name) for name in ("RETURN_VALUE", "RETURN_CONST")}
     layer, x = nn.Linear(2, 2), torch.ones(1, 2)
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it here alone
     sys.settrace(trace)
     try:
         with Recorder():
