@@ -71,13 +71,24 @@ def _file_of(item: FrameType | TracebackType) -> str:
     return frame.f_code.co_filename
 
 
+# Functions of torch that set something up: no pass is running yet.
+_MAKING = frozenset({"__init__", "load_state_dict", "from_pretrained"})
+
+
 def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:
-    """Tell the phase: inside autograd's backward, inside an optimizer's step, or forward."""
+    """Tell the phase: autograd's backward, an optimizer's step, or forward.
+
+    What is being made or loaded belongs to none of them.
+    """
     if node is not None:
         return "backward"
     for frame in reversed(frames):
-        file = frame.f_code.co_filename.replace("\\", "/")
-        if "/torch/optim/" in file:
+        file, name = torch_path(frame.f_code.co_filename), frame.f_code.co_name
+        if file and (name in _MAKING or file.startswith("utils/data/")):
+            return "unknown"
+        if file == "autograd/__init__.py":
+            return "backward"
+        if file.startswith("optim/"):
             return "optimizer"
     return "forward"
 
