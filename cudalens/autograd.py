@@ -48,8 +48,8 @@ def neighbourhood(
         names: parameter names by ``id`` of the parameter.
 
     Returns:
-        nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts autograd's own
-        and is ``None`` when the graph is larger than ``MAX_VISITED``.
+        nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
+        the call and its inputs included, and is ``None`` beyond ``MAX_VISITED``.
     """
     walk = _Walk(site, limit - 1, names or {})
     with plain_torch():
@@ -86,12 +86,13 @@ class _Walk:
         self._ids: dict[Any, str] = {}
         self._waiting: deque[Any] = deque()
         self._visited = 0
+        self._beside = 1  # the call itself, and its inputs that have no node of autograd's
         self._is_cut = False
 
     @property
     def total(self) -> int | None:
         """How many nodes the graph has, ``None`` when the walk was cut."""
-        return None if self._is_cut else self._visited
+        return None if self._is_cut else self._visited + self._beside
 
     def add_argument(self, name: str, tensor: Tensor, position: int, *, is_bad: bool) -> None:
         """Start from one tensor of the call."""
@@ -100,6 +101,7 @@ class _Walk:
         if grad_fn is not None:
             self._edge(self._discover(grad_fn, role), FOCUS, position)
             return
+        self._beside += 1
         identifier = f"n{len(self.nodes)}"
         if len(self.nodes) < self._limit:
             is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -117,6 +119,7 @@ class _Walk:
     def add_running(self, node: Any, first_input: int) -> None:
         """Start from the node that a backward pass was running."""
         self._visited += 1
+        self._beside -= 1  # this node is the call
         self._ids[node] = FOCUS
         for position, (following, _) in enumerate(node.next_functions):
             if following is not None:

@@ -105,7 +105,6 @@ def graph_title(graph: AutogradNeighbourhood) -> str:
     """Give the picture's name: how many nodes, of how many, around which one."""
     focus = next((node for node in graph.nodes if node.id == graph.focus), None)
     near = f" around {node_name(focus)}" if focus else ""
-    # The call itself and inputs without a gradient are drawn, but are no nodes of autograd's.
     shown, total = len(graph.nodes), graph.total_nodes
     whole = f" of {total}" if total is not None and total > shown else ""
     return f"Autograd graph{near}: {shown}{whole} nodes"
