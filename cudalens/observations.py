@@ -1,4 +1,4 @@
-"""Named observations that the cause rules read: what libraries call a tensor, who the tokenizer is.
+"""Named observations that the cause rules read: who the model and the tokenizer are, and the like.
 
 Each is read from live objects without running code of the user's.
 """
@@ -11,8 +11,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from cudalens import source
+from cudalens.evaluate import instance_dict
 
 Fact = tuple[str, str]
+_TEMPERATURES = ("temperature", "temp", "tau")
 
 
 def observe(
@@ -21,7 +23,46 @@ def observe(
     """Give the observations around a call as (name, value) pairs, each name once."""
     facts = {f"library.{item.key}": item.name for item in reversed(site.library_names)}
     facts.update(_tokenizer(entries))
+    facts.update(_model(entries))
+    facts.update(_temperatures(entries))
     return tuple(facts.items())
+
+
+def _model(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
+    """Name the innermost running model of transformers; a class of the user's by its base."""
+    library = sys.modules.get("transformers.modeling_utils")
+    base = getattr(library, "PreTrainedModel", None)
+    for frame in map(_frame_of, reversed(entries)) if isinstance(base, type) else ():
+        kinds = type(frame.f_locals.get("self")).__mro__
+        if base in kinds:
+            named = (item for item in kinds if str(item.__module__).startswith("transformers."))
+            yield "transformers.model", next(named).__name__
+            return
+
+
+def _temperatures(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
+    """Give the numbers called a temperature that the user's deepest running function speaks of."""
+    own = (frame for frame in map(_frame_of, reversed(entries)) if _is_users(frame))
+    frame = next(own, None)
+    if frame is None:
+        return
+    owner = instance_dict(frame.f_locals.get("self"))
+    for name in _TEMPERATURES:
+        if name not in (*frame.f_code.co_names, *frame.f_code.co_varnames):
+            continue
+        spoken = {name: frame.f_locals.get(name, frame.f_globals.get(name))}
+        spoken[f"self.{name}"] = owner.get(name)
+        for expression, value in spoken.items():
+            if type(value) in (int, float):
+                yield f"variable.{expression}", repr(value)
+
+
+def _frame_of(entry: FrameType | TracebackType) -> FrameType:
+    return entry.tb_frame if isinstance(entry, TracebackType) else entry
+
+
+def _is_users(frame: FrameType) -> bool:
+    return source.is_user_file(frame.f_code.co_filename)
 
 
 def _tokenizer(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
@@ -40,10 +81,7 @@ def _tokenizer(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
 
 
 def _mentioned(entries: Sequence[FrameType | TracebackType]) -> Iterator[object]:
-    for entry in entries:
-        frame = entry.tb_frame if isinstance(entry, TracebackType) else entry
-        if not source.is_user_file(frame.f_code.co_filename):
-            continue
+    for frame in filter(_is_users, map(_frame_of, entries)):
         variables = frame.f_locals
         for name in (*frame.f_code.co_names, *frame.f_code.co_varnames):
             if name in variables:

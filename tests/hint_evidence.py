@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudalens.facts import (
+    FIRST_BAD,
     Bounds,
     CodeLine,
     Frame,
@@ -326,7 +327,10 @@ def step(op: str, text: str, note: str | None = None, line: int = 4) -> Provenan
 
 
 MASK = (2, 4, 4)
-EDGES = tensor(None, "edge_index", [10, 57, 33, 57], (2, 2))
+EDGES = tensor(None, "edge_index", [10, 57, 33, 41, 42, 57], (2, 3))
+SOFTMAX = ProvenanceStep(
+    op="aten::_softmax", source=LineRef(line=4, text="p = z.softmax(-1)", cell=1), note=FIRST_BAD
+)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]
 GARBAGE = 4607182418800017408
 
@@ -336,6 +340,14 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
     "label_beyond_classes": lambda: labels([0, 3, 13, 7], 10),
     "binary_labels_one_output": lambda: labels([0, 1, 1, 0], 1),
     "minus_one": lambda: labels([3, -1, 2, -1], 10),
+    "signs": lambda: labels([1, -1, 1, -1, 1, 1, -1, -1], 2),
+    "beyond_vocabulary": lambda: labels(
+        [7, 3, 50],
+        50,
+        call="gpt(ids, labels=y)",
+        library=TRANSFORMERS,
+        module_type="GPT2LMHeadModel",
+    ),
     "minus_100": lambda: labels([3, -100, 2, -100], 10, ignore=255),
     "void_255": lambda: labels([0, 3, 20, 255] * 8, 21, name="mask", shape=MASK),
     "mask_0_255": lambda: labels([0, 255] * 16, 2, name="mask", shape=MASK),
@@ -439,7 +451,7 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
     "edges": lambda: out_of_range(
         "aten::index_select",
         "index",
-        [10, 57],
+        [10, 57, 33],
         5,
         call="x.index_select(0, edge_index[0])",
         others=(EDGES,),
@@ -449,6 +461,18 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
         4,
         call="q(s).gather(1, actions.unsqueeze(1))",
         line=(tensor(None, "actions", [0, 1, 2, 3, 4, 0]),),
+    ),
+    "length": lambda: out_of_range(
+        "aten::index",
+        "indices[1]",
+        [3, 7, 1],
+        7,
+        low=-7,
+        expression="lengths",
+        call="x[rows, lengths]",
+    ),
+    "gather_mark": lambda: gathered(
+        [0, -100, 3], 5, name="y[:, None]", call="z.gather(1, y[:, None])"
     ),
     "flat": lambda: out_of_range(
         "aten::index",
@@ -514,8 +538,13 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
     "bce_labels": lambda: bce([-1.0, 1.0], "target"),
     "bce_nan": lambda: bce([0.5, math.nan]),
     "drawn_logits": lambda: drawn([-2.5, 0.5, 3.0]),
+    "drawn_cold": lambda: drawn(
+        [math.nan, 0.5],
+        call="torch.multinomial(torch.softmax(z / temperature, -1), 1)",
+        facts=(("variable.temperature", "0.0"),),
+    ),
     "drawn_nan": lambda: drawn(
-        [math.nan, 0.5], call="torch.multinomial(torch.softmax(z / temperature, -1), 1)"
+        [math.nan, 0.5], context=("z = z.masked_fill(far, -inf)",), provenance=(SOFTMAX,)
     ),
     "drawn_inf": lambda: drawn([math.inf, 0.5], dtype="float16"),
     "drawn_nothing": lambda: empty_rows(("p = top_k(p)",)),

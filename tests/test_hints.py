@@ -21,6 +21,8 @@ FIRES: dict[str, tuple[str, ...]] = {
     "label_beyond_classes": ("label_beyond_classes",),
     "binary_labels_one_output": ("binary_labels_one_output",),
     "minus_one": ("mark_not_ignored",),
+    "signs": ("sign_coded_labels",),
+    "beyond_vocabulary": ("label_beyond_vocabulary",),
     "minus_100": ("mark_not_ignored",),
     "void_255": ("ignored_255",),
     "mask_0_255": ("mask_of_0_and_255",),
@@ -48,6 +50,8 @@ FIRES: dict[str, tuple[str, ...]] = {
     "segments": ("segment_ids",),
     "edges": ("edges_with_original_ids",),
     "actions": ("actions_beyond_outputs",),
+    "length": ("length_as_position",),
+    "gather_mark": ("mark_in_gather",),
     "flat": ("flat_position",),
     "quantile": ("quantile_levels",),
     "garbage": ("garbage_ids",),
@@ -55,7 +59,7 @@ FIRES: dict[str, tuple[str, ...]] = {
     "float_ids": ("float_ids",),
     "half_ids": ("float_ids",),
     "shift_on_line": ("shift_on_the_line",),
-    "shift_before": ("one_based_labels", "shift_before"),
+    "shift_before": ("label_equals_classes", "shift_before"),
     "shift_below": ("shift_before",),
     "image_tokens": ("more_places_than_values",),
     "bce_logits": ("logits_as_probabilities",),
@@ -64,6 +68,7 @@ FIRES: dict[str, tuple[str, ...]] = {
     "bce_labels": ("labels_as_binary_target",),
     "bce_nan": ("nan_before",),
     "drawn_logits": ("logits_as_weights",),
+    "drawn_cold": ("temperature_of_zero", "nan_before"),
     "drawn_nan": ("not_a_number_weights", "nan_before"),
     "drawn_inf": ("infinite_weights",),
     "drawn_nothing": ("nothing_to_draw",),
@@ -100,7 +105,8 @@ def test_only_the_rules_of_a_cause_speak(cause: str) -> None:
 def test_every_rule_has_a_cause() -> None:
     """A rule that no evidence makes speak is not tested."""
     rules = {name for names in FIRES.values() for name in names}
-    homes = ("labels", "tables", "pages", "probabilities", "indexes")
+    homes = {"heads", "labels", "tables", "positions", "pages", "probabilities", "sampling"}
+    homes |= {"graphs", "indexes", "picks"}
     mine = [item for item in table() if item.apply.__module__.rpartition(".")[2] in homes]
     assert {entry.name for entry in mine} == rules
 
@@ -159,6 +165,12 @@ def test_hints_are_few_and_ordered() -> None:
             "F.binary_cross_entropy_with_logits(z.squeeze(1), y.float())",
         ),
         ("minus_one", ("-1", "-100"), "F.cross_entropy(z, y, ignore_index=-1)"),
+        ("signs", ("-1 and 1",), "F.cross_entropy(z, (y + 1) // 2)"),
+        (
+            "beyond_vocabulary",
+            ("50 tokens", "0 … 49", "-100"),
+            "gpt.resize_token_embeddings(len(tokenizer))",
+        ),
         ("minus_100", ("-100", "255"), "F.cross_entropy(z, y, ignore_index=-100)"),
         ("void_255", ("255", "-100"), "F.cross_entropy(z, mask, ignore_index=255)"),
         ("mask_0_255", ("0 and 255",), "F.cross_entropy(z, (mask == 255).long())"),
@@ -192,6 +204,12 @@ def test_hints_are_few_and_ordered() -> None:
             "x.index_select(0, edge_index.unique(return_inverse=True)[1][0])",
         ),
         ("actions", ("action 4", "4 outputs"), "env.action_space.n"),
+        ("length", ("7", "position 6"), "x[rows, lengths - 1]"),
+        (
+            "gather_mark",
+            ("-100",),
+            "z.gather(1, y[:, None].clamp(min=0)) * (y[:, None] >= 0)",
+        ),
         ("flat", ("12", "cols goes up to 4"), "x[rows, cols]"),
         ("garbage", (str(given.GARBAGE), "10^18"), "non_blocking"),
         ("nan_cast", ("-9223372036854775808", "x holds"), "assert x.isfinite().all()"),
@@ -206,9 +224,10 @@ def test_hints_are_few_and_ordered() -> None:
         ("bce_labels", ("-1 to 1",), "F.binary_cross_entropy(p, (t + 1) / 2)"),
         ("bce_nan", ("1 of 2",), "%%cudacheck --nan"),
         ("drawn_logits", ("-2.5 to 3",), "torch.multinomial(torch.softmax(p, dim=-1), 1)"),
-        ("drawn_nan", ("temperature",), "temperature = max(temperature, 1e-2)"),
-        ("drawn_inf", ("65504",), "torch.softmax(logits.float(), dim=-1)"),
-        ("drawn_nothing", ("1 of 4", "top-k"), "masked_fill"),
+        ("drawn_cold", ("temperature is 0",), "temperature = max(temperature, 1e-2)"),
+        ("drawn_nan", ("top-k", "mask"), None),
+        ("drawn_inf", ("65504",), None),
+        ("drawn_nothing", ("1 of 4", "top-k"), None),
     ],
 )
 def test_a_hint_names_what_was_seen(cause: str, numbers: tuple[str, ...], fix: str | None) -> None:
@@ -232,7 +251,9 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
             lambda: given.labels([0, *given.ONE_TO_TEN], 10), "label_equals_classes", id="0"
         ),
         pytest.param(lambda: given.labels([2, 10], 10), "label_equals_classes", id="few labels"),
-        pytest.param(lambda: given.labels([1, 2, 10], 10), "one_based_labels", id="three labels"),
+        pytest.param(
+            lambda: given.labels([1, 2, 10], 10), "label_equals_classes", id="three labels"
+        ),
         pytest.param(lambda: given.labels([1, 10], 10), "label_equals_classes", id="two labels"),
         pytest.param(
             lambda: given.lookup([40], 32, name="position_ids", path="positions", shape=()),
@@ -427,7 +448,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         ),
         pytest.param(
             lambda: given.labels(
-                [1, 5, 10], 10, provenance=(given.step("aten::mul.Tensor", "y = y * n"),)
+                given.ONE_TO_TEN, 10, provenance=(given.step("aten::mul.Tensor", "y = y * n"),)
             ),
             "one_based_labels",
             id="not a sum",

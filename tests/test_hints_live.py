@@ -133,7 +133,7 @@ def scores(rows: int, classes: int, *rest: int) -> Tensor:
         ),
         pytest.param(
             "h = x.index_select(0, edge_index[0])",
-            lambda: {"x": scores(3, 4), "edge_index": cuda([[10, 57], [57, 10]])},
+            lambda: {"x": scores(2, 4), "edge_index": cuda([[10, 57], [57, 10]])},
             "edges_with_original_ids",
             "x.index_select(0, edge_index.unique(return_inverse=True)[1][0])",
             id="edges",
@@ -270,6 +270,79 @@ def test_boxes_of_layoutlm(box: list[int], rule: str, cure: str) -> None:
     assert hint.rule == rule
     assert hint.fix is not None
     assert cure in hint.fix
+
+
+GPT = {"vocab_size": 100, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
+
+
+def head_of(kind: str, head: str, **settings: Any) -> nn.Module:
+    """A tiny random model of transformers with a head."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **GPT, **settings})
+    model = getattr(transformers, f"{kind}{head}")(config)
+    assert isinstance(model, nn.Module)
+    return model.cuda().eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "answers", "fix"),
+    [
+        ("GPT2", "LMHeadModel", [[1, 2, 100]], "net.resize_token_embeddings(len(tokenizer))"),
+        ("Bert", "ForMaskedLM", [[1, 2, 100]], "net.resize_token_embeddings(len(tokenizer))"),
+        ("Bert", "ForSequenceClassification", [3], "from_pretrained(name, num_labels=4)"),
+        ("Bert", "ForTokenClassification", [[0, 1, 3]], "from_pretrained(name, num_labels=4)"),
+    ],
+)
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_head_is_known_by_its_class(
+    kind: str, head: str, answers: Any, fix: str, is_own: bool
+) -> None:
+    """Labels that a head has no output for: a class of the user's is known by its base."""
+    net = head_of(kind, head, num_labels=3)
+    if is_own:
+        net.__class__ = type("Mine", (type(net),), {"__module__": "__main__"})
+    names = {"net": net, "ids": cuda([[5, 6, 7]]), "answers": cuda(answers)}
+    assert hint_of("out = net(ids, labels=answers)", **names).fix == fix
+
+
+def test_labels_of_a_decoder_padded_with_minus_one() -> None:
+    """T5 makes its decoder's ids of the labels: -100 is replaced there, -1 is not."""
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
+    net = head_of("T5", "ForConditionalGeneration", **sizes, decoder_start_token_id=0)
+    names = {"net": net, "ids": cuda([[5, 6, 7]]), "labels": cuda([[5, -1, -1]])}
+    hint = hint_of("out = net(input_ids=ids, labels=labels)", **names)
+    assert hint.fix == "net(input_ids=ids, labels=labels.masked_fill(labels == -1, -100))"
+
+
+SAMPLE = """
+class Sampler:
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+    def draw(self, z):
+        return torch.multinomial(torch.softmax(z / self.temperature, -1), 1)
+
+def sample(z, temperature):
+    return torch.multinomial(torch.softmax(z / temperature, -1), 1)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "fix"),
+    [
+        ("sample(z, 0)", "temperature = max(temperature, 1e-2)"),
+        ("Sampler(0.0).draw(z)", "self.temperature = max(self.temperature, 1e-2)"),
+        ("sample(z * float('nan'), 0.7)", None),
+        ("Sampler(0.7).draw(z * float('nan'))", None),
+    ],
+)
+def test_the_temperature_is_read_from_the_running_code(call: str, fix: str | None) -> None:
+    """A temperature of 0 is the cause of NaN, one of 0.7 is not."""
+    hints = report_of(SAMPLE + call, z=cuda([[1.0, 2.0]])).hints
+    found = {hint.rule: hint.fix for hint in hints}
+    assert found.get("temperature_of_zero") == fix
+    assert "nan_before" in found
 
 
 def test_the_simulation_is_what_the_cells_run_on(sim: Simulation) -> None:

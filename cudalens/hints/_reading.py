@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cudalens.facts import Offender, TensorFact
-from cudalens.hints._roles import Role, bad_values, fault, origin, role_of
+from cudalens.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.model import Evidence
 from cudalens.parsing import parse, parse_expression
 
@@ -15,6 +15,10 @@ GARBAGE = 1 << 48
 """No table has this many rows: an integer of this size was never an id."""
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """What NaN and the infinities become when they are cast to an integer type."""
+_BY_CHANCE = 0.05
+_MANY = 5
+"""When each of so many numbers but 0 occurs, it is no chance that 0 is the one left out."""
+_NEARLY_ALL = 0.9
 WRAPPED = {255: -1, 156: -100}
 """What negative marks become in uint8, which has no negative numbers."""
 
@@ -36,6 +40,10 @@ class Ids:
     """The distinct values when they are few, less those allowed besides the bound."""
     bad: frozenset[int]
     """The bad values; the listed ones where the tensor has too many different ones."""
+    count: int | None
+    """How many values there are, ``None`` where some are allowed besides the bound."""
+    has_zero_around: bool
+    """Whether a tensor that the values were cut out of holds a 0."""
     offenders: tuple[Offender, ...]
     all_listed: bool
 
@@ -49,28 +57,32 @@ class Ids:
         return min(self.bad) >= self.size and (self.low is None or self.low >= 0)
 
     @property
-    def numel(self) -> int:
-        """Give the number of elements."""
-        count = 1
-        for size in self.fact.shape:
-            count *= size
-        return count
+    def may_count_from_one(self) -> bool:
+        """Tell whether the largest value is the size and no 0 was seen, which may be chance."""
+        is_one_beyond = self.low is not None and self.low >= 1 and self.high == self.size
+        return is_one_beyond and not self.has_zero_around
 
     @property
     def counts_from_one(self) -> bool:
-        """Tell whether the values go from 1 to the size, and 0 is not missing by chance."""
-        if self.low is None or self.low < 1 or self.high != self.size:
-            return False
-        different = self.size if self.distinct is None else len(self.distinct)
-        if self.low == 1 and different >= min(3, self.size):
-            return True
-        return 2 * different >= self.size and (self.low == 1 or self.numel >= 3 * self.size)
+        """Tell whether the values run from 1 to the size, and 0 is not missing by chance."""
+        return self.may_count_from_one and runs_from_one(self.distinct, self.size, self.count)
 
-    @property
-    def covers_one_to_size(self) -> bool:
-        """Tell whether at least half of the values from 1 to the size occur, and 0 does not."""
-        seen = self.numel if self.distinct is None else 2 * len(self.distinct)
-        return self.low == 1 and self.high == self.size and seen >= self.size
+
+def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None) -> bool:
+    """Tell whether values cover 1 … ``size`` so well that a 0 would have been seen.
+
+    Args:
+        distinct: the distinct values, ``None`` where there are too many to tell.
+        size: how many numbers there are.
+        count: how many values there are, ``None`` where some of them do not count.
+    """
+    if not distinct or distinct[0] != 1 or distinct[-1] != size:
+        return False
+    # With one number more than the size, all equally frequent, so probable is it to see no 0.
+    is_long = count is not None and (size / (size + 1)) ** count <= _BY_CHANCE
+    if len(distinct) == size:
+        return is_long or size >= _MANY
+    return is_long and len(distinct) >= _NEARLY_ALL * size
 
 
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
@@ -96,15 +108,18 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     bad = bad_values(evidence)
     if not bad or not isinstance(high, int):
         return None
+    named = origin(evidence, role)
     return Ids(
         role=role,
         fact=fact,
-        named=origin(evidence, role),
+        named=named,
         size=violation.size or 0,
         low=low if isinstance(low, int) and low not in allowed else None,
         high=high,
         distinct=distinct,
         bad=bad,
+        count=None if unique is None or allowed & set(unique) else numel(fact),
+        has_zero_around=any(_holds_zero(item) for item in (named, *_cut_from(evidence, fact))),
         offenders=violation.offenders.first,
         all_listed=len(violation.offenders.first) == violation.offenders.count,
     )
@@ -154,6 +169,11 @@ def cast_source(evidence: Evidence) -> TensorFact | None:
     return None
 
 
+_KEEPING = frozenset(
+    {"clone", "contiguous", "cpu", "cuda", "detach", "expand", "flatten", "flip", "int", "long"}
+    | {"permute", "ravel", "reshape", "squeeze", "t", "to", "transpose", "unsqueeze", "view"}
+)
+"""Methods that give the values of their tensor as they are."""
 EXACT = {"float16": 2048, "bfloat16": 256}
 """The largest integers up to which a half-precision type holds every integer."""
 
@@ -206,6 +226,20 @@ def _adds(line: str) -> bool:
     return any(isinstance(node.op, ast.Add | ast.Sub) for node in sums)
 
 
+def numel(fact: TensorFact) -> int:
+    """Give the number of elements."""
+    count = 1
+    for size in fact.shape:
+        count *= size
+    return count
+
+
+def _holds_zero(fact: TensorFact | None) -> bool:
+    if fact is None or fact.dtype not in INTEGERS:
+        return False
+    return fact.summary.min == 0 or 0 in (fact.summary.unique or ())
+
+
 # --- expressions ---------------------------------------------------------------------------------
 
 
@@ -217,6 +251,20 @@ def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
     parts = {ast.dump(item) for item in ast.walk(node) if item is not node}
     others = ((item, parsed(item.expression or "")) for item in evidence.tensors)
     return [item for item, inner in others if inner is not None and ast.dump(inner) in parts]
+
+
+def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterator[TensorFact]:
+    """Give the line's tensors of which ``fact`` is a part, its values unchanged."""
+    node = parsed(fact.expression or "")
+    while node is not None:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value if node.func.attr in _KEEPING else None
+        else:
+            node = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
+        if node is not None:
+            for item in evidence.tensors:
+                if _same(parsed(item.expression or ""), node):
+                    yield item
 
 
 def parsed(expression: str) -> ast.expr | None:

@@ -26,7 +26,9 @@ _NO_TWIN = re.compile(
     "|normal|random|requires_grad|resize|resize_as|set|share_memory|uniform)_"
 )
 """Methods in place without one that makes a new tensor of the same values."""
-_STEP = re.compile(r"[\w.\[\]]*\.step\(.*\)")
+_IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
+_OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
+"""Functions in place that change gradients only, and no tensor that backward needs."""
 
 
 @rule(priority=30)
@@ -37,7 +39,7 @@ def out_of_place(evidence: Evidence) -> Hint | None:
     if not place:
         return None
     code = place.partition(": ")[2]
-    if _STEP.fullmatch(code.strip()):
+    if _only_steps(code):
         return Hint(
             text="the step changes the parameters: run backward through this graph before it, or "
             "the forward pass again after it"
@@ -46,6 +48,19 @@ def out_of_place(evidence: Evidence) -> Hint | None:
         text="make a new tensor instead of changing the one that backward needs",
         fix=_new_tensor(code),
     )
+
+
+def _only_steps(code: str) -> bool:
+    """Tell whether a line calls an optimizer's step and holds no other change in place."""
+    try:
+        nodes = list(ast.walk(parse(code.strip())))
+    except SyntaxError:
+        return False
+    calls = [item.func for item in nodes if isinstance(item, ast.Call)]
+    names = {item.attr for item in calls if isinstance(item, ast.Attribute)}
+    if any(isinstance(item, ast.AugAssign) for item in nodes):
+        return False
+    return "step" in names and not any(map(_IN_PLACE.fullmatch, names - _OF_GRADIENTS))
 
 
 def _new_tensor(code: str) -> str | None:
@@ -76,7 +91,7 @@ def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str
     flagged = [item for item in call.keywords if item.arg == "inplace"]
     if flagged:
         call.keywords.remove(flagged[0])
-    elif isinstance(function, ast.Attribute) and re.fullmatch(r"[a-z]\w*[a-z]_", function.attr):
+    elif isinstance(function, ast.Attribute) and _IN_PLACE.fullmatch(function.attr):
         if _NO_TWIN.fullmatch(function.attr):
             return None
         target = target or ast.unparse(function.value)

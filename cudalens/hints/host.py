@@ -246,3 +246,16 @@ def dimension_of_norm(evidence: Evidence) -> Hint | None:
         text=f"an input of {found.values['got']} dimensions goes to {kind[:-2]}{rank}d",
         fix=f"nn.{kind[:-2]}{rank}d",
     )
+
+
+@rule(priority=30)
+def input_beyond_positions(evidence: Evidence) -> Hint | None:
+    """The input of a model of transformers has more tokens than the model has positions."""
+    found = verdict_of(evidence, "broadcast", "expand_size")
+    if found is None or "rows" not in found.values:
+        return None
+    rows, tokens = found.values["rows"], found.values["tokens"]
+    return Hint(
+        text=f"the sequence has {tokens} positions, the table {rows}: truncate the input",
+        fix=f"tokenizer(text, truncation=True, max_length={rows})",
+    )

@@ -22,6 +22,7 @@ _DTYPES = (
     "unsupported_dtype",
     "mask_or_index_dtype",
     "target_probabilities",
+    "loss_target_dtype",
     "gradient_of_integers",
 )
 _DEVICES = ("two_devices", "layer_dtype", "index_device", "mask_device", "rnn_device")
@@ -65,10 +66,13 @@ def move_tensor(evidence: Evidence) -> Hint | None:
         return None
     here, there = found.values["devices"]
     fact = evidence.tensor(found.argument or "")
-    if fact is None or not found.values.get("expression"):
+    if item := found.values.get("item"):
+        fact = TensorFact(argument=found.argument, expression=item)
+    if fact is None or not fact.expression:
         return None
     other = found.values.get("other")
-    target = f"{other}.device" if other else f'"{there}"'
+    # Only a name is read a second time: a call, such as the model's, would run again.
+    target = f"{other}.device" if other and "(" not in other else f'"{there}"'
     moved = f"{{x}}.to({target})"
     if fact.expression and fact.expression.endswith(".cpu()"):
         moved = fact.expression.removesuffix(".cpu()")
@@ -101,9 +105,22 @@ def copy_to_host(evidence: Evidence) -> Hint | None:
         return None
     way = ".detach()" if found.values["requires_grad"] else ""
     way += ".cpu()" if found.family == "numpy_of_cuda" else ""
+    fix = rewritten(evidence, evidence.tensor("self"), "{x}" + way)
+    if fix is None and found.values["receiver"]:
+        fix = renamed(evidence, "numpy", f"{way[1:]}.numpy")
+    return Hint(text=f"{way[1:]} gives NumPy what it can read", fix=fix)
+
+
+@rule(priority=30)
+def lengths_on_host(evidence: Evidence) -> Hint | None:
+    """The lengths of packed sequences have to be on the CPU."""
+    found = verdict_of(evidence, "packed_lengths")
+    if found is None or found.values["device"] == "cpu":
+        return None
+    fact = TensorFact(argument="lengths", expression=found.values["expression"])
     return Hint(
-        text=f"{way[1:]} gives NumPy what it can read",
-        fix=rewritten(evidence, evidence.tensor("self"), "{x}" + way),
+        text="only the lengths go to the host; the sequences stay where they are",
+        fix=rewritten(evidence, fact, "{x}.cpu()"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Causes of indices beyond a dimension: graphs, actions, flattened tensors, and damaged numbers."""
+"""Causes of indices beyond a dimension: damaged numbers, flattened tensors, other counting."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cudalens.hints._reading import (
     parsed,
     shifted_source,
     shifting_step,
-    within,
 )
-from cudalens.hints._roles import bad_values, fault, is_vocabulary, role_of
+from cudalens.hints._roles import bad_values, fault, in_library, role_of
+from cudalens.hints.picks import is_length
 from cudalens.model import Evidence
 
 _WORD = 1 << 32
@@ -109,54 +109,7 @@ def shift_before(evidence: Evidence) -> Hint | None:
     return Hint(text=f"the values left the bound in {where}{step}")
 
 
-# --- graphs, actions, counting -------------------------------------------------------------------
-
-
-@rule(priority=12)
-def edges_with_original_ids(evidence: Evidence) -> Hint | None:
-    """Edges name nodes by the ids of the data set, not by their rows."""
-    ids = ids_of(evidence, "edge")
-    if ids is None or not ids.is_above:
-        return None
-    edges = ids.named
-    if ids.counts_from_one:
-        return Hint(
-            text=f"the edges name nodes 1 … {ids.high}: they look 1-based",
-            fix=rewritten(evidence, edges, "{x} - 1"),
-        )
-    seen = edges.summary.unique if edges is not None else None
-    if seen is not None and len(seen) > ids.size:
-        return Hint(
-            text=f"the edges name {len(seen)} different nodes up to {ids.high}, but there are only "
-            f"{ids.size}: nodes were left out"
-        )
-    # Both ends are numbered at once: half of the edges alone would get numbers of its own.
-    spoken = (edges, *within(evidence, ids.fact))
-    both = next((item for item in spoken if item is not None and len(item.shape) > 1), None)
-    return Hint(
-        text=f"the edges name node {ids.high}, but there are {ids.size} nodes: they still hold the "
-        "original ids, or nodes were left out; number the nodes 0 … N-1 in the order of the rows",
-        fix=rewritten(evidence, both, "{x}.unique(return_inverse=True)[1]")
-        or "edge_index = edge_index.unique(return_inverse=True)[1]",
-    )
-
-
-@rule(priority=12)
-def actions_beyond_outputs(evidence: Evidence) -> Hint | None:
-    """Stored actions have numbers for which the network has no output."""
-    ids = ids_of(evidence, "action")
-    if ids is None or not ids.is_above or evidence.op.name not in ("aten::gather", "aten::index"):
-        return None
-    if ids.counts_from_one:
-        return Hint(
-            text=f"the actions run from {ids.low} to {ids.high}: they look 1-based",
-            fix=rewritten(evidence, ids.named, "{x} - 1"),
-        )
-    return Hint(
-        text=f"action {ids.high} was stored, the network has {ids.size} outputs (0 … "
-        f"{ids.size - 1}): it was built for fewer actions than the environment has",
-        fix="nn.Linear(in_features, env.action_space.n)  # the last layer",
-    )
+# --- counting -------------------------------------------------------------------------------------
 
 
 @rule(priority=4)
@@ -240,7 +193,9 @@ def _row_and_column(evidence: Evidence) -> _Flat | None:
 def one_based_ids(evidence: Evidence) -> Hint | None:
     """Ids run from 1 to the number of rows."""
     ids = ids_of(evidence, "token", "index")
-    if ids is None or not ids.covers_one_to_size or _is_flat(evidence) or is_vocabulary(evidence):
+    if ids is None or not ids.counts_from_one or _is_flat(evidence):
+        return None
+    if in_library(evidence, "transformers") or is_length(ids.named):
         return None
     if evidence.scalar("padding_idx") == "0" or _counts_back(evidence) or _meets_blank(evidence):
         return None

@@ -7,12 +7,13 @@ from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, list_of, rewritten, with_keyword
 from cudalens.hints._reading import Ids, ids_of, is_wrapped, parsed, shifting_step
 from cudalens.hints._roles import bad_values, fault, in_library
+from cudalens.hints.heads import MAX_CLASSES, head_of, is_gray
 from cudalens.model import Evidence
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 MARKS = (-1, -100)
-_GRAYS = (128, 255)
-_MAX_CLASSES = 1 << 20
+_ONES = 4
+"""So many labels are seldom all 1 where 0 is a class too."""
 
 
 _CHECKED_IN_FORWARD = {
@@ -104,6 +105,8 @@ def mark_not_ignored(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "label")
     if ids is None or not any(ids.only_bad(mark) for mark in MARKS) or shifting_step(evidence):
         return None
+    if _is_sign_coded(evidence, ids):
+        return None
     (mark,) = ids.bad
     text = f"{mark} usually marks labels to leave out; {_ignored(evidence)}"
     shifted = ids.distinct == tuple(range(-1, ids.size - 1)) and mark == -1
@@ -111,7 +114,28 @@ def mark_not_ignored(evidence: Evidence) -> Hint | None:
         text += (
             f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was taken away once too often"
         )
+    if ids.size == 2 and ids.distinct == (-1, 1):
+        text += "; if the two classes are coded -1 and 1, use (labels + 1) // 2"
     return Hint(text=text, fix=_ignoring(evidence, ids, mark))
+
+
+@rule(priority=14)
+def sign_coded_labels(evidence: Evidence) -> Hint | None:
+    """The two classes are coded -1 and 1, as for a margin loss."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or not _is_sign_coded(evidence, ids) or shifting_step(evidence):
+        return None
+    return Hint(
+        text="the labels are -1 and 1, and none is 0: the classes are 0 and 1 here",
+        fix=rewritten(evidence, ids.named, "({x} + 1) // 2") or "labels = (labels + 1) // 2",
+    )
+
+
+def _is_sign_coded(evidence: Evidence, ids: Ids) -> bool:
+    """Tell whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
+    if evidence.violation is None or ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
+        return False
+    return not ids.has_zero_around and ids.count - evidence.violation.offenders.count >= _ONES
 
 
 def _ignored(evidence: Evidence) -> str:
@@ -153,7 +177,7 @@ def wrapped_in_uint8(evidence: Evidence) -> Hint | None:
 def gray_mask(evidence: Evidence) -> Hint | None:
     """A mask holds gray levels or colours, or values that resizing has invented."""
     ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or not _is_gray(ids) or ids.only_bad(255):
+    if ids is None or not is_gray(ids) or ids.only_bad(255):
         return None
     seen = "more than 32" if ids.distinct is None else str(len(ids.distinct))
     return Hint(
@@ -163,20 +187,11 @@ def gray_mask(evidence: Evidence) -> Hint | None:
     )
 
 
-def _is_gray(ids: Ids) -> bool:
-    if len(ids.fact.shape) < 3 or ids.low is None or ids.low < 0:
-        return False
-    count = 33 if ids.distinct is None else len(ids.distinct)
-    low, high = _GRAYS
-    is_image = low <= ids.high <= high and 2 * ids.size <= ids.high
-    return is_image and (len(ids.bad) > 2 or ids.size == 2) and count > max(ids.size, 2)
-
-
 @rule(priority=20)
 def one_based_labels(evidence: Evidence) -> Hint | None:
     """Labels run from 1 to C: shift them down by one."""
     ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or ids.size < 2 or not ids.counts_from_one:
+    if ids is None or ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
         return None
     return Hint(
         text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
@@ -184,59 +199,18 @@ def one_based_labels(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=22)
-def label_equals_classes(evidence: Evidence) -> Hint | None:
-    """The largest label equals the number of classes: one output is missing."""
-    ids = ids_of(evidence, "label")
-    if ids is None or ids.size < 2 or ids.high != ids.size or not ids.is_above:
-        return None
-    if ids.counts_from_one or ids.distinct == (0, 255):
-        return None
-    full = ids.distinct == tuple(range(ids.size + 1))
-    classes = f"labels 0 … {ids.size} are {ids.size + 1} classes"
-    why = f"{classes}: one output is missing" if full else f"{classes}, if {ids.size} is a class"
-    if ids.low is not None and ids.low >= 1:
-        why += "; if the labels count from 1, take 1 away"
-    return Hint(
-        text=f"label {ids.size} equals the number of outputs, which count from 0 to "
-        f"{ids.size - 1}; {why}",
-        fix=_more_outputs(evidence, ids.size + 1),
-    )
-
-
-@rule(priority=40)
-def label_beyond_classes(evidence: Evidence) -> Hint | None:
-    """The head has fewer outputs than the labels have classes."""
-    ids = ids_of(evidence, "label")
-    if ids is None or ids.size < 2 or ids.high <= ids.size or not ids.is_above:
-        return None
-    if ids.high == 255 or _is_gray(ids) or ids.high >= _MAX_CLASSES:
-        return None
-    listed = f" ({list_of(ids.bad)})" if len(ids.bad) > 1 else ""
-    return Hint(
-        text=f"labels up to {ids.high}{listed} need {ids.high + 1} outputs, the head "
-        f"has {ids.size}",
-        fix=_more_outputs(evidence, ids.high + 1),
-    )
-
-
-def _more_outputs(evidence: Evidence, classes: int) -> str:
-    if in_library(evidence, "transformers"):
-        return f"from_pretrained(name, num_labels={classes})"
-    return f"nn.Linear(in_features, {classes})  # the last layer"
-
-
 @rule(priority=20)
 def one_hot_too_small(evidence: Evidence) -> Hint | None:
     """The one-hot code has fewer places than the values need."""
     ids = ids_of(evidence, "one_hot")
-    if ids is None or not ids.is_above or ids.high >= _MAX_CLASSES or ids.only_bad(255):
+    if ids is None or not ids.is_above or ids.high >= MAX_CLASSES or ids.only_bad(255):
         return None
-    if ids.counts_from_one or ids.distinct == (0, 255) or _is_gray(ids):
+    if ids.counts_from_one or ids.distinct == (0, 255) or is_gray(ids):
         return None
+    base = "; if they count from 1, take 1 away" if ids.may_count_from_one else ""
     fix = with_keyword(evidence, ("one_hot",), "num_classes", str(ids.high + 1), position=1)
     return Hint(
-        text=f"values up to {ids.high} need {ids.high + 1} places, the code has {ids.size}",
+        text=f"values up to {ids.high} need {ids.high + 1} places, the code has {ids.size}{base}",
         fix=fix or f"num_classes = {ids.high + 1}",
     )
 
@@ -246,6 +220,8 @@ def negative_in_one_hot(evidence: Evidence) -> Hint | None:
     """A mark such as -1 or -100 is given to a one-hot code, which has no place for it."""
     ids = ids_of(evidence, "one_hot")
     if ids is None or max(ids.bad) >= 0 or shifting_step(evidence):
+        return None
+    if _is_sign_coded(evidence, ids):
         return None
     return Hint(
         text=f"{list_of(ids.bad)} is no class: a one-hot code has no place for marks, leave them "

@@ -94,8 +94,8 @@ def slope_at_zero(evidence: Evidence) -> Hint | None:
             fix="safe = torch.where(ok, x, 1.0)  # then the op on safe, then where(ok, …)",
         )
     return Hint(
-        text="the slope of this op is infinite at 0: keep its input away from 0",
-        fix="add a small eps inside the root, norm or logarithm",
+        text="the slope of this op is infinite at 0: keep its input away from 0, with a small eps "
+        "inside the root, norm or logarithm",
     )
 
 
@@ -140,8 +140,8 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
         return None
     return Hint(
         text=f"all {_count(labels.shape)} labels are {ignored} (ignore_index): the mean over none "
-        "of them is 0 / 0",
-        fix="skip batches without a label, or reduction='sum' divided by max(count, 1)",
+        "of them is 0 / 0; skip batches without a label, or take reduction='sum' divided by "
+        "max(count, 1)",
     )
 
 

@@ -94,8 +94,10 @@ def segment_ids(evidence: Evidence) -> Hint | None:
             "away, or all 0",
             fix=rewritten(evidence, ids.named, "torch.zeros_like({x})"),
         )
-    fix = "{x} - 1" if ids.counts_from_one else f"{{x}}.clamp(0, {ids.size - 1})"
-    base = "; they look 1-based" if ids.counts_from_one else ""
+    # Each text begins with segment 0: where it is missing, few values are enough.
+    one_based = ids.may_count_from_one and ids.distinct == tuple(range(1, ids.size + 1))
+    fix = "{x} - 1" if one_based else f"{{x}}.clamp(0, {ids.size - 1})"
+    base = "; they look 1-based" if one_based else ""
     return Hint(
         text=f"segment ids hold {bad}, the model has segments 0 … {ids.size - 1}{base}",
         fix=rewritten(evidence, ids.named, fix),

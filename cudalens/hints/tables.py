@@ -1,14 +1,16 @@
-"""Causes of ids beyond a lookup table: tokens, padding, positions, page coordinates, segments."""
+"""Causes of ids beyond a lookup table: tokens, padding, another vocabulary."""
 
 from __future__ import annotations
 
+import ast
+import re
 from itertools import groupby
 
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
-from cudalens.hints._fixes import called, list_of, rewritten, with_keyword
-from cudalens.hints._reading import Ids, ids_of, shifting_step
-from cudalens.hints._roles import INTEGERS, in_library, is_run, is_vocabulary
+from cudalens.hints._fixes import called, list_of, rewritten
+from cudalens.hints._reading import Ids, ids_of, parsed, shifting_step
+from cudalens.hints._roles import in_library, is_vocabulary
 from cudalens.model import Evidence
 
 _JUST_BEYOND = 64
@@ -16,10 +18,7 @@ _JUST_BEYOND = 64
 _IGNORED = -100
 _LANGUAGE = 1000
 _RESIZE = "model.resize_token_embeddings(len(tokenizer))"
-_PAGE = 1000
-
-
-# --- tokens --------------------------------------------------------------------------------------
+_LABELS_KEY = re.compile(r"""\[["']labels["']\]$|\.labels$""")
 
 
 @rule(priority=12)
@@ -43,10 +42,32 @@ def padding_of_minus_one(evidence: Evidence) -> Hint | None:
     ids = ids_of(evidence, "token")
     if ids is None or not ids.only_bad(-1) or shifting_step(evidence):
         return None
+    if _made_of_labels(evidence, ids):
+        return Hint(
+            text="the decoder ids are made of the labels, where -1 stays: -100 is what the loss "
+            "ignores, and the model puts its padding id in the place of -100",
+            fix=rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == -1, {_IGNORED})"),
+        )
     return Hint(
         text="-1 is no row of a table: if it pads the sequences, use a padding id that has a row",
         fix=_padded(evidence, ids, -1),
     )
+
+
+def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
+    """Tell whether a library's decoder shifted the user's ``labels=`` to get these ids."""
+    name = ids.named.expression if ids.named is not None else None
+    is_decoder = "decoder" in (evidence.module_path or "")
+    if name is None or ids.fact.expression or not is_decoder:
+        return False
+    if not in_library(evidence, "transformers"):
+        return False
+    tree, given = parsed(evidence.call_text or ""), parsed(name)
+    if not isinstance(tree, ast.Call) or given is None:
+        return False
+    names = {item.arg for item in tree.keywords if ast.dump(item.value) == ast.dump(given)}
+    # A batch that is spread in the call names it by its key.
+    return names == {"labels"} or (not names and bool(_LABELS_KEY.search(name)))
 
 
 def _padded(evidence: Evidence, ids: Ids, mark: int) -> str:
@@ -91,7 +112,7 @@ def padding_beyond_table(evidence: Evidence) -> Hint | None:
     text = f"{pad} only fills the ends of the rows: a padding id for which the table with "
     text += f"{ids.size} rows has none"
     if not is_vocabulary(evidence):
-        return Hint(text=text, fix=f"nn.Embedding({pad + 1}, dim, padding_idx={pad})")
+        return Hint(text=text, fix=_table(evidence, f"{pad + 1}, dim, padding_idx={pad}"))
     if pad - ids.size < _JUST_BEYOND:
         return Hint(text=text, fix=_resized(evidence, ids))
     return Hint(text=text, fix="tokenizer.pad_token = tokenizer.eos_token")
@@ -103,7 +124,9 @@ def added_tokens(evidence: Evidence) -> Hint | None:
     ids = _tokens_beyond(evidence)
     if ids is None or not is_vocabulary(evidence) or _is_padding(evidence, ids):
         return None
-    if ids.high - ids.size >= _JUST_BEYOND or ids.covers_one_to_size:
+    if ids.high - ids.size >= _JUST_BEYOND:
+        return None
+    if ids.counts_from_one and not in_library(evidence, "transformers"):
         return None
     known = evidence.fact("tokenizer.length")
     length = f" (the tokenizer has {known})" if known else ""
@@ -120,10 +143,16 @@ def _resized(evidence: Evidence, ids: Ids) -> str:
     if not in_library(evidence, "transformers"):
         # A tokenizer's vocab_size leaves added tokens out; its length does not.
         has_tokenizer = "transformers" in evidence.libraries
-        return f"nn.Embedding({'len(tokenizer)' if has_tokenizer else ids.high + 1}, dim)"
+        rows = "len(tokenizer)" if has_tokenizer else ids.high + 1
+        return _table(evidence, f"{rows}, dim")
     name = called(evidence)
     model = name.removesuffix(".generate").removesuffix(".forward") if name else "model"
     return _RESIZE.replace("model", model if ids.named else "model")
+
+
+def _table(evidence: Evidence, settings: str) -> str:
+    is_bag = (evidence.op.name or "").startswith("aten::_embedding_bag")
+    return f"nn.{'EmbeddingBag' if is_bag else 'Embedding'}({settings})"
 
 
 @rule(priority=18)
@@ -149,115 +178,15 @@ def table_too_small(evidence: Evidence) -> Hint | None:
     ids = _tokens_beyond(evidence)
     if ids is None or is_vocabulary(evidence) or _is_padding(evidence, ids):
         return None
-    if ids.covers_one_to_size and evidence.scalar("padding_idx") != "0":
+    is_padded = evidence.scalar("padding_idx") == "0"
+    if ids.counts_from_one and not is_padded:
         return None
+    may_start_at_one = ids.may_count_from_one and ids.low == 1 and not is_padded
+    base = "; if the ids count from 1, take 1 away" if may_start_at_one else ""
     is_large = ids.size >= _LANGUAGE and ids.high - ids.size < _JUST_BEYOND
     added = f"; for tokens added to a tokenizer: {_RESIZE}" if is_large else ""
     return Hint(
-        text=f"ids up to {ids.high} need {ids.high + 1} rows, the table has {ids.size}{added}",
-        fix=f"nn.Embedding({ids.high + 1}, dim)",
-    )
-
-
-# --- positions -----------------------------------------------------------------------------------
-
-
-def _offset(evidence: Evidence, ids: Ids) -> int:
-    """Give how many rows stand before that of the first token: 2 in RoBERTa and BART."""
-    padding = evidence.scalar("padding_idx") or "-1"
-    if padding.isdecimal() and ids.low is not None and ids.low in (int(padding), int(padding) + 1):
-        return int(padding) + 1
-    is_roberta = evidence.op.name == "aten::gather" and ids.low in (1, 2)
-    if is_roberta:
-        return 2
-    return ids.low if ids.low in (1, 2) and ids.fact.shape[-1] > 1 else 0
-
-
-def _positions(evidence: Evidence) -> Ids | None:
-    ids = ids_of(evidence, "position")
-    if ids is None or not ids.is_above or not ids.fact.shape:
-        return None
-    # A step of generation looks up one position at a time.
-    return ids if is_run(ids.fact) or ids.fact.shape[-1] == 1 else None
-
-
-@rule(priority=11)
-def positions_with_offset(evidence: Evidence) -> Hint | None:
-    """Positions start behind the padding id, so the table needs more rows than the sequence has."""
-    ids = _positions(evidence)
-    if ids is None:
-        return None
-    offset = _offset(evidence, ids)
-    length = ids.high + 1 - offset
-    if offset == 0 or length > ids.size:
-        return None
-    return Hint(
-        text=f"positions start at {offset} here, so {ids.size} rows hold {ids.size - offset} "
-        f"tokens and not {length}: max_position_embeddings must be the length + {offset}",
-        fix=f"max_position_embeddings={length + offset}  # or max_length={ids.size - offset}",
-    )
-
-
-@rule(priority=12)
-def positions_beyond_table(evidence: Evidence) -> Hint | None:
-    """The sequence is longer than the table of positions."""
-    ids = _positions(evidence)
-    if ids is None:
-        return None
-    offset = _offset(evidence, ids)
-    length, room = ids.high + 1 - offset, ids.size - offset
-    if offset and length <= ids.size:
-        return None
-    text = f"the sequence has {length} positions, the table {room}"
-    if (called(evidence) or "").endswith("generate"):
-        prompt = _prompt(evidence, length)
-        fix = with_keyword(evidence, ("generate",), "max_new_tokens", str(max(1, room - prompt)))
-        note = f"prompt and new tokens together may have {room}"
-        text = f"generation reached position {length}, the table has {room}: {note}"
-        return Hint(text=text, fix=fix or f"max_length={room}")
-    if in_library(evidence, "transformers"):
-        fix = f"tokenizer(text, truncation=True, max_length={room})"
-        return Hint(text=f"{text}: truncate the input", fix=fix)
-    name = _sequence(evidence, length)
-    return Hint(
-        text=f"{text}: cut the input or enlarge the table",
-        fix=f"{name} = {name}[:, :{room}]  # before all embeddings",
-    )
-
-
-def _sequence(evidence: Evidence, length: int) -> str:
-    """Give the user's name for the batch of sequences of this length on his line."""
-    found = [
-        item
-        for item in evidence.tensors
-        if item.expression
-        and item.dtype in INTEGERS
-        and len(item.shape) == 2
-        and item.shape[1] == length
-    ]
-    name = found[0].expression if len(found) == 1 else None
-    return name if name and name.isidentifier() else "ids"
-
-
-def _prompt(evidence: Evidence, length: int) -> int:
-    tokens = [
-        item.shape[1]
-        for item in evidence.tensors
-        if item.expression and item.dtype in INTEGERS and len(item.shape) == 2
-    ]
-    return tokens[0] if len(tokens) == 1 and tokens[0] < length else 0
-
-
-@rule(priority=20)
-def positions_given(evidence: Evidence) -> Hint | None:
-    """Positions were given that do not count from 0, such as those of a longer text."""
-    ids = ids_of(evidence, "position")
-    if ids is None or not ids.is_above or _positions(evidence) is not None:
-        return None
-    if not ids.fact.shape:
-        return None
-    return Hint(
-        text=f"positions go up to {ids.high} in a table of {ids.size} rows, and do not count the "
-        "tokens of a row from 0",
-        fix=rewritten(evidence, ids.named, "{x} - {x}.amin(-1, keepdim=True)"),
+        text=f"ids up to {ids.high} need {ids.high + 1} rows, the table has {ids.size}"
+        f"{base}{added}",
+        fix=_table(evidence, f"{ids.high + 1}, dim"),
     )
