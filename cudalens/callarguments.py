@@ -15,6 +15,7 @@ from cudalens import source
 from cudalens.apiname import api_name
 from cudalens.evaluate import evaluator_for, is_module, value_or
 from cudalens.files import is_torch_file, torch_path
+from cudalens.positiontable import table_of_positions
 from cudalens.stack import place_of
 from cudalens.syntax import running_segment
 
@@ -46,11 +47,12 @@ def call_arguments(entries: Entries) -> dict[str, object]:
 def argument_facts(
     entries: Entries, arguments: Mapping[str, object]
 ) -> tuple[tuple[str, str], ...]:
-    """Say what is known of arguments that are no tensors: kinds, and names of parameters."""
+    """Say what is known of arguments besides their values: kinds, names of parameters, lengths."""
     return (
         *odd_argument(entries, arguments),
         *callee_parameters(entries),
         *given_parameters(entries),
+        *table_of_positions(entries),
     )
 
 

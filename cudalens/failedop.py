@@ -25,9 +25,13 @@ from cudalens.facts import (
     TensorSummary,
 )
 from cudalens.model import Evidence
+from cudalens.parsing import parse_expression
 from cudalens.replay import replay
 from cudalens.tensorfacts import of_meta
 from cudalens.values import summarise
+
+_LISTS = (ast.List, ast.Tuple, ast.Starred, ast.keyword)
+"""What only carries the arguments of a call."""
 
 
 def with_failed_op(
@@ -57,18 +61,22 @@ def with_failed_op(
         source=evidence.source or spans,
         forward_source=forward,
         module_path=evidence.module_path or record.module_path or module_path,
-        tensors=_merged(evidence.tensors, record, limits),
+        tensors=_merged(evidence, record, limits),
         replay=limits.attempt("replay", lambda: _replay(record), evidence.replay),
     )
 
 
-def _merged(seen: tuple[TensorFact, ...], record: Any, limits: Limits) -> tuple[TensorFact, ...]:
-    """Put the op's own arguments first; a tensor of the line with the same metadata names one."""
-    rest = list(seen)
+def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact, ...]:
+    """Put the op's own arguments first; a tensor of the line with the same metadata names one.
+
+    Not one that the line only makes an argument of: ``x`` in ``torch.cat([net(x), y])``.
+    """
+    rest = list(evidence.tensors)
+    passed = _passed(evidence.call_text)
     found = []
     for key, meta in _metas(record.arguments):
-        fact = next((item for item in rest if _is_alike(item, meta)), None)
         alike = [item for item in rest if _is_alike(item, meta)]
+        fact = next((item for item in alike if _is_passed(item, passed)), None)
         copy = record.host_copies.get(key)
         if fact is not None and len(alike) == 1:
             rest.remove(fact)
@@ -78,6 +86,31 @@ def _merged(seen: tuple[TensorFact, ...], record: Any, limits: Limits) -> tuple[
         if copy is not None and not isinstance(copy, (list, tuple)):
             found[-1] = replace(found[-1], summary=_summary(copy, limits))
     return (*found, *rest)
+
+
+def _passed(call: str | None) -> frozenset[str] | None:
+    """Give what a call passes on as it stands, ``None`` where the line spells no call."""
+    try:
+        node: ast.AST = parse_expression(f"({call}\n)").body
+    except (SyntaxError, ValueError):
+        return None
+    found, waiting = set(), [node]
+    while waiting:
+        item = waiting.pop()
+        if item is node or isinstance(item, _LISTS):
+            waiting.extend(ast.iter_child_nodes(item))
+        elif isinstance(item, ast.Attribute) and item is getattr(node, "func", None):
+            found.add(ast.unparse(item.value))
+        elif isinstance(item, ast.expr):
+            found.add(ast.unparse(item))
+    return frozenset(found)
+
+
+def _is_passed(fact: TensorFact, passed: frozenset[str] | None) -> bool:
+    if passed is None or fact.expression is None:
+        return True
+    # ``batch["ids"]`` goes along with ``batch``.
+    return any(fact.expression == text or fact.expression.startswith(f"{text}[") for text in passed)
 
 
 def _summary(copy: Tensor, limits: Limits) -> TensorSummary:

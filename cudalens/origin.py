@@ -28,6 +28,17 @@ _NEVER = (
 _RERAISED = re.compile(r"^Caught \w+ in .*\.\nOriginal Traceback", re.DOTALL)
 _FILE = re.compile(r'^  File "(.+)", line \d+, in ', re.MULTILINE)
 _NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attribute ")
+_DISPATCHED = frozenset(
+    {
+        "RecordingMode.__torch_dispatch__",
+        "Interceptor._kernel.<locals>.guarded",
+        "_Named.__call__",
+        "GenericKernel.__call__",
+    }
+)
+"""Functions of this package that only torch's dispatcher calls, each time for an op."""
+_LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
+_RAISE = "RAISE_VARARGS"
 
 OfFile = Callable[[str], bool]
 
@@ -89,10 +100,12 @@ def is_torch_error(
     if not entries or _is_of_package(error, "cudalens"):
         return False
     innermost = entries[-1]
+    if isinstance(error, AttributeError):
+        return _is_torch_attribute(error, innermost, is_user)
+    if _is_raised_in_op(innermost):
+        return True
     if is_user(innermost.tb_frame.f_code.co_filename):
         return _is_raised_below(error, innermost, runs_torch)
-    if isinstance(error, AttributeError):
-        return bool(_NOT_A_TENSOR.match(str(error))) and stands_on_torch(innermost.tb_frame)
     if _RERAISED.match(text := _text_of(error)):
         return _is_torch_worker(text, is_user)
     return stands_on_torch(innermost.tb_frame) or is_known_message(text)
@@ -102,9 +115,34 @@ def _is_raised_below(
     error: BaseException, entry: TracebackType, runs_torch: Callable[[TracebackType], bool]
 ) -> bool:
     """Tell whether C++ code of torch's, called on the user's line, raised the error."""
-    if place_of(entry).operation == "RAISE_VARARGS" or isinstance(error, AttributeError):
+    if place_of(entry).operation == _RAISE:
         return False  # a raise or assert statement of his own
     return runs_torch(entry) or is_known_message(_text_of(error))
+
+
+def _is_raised_in_op(entry: TracebackType) -> bool:
+    """Tell whether an entry's line had torch run an op, and the error came out of that op.
+
+    It needs nothing of the line itself: the dispatcher called this package for the op.
+    """
+    below = entry.tb_next
+    if below is None or package_of(below.tb_frame) != "cudalens":
+        return False
+    return below.tb_frame.f_code.co_qualname in _DISPATCHED
+
+
+def _is_torch_attribute(error: AttributeError, entry: TracebackType, is_user: OfFile) -> bool:
+    """Tell whether torch itself says that something lacks an attribute, or may not have it yet.
+
+    A look-up of a name that is not there is a mistake of spelling, on a module as on any object.
+    """
+    frame = entry.tb_frame
+    if is_user(frame.f_code.co_filename):
+        return False
+    if _NOT_A_TENSOR.match(str(error)):
+        return stands_on_torch(frame)
+    is_raise = place_of(entry).operation == _RAISE and frame.f_code.co_name not in _LOOKUPS
+    return package_of(frame) == "torch" and is_raise
 
 
 def _is_torch_worker(text: str, is_user: OfFile) -> bool:

@@ -20,13 +20,15 @@ from cudalens.collect import Limits
 from cudalens.diagnose import is_device_assert
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
 from cudalens.failedop import with_failed_op, with_modified
-from cudalens.model import ErrorFacts, Evidence
+from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.origin import is_torch_error, visible_entries
 from cudalens.tensorfacts import tensor_facts, tensor_values
 
 
 def concerns_torch(error: BaseException) -> bool:
     """Tell whether torch, or a library on top of it, raised ``error``."""
+    if isinstance(getattr(error, "__cudalens_report__", None), Report):
+        return True  # a check inside this one knew it, and took its own frames out
     return is_torch_error(
         error, is_own=source.is_own_file, is_user=source.is_user_file, runs_torch=_runs_torch
     )

@@ -1,4 +1,4 @@
-"""Which value a CPU kernel refused: the guard of the op that raised is asked after the fact.
+"""Which value the host refused: the guard of the op that raised is asked after the fact.
 
 The kernels of the CPU check the same bounds as those of CUDA, but say neither where the bad value
 is nor, often, what it is.
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cudalens import _torch, source
 from cudalens.callarguments import call_arguments
+from cudalens.distributions import with_refused_parameter
 from cudalens.facts import Argument, TensorMeta, Violation
 from cudalens.guards import GUARDS
 from cudalens.guards._base import Parameter, schema_parameters
@@ -42,22 +43,27 @@ _SAME_NAMES = {"self": ("self", "input")}
 
 
 def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any) -> Evidence | None:
-    """Add the value and its position to an exception that a CPU kernel raised because of it.
+    """Add the value and its position to an exception that was raised because of it.
+
+    By a distribution, or by a CPU kernel.
 
     Returns:
-        ``None`` where the guard of the op cannot be asked, or finds nothing.
+        ``None`` where neither can be asked, or nothing is found.
     """
-    if recorder is None or evidence.error is None or not evidence.context_usable:
+    if evidence.error is None or not evidence.context_usable:
         return None
+    entries = visible_entries(
+        error.__traceback__, is_own=source.is_own_file, is_user=source.is_user_file
+    )
+    refused = with_refused_parameter(evidence, entries)
+    if refused is not None or recorder is None:
+        return refused
     if not _VALUE_ERROR.search(evidence.error.message):
         return None
     record = recorder.in_flight(error)
     op = None if record is None else _overload(record.name, record.overload)
     if op not in GUARDS:
         return None
-    entries = visible_entries(
-        error.__traceback__, is_own=source.is_own_file, is_user=source.is_user_file
-    )
     values = tensor_values(call_arguments(entries))
     given = {item.name: item for item in record.arguments}
     keys: dict[str, str] = {}

@@ -124,6 +124,15 @@ def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
             yield from expressions_in(child)
 
 
+def kind_sources(node: ast.expr) -> tuple[ast.expr, ...]:
+    """Give the parts that decide what kind of value an expression has."""
+    if isinstance(node, ast.IfExp):
+        return node.body, node.orelse
+    if isinstance(node, ast.BinOp):
+        return (node.left,)
+    return (node.value,) if isinstance(node, ast.Subscript | ast.Attribute) else ()
+
+
 def text_of(node: ast.AST, lines: Sequence[str]) -> str:
     """Give the source of an expression or statement on one line, as written where it is short."""
     written = _written(node, lines)

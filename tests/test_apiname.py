@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import TracebackType
 from typing import Any
@@ -100,14 +101,26 @@ def test_an_unknown_receiver_is_not_guessed() -> None:
         def __getitem__(self, key: int) -> None:
             frames = source.stack_of(sys._getframe(1))
             found.append(source.locate(frames, {}, same).api)
-            found.append(source.locate(frames, {"indices[0]": Y}, same).api)
+            found.append(source.locate(frames, {"self": X, "indices[0]": Y}, same).api)
 
     run_cell("make()[0]", {"make": Result})
     assert found == [None, "torch.Tensor.__getitem__"]
 
 
 def error_entry(text: str) -> tuple[TracebackType, Any]:
-    names = {"torch": torch, "x": X, "y": Y, "xs": [1], "d": {}}
+    class Mean:
+        def mean(self) -> dict[str, int]:
+            return {}
+
+    names = {
+        "torch": torch,
+        "functools": functools,
+        "Mean": Mean,
+        "x": X,
+        "y": Y,
+        "xs": [1],
+        "d": {},
+    }
     manager = cell(text)
     try:
         exec(manager.__enter__(), names)
@@ -124,7 +137,26 @@ def error_entry(text: str) -> tuple[TracebackType, Any]:
         ("x @ x", True),
         ("x.abs() + x.T", True),
         ("x[9]", True),
-        ("xs[x]", True),
+        ("-x.bool()", True),
+        ("x + {}", True),
+        ("x in x[:3]", True),
+        ("(x if xs else x).view(7)", True),
+        ("(q := x).view(7)", True),
+        ("m = x.view; m(7)", True),
+        ("getattr(x, 'view')(7)", True),
+        ("functools.partial(x.view, 7)()", True),
+        ("functools.partial(functools.partial(torch.cat), [x, x.T])()", True),
+        ("p = functools.partial(torch.cat, [x, x.T]); p()", True),
+        ("xs[x]", False),
+        ("xs * x", False),
+        ("'a' + x", False),
+        ("x in 'abc'", False),
+        ("(x if xs else d).pop(7)", False),
+        ("(q := d).pop(7)", False),
+        ("m = d.pop; m(7)", False),
+        ("getattr(d, 'pop')(7)", False),
+        ("functools.partial(d.pop, 7)()", False),
+        ("Mean().mean()[x]", False),
         ("xs[9]", False),
         ("d['k']", False),
         ("int('a')", False),

@@ -614,6 +614,83 @@ CASES = [
         fix="a.detach().cpu().numpy()",
     ),
     Case(
+        family="unsafe_autocast",
+        setup="p = torch.rand(4, device='cuda'); y = torch.ones(4, device='cuda')",
+        bad="with torch.autocast('cuda'): F.binary_cross_entropy(p, y)",
+        good="with torch.autocast('cuda'): F.binary_cross_entropy_with_logits(p, y)",
+        headline="binary_cross_entropy is unsafe to autocast: its input are probabilities",
+        argument="input",
+        expression="p",
+    ),
+    Case(
+        family="two_devices",
+        setup="x = torch.rand(4, 8, device='cuda')",
+        bad="torch.cat([x, torch.zeros(4, 1)], dim=1)",
+        good="torch.cat([x, torch.zeros(4, 1).to(x.device)], dim=1)",
+        headline="tensors[1] is on cpu, tensors[0] is on cuda:0",
+        argument="tensors[1]",
+        fix="torch.cat([x, torch.zeros(4, 1).to(x.device)], dim=1)",
+    ),
+    Case(
+        family="two_devices",
+        setup="x = torch.rand(3, 4, device='cuda'); y = torch.ones(3, 4); loss = nn.MSELoss()\n"
+        "m = lambda: x.exp()",
+        bad="loss(m(), y)",
+        good="loss(m(), y.cuda())",
+        headline="target is on cpu, input is on cuda:0",
+        argument="target",
+        expression="y",
+        fix='loss(m(), y.to("cuda:0"))',
+    ),
+    Case(
+        family="two_devices",
+        setup="x = torch.rand(3, 4, device='cuda'); y = torch.ones(3, 4); loss = nn.MSELoss()\n"
+        "m = lambda of: of.exp()",
+        bad="loss(m(x), y)",
+        good="loss(m(x), y.cuda())",
+        headline="target is on cpu, the other tensors are on cuda:0",
+        argument="target",
+        expression="y",
+        fix="loss(m(x), y.to(x.device))",
+    ),
+    Case(
+        family="numpy_of_cuda",
+        setup="m = nn.Linear(4, 2).cuda(); x = torch.rand(3, 4, device='cuda')",
+        bad="m(x).detach().numpy()",
+        good="m(x).detach().cpu().numpy()",
+        headline="m(x).detach() is on cuda:0; NumPy reads host memory only",
+        argument="self",
+        fix="m(x).detach().cpu().numpy()",
+    ),
+    Case(
+        family="numpy_of_cuda",
+        setup="m = nn.Linear(4, 2).cuda(); x = torch.rand(3, 4, device='cuda')",
+        bad="m(x).numpy()",
+        good="m(x).detach().cpu().numpy()",
+        headline="m(x) is on cuda:0; NumPy reads host memory only",
+        argument="self",
+        fix="m(x).detach().cpu().numpy()",
+    ),
+    Case(
+        family="packed_lengths",
+        setup="x = torch.rand(2, 5, 3, device='cuda'); n = torch.tensor([5, 4], device='cuda')",
+        bad="nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True)",
+        good="nn.utils.rnn.pack_padded_sequence(x, n.cpu(), batch_first=True)",
+        headline="lengths is on cuda:0 and not on cpu",
+        argument="lengths",
+        expression="n",
+        fix="nn.utils.rnn.pack_padded_sequence(x, n.cpu(), batch_first=True)",
+    ),
+    Case(
+        family="distribution_values",
+        setup="mean = torch.zeros(2, device='cuda'); eye = torch.eye(2, device='cuda')",
+        bad="torch.distributions.MultivariateNormal(mean, -eye)",
+        good="torch.distributions.MultivariateNormal(mean, eye)",
+        headline="covariance_matrix (2, 2) does not satisfy PositiveDefinite(), which "
+        "MultivariateNormal asks for",
+        argument="covariance_matrix",
+    ),
+    Case(
         family="numpy_of_gradient",
         setup="a = torch.ones(2, requires_grad=True)",
         bad="a.numpy()",
@@ -867,6 +944,7 @@ CASES = [
 # Families whose message this machine cannot provoke, or whose case stands in a test of its own.
 ELSEWHERE = {
     "array_in_library",
+    "loss_target_dtype",
     "model_input_missing",
     "model_input_twice",
     "unequal_tokens",
@@ -1430,7 +1508,7 @@ def test_rules_over_texts_alone(rule: str) -> None:
 
 def test_every_rule_fires_and_every_fix_is_code(sim: simulate.Simulation) -> None:
     """Over all cases: no rule without a case, and each fix can be read as Python."""
-    fired = {*TEXT_RULES, "out_of_place"}
+    fired = {*TEXT_RULES, "out_of_place", "input_beyond_positions"}
     for case in CASES:
         for hint in run_cell(f"{SETUP}{case.setup}\n{case.bad}").shown.hints:
             fired.add(hint.rule)

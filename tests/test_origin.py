@@ -8,13 +8,29 @@ import pytest
 from hostcells import run_cell
 
 from cudalens import simulate
+from cudalens.hosterrors import is_known_message
 from cudalens.origin import is_torch_error, visible_entries
 
 SETUP = """
-import torch, json, numpy as np
+import torch, json, functools, numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 x = torch.ones(2, 3, device="cuda")
+t, two = torch.tensor(4), torch.tensor([1, 2])
+def given(value): return value
+class Words:
+    def __getitem__(self, key): return {}[key]
+    def gather(self, key): return {}[key]
+    def abs(self): return {}
+"""
+ON_CPU = """
+import functools, torch
+from torch import nn
+x, y = torch.ones(2, 3), torch.tensor([0, 1])
+def given(value): return value
+class Words:
+    x = property(lambda self: x)
+    def __getitem__(self, key): return x
 """
 
 FOREIGN = [
@@ -42,6 +58,29 @@ FOREIGN = [
     "nn.Linear(2, 2).no_such_layer",
     "torch.load('/no/such/file')",
     "raise KeyboardInterrupt if False else StopIteration",
+    # A tensor is the key or the index; the container is not torch's.
+    "{'a': 1}[t]",
+    "{'a': 1}.pop(t)",
+    "['a', 'b'][t]",
+    "(1, 2)[t]",
+    "'abc'[t]",
+    "np.zeros(3)[t]",
+    "np.zeros(3).take(t)",
+    "Words()[t]",
+    "Words().gather(t)",
+    "given({})[t]",
+    "given(Words()).abs()[t]",
+    "-given(Words()).abs()",
+    "t in 'abc'",
+    "'a' + t",
+    "[1] + t",
+    "functools.partial({}.pop)(t)",
+    "getattr({}, 'pop')(t)",
+    "list(map({}.pop, [t]))",
+    # A spelling that is wrong, on what is torch's.
+    "given(t).no_such_attribute",
+    "torch.ops.aten.no_such_op",
+    "nn.ModuleList().no_such_layer",
 ]
 TORCHS = [
     "x @ x",
@@ -63,6 +102,45 @@ TORCHS = [
     "x.backward()",
     "x.float().t().view(7)",
     "nn.Linear(3, 2).cuda()(x).view(7)",
+    "range(two)",
+    "for i in range(two): pass",
+    "hex(two)",
+    "[1, 2][two]",
+    "[0] * two",
+    "given([1])[two]",
+    "two in [x]",
+    "two[t]",
+    "t + {}",
+    "nn.Linear(2, 2).get_parameter('bias.x')",
+    "nn.Linear(2, 2).get_submodule('x')",
+    "nn.Linear(2, 2).get_buffer('weight')",
+]
+HIDDEN = [
+    "given(x).gather(1, y)",
+    "nn.Linear(3, 3)(x).gather(1, y)",
+    "Words().x.gather(1, y)",
+    "Words()['x'].gather(1, y)",
+    "given(x)[y, torch.tensor([0, 1, 1])]",
+    "given(x).gather(1, y).sum()",
+    "(given(x),)[0].gather(1, y)",
+    "(q := given(x)).gather(1, y)",
+    "(x if given(1) else None).gather(1, y)",
+    "functools.partial(torch.gather, x, 1)(y)",
+    "getattr(x, 'gather')(1, y)",
+    "m = x.gather; m(1, y)",
+    "list(map(torch.gather, [x], [1], [y]))",
+    # Refused before an op begins.
+    "given(x).narrow(0, 0, 9)",
+    "given(x).chunk(0)",
+    "given(x)[1.5]",
+    "given(x).gather('a', y)",
+    "given(x).gather(1)",
+    "given(x)[0] = 'a'",
+    "(q := x).chunk(0)",
+    "(x if given(1) else x).chunk(0)",
+    "functools.partial(torch.movedim, x)(0)",
+    "getattr(x, 'type')('no such type')",
+    "m = x.type; m('no such type')",
 ]
 
 
@@ -84,6 +162,134 @@ def test_what_torch_raises_is_reported(line: str, sim: simulate.Simulation) -> N
     report = outcome.shown
     assert report.kind in ("host_error", "autograd_error", "cuda_error")
     assert report.source is not None and report.source.text == line
+
+
+@pytest.mark.parametrize("line", HIDDEN)
+def test_torch_is_known_where_the_line_does_not_show_it(line: str) -> None:
+    """A result of the user's own functions cannot be read again: the op itself tells."""
+    report = run_cell(ON_CPU + line, fast=False).shown
+    assert report.kind == "host_error"
+    assert report.source is not None and report.source.text == line
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "fast", "is_seen"),
+    [
+        ("given(x).kthvalue(9)", "cpu", False, True),  # by the recorder
+        ("given(x).gather(1, y)", "cpu", True, True),  # by a guard
+        ("given(x).kthvalue(9)", "cuda", True, True),  # by a kernel of the simulation
+        ("given(x).topk(9)", "cuda", True, True),  # by one that is registered for this op
+        ("given(x).kthvalue(9)", "cpu", True, False),  # by nobody
+        ("given({}).pop(9)", "cpu", False, False),
+    ],
+)
+def test_an_op_that_raised_is_seen_in_the_dispatcher(
+    line: str, device: str, fast: bool, is_seen: bool, sim: simulate.Simulation
+) -> None:
+    """Neither the line nor the message tells; without whoever saw the op nothing is certain."""
+    moved = f"x, y = x.to('{device}'), y.to('{device}')\n"
+    outcome = run_cell(ON_CPU + moved + line, fast=fast)
+    assert outcome.error is not None
+    assert not is_known_message(str(outcome.error))
+    assert (outcome.report is not None) is is_seen
+
+
+def test_a_function_of_this_package_is_no_op() -> None:
+    """What it refuses is said by itself: no report calls it torch's."""
+    for line in ("cudalens.check(max_ops=0)", "cudalens.register_guard('x', None)"):
+        outcome = run_cell(f"import cudalens\n{line}", fast=False)
+        assert outcome.error is not None
+        assert outcome.report is None
+
+
+def test_an_op_of_the_users_own_raises_what_he_likes() -> None:
+    """His kernel ran below the recorder; its statement is his, and torch's op in it is torch's."""
+    code = """
+    import torch
+    @torch.library.custom_op("origins::OP", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        BODY
+    op(torch.ones(2))
+    """
+    own = code.replace("OP", "own").replace("BODY", "raise ValueError('not with me')")
+    assert run_cell(own, fast=False).report is None
+    torchs = code.replace("OP", "torchs").replace("BODY", "return x.kthvalue(9).values")
+    report = run_cell(torchs, fast=False).shown
+    assert report.source is not None and report.source.text.endswith("kthvalue(9).values")
+
+
+@pytest.mark.parametrize(("line", "is_torchs"), [("[x][0].kthvalue(9)", True), ("{}[t]", False)])
+def test_a_check_around_a_check_knows_what_the_inner_one_knew(line: str, is_torchs: bool) -> None:
+    """The inner check takes its frames out of the traceback, and with them the evidence."""
+    code = f"""
+    import cudalens, torch
+    x, t = torch.ones(2), torch.tensor(1)
+    with cudalens.check():
+        {line}
+    """
+    assert (run_cell(code, fast=False).report is not None) is is_torchs
+
+
+@pytest.mark.parametrize(
+    ("assigned", "what"),
+    [("nn.Linear(2, 2)", "module"), ("nn.Parameter(torch.ones(2))", "parameters"), ("1", None)],
+)
+def test_a_module_that_is_not_initialised_refuses_its_parts(
+    assigned: str, what: str | None
+) -> None:
+    """Only torch's own check is torch's: a number is taken, and a missing name is Python's."""
+    code = f"""
+    import torch
+    from torch import nn
+    class Net(nn.Module):
+        def __init__(self):
+            self.part = {assigned}
+    Net().missing
+    """
+    outcome = run_cell(code)
+    assert isinstance(outcome.error, AttributeError)
+    if what is None:
+        assert outcome.report is None
+    else:
+        report = outcome.shown
+        assert report.kind == "host_error"
+        assert report.headline == f"cannot assign {what} before Module.__init__() call"
+        assert report.source is not None and report.source.text == f"self.part = {assigned}"
+
+
+@pytest.mark.parametrize(
+    ("said", "nearly"),
+    [
+        (
+            "gather() received an invalid combination of arguments - got (str), but expected",
+            "gather() received an invalid combination of arguments",
+        ),
+        (
+            'gather() missing 1 required positional arguments: "index"',
+            "gather() missing 1 required positional argument: 'index'",
+        ),
+        (
+            "only integer tensors of a single element can be converted to an index",
+            "only integer scalar arrays can be converted to a scalar index",
+        ),
+        (
+            "start (0) + length (9) exceeds dimension size (2).",
+            "start (0) + length (9) exceeds the file's size (2).",
+        ),
+        (
+            "torch.hsplit requires a tensor with at least 1 dimension, but got 0!",
+            "array split requires a tensor with at least 1 dimension, but got 0!",
+        ),
+        (
+            "number of sections must be larger than 0, got 0",
+            "number sections must be larger than 0.",
+        ),
+    ],
+)
+def test_a_sentence_of_torchs_is_told_from_its_neighbour(said: str, nearly: str) -> None:
+    """Python, NumPy and others say much the same in other words."""
+    assert is_known_message(said)
+    assert not is_known_message(nearly)
 
 
 def test_an_error_of_the_users_own_module_is_his(sim: simulate.Simulation) -> None:

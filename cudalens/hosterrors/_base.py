@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cudalens.facts import Certainty, Kind
+from cudalens.hosterrors._sentences import is_sentence_of_torch
 from cudalens.model import ErrorFacts, Evidence
 
 REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
@@ -21,6 +22,7 @@ _HOST_TYPES = frozenset(
         "TypeError",
         "IndexError",
         "AssertionError",
+        "AttributeError",
         "NotImplementedError",
     }
 )
@@ -82,7 +84,8 @@ def table() -> tuple[Family, ...]:
 def is_known_message(text: str) -> bool:
     """Tell whether a message can only come from torch, or from a library on top of it."""
     said = own_message(text)
-    return any(item.is_distinct and item.pattern.search(said) for item in _families)
+    by_family = any(item.is_distinct and item.pattern.search(said) for item in _families)
+    return by_family or is_sentence_of_torch(said)
 
 
 def own_message(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import called
+from cudalens.hosterrors._words import called, ints, said
 from cudalens.model import Evidence
 
 
@@ -228,4 +228,24 @@ def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         "is true",
         "if, while, and, or and not ask for one truth value.",
         None,
+    )
+
+
+@family(
+    r"Expected parameter (?P<name>\w+) \(\w+ of shape \((?P<shape>[\d, ]*)\)\) of distribution "
+    r"(?P<kind>\w+)\(.*\) to satisfy the constraint (?P<rule>.+?), but found invalid values:"
+    r"|Expected (?P<value>value) argument \(\w+ of shape \((?P<shape2>[\d, ]*)\)\) to be within "
+    r"the support \((?P<support>.+)\) of the distribution (?P<kind2>\w+)\(.*but found invalid "
+    r"values:"
+)
+def distribution_values(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """A distribution does not take the values of a parameter or sample, as a whole."""
+    name = match["name"] or match["value"]
+    shape = ints(match["shape"] if match["name"] else match["shape2"])
+    return HostVerdict(
+        kind="host_error",
+        headline=f"{name} {said(shape)} does not satisfy {match['rule'] or match['support']}, "
+        f"which {match['kind'] or match['kind2']} asks for",
+        explanation="The condition is on the tensor as a whole, and not on each element.",
+        argument=name,
     )

@@ -6,6 +6,7 @@ import re
 
 from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
+from cudalens.hosterrors._calls import list_items, passed, receiver
 from cudalens.hosterrors._words import expression, named, subject
 from cudalens.model import Evidence
 
@@ -26,7 +27,8 @@ _ALIASES = {"mat1": "input", "mat2": "weight", "index": "input", "indices": "inp
 def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The tensors of one call lie on different devices."""
     devices = [match["here"], match["there"]] if match["name"] else [match["a"], match["b"]]
-    stray = _stray(evidence, devices)
+    is_list = match["name"] == "tensors"
+    stray = _stray_item(evidence, match) or _stray(evidence, devices, is_list=is_list)
     if stray is not None:
         return _of_stray(evidence, stray, _other_than(stray.device, devices))
     if match["name"]:
@@ -61,6 +63,7 @@ def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:
         f"{_placed(evidence)}An op needs all its tensors on one device.",
         stray.argument,
         expression=expression(stray),
+        item=_spelled(evidence, stray),
         devices=(stray.device, there),
         is_model=is_model,
         other=expression(_elsewhere(evidence, stray)),
@@ -68,14 +71,19 @@ def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:
     )
 
 
-def _stray(evidence: Evidence, devices: list[str]) -> TensorFact | None:
+def _stray(evidence: Evidence, devices: list[str], *, is_list: bool) -> TensorFact | None:
     """Give the one tensor that has to move: the input on the CPU, or the first parameter there.
 
     A tensor without dimensions may stay on the CPU.
+
+    Args:
+        is_list: whether a list of tensors was given, where its items have names.
     """
     if "cpu" not in devices:
         return None
     found = [item for item in evidence.tensors if item.device == "cpu"]
+    # What else is on the line may be what an item is made of.
+    found = [item for item in found if item.argument or not is_list]
     elsewhere = [item for item in evidence.tensors if item.device != "cpu"]
     parameters = [item for item in found if item.argument in _PARAMETERS and not item.expression]
     if found and len(found) == len(parameters):
@@ -84,9 +92,32 @@ def _stray(evidence: Evidence, devices: list[str]) -> TensorFact | None:
     return found[0] if len(found) == 1 and (elsewhere or len(evidence.tensors) == 1) else None
 
 
+def _stray_item(evidence: Evidence, match: re.Match[str]) -> TensorFact | None:
+    """Give the one item of the line's list that no variable holds, when all others fit."""
+    if match["name"] != "tensors":
+        return None
+    items = [evidence.tensor(f"tensors[{at}]") for at in range(len(list_items(evidence)))]
+    missing = [at for at, item in enumerate(items) if item is None]
+    here = {item.device for item in items if item is not None}
+    # torch found two devices: the only item that is not known lies on the other one.
+    there = {match["here"], match["there"]} - here
+    if len(missing) != 1 or len(here) != 1 or len(there) != 1:
+        return None
+    return TensorFact(argument=f"tensors[{missing[0]}]", device=there.pop())
+
+
+def _spelled(evidence: Evidence, stray: TensorFact) -> str | None:
+    """Give the expression in the line's list that is an item without a name."""
+    if stray.expression or not (place := re.fullmatch(r"tensors\[(\d+)\]", stray.argument or "")):
+        return None
+    items = list_items(evidence)
+    return items[int(place[1])] if int(place[1]) < len(items) else None
+
+
 def _elsewhere(evidence: Evidence, stray: TensorFact) -> TensorFact | None:
     found = [item for item in evidence.tensors if item.device != stray.device and item.expression]
-    return found[0] if found else None
+    names = [item for item in found if "(" not in (item.expression or "")]
+    return next(iter(names or found), None)
 
 
 def _other_than(device: str, devices: list[str]) -> str:
@@ -183,14 +214,17 @@ def parallel_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 @family(r"can't convert (?P<device>[\w:]+) device type tensor to numpy")
 def numpy_of_cuda(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """NumPy cannot read the memory of a GPU."""
-    fact = _only(evidence, match["device"])
+    fact = named(evidence, "self")
+    text = expression(fact) or receiver(evidence)
+    is_detached = text is not None and text.endswith(".detach()")
     return host(
-        f"{(expression(fact) if fact else None) or 'the tensor'} is on {match['device']}; NumPy "
-        "reads host memory only",
+        f"{text or 'the tensor'} is on {match['device']}; NumPy reads host memory only",
         "Nothing is copied from the device unless it is said.",
         "self",
         expression=expression(fact),
-        requires_grad=bool(fact and fact.requires_grad),
+        receiver=text,
+        # Of a tensor that no variable holds it is not known; detach() does no harm.
+        requires_grad=fact.requires_grad if fact else not is_detached,
     )
 
 
@@ -198,11 +232,13 @@ def numpy_of_cuda(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 def numpy_of_gradient(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A tensor in an autograd graph has no NumPy form."""
     fact = named(evidence, "self")
+    text = expression(fact) or receiver(evidence)
     return host(
-        f"{expression(fact) or 'the tensor'} requires grad; autograd cannot follow into NumPy",
+        f"{text or 'the tensor'} requires grad; autograd cannot follow into NumPy",
         "detach() gives the same values without the graph.",
         "self",
         expression=expression(fact),
+        receiver=text,
         requires_grad=True,
     )
 
@@ -210,7 +246,7 @@ def numpy_of_gradient(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 @family(r"cannot pin '(?P<kind>torch\.\w+\.\w+)' only dense CPU tensors can be pinned")
 def pinned_cuda(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """Only host memory can be pinned, and the samples are on the GPU already."""
-    fact = _only(evidence, None)
+    fact = named(evidence, "self")
     in_loader = any("pin_memory.py" in item.file for item in evidence.frames)
     return host(
         f"a {match['kind']} is pinned; only tensors on the CPU can be",
@@ -233,11 +269,19 @@ def generator_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
-def _only(evidence: Evidence, device: str | None) -> TensorFact | None:
-    found = [
-        item
-        for item in evidence.tensors
-        if (item.device != "cpu" if device is None else item.device == device)
-    ]
-    fact = named(evidence, "self")
-    return fact if fact in found else (found[0] if len(found) == 1 else None)
+@family(
+    r"'lengths' argument should be a 1D CPU int64 tensor, but got (?P<rank>\d+)D "
+    r"(?P<device>[\w:]+) \w+ tensor"
+)
+def packed_lengths(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """The lengths of packed sequences are counted on the host."""
+    rank, device = int(match["rank"]), match["device"]
+    wrong = [f"on {device} and not on cpu"] if device != "cpu" else []
+    wrong += [f"of {rank} dimensions and not of 1"] if rank != 1 else []
+    return host(
+        f"lengths is {', '.join(wrong)}",
+        "pack_padded_sequence cuts the batch on the host, and reads the lengths for it.",
+        "lengths",
+        device=device,
+        expression=passed(evidence, "pack_padded_sequence", 1, "lengths"),
+    )

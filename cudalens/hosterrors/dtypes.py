@@ -134,6 +134,34 @@ def argument_scalar_type(evidence: Evidence, match: re.Match[str]) -> HostVerdic
     )
 
 
+@family(
+    r"result type \w+ can't be cast to the desired output type (?P<out>\w+)"
+    r"|Found dtype (?P<got>\w+) but expected \w+"
+    r"|the `-` operator, (?:with|on) (?:a|two) bool tensors?"
+)
+def loss_target_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict | None:
+    """A loss that computes with its target got one of another dtype than the scores."""
+    scores, target = named(evidence, "input"), named(evidence, "target")
+    if not (evidence.op.api or "").startswith("torch.nn.functional."):
+        return None
+    if scores is None or target is None or "float" not in scores.dtype:
+        return None
+    # torch's words name the dtype that is in the way: here that of the target.
+    if target.dtype != dtype(match["out"] or match["got"] or "bool"):
+        return None
+    if target.dtype == scores.dtype:
+        return None
+    return host(
+        f"target is {target.dtype}, {called(evidence)} wants the dtype of the scores: "
+        f"{scores.dtype}",
+        "The loss computes with the target itself, and converts nothing.",
+        "target",
+        have=target.dtype,
+        want=scores.dtype,
+        expression=expression(target),
+    )
+
+
 @family(r"result type (?P<result>\w+) can't be cast to the desired output type (?P<out>\w+)")
 def in_place_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """An in-place op would have to store floats in an integer tensor."""
@@ -177,14 +205,36 @@ def unsupported_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 @family(r"Found dtype (?P<got>\w+) but expected (?P<want>\w+)")
 def gradient_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """A loss's input and target differ in dtype, which shows in backward."""
+    """A loss's input and target differ in dtype, which some losses show in backward only."""
     got, want = dtype(match["got"]), dtype(match["want"])
+    if evidence.phase == "forward":
+        return host(
+            f"{called(evidence) or 'the op'} got {got} where it takes {want}",
+            "All its tensors are of one dtype; nothing is converted silently.",
+            None,
+            have=got,
+            want=want,
+        )
     return host(
         f"a gradient is {got}, its tensor is {want}",
-        "A loss of a float32 input and a float64 target passes forward and fails in backward.",
+        f"A loss whose input is {want} and whose target is {got} can pass forward and fail in "
+        "backward.",
         None,
         have=got,
         want=want,
+    )
+
+
+@family(r"(?P<op>torch\.nn\.functional\.\w+) and (?P<module>torch\.nn\.\w+) are unsafe to autocast")
+def unsafe_autocast(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+    """Binary cross entropy of probabilities refuses to run under autocast."""
+    op = match["op"].rpartition(".")[2]
+    return host(
+        f"{op} is unsafe to autocast: its input are probabilities",
+        "A sigmoid in half precision rounds to 0 and 1, and their logarithms are infinite. Leave "
+        f"the sigmoid out and call {op}_with_logits or BCEWithLogitsLoss, which are safe to "
+        "autocast.",
+        "input",
     )
 
 

@@ -7,6 +7,7 @@ from math import prod
 
 from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
+from cudalens.hosterrors._positions import beyond_positions
 from cudalens.hosterrors._words import called, expression, ints, named, said, subject
 from cudalens.model import Evidence
 
@@ -29,6 +30,9 @@ def broadcast(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     a, b, dim = int(match["a"]), int(match["b"]), int(match["dim"])
     if called(evidence) == "scaled_dot_product_attention":
         return _attention(evidence, a, b)
+    too_long = beyond_positions(evidence, a, b)
+    if too_long is not None:
+        return too_long
     left, right = _pair(evidence, a, b, dim)
     if left is None or right is None:
         return host(
@@ -151,6 +155,9 @@ def cat_sizes(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 )
 def expand_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A tensor cannot be expanded to a shape, also when it is written into a slice."""
+    too_long = beyond_positions(evidence, int(match["want"]), int(match["got"]))
+    if too_long is not None:
+        return too_long
     target, shape = ints(match["target"]), ints(match["shape"])
     is_write = called(evidence) == "__setitem__"
     what = "is written to" if is_write else "is expanded to"
