@@ -1,15 +1,17 @@
-"""Make the report of an exception that left a checked block, and attach it to the exception."""
+"""The exception that left a checked block: make its report, complete it, attach it."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cudalens import collect, fallback, lostcontext, postmortem, refused
-from cudalens.diagnose import diagnose, note
+from cudalens import collect, fallback, lostcontext, postmortem, refused, source
+from cudalens.calling import locate, traceback_frames, trim
+from cudalens.diagnose import diagnose, message, note
+from cudalens.distributions import CHECKED
+from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.hosterrors import REFUSED
 from cudalens.model import Evidence, Report
 
@@ -60,8 +62,55 @@ def explained(
 
     report = limits.attempt("diagnosis", full, fallback.of_error(collect.error_facts(error)))
     said = f"cudalens: {report.headline}"
-    _attached(error, report, limits.attempt("note", lambda: note(report), said))
-    return replace(report, limits=(*report.limits, *limits.lines))
+    line = limits.attempt("note", lambda: note(report), said)
+    return _attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
+
+
+def is_answer(error: BaseException, finding: Report) -> bool:
+    """Tell whether ``error`` was raised while the exception of ``finding`` was being handled."""
+    return _leads_to(finding, error, "__context__")
+
+
+def retold(error: BaseException, finding: Report) -> bool:
+    """Tell whether a library puts ``finding`` in its own words, and note then which it means.
+
+    It says so itself, with ``raise … from …``.
+    """
+    if not _leads_to(finding, error, "__cause__") or not postmortem.concerns_torch(error):
+        return False
+    if not hasattr(error, "__cudalens_report__"):
+        said = f"cudalens: {finding.headline}"
+        _attached(error, finding, collect.Limits().attempt("note", lambda: note(finding), said))
+    return True
+
+
+def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
+    met: dict[int, BaseException] = {}
+    following = getattr(error, link)
+    while following is not None and id(following) not in met:
+        if getattr(following, "report", None) is finding:
+            return True
+        met[id(following)] = following
+        following = getattr(following, link)
+    return False
+
+
+def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Report:
+    """Fill in, from the traceback, what could not be seen where the guard fired."""
+    trim(error)
+    if report.source is not None or error.report is not report:
+        return report
+    entries = list(traceback_frames(error.__traceback__))
+    site = collect.Limits().attempt("source", lambda: locate(entries, {}), source.CallSite())
+    report = replace(
+        report,
+        source=site.source,
+        frames=site.frames or report.frames,
+        op=replace(report.op, api=report.op.api or site.api),
+    )
+    error.args = (message(report), *error.args[1:])
+    error.report = report
+    return report
 
 
 def saved(report: Report, paths: Iterable[Path]) -> Report:
@@ -75,25 +124,13 @@ def saved(report: Report, paths: Iterable[Path]) -> Report:
     return report
 
 
-def listed(others: Iterable[Report]) -> str:
-    """Name the other findings of a block after a colon: the first few, each with how often."""
-    times = Counter(item.headline for item in others)
-    lines = [text if n == 1 else f"{text} ({n} times)" for text, n in list(times.items())[:5]]
-    return f": {'; '.join(lines)}." if lines else "."
-
-
-def kept(is_of_thread: bool) -> str:
-    """Say why a finding did not leave its block."""
-    if is_of_thread:
-        return "It was raised in another thread, and did not leave the block"
-    return "An except clause caught it"
-
-
 def _of_value(evidence: Evidence) -> Report:
     """Describe a value that the host refused as a guard would, and say that the host did."""
     report = diagnose(evidence)
     why = evidence.violation.explanation if evidence.violation is not None else ""
-    return replace(report, kind="host_error", explanation=f"{why} {REFUSED}".strip())
+    if evidence.fact(CHECKED) is None:
+        why = f"{why} {REFUSED}".strip()
+    return replace(report, kind="host_error", explanation=why)
 
 
 def _earlier(error: BaseException) -> Report | None:

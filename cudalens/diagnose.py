@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cudalens.assertverdict import explain_assert
 from cudalens.facts import Certainty, Hint, Kind, Violation
-from cudalens.fallback import trouble_line
+from cudalens.fallback import bounds_of, offenders_of, trouble_line
 from cudalens.hints import find_hints
 from cudalens.hosterrors import HostVerdict, explain_host_error
 from cudalens.model import ErrorFacts, Evidence, Report
@@ -43,8 +43,8 @@ def diagnose(evidence: Evidence) -> Report:
         op=evidence.op,
         argument=verdict.argument,
         expression=_expression(evidence, verdict.argument),
-        offenders=violation.offenders if violation else None,
-        bounds=violation.bounds if violation else None,
+        offenders=offenders_of(violation) if violation else None,
+        bounds=bounds_of(violation) if violation else None,
         source=evidence.source,
         forward_source=evidence.forward_source,
         module_path=evidence.module_path,
@@ -216,7 +216,8 @@ def where_text(report: Report, *, forward: bool = False) -> str | None:
         place = f"In [{source.cell}] line {source.line}"
     else:
         place = f"{source.file or '?'}:{source.line}"
-    return f"{place}: {source.text}" if source.text else place
+    text = source.ref.text
+    return f"{place}: {text}" if text else place
 
 
 def note(report: Report) -> str:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from cudalens.facts import Kind, OpName, Violation
+from cudalens.facts import Bounds, Kind, Offenders, OpName, Violation
 from cudalens.model import ErrorFacts, Report
 
-__all__ = ["of_error", "of_violation", "sentence", "trouble_line"]
+__all__ = ["bounds_of", "of_error", "of_violation", "offenders_of", "sentence", "trouble_line"]
 
 
 def trouble_line(what: str, trouble: BaseException) -> str:
     """Give the line of ``limits`` that says which stage failed, and how."""
     reason = str(trouble).strip().split("\n", 1)[0]
     return f"{what} unavailable: {type(trouble).__name__}: {reason}"
+
+
+def offenders_of(violation: Violation) -> Offenders | None:
+    """Give the bad elements, ``None`` where the guard counted none: 0 of 0 would be untrue."""
+    return None if violation.offenders == Offenders() else violation.offenders
+
+
+def bounds_of(violation: Violation) -> Bounds | None:
+    """Give the allowed values, ``None`` where the guard named none."""
+    return None if violation.bounds == Bounds() else violation.bounds
 
 
 def of_violation(violation: Violation) -> Report:
@@ -27,8 +37,8 @@ def of_violation(violation: Violation) -> Report:
         explanation=violation.explanation,
         op=OpName(name=violation.op, overload=violation.overload),
         argument=violation.argument,
-        offenders=violation.offenders,
-        bounds=violation.bounds,
+        offenders=offenders_of(violation),
+        bounds=bounds_of(violation),
         device_text=violation.device_text,
     )
 

@@ -101,7 +101,8 @@ class FrontEnd:
             msg = f"%%{MAGIC} takes options only, not {rest!r}: put the code below it"
             raise UsageError(msg)
         if not cell.strip():
-            print(f"%%{MAGIC}: the cell is empty, there is nothing to check")
+            if options.report is not None:  # nothing is wrong, as in any good cell
+                self.shell.user_ns[options.report] = None
             return None
         _require_torch()
         return self._checked(options, cell_unit(self.shell, self._watch.raw, line, cell))
@@ -206,13 +207,11 @@ class FrontEnd:
             print("no rehearsal device" if running is None else "rehearsal device off")
             return
         _require_torch()
-        was_running = simulate.current() is not None
         try:
-            simulation = simulate.start(announce=False)
+            if simulate.current() is None:
+                self._simulation = simulate.start(announce=False)
         except simulate.SimulationError as error:
             raise UsageError(str(error)) from None
-        if not was_running:
-            self._simulation = simulation
         print(simulate.ANNOUNCEMENT)
 
 

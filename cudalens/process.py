@@ -47,12 +47,14 @@ def register_guard(op: Any, check: Callable[..., Any]) -> None:
     """Add a guard of your own for an op of your own; it acts at once where guards are installed.
 
     Args:
-        op: ``"mylib::lookup"``, or an overload such as ``torch.ops.mylib.lookup.default``.
+        op: ``"mylib::lookup"``, an overload such as ``torch.ops.mylib.lookup.default``, or what
+            ``torch.library.custom_op`` returned.
         check: takes arguments of the op by their schema names; returns ``None`` when all is well,
             else a sentence or a :class:`cudalens.facts.Violation`.
 
     Raises:
-        GuardRegistrationError: there is no such op, or it has no argument of that name.
+        GuardRegistrationError: there is no such op, it has no argument of that name, or ``check``
+            is no function.
     """
     guards.register(op, check)
     PROCESS.refresh()

@@ -31,21 +31,12 @@ def finish(shell: Any, session: CheckSession, options: Options) -> None:
     if session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
     if session.swallowed:
-        print(f"cudalens: warning: {_fate(session)}", file=sys.stderr)
+        print(f"cudalens: warning: {session.fate.warning()}", file=sys.stderr)
     try:
         publish(shell, session.report, widgets=options.widgets)
     except Exception as error:
         # The cell's own exception is on its way: ours must not take its place.
         print(f"cudalens: the report could not be shown: {error!r}", file=sys.stderr)
-
-
-def _fate(session: CheckSession) -> str:
-    """Say what became of an error that did not leave the cell."""
-    after = session.aftermath
-    if session.is_of_thread:
-        then = f", which raised {after}" if after else ""
-        return f"this error was raised in another thread and did not leave the cell{then}"
-    return f"an except clause caught this error and {f'then raised {after}' if after else 'ran on'}"
 
 
 def publish(shell: Any, report: Report, *, widgets: bool) -> None:

@@ -12,17 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens import collect, fallback, lostcontext, process, snapshots, source
-from cudalens.calling import hide_own_frames, locate, traceback_frames, trim
-from cudalens.conclusion import explained, kept, listed, saved
-from cudalens.diagnose import message
+from cudalens import collect, fallback, lostcontext, process, snapshots
+from cudalens.calling import hide_own_frames
+from cudalens.conclusion import completed, explained, is_answer, retold, saved
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.guarding import PROCESS
 from cudalens.interrupts import Uninterrupted
 from cudalens.model import Report
-
-MAX_FINDINGS = 20
-"""Findings of one block that are kept whole; further ones are only counted."""
+from cudalens.tally import MAX_FINDINGS, Fate, Tally
 
 
 class CheckSession:
@@ -50,9 +47,7 @@ class CheckSession:
         force_eager: bool = True,
         widgets: bool = True,
     ) -> None:
-        if max_ops < 1:
-            msg = f"max_ops = {max_ops}: the recorder keeps at least one op"
-            raise ValueError(msg)
+        _require_positive(max_ops)
         self.fast = fast
         self.nan = nan
         self.sync = sync
@@ -63,29 +58,36 @@ class CheckSession:
         self._stack = ExitStack()
         self.troubles: list[str] = []
         """What failed in the check itself, one line each; a report has them as ``limits``."""
-        self._count = 0
-        self._first: Report | None = None
+        self._tally = Tally()
         self.recorder: Any = None
         self.device_text: Any = None
-        self.findings: tuple[Report, ...] = ()
-        self.warnings: tuple[Report, ...] = ()
         self.report: Report | None = None
         self.swallowed = False
-        self.is_of_thread = False
-        """Whether the first finding was made in another thread than the block's."""
+        self.fate = Fate()
+        """What became of the first finding, when it was swallowed."""
+        self._is_of_thread = False
         self._thread = 0
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
-        self.aftermath: str | None = None
-        """The kind of the other exception that left the block after a swallowed finding."""
+
+    @property
+    def findings(self) -> tuple[Report, ...]:
+        """The first findings of the block that were raised, whether or not they left it."""
+        return self._tally.raised
+
+    @property
+    def warnings(self) -> tuple[Report, ...]:
+        """The first silent findings of the block, one for each line."""
+        return self._tally.silent
 
     # --- life ------------------------------------------------------------------------------------
 
     def open(self) -> CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
-        self.findings, self.warnings, self.report, self._count = (), (), None, 0
+        self._tally, self.report = Tally(), None
         self.is_reminder, self._thread = False, threading.get_ident()
+        self.swallowed, self.fate = False, Fate()
         self.troubles.clear()
         try:
             with Uninterrupted():
@@ -149,7 +151,7 @@ class CheckSession:
         started = time.perf_counter()
         report = None
         try:
-            report = self._conclude(error if error is not None else self._late(), started)
+            report = self._conclude(error, started)
         except Exception as trouble:  # our failure must not hide the user's
             self.trouble(fallback.trouble_line("conclusion", trouble))
             report = self.findings[0] if self.findings else None
@@ -189,19 +191,9 @@ class CheckSession:
 
     def found(self, report: Report) -> None:
         """Take note of a finding; called by the guards, from any thread."""
-        if report.kind == "silent":
-            self._warn(report)
-            return
-        self._count += 1
-        if not self.findings:
-            self.is_of_thread = threading.get_ident() != self._thread
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings = (*self.findings, report)
-
-    def _warn(self, report: Report) -> None:
-        places = [(item.op, item.source, item.argument) for item in self.warnings]
-        if (report.op, report.source, report.argument) not in places:
-            self.warnings = (*self.warnings, report)[:MAX_FINDINGS]
+        if report.kind != "silent" and not self.findings:
+            self._is_of_thread = threading.get_ident() != self._thread
+        self._tally.add(report)
 
     def trouble(self, line: str) -> None:
         """Take note of a failure of our own, once."""
@@ -212,66 +204,59 @@ class CheckSession:
 
     def _conclude(self, error: BaseException | None, started: float) -> Report | None:
         own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
-        if own is not None and own.report is not None:
-            self._claim(own.report)
-        report = self.findings[0] if self.findings else None
-        self.swallowed = report is not None and (own is None or own.report is not report)
-        self.aftermath = type(error).__name__ if self.swallowed and error is not None else None
-        if report is not None and own is not None:
-            report = self._completed(own, report)
-        if report is None and error is not None:
-            recorded = (self.recorder, self.device_text)
-            report = explained(error, *recorded, started, was_lost=self._was_lost)
-            self.is_reminder = report is not None and report is lostcontext.end()
-        if report is None and self.warnings:
-            report = self.warnings[0]
-        return None if report is None else self._with_rest(report)
+        if own is not None and own.report is not None and not self._tally.has(own.report):
+            self.found(own.report)  # it came to nobody, or to a session inside this one
+        first = self.findings[0] if self.findings else None
+        self.swallowed = first is not None and (own is None or own.report is not first)
+        other = None
+        if own is None or first is None:
+            other = self._explained(error if error is not None else self._late(), started)
+        self.is_reminder = first is None and other is not None and other is lostcontext.end()
+        shown = next(filter(None, (first, other, *self.warnings[:1])), None)
+        if shown is None or self.is_reminder:
+            return shown
+        said = [shown.explanation]
+        if first is not None and self.swallowed:
+            said.append(f"{self._fate_of(first, error).sentence()}; {self._tally.fired()}.")
+        said.append(self._tally.others(shown, other))
+        if own is not None and shown is first:
+            shown = completed(own, shown)
+        if other is not None and other.context_usable is False:
+            shown = replace(shown, context_usable=False)
+        return replace(shown, explanation=" ".join(filter(None, said)))
 
-    def _claim(self, report: Report) -> None:
-        """Take a finding that came to nobody, or to a session inside this one."""
-        if all(item is not report for item in self.findings):
-            self.found(report)
+    def _explained(self, error: BaseException | None, started: float) -> Report | None:
+        """Report an exception that is no finding; after a finding it must be remembered here."""
+        if error is None or (self.findings and retold(error, self.findings[0])):
+            return None
+        recorded = (self.recorder, self.device_text)
+        report = explained(error, *recorded, started, was_lost=self._was_lost)
+        if report is not None and self.findings:
+            if report is lostcontext.end():
+                return None  # an earlier block has reported it
+            self._attempt("memory", partial(lostcontext.remember, report))
+        return report
+
+    def _fate_of(self, finding: Report, error: BaseException | None) -> Fate:
+        self.fate = Fate(
+            is_of_thread=self._is_of_thread,
+            other=None if error is None else type(error).__name__,
+            is_answer=error is not None and is_answer(error, finding),
+        )
+        return self.fate
 
     def _publish(self, report: Report, error: BaseException | None) -> None:
         """Make this the report of the session, of the process and of the exception."""
         self.report = PROCESS.last = report
         if not self.is_reminder:
             self._attempt("memory", partial(lostcontext.remember, report))
-        if self.swallowed or error is None:
-            return
+        known = getattr(error, "__cudalens_report__", None)
+        if self.swallowed and known is not self.findings[0]:
+            return  # the exception is another matter, and has a report of its own
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
             error.report = self.report
-        elif hasattr(error, "__cudalens_report__"):
-            error.__cudalens_report__ = self.report
-
-    def _completed(self, error: DeviceAssertError | NonFiniteError, report: Report) -> Report:
-        """Fill in, from the traceback, what could not be seen where the guard fired."""
-        trim(error)
-        if report.source is not None or error.report is not report:
-            return report
-        entries = list(traceback_frames(error.__traceback__))
-        site = collect.Limits().attempt("source", lambda: locate(entries, {}), source.CallSite())
-        report = replace(
-            report,
-            source=site.source,
-            frames=site.frames or report.frames,
-            op=replace(report.op, api=report.op.api or site.api),
-        )
-        error.args = (message(report), *error.args[1:])
-        error.report = report
-        return report
-
-    def _with_rest(self, report: Report) -> Report:
-        """Add what else happened in the block: how often, what else, and our own troubles."""
-        said = [report.explanation] if report.explanation else []
-        others = [item for item in self.findings if item is not self.findings[0]]
-        if self.swallowed and self._count:
-            times = "once" if self._count == 1 else f"{self._count} times"
-            then = f", and {self.aftermath} was raised" if self.aftermath else ""
-            said.append(f"{kept(self.is_of_thread)}{then}; a guard fired {times}.")
-        if self._count > 1:
-            said.append(f"{self._count - 1} more in this cell{listed(others)}")
-        return replace(report, explanation=" ".join(said))
+        elif known is not None:
+            error.__cudalens_report__ = self.report  # type: ignore[union-attr]
 
     def _late(self) -> BaseException | None:
         """Wait for the device: a fault of this block must not be blamed on the next."""
@@ -282,6 +267,14 @@ class CheckSession:
         except Exception as error:
             return error
         return None
+
+
+def _require_positive(max_ops: object) -> None:
+    told = f"max_ops = {max_ops!r}: the recorder keeps a whole number of ops, at least one"
+    if not isinstance(max_ops, int):
+        raise TypeError(told)
+    if max_ops < 1:
+        raise ValueError(told)
 
 
 def check(**options: Any) -> CheckSession:

@@ -139,6 +139,37 @@ def test_an_op_may_be_given_as_torch_holds_it(op: Any) -> None:
     assert register(op.wide, rows_in_table) == (op.wide,)
 
 
+def test_an_op_may_be_given_as_what_made_it() -> None:
+    """``torch.library.custom_op`` gives an object: its op is meant, and its arguments count."""
+
+    @torch.library.custom_op("guardtest_custom::lookup", mutates_args=())
+    def lookup(table: Tensor, rows: Tensor) -> Tensor:
+        return table + 0
+
+    before = dict(catalogue._table)
+    try:
+        assert register(lookup, rows_in_table) == (torch.ops.guardtest_custom.lookup.default,)
+        with guarded() as collector:
+            assert collector.look(lambda: lookup(torch.zeros(3), tensor([2]))) is None
+            assert collector.look(lambda: lookup(torch.zeros(3), tensor([3]))) is not None
+        with pytest.raises(GuardRegistrationError, match="has no argument 'columns'"):
+            register(lookup, lambda columns: None)
+    finally:
+        catalogue._table.clear()
+        catalogue._table.update(before)
+
+
+@pytest.mark.parametrize("check", [3, None, "rows", torch.add])
+def test_what_does_not_say_its_arguments_is_no_check(op: Any, check: Any) -> None:
+    """One sentence; nothing is registered.  A function is a check."""
+    before = dict(GUARDS)
+    with pytest.raises(GuardRegistrationError, match=r"is no guard: give a function") as caught:
+        register(op, check)
+    assert "\n" not in str(caught.value)
+    assert dict(GUARDS) == before
+    assert register(op, rows_in_table)
+
+
 def test_a_violation_without_a_name_gets_the_checks(op: Any) -> None:
     """What ``out_of_range`` makes need not repeat the name of the function around it."""
 

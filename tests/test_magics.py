@@ -229,6 +229,26 @@ def test_the_traceback_shows_the_users_frames_only(
     assert notebook.shell.custom_exceptions == ()
 
 
+@pytest.mark.parametrize(("wait", "line"), [("await look_up(5)", 6), ("plain(5)", 6)])
+def test_a_finding_names_the_calls_of_the_cell_only(
+    notebook: Notebook, on_cpu: None, wait: str, line: int
+) -> None:
+    """Whether the cell awaits or not, the line of the magic called nothing."""
+    cell = [
+        "%%cudacheck",
+        "import torch",
+        "def plain(at):",
+        "    return torch.nn.functional.embedding(torch.tensor([at]), torch.ones(5, 2))",
+        "async def look_up(at): return plain(at)",
+        wait,
+    ]
+    notebook.run("\n".join(cell))
+    report = cudalens.last_report()
+    assert report is not None and report.prevented
+    lines = [frame.line for frame in report.frames if frame.is_user]
+    assert lines == ([line, 5, 4] if "await" in wait else [line, 4])
+
+
 def test_a_failure_beside_the_magic_keeps_its_traceback(notebook: Notebook) -> None:
     """Only the magic's own frames are taken out."""
     notebook.run("def f():\n    return 1 / 0\n%cudacheck 1\nf()")
@@ -359,11 +379,14 @@ def test_every_way_to_ask_shows_the_same_help(notebook: Notebook, cell: str) -> 
 
 
 @pytest.mark.parametrize("cell", ["%%cudacheck", "%%cudacheck\n", "%%cudacheck --fast\n\n  \n"])
-def test_an_empty_cell_gets_one_line(notebook: Notebook, cell: str) -> None:
-    """Nothing to check is no error."""
-    assert notebook.run(cell).success
-    assert "the cell is empty" in notebook.out
-    assert notebook.out.count("\n") == 1
+def test_an_empty_cell_says_nothing(notebook: Notebook, cell: str) -> None:
+    """Nothing is wrong, and a variable for the report is bound as by any good cell."""
+    head, end, body = cell.partition("\n")
+    for text in (cell, f"{head} -r found{end}{body}"):
+        notebook.names["found"] = before = object()
+        assert notebook.run(text).success
+        assert (notebook.out, notebook.err, notebook.shown) == ("", "", [])
+        assert notebook.names["found"] is (before if text is cell else None)
 
 
 # --- findings -------------------------------------------------------------------------------------
@@ -450,6 +473,22 @@ def test_a_swallowed_finding_is_a_warning(notebook: Notebook, on_cpu: None) -> N
     assert "warning" in notebook.err
     assert "3 times" in " ".join(notebook.shown[0]["text/plain"].split())
     assert cudalens.last_report() is not None
+
+
+def test_an_error_behind_a_swallowed_finding_is_not_blamed_on_the_clause(
+    notebook: Notebook, on_cpu: None
+) -> None:
+    """The warning says that it came later; the error has a note of its own."""
+    caught = f"%%cudacheck\ntry:\n    {BAD}\nexcept RuntimeError:\n    "
+    failing = "torch.ones(2, 3) @ torch.ones(2, 3)"
+    result = notebook.run(f"{caught}pass\n{failing}")
+    assert notebook.err == (
+        "cudalens: warning: an except clause caught this error; RuntimeError was raised later\n"
+    )
+    assert len(result.error_in_exec.__notes__) == 1
+    assert len(notebook.shown) == 1
+    notebook.run(f"{caught}{failing}")
+    assert "caught this error and then raised RuntimeError\n" in notebook.err
 
 
 def test_the_report_is_bound_and_written(notebook: Notebook, on_cpu: None, tmp_path: Path) -> None:

@@ -258,7 +258,8 @@ def test_show_prints_a_saved_report(run: Run, tmp_path: Path) -> None:
     done = run("show", "report.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert "y[3] = 10 is outside" in done.stdout
-    for text in ("not json", "[]", '{"schema_version": 99}'):
+    bad_kind = '{"schema_version": 1, "kind": []}'
+    for text in ("not json", "[]", '{"schema_version": 99}', bad_kind, bad_kind[:-3] + "{}}"):
         (tmp_path / "other.json").write_text(text, encoding="utf-8")
         done = run("show", "other.json")
         assert done.returncode == 1

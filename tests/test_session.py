@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import pickle
+import re
 import traceback
 import warnings
 import weakref
@@ -110,11 +111,14 @@ def test_the_next_block_starts_afresh() -> None:
     assert "= 8 " in session.report.headline
 
 
-@pytest.mark.parametrize("options", [{"max_ops": 0}, {"max_ops": -1}])
-def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    """A recorder that keeps nothing is a mistake."""
-    with pytest.raises(ValueError, match="max_ops"):
-        cudalens.check(**options)
+@pytest.mark.parametrize(
+    ("number", "kind"), [(0, ValueError), (-1, ValueError), ("a", TypeError), (2.0, TypeError)]
+)
+def test_a_number_of_ops_out_of_range_is_refused(number: Any, kind: type[Exception]) -> None:
+    """A recorder that keeps nothing is a mistake; so is what is no whole number.  One op is not."""
+    with pytest.raises(kind, match=re.escape(f"max_ops = {number!r}: the recorder keeps a whole")):
+        cudalens.check(max_ops=number)
+    assert cudalens.check(max_ops=1).max_ops == 1
 
 
 def test_an_unknown_option_is_refused() -> None:
@@ -275,6 +279,28 @@ def test_a_guard_registered_while_installed_acts_at_once(lookup: Any) -> None:
     assert session.report.op.name == "session_test::lookup"
 
 
+def test_what_a_guard_did_not_count_is_null(lookup: Any) -> None:
+    """A sentence names no element and no bound; a violation that does has both."""
+
+    def as_sentence(rows: Tensor) -> str | None:
+        return "row 9 is not in the table" if int(rows.max()) == 9 else None
+
+    def as_violation(rows: Tensor) -> Violation | None:
+        return guards.out_of_range(rows, argument="rows", low=0, high=9, place="the 10 rows")
+
+    cudalens.register_guard(lookup, as_sentence)
+    cudalens.register_guard(lookup, as_violation)
+    table, made = torch.ones(5, 2, device="cuda"), []
+    for row in (9, 10):
+        with pytest.raises(DeviceAssertError), cudalens.check() as session:
+            lookup(table, cuda(row))
+        made.append(json.loads(session.report.to_json()))
+        assert "CUDA" in session.report.to_text() and session.report.to_html()
+    assert (made[0]["offenders"], made[0]["bounds"]) == (None, None)
+    assert made[1]["offenders"]["first"] == [{"position": [0], "value": 10}]
+    assert (made[1]["bounds"]["min"], made[1]["bounds"]["max"]) == (0, 9)
+
+
 # --- exceptions ----------------------------------------------------------------------------------
 
 
@@ -400,6 +426,21 @@ def test_a_thousand_findings_are_counted_not_kept() -> None:
                 continue
     assert len(session.findings) <= 20
     assert "30 times" in session.report.explanation
+    assert "29 more in this cell" in session.report.explanation
+    assert "(29 times)" in session.report.explanation
+
+
+def test_an_error_behind_many_findings_is_counted_once() -> None:
+    """The finding that leaves the block is not kept whole, and is none more for that."""
+    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check(fast=True) as session:
+        for value in (*[7] * 25, 9):
+            try:
+                bad(value)
+            except IndexError:
+                if value == 9:
+                    raise
+    assert "26 times" in session.report.explanation
+    assert "25 more in this cell" in session.report.explanation
 
 
 def test_another_error_behind_a_swallowed_finding() -> None:
@@ -414,6 +455,140 @@ def test_another_error_behind_a_swallowed_finding() -> None:
     assert session.swallowed
     assert "= 7 " in session.report.headline
     assert not hasattr(raised, "__cudalens_report__")
+
+
+def swallowed(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except RuntimeError:
+        return
+
+
+def error_behind(function: Callable[[], object]) -> tuple[BaseException, Any]:
+    """The exception that leaves a block behind a swallowed finding, and the session."""
+    with pytest.raises(Exception) as caught, cudalens.check() as session:
+        function()
+    assert session.swallowed
+    assert session.report is not None and "= 7 is outside" in session.report.headline
+    assert cudalens.last_report() is session.report
+    return caught.value, session
+
+
+def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> None:
+    """It gets a note and a report; the block's report is the finding, and lists the error."""
+
+    def run() -> None:
+        swallowed(bad)
+        mismatch()
+
+    error, session = error_behind(run)
+    own = error.__cudalens_report__
+    assert type(error) is RuntimeError
+    assert len(error.__notes__) == 1
+    assert own is not session.report
+    assert (own.kind, own.source.line) == ("host_error", line_of(mismatch, "@"))
+    assert own.headline in error.__notes__[0]
+    assert f"1 more in this cell: host error: {own.headline}." in session.report.explanation
+    assert "An except clause caught it, and RuntimeError was raised later; a guard fired once." in (
+        session.report.explanation
+    )
+    assert session.fate.warning().endswith("; RuntimeError was raised later")
+
+
+def test_an_error_of_the_users_behind_a_swallowed_finding_is_not_listed() -> None:
+    """It is said that it came, and nothing is made of it."""
+
+    def run() -> None:
+        swallowed(bad)
+        {}["missing"]
+
+    error, session = error_behind(run)
+    assert not hasattr(error, "__notes__")
+    assert "KeyError was raised later" in session.report.explanation
+    assert "more in this cell" not in session.report.explanation
+
+
+@pytest.mark.parametrize("cause", [None, KeyError("mine")])
+def test_an_error_that_the_except_clause_raised_is_said_to_be_its_own(
+    cause: BaseException | None,
+) -> None:
+    """Python knows what was being handled, also where the user hides it."""
+
+    def run() -> None:
+        try:
+            bad()
+        except IndexError:
+            raise OSError("mine") from cause
+
+    _, session = error_behind(run)
+    assert session.fate.warning() == "an except clause caught this error and then raised OSError"
+    assert "caught it, and OSError was raised; a guard" in session.report.explanation
+
+
+def in_other_words(how: str) -> Callable[[], None]:
+    """A library on torch that catches the finding and raises an error of its own."""
+    name = f"torch/in_other_words_{how}.py"
+    text = (
+        "def look(bad):\n    try:\n        bad()\n    except IndexError as error:\n"
+        f"        raise IndexError('outside') {'from error' if how == 'from' else ''}\n"
+    )
+    names: dict[str, Any] = {"__name__": "torch.in_other_words"}
+    folder = Path(torch.__file__).parent.parent
+    exec(compile(text, str(folder / name), "exec"), names)
+    return lambda: names["look"](bad)
+
+
+def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
+    """With ``from`` the library says that it is the same failure: one report, nothing more."""
+    error, session = error_behind(in_other_words("from"))
+    assert error.__cudalens_report__ is session.report
+    (line,) = error.__notes__
+    assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of weight")
+    assert "and IndexError was raised; a guard fired once." in session.report.explanation
+    assert "more in this cell" not in session.report.explanation
+
+
+def test_an_error_of_a_library_that_names_no_cause_is_another() -> None:
+    """Nobody said that it is the same: it has its own report, and is listed."""
+    error, session = error_behind(in_other_words("alone"))
+    assert error.__cudalens_report__ is not session.report
+    assert error.__notes__[0].startswith("cudalens: outside")
+    assert "1 more in this cell: host error: outside" in session.report.explanation
+
+
+def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
+    sim: simulate.Simulation,
+) -> None:
+    """The report lists it and says that CUDA is gone; the next block points back to it."""
+    with cudalens.check() as alive:
+        swallowed(bad)
+    assert alive.report.context_usable is True
+
+    def run() -> None:
+        swallowed(bad)
+        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+        torch.cuda.synchronize()
+
+    error, session = error_behind(run)
+    assert error.__cudalens_report__.headline in session.report.explanation
+    assert session.report.context_usable is False
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as again:
+        torch.cuda.synchronize()
+    assert again.is_reminder
+    assert caught.value.__cudalens_report__ is again.report
+    assert again.report.headline == error.__cudalens_report__.headline
+
+
+def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
+    sim: simulate.Simulation,
+) -> None:
+    """It is met at the end of the block; the cell ran on."""
+    with cudalens.check() as session:
+        swallowed(bad)
+        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+    assert session.fate.warning() == "an except clause caught this error and ran on"
+    assert "raised" not in session.report.explanation
+    assert "1 more in this cell: CUDA reported" in session.report.explanation
 
 
 def test_a_host_error_that_the_block_handles_is_its_own_business() -> None:
@@ -539,6 +714,51 @@ def test_a_loop_makes_one_report_of_a_silent_finding(monkeypatch: pytest.MonkeyP
         assert len(session.warnings) == 2
         assert len(take_along) == 3
     assert made.call_count == 4
+
+
+def test_several_silent_findings_are_counted_and_listed() -> None:
+    """The first is the report; one alone, however often its line runs, lists nothing."""
+    with cudalens.check() as session:
+        for _ in range(3):
+            take(5)
+    assert (session.report.kind, len(session.warnings)) == ("silent", 1)
+    assert "more in this cell" not in session.report.explanation
+    with cudalens.check() as session:
+        take(5)
+        torch.take_along_dim(cuda(0.0), cuda(8), 0)
+        torch.take_along_dim(cuda(0.0), cuda(9), 0)
+    assert "= 5 is outside" in session.report.headline
+    listed = session.report.explanation.partition("2 more in this cell: ")[2]
+    assert "= 8 is outside" in listed.partition("; ")[0]
+    assert "= 9 is outside" in listed.partition("; ")[2]
+    assert "silent" not in listed
+
+
+@pytest.mark.parametrize(("fails", "kind"), [(bad, "device_assert"), (mismatch, "host_error")])
+def test_an_error_outranks_a_silent_finding_and_lists_it(
+    fails: Callable[[], Tensor], kind: str
+) -> None:
+    """The report is that of the exception; without the silent finding nothing is listed."""
+    with pytest.raises(RuntimeError), cudalens.check() as alone:
+        fails()
+    assert "more in this cell" not in alone.report.explanation
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+        take(5)
+        fails()
+    assert session.report.kind == kind
+    error = caught.value
+    assert session.report is getattr(error, "report", getattr(error, "__cudalens_report__", None))
+    (silently,) = session.warnings
+    assert f"1 more in this cell: silent: {silently.headline}." in session.report.explanation
+
+
+def test_a_swallowed_finding_outranks_an_earlier_silent_one_and_lists_it() -> None:
+    """The block ran on; both are told of."""
+    with cudalens.check() as session:
+        take(5)
+        swallowed(bad)
+    assert session.report.kind == "device_assert"
+    assert "1 more in this cell: silent: " in session.report.explanation
 
 
 def test_guards_that_are_installed_again_tell_again() -> None:

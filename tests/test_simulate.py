@@ -143,6 +143,40 @@ def test_starting_twice_gives_the_running_simulation() -> None:
     assert simulate.current() is None
 
 
+def test_leaving_a_nested_with_statement_leaves_the_outer_simulation() -> None:
+    """Whoever found it running does not stop it, however deep; whoever started it does."""
+    with simulate.start(announce=False) as outer:
+        with simulate.start(announce=False) as inner, outer:
+            assert inner is outer
+        assert outer.is_active
+        with simulate.start(announce=False):
+            simulate.start(announce=False)
+        assert outer.is_active
+    assert not outer.is_active
+
+
+def test_a_with_statement_leaves_a_simulation_that_was_started_before() -> None:
+    """And ends one that it is given by name."""
+    simulation = simulate.start(announce=False)
+    with simulate.start(announce=False):
+        assert simulation.is_active
+    assert simulation.is_active
+    with simulation:
+        assert simulation.is_active
+    assert not simulation.is_active
+
+
+def test_stop_ends_the_simulation_inside_any_with_statement() -> None:
+    """What is asked for by name is done; leaving then has nothing left to stop."""
+    with simulate.start(announce=False) as outer, simulate.start(announce=False) as inner:
+        inner.stop()
+        assert not outer.is_active
+        with simulate.start(announce=False) as second:
+            pass
+    assert simulate.current() is None
+    assert not second.is_active
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 

@@ -200,10 +200,27 @@ def _with_sentence(check: Check, name: str) -> Check:
 
 
 def _spelled(op: Any) -> str:
-    """Give the name of an op that was given as an object of ``torch.ops``."""
+    """Give the name of an op that was given as an object: one of ``torch.ops``, or custom."""
+    custom = getattr(op, "_qualname", None)  # what torch.library.custom_op made has one
+    if isinstance(custom, str):
+        return custom
     if hasattr(op, "_schema"):
         return full_name(op)
     return str(getattr(op, "_qualified_op_name", repr(op)))
+
+
+def _callable(check: Check) -> Check:
+    """Give ``check`` back when its parameters can be told.
+
+    Raises:
+        GuardRegistrationError: it is no function, or does not say what it takes.
+    """
+    try:
+        inspect.signature(check)
+    except (TypeError, ValueError):
+        msg = f"check = {check!r} is no guard: give a function of the op's arguments by their names"
+        raise GuardRegistrationError(msg) from None
+    return check
 
 
 def user_guard(op: Any, check: Check) -> Guard:
@@ -221,7 +238,7 @@ def user_guard(op: Any, check: Check) -> Guard:
     if not overloads:
         msg = f"there is no op {spelled!r}: register it with torch.library before its guard"
         raise GuardRegistrationError(msg)
-    entry = make_guard(check, (spelled,), frequency="user")
+    entry = make_guard(_callable(check), (spelled,), frequency="user")
     entry = replace(entry, check=_with_sentence(check, entry.name))
     have = [argument.name for argument in overloads[0]._schema.arguments]
     if missing := [name for name in entry.parameters if name not in have]:

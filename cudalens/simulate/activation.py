@@ -57,7 +57,10 @@ def _has_gpu() -> bool:
 
 
 class Simulation:
-    """The running simulated CUDA device; use it in a with statement or call `stop`."""
+    """The running simulated CUDA device; use it in a with statement or call `stop`.
+
+    A with statement around a simulation that was running before leaves it running.
+    """
 
     running: ClassVar[Simulation | None] = None
     """The simulation of this process; there is one device."""
@@ -71,6 +74,10 @@ class Simulation:
         self._registrations = Registrations()
         self._patches = Patches()
         self._flags: list[tuple[Any, bool]] = []
+        self._is_joined = False
+        """Whether the last `start` found this simulation running."""
+        self._ends: list[bool] = []
+        """For each open with statement: whether leaving it stops the simulation."""
 
     @property
     def is_active(self) -> bool:
@@ -116,6 +123,8 @@ class Simulation:
         self._remove()
 
     def __enter__(self) -> Simulation:
+        self._ends.append(not self._is_joined and not self._ends)
+        self._is_joined = False
         return self
 
     def __exit__(
@@ -124,7 +133,8 @@ class Simulation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        if self._ends.pop():
+            self.stop()
 
     def _install(self) -> None:
         try:
@@ -191,6 +201,7 @@ def start(
     the process already ran a backward.
     """
     if Simulation.running is not None:
+        Simulation.running._is_joined = True
         return Simulation.running
     _refuse_where_untested()
     simulation = Simulation(DeviceState(lag=lag, seed=seed, blocking=blocking))
