@@ -59,7 +59,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 OF_FINDINGS = {
     "frames": "collect:calling_frames",
     "expression lookup": "collect:locate",
-    "tensors": "collect:tensor_facts",
+    "tensors": "collect:facts_of",
     "summaries": "tensorfacts:summarise",
     "scalars": "collect:scalars_of",
     "replay": "collect:replay",

@@ -149,7 +149,7 @@ def test_top_level_await(kernel: Kernel) -> None:
     ("cell", "name"),
     [
         ("%%cudacheck --bogus\n1", "UsageError"),
-        ("%%cudacheck\nx = (", "SyntaxError"),
+        ("%%cudacheck\nx = 1 +* 2", "SyntaxError"),
         ("%%cudacheck\n{}['missing']", "KeyError"),
         ("%%cudacheck\nraise SystemExit(2)", "SystemExit"),
         ("%cudacheck 1 / 0", "ZeroDivisionError"),
