@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -63,12 +63,12 @@ def locate(
         is_tensor=lambda item: isinstance(item, Tensor),
         signature=signature,
     )
-    return replace(site, limits=(*site.limits, *eager.limit_of(map(_file_of, frames))))
+    return replace(site, limits=(*site.limits, *eager.limit_of(map(_code_of, frames))))
 
 
-def _file_of(item: FrameType | TracebackType) -> str:
+def _code_of(item: FrameType | TracebackType) -> CodeType:
     frame = item.tb_frame if isinstance(item, TracebackType) else item
-    return frame.f_code.co_filename
+    return frame.f_code
 
 
 # Functions of torch that set something up: no pass is running yet.

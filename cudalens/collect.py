@@ -295,6 +295,4 @@ def forward_place(
 def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None]:
     """Give :func:`forward_place` in the short form that graphs use."""
     span, module_path = forward_place(recorder, sequence_nr)
-    if span is None:
-        return None, module_path
-    return LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file), module_path
+    return None if span is None else span.ref, module_path

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 __all__ = ["RAN_EAGERLY", "EagerCompiler", "limit_of"]
@@ -20,6 +20,9 @@ __all__ = ["RAN_EAGERLY", "EagerCompiler", "limit_of"]
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
 _COMPILER = "torch._dynamo"
 _WRAPPER_FILE = "torch/_dynamo/eval_frame.py"
+_WRAPPER = "_TorchDynamoContext."
+"""The class whose functions run what was compiled.  What the same file keeps from being compiled,
+such as a checkpoint, runs through another one."""
 
 
 # The stance belongs to the process, and blocks of several threads may overlap: the first of them
@@ -29,12 +32,16 @@ _holding: list[EagerCompiler] = []
 _stance = ExitStack()
 
 
-def limit_of(files: Iterable[str]) -> tuple[str, ...]:
-    """Give the line for a report whose stack, by its file names, passes a compiled function.
+def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
+    """Give the line for a report whose stack, by its code objects, passes a compiled function.
 
     Empty where it does not, and where compiled functions stay compiled.
     """
-    passes = any(name.replace("\\", "/").endswith(_WRAPPER_FILE) for name in files)
+    passes = any(
+        code.co_filename.replace("\\", "/").endswith(_WRAPPER_FILE)
+        and code.co_qualname.startswith(_WRAPPER)
+        for code in codes
+    )
     return (RAN_EAGERLY,) if _holding and passes else ()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cudalens import _torch
+from cudalens.arrivals import WATCHED, arrival, is_from_python
 from cudalens.facts import Bounds, Offender, Offenders, Violation
 from cudalens.interrupts import Uninterrupted
 from cudalens.values import find_offenders, number
@@ -37,6 +39,9 @@ class NonFiniteWatch:
         self._on_found = on_found
         self._skipped: dict[Any, bool] = {}
         self._finite: dict[int, ref[Tensor]] = {}
+        self.facts: tuple[tuple[str, str], ...] = (WATCHED,)
+        """What the cause rules may know: that there was a watch, and how the first NaN came."""
+        self._has_met_nan = False
 
     def __call__(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
@@ -66,9 +71,13 @@ class NonFiniteWatch:
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
     ) -> None:
         bad = ~torch.isfinite(result)
-        if not bool(bad.any()) or _is_given(args, kwargs):
+        if not bool(bad.any()):
             return
         has_nan = bool(result.isnan().any())
+        if has_nan and not self._has_met_nan:
+            self._note_first(op, args, kwargs, result)
+        if _is_given(args, kwargs):
+            return
         written = _written(op, args)
         if not all(self._was_finite(item) for item in written.values()):
             return  # overwritten in place: what it held before is gone
@@ -86,6 +95,20 @@ class NonFiniteWatch:
         error = self._on_found(op, arguments, result, violation)
         if error is not None:
             raise error
+
+    def _note_first(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+    ) -> None:
+        """Note how the first NaN came, where the op was given it."""
+        self._has_met_nan = True
+        changed = {id(item) for item in (result, *_floats(_targets(op, args, kwargs)))}
+        values = (*args, *kwargs.values())
+        inputs = [item for item in _floats(values) if id(item) not in changed]
+        bringing = [item for item in inputs if bool(item.isnan().any())]
+        is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
+        if bringing or is_typed or is_from_python(op):
+            with suppress(Exception):  # a user's module may refuse to name its parameters
+                self.facts = (WATCHED, *arrival(op, bringing))
 
     def _remember(self, tensor: Tensor) -> None:
         if len(self._finite) >= MAX_KNOWN:
@@ -105,7 +128,8 @@ def _makes_no_values(op: Any) -> bool:
     """Views show old values, and memory that was only reserved holds anything."""
     name = str(op._schema.name)
     uninitialised = ("empty", "resize_", "new_empty", "set_", "record_stream")
-    return bool(op.is_view) or name.partition("::")[2].strip("_").startswith(uninitialised)
+    is_view = bool(op.is_view) and not is_from_python(op)
+    return is_view or name.partition("::")[2].strip("_").startswith(uninitialised)
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
@@ -141,11 +165,15 @@ def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _written(op: Any, args: tuple[Any, ...]) -> dict[int, Tensor]:
-    return {
-        id(value): value
-        for item, value in zip(op._schema.arguments, args, strict=False)
-        if item.alias_info is not None and item.alias_info.is_write and isinstance(value, Tensor)
-    }
+    return {id(item): item for item in _targets(op, args, {}) if isinstance(item, Tensor)}
+
+
+def _targets(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Give the arguments that an op writes to."""
+    schema = op._schema.arguments
+    given = {item.name: value for item, value in zip(schema, args, strict=False)} | dict(kwargs)
+    written = [item.name for item in schema if item.alias_info and item.alias_info.is_write]
+    return [given[name] for name in written if name in given]
 
 
 def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tensor) -> Violation:

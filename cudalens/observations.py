@@ -12,6 +12,7 @@ from typing import Any
 
 from cudalens import source
 from cudalens.evaluate import instance_dict
+from cudalens.guarding import PROCESS
 
 Fact = tuple[str, str]
 _TEMPERATURES = ("temperature", "temp", "tau")
@@ -25,7 +26,14 @@ def observe(
     facts.update(_tokenizer(entries))
     facts.update(_model(entries))
     facts.update(_temperatures(entries))
+    facts.update(_first_nan())
     return tuple(facts.items())
+
+
+def _first_nan() -> tuple[Fact, ...]:
+    """Say whether each result is looked at for NaN, and how the first one came."""
+    watch = getattr(getattr(PROCESS.listener, "recorder", None), "watch", None)
+    return () if watch is None else tuple(watch.facts)
 
 
 def _model(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:

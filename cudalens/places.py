@@ -14,6 +14,16 @@ class CodeLine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LineRef:
+    """A line of the user's code in the short form that lists use."""
+
+    line: int | None = None
+    text: str | None = None
+    cell: int | None = None
+    file: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceSpan:
     """A place in the user's code.  Lines are 1-based, columns 0-based and end-exclusive."""
 
@@ -27,6 +37,13 @@ class SourceSpan:
     context: tuple[CodeLine, ...] = ()
     """A few unstripped lines around ``line``, for drawing; it includes ``line`` itself."""
 
+    @property
+    def ref(self) -> LineRef:
+        """The line and its own text: ``text`` is the first line of the whole statement."""
+        found = (item.text.strip() for item in self.context if item.line == self.line)
+        text = next(found, self.text)
+        return LineRef(line=self.line, text=text, cell=self.cell, file=self.file)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
@@ -38,13 +55,3 @@ class Frame:
     text: str = ""
     is_user: bool = False
     cell: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineRef:
-    """A line of the user's code in the short form that lists use."""
-
-    line: int | None = None
-    text: str | None = None
-    cell: int | None = None
-    file: str | None = None

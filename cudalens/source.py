@@ -163,7 +163,9 @@ def span_of_run(run: Running) -> SourceSpan:
         column = column_of(lines[line - 1], position.column)
         end_column = column_of(lines[end_line - 1], position.end_column)
     first = line if run.statement is None else min(line, run.statement.lineno)
-    start, stop = max(1, first - _CONTEXT), min(len(lines), end_line + _CONTEXT)
+    # Of a statement of many lines not all are kept, and the running one always is.
+    start = max(1, first - _CONTEXT, line - _MAX_CONTEXT + _CONTEXT)
+    stop = min(len(lines), end_line + _CONTEXT)
     cell = cell_number(place.filename)
     return SourceSpan(
         cell=cell,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple, TypeAlias
 
@@ -25,6 +26,7 @@ MAX_FRAMES = 60
 OUTERMOST = 5
 """How many of the outermost frames are kept when there are more than ``MAX_FRAMES``."""
 
+_RUNNER = str(Path(__file__).with_name("cellrun.py"))
 
 # What stands between a call and whoever watches it: dispatch modes, hooks, custom ops.
 _DISPATCH = (
@@ -152,15 +154,22 @@ def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, .
     Frames outside the user's first one belong to the front end and are left out too, unless no
     frame is the user's.
     """
-    places = places_of(entries)
+    if entries is None or isinstance(entries, TracebackType):
+        entries = entries_from_traceback(entries)
     # What runs a cell was called from a cell itself: only the code inside it is the user's call.
-    runner = max((i for i, item in enumerate(places) if is_machinery(item.filename)), default=-1)
-    places = places[runner + 1 :]
+    files = [place_of(item).filename for item in entries]
+    runner = max((i for i, file in enumerate(files) if _runs_cells(file)), default=-1)
+    places = places_of(entries[runner + 1 :])
     first = next((index for index, place in enumerate(places) if place.is_user), 0)
     places = places[first:]
     if len(places) > MAX_FRAMES:
         places = places[:OUTERMOST] + places[OUTERMOST - MAX_FRAMES :]
     return tuple(map(_describe, places))
+
+
+def _runs_cells(filename: str) -> bool:
+    # A cell that awaits is run by this package alone: the shell waits further out.
+    return filename == _RUNNER or is_machinery(filename)
 
 
 def _describe(place: Place) -> Frame:

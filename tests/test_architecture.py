@@ -15,23 +15,24 @@ MAX_FUNCTION_LINES = 40
 
 _BY_LAYER = {
     0: """
-        codec errors facts fallback graphfacts model parsing places snapshots version
+        codec errors facts fallback graphfacts model parsing places snapshots tally
+        version
     """,
     1: """
         _torch apiname assertlines assertsites asserttable asserttexts assertverdict diagnose
         directcall evaluate expressions files hints hosterrors interrupts modules origin
-        render source stack syntax values
+        publicname render source stack syntax values
     """,
     2: """
         guards routes simulate
     """,
     3: """
-        autograd devicetext eager intercept nonfinite recorder replay
+        arrivals autograd devicetext eager intercept nonfinite recorder replay
     """,
     4: """
-        callarguments calling collect conclusion environment explain failedop guarding
-        livememory lostcontext observations postmortem process refused rehearsal repeats
-        session tensorfacts
+        callarguments calling collect conclusion distributions environment explain failedop
+        guarding livememory lostcontext observations positiontable postmortem process refused
+        rehearsal repeats session tensorfacts
     """,
     5: """
         __main__ cellrun demo magics options publish rewrite status usertrace watch

@@ -204,6 +204,19 @@ def test_a_tensor_of_no_loader_has_no_batch() -> None:
     assert [step.note for step in steps] == ["batch 1 of loader"]
 
 
+@pytest.mark.parametrize(("value", "op"), [(77, "aten::copy_"), (1, None)])
+def test_what_was_written_into_a_batch_did_not_come_with_it(value: int, op: str | None) -> None:
+    """A bad label that the user wrote is his; with a good one the bad ones are the loader's."""
+    loader = DataLoader(Samples(), batch_size=40)
+    with Recorder() as recorder:
+        ((_, labels),) = loader
+        labels[0] = value
+        steps = recorder.provenance(labels, is_bad)
+    assert [(step.op, step.note) for step in steps] == [
+        (op, None if op else "batch 1 of loader, row 23 = item 23 of its dataset")
+    ]
+
+
 def test_loading_is_what_it_is_without() -> None:
     """The order of a shuffled epoch, and what is read, do not change under the recorder."""
 

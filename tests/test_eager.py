@@ -150,6 +150,24 @@ def test_a_guard_s_finding_says_it_too(compiled: list[object], on_cpu: None) -> 
     assert RAN_EAGERLY in report.limits
 
 
+def test_what_is_kept_from_the_compiler_was_not_compiled(on_cpu: None) -> None:
+    """A checkpoint passes the compiler's files too; around a compiled function the line stays."""
+    code = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    table = torch.ones(5, 2)
+    def look_up(at):
+        return torch.nn.functional.embedding(at, table)
+    {compiled}
+    checkpoint(look_up, torch.tensor([5]), use_reentrant=False)
+    """
+    plain = run_cell(code.format(compiled=""), fast=False).shown
+    assert plain.prevented
+    assert RAN_EAGERLY not in plain.limits
+    compiled = 'look_up = torch.compile(look_up, backend="eager")'
+    assert RAN_EAGERLY in run_cell(code.format(compiled=compiled), fast=False).shown.limits
+
+
 def test_the_users_own_stance_is_given_back() -> None:
     """What the user had set before holds again afterwards."""
     import torch._dynamo.eval_frame as frames

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -155,6 +157,86 @@ def test_a_guard_that_meets_nan_finds_its_first_op(sim: Simulation) -> None:
     assert session.report is not None
     notes = {step.op: step.note for step in session.report.provenance}
     assert notes == {"aten::sigmoid": None, "aten::log": FIRST_BAD}
+
+
+def told(code: Callable[[], object], **options: bool) -> list[tuple[str, str, str | None]]:
+    """Rule, text and fix of each hint about NaN that a guard met."""
+    session = cudalens.check(**{"nan": True, **options})
+    with pytest.raises(cudalens.DeviceAssertError), session:
+        code()
+    assert session.report is not None
+    rules = ("nan_came_in", "nan_before", "nan_cast_to_integer")
+    return [(item.rule, item.text, item.fix) for item in session.report.hints if item.rule in rules]
+
+
+def draw(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return torch.multinomial(torch.softmax(layer(x), -1), 1)
+
+
+@pytest.mark.parametrize("inside", ["a layer", "a model"])
+def test_the_weight_that_held_nan_before_is_named(sim: Simulation, inside: str) -> None:
+    """With the path below the user's own variable, and never with the option that is on already."""
+    layer = torch.nn.Linear(8, 3).to("cuda")
+    with torch.no_grad():
+        layer.weight[1, 2] = NAN
+    model = torch.nn.Sequential(torch.nn.Identity(), layer) if inside == "a model" else layer
+    ((rule, text, fix),) = told(lambda: draw(model, torch.randn(4, 8, device="cuda")))
+    path = "layer.1.weight" if inside == "a model" else "layer.weight"
+    assert rule == "nan_came_in"
+    assert f"aten::addmm in line {draw.__code__.co_firstlineno + 1} read it from {path} " in text
+    assert "(1 of 24 values, the first at [1, 2])" in text
+    assert fix == f"assert {path}.isfinite().all()  # where it was changed last"
+
+
+def test_a_variable_that_held_nan_before_is_named(sim: Simulation) -> None:
+    """The tensor of the user's own, whatever op read it first."""
+    data = torch.tensor([0.5, NAN], device="cuda")
+    ((_, text, _),) = told(lambda: torch.bernoulli(data * 1))
+    assert "aten::mul in line" in text
+    assert "read it from data (1 of 2 values, the first at [1])" in text
+
+
+@pytest.mark.parametrize("way", ["typed", "cast"])
+def test_a_literal_nan_is_found_at_its_line(sim: Simulation, way: str) -> None:
+    """The tensor that was made of it, also where a cast to integers met it next."""
+
+    def code() -> None:
+        chances = torch.tensor([0.5, NAN], device="cuda")
+        if way == "typed":
+            torch.bernoulli(chances)
+        else:
+            torch.ones(3, device="cuda")[chances.long()]
+
+    found = {rule: (text, fix) for rule, text, fix in told(code)}
+    assert set(found) == {"nan_came_in"} | ({"nan_cast_to_integer"} if way == "cast" else set())
+    line = code.__code__.co_firstlineno + 1
+    assert f"a tensor was made in line {line} of numbers that held it" in found["nan_came_in"][0]
+    assert "%%cudacheck --nan" not in [fix for _, fix in found.values()]
+
+
+def test_nan_of_unknown_origin_does_not_send_the_user_in_a_circle(sim: Simulation) -> None:
+    """A write in place hides what was there: no tensor is named, and no option that is on."""
+    chances = torch.tensor([0.5, -INF], device="cuda")
+    ((rule, _, fix),) = told(lambda: torch.bernoulli(chances.mul_(0)))
+    assert (rule, fix) == ("nan_before", None)
+
+
+def test_without_the_option_it_is_advised(sim: Simulation) -> None:
+    """The neighbour: nobody has looked at the results yet."""
+    data = torch.tensor([0.5, NAN], device="cuda")
+    ((rule, _, fix),) = told(lambda: torch.bernoulli(data * 1), nan=False)
+    assert (rule, fix) == ("nan_before", "%%cudacheck --nan")
+
+
+def test_nan_that_came_in_explains_no_other_finding(sim: Simulation) -> None:
+    """Some tensor held NaN; what the guard met is an ordinary number."""
+    data = torch.tensor([0.5, NAN], device="cuda")
+
+    def code() -> None:
+        _ = data * 1
+        torch.bernoulli(torch.tensor([1.5], device="cuda"))
+
+    assert told(code) == []
 
 
 def test_without_the_option_nothing_is_looked_at(sim: Simulation) -> None:

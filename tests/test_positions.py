@@ -14,7 +14,6 @@ from cudalens.model import Report
 from cudalens.render.headline import headline, headline_parts
 from cudalens.tensorfacts import same_spot
 
-
 pytestmark = pytest.mark.usefixtures("sim")
 
 

@@ -55,6 +55,24 @@ def test_the_context_is_four_lines_on_each_side() -> None:
     assert [line.line for line in span.context] == list(range(3, 12))
 
 
+@pytest.mark.parametrize("lines", [1, 60])
+def test_a_line_inside_a_statement_is_named_with_its_own_text(lines: int) -> None:
+    """Number and text belong together, also far below where the statement begins."""
+    text = "loss = (" + "\n" * lines + "  F.nll_loss(x, y))\n"
+    span = site_of(text, "nll_loss_forward", x=X, y=Y).source
+    assert span is not None
+    assert span.text == "loss = ("
+    assert (span.ref.line, span.ref.text) == (lines + 1, "F.nll_loss(x, y))")
+    assert len(span.context) <= 40
+
+
+def test_the_first_line_of_a_statement_is_its_text() -> None:
+    """The neighbour: what runs stands on it."""
+    span = site_of("loss = F.nll_loss(\n    x, y)\n", "nll_loss_forward", x=X, y=Y).source
+    assert span is not None
+    assert (span.ref.line, span.ref.text) == (1, "loss = F.nll_loss(")
+
+
 def test_a_script_has_its_file_and_no_cell(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def step(x, y):\n    return F.nll_loss(x, y)\nstep(x, y)\n")

@@ -58,10 +58,11 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
         return None
     source = cast_source(evidence)
     name = f"{source.expression} holds" if source and source.summary.nan else "the numbers held"
+    watched = None if evidence.fact("nan.watched") else "%%cudacheck --nan"
     return Hint(
         text=f"{min(lost)} is what NaN or infinity becomes as an integer: {name} NaN before the "
         "cast",
-        fix=f"assert {source.expression}.isfinite().all()" if source else "%%cudacheck --nan",
+        fix=f"assert {source.expression}.isfinite().all()" if source else watched,
     )
 
 

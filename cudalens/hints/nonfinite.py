@@ -1,9 +1,11 @@
-"""Causes of the first NaN or infinity that an op made of finite inputs."""
+"""Causes of the first NaN or infinity: an op made it of finite inputs, or it came from outside."""
 
 from __future__ import annotations
 
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
+from cudalens.hints._reading import LOST_NUMBERS
+from cudalens.hints._roles import bad_values, fault
 from cudalens.model import Evidence
 
 _HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
@@ -142,6 +144,30 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
         text=f"all {_count(labels.shape)} labels are {ignored} (ignore_index): the mean over none "
         "of them is 0 / 0; skip batches without a label, or take reduction='sum' divided by "
         "max(count, 1)",
+    )
+
+
+# --- NaN that no op made -------------------------------------------------------------------------
+
+
+@rule(priority=29)
+def nan_came_in(evidence: Evidence) -> Hint | None:
+    """All results were looked at, and the first NaN was in a tensor or in the code already."""
+    op, found = evidence.fact("nan.op"), fault(evidence)
+    if op is None or found is None or evidence.violation is None:
+        return None
+    if not found[1].summary.nan and not bad_values(evidence) & LOST_NUMBERS:
+        return None
+    line, name = evidence.fact("nan.line"), evidence.fact("nan.name")
+    where = f" in line {line}" if line else ""
+    given = f"{op}{where} was called with it"
+    if name is not None:
+        given = f"{op}{where} read it from {name} ({evidence.fact('nan.values')})"
+    elif op.startswith("aten::lift_fresh"):
+        given = f"a tensor was made{where} of numbers that held it"
+    return Hint(
+        text=f"the first NaN seen in this block was given, not made: {given}",
+        fix=f"assert {name}.isfinite().all()  # where it was changed last" if name else None,
     )
 
 

@@ -34,6 +34,8 @@ class Batch:
 
     number: int
     """Counted from 1 within the epoch."""
+    seq: int
+    """The number of the last recorded call when it was given out."""
     tensors: tuple[ref[Tensor], ...]
     indices: Sequence[int] | None
     """Which items of the dataset its rows are; ``None`` where the sampler does not tell."""
@@ -50,11 +52,12 @@ class Batches:
         # workers ask for long before the batch arrives.
         self._orders: WeakKeyDictionary[Any, Sequence[int]] = WeakKeyDictionary()
 
-    def note(self, frame: FrameType | None) -> None:
+    def note(self, frame: FrameType | None, seq: int = 0) -> None:
         """Note the batch that a loader's ``next()`` is about to give out.
 
         Args:
             frame: the innermost frame of the profiler range around it, as the range ends.
+            seq: the number of the last recorded call.
         """
         while frame is not None and torch_path(frame.f_code.co_filename) in _RANGE_FILES:
             frame = frame.f_back
@@ -68,6 +71,7 @@ class Batches:
         self._batches.append(
             Batch(
                 number=number,
+                seq=seq,
                 tensors=tuple(map(ref, _tensors(data))),
                 indices=self._indices(iterator, number),
                 dataset=_reference(getattr(iterator, "_dataset", None)),

@@ -11,7 +11,8 @@ from torch import Tensor
 from cudalens._torch import is_plain, meta_of
 from cudalens.facts import Argument, Phase
 from cudalens.recorder import _seam
-from cudalens.recorder.ops import OpFacts, tensors_in
+from cudalens.recorder.ops import OpFacts
+from cudalens.recorder.reads import tensors_in
 from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
 from cudalens.source import StackEntry
 

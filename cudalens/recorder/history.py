@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cudalens.facts import HistoryEntry
-from cudalens.recorder.ops import Call, Ref, is_node_of, short_meta
+from cudalens.recorder.ops import Call, is_node_of, short_meta
+from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of
 from cudalens.source import StackEntry
 
@@ -26,7 +27,7 @@ class Snapshot:
 
     def history(self, limit: int) -> tuple[HistoryEntry, ...]:
         """Describe the last ``limit`` calls, oldest first."""
-        metas = _known_metas(self.calls)
+        metas = known_metas(self.calls)
         return tuple(
             HistoryEntry(
                 seq=call.seq,
@@ -88,7 +89,7 @@ def _may_create(call: Call, node_name: str) -> bool:
     return not stem[-1:].isdigit() and stem.endswith("Backward")
 
 
-def _known_metas(calls: Iterable[Call]) -> dict[int, tuple[Any, Any]]:
+def known_metas(calls: Iterable[Call]) -> dict[int, tuple[Any, Any]]:
     """Map references to what was noted of their tensors, for those that are dead by now."""
     known: dict[int, tuple[Any, Any]] = {}
     for call in calls:

@@ -11,7 +11,8 @@ import torch
 
 from cudalens.facts import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
-from cudalens.recorder.ops import Call, Ref, is_node_of
+from cudalens.recorder.ops import Call, is_node_of
+from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import SiteReader, entries_of
 from cudalens.source import StackEntry
 

@@ -20,15 +20,8 @@ from cudalens._torch import is_accelerator, is_plain
 from cudalens.recorder import _seam, failure
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies
-from cudalens.recorder.ops import (
-    OpFacts,
-    Version,
-    Wrote,
-    describe_results,
-    references,
-    tensors_in,
-    version_and_base,
-)
+from cudalens.recorder.ops import OpFacts, describe_results, version_and_view
+from cudalens.recorder.reads import Version, Wrote, references, tensors_in
 from cudalens.recorder.sites import Site, SiteReader, SiteTracker
 from cudalens.recorder.writes import count_writes, versions_before
 
@@ -72,7 +65,7 @@ class RecordingMode(_seam.RecorderMode):
         self._devices: set[torch.device] = set()
         self._sync = sync
         self._copy_budget = copy_budget
-        self._watch = watch
+        self.watch = watch
         self._modules = modules
 
     # --- life ------------------------------------------------------------------------------------
@@ -121,8 +114,8 @@ class RecordingMode(_seam.RecorderMode):
             is_one = kind is Tensor or kind is Parameter
             if self._sync and not (is_one and result.is_cpu):
                 self._synchronise_one(args, kwargs, result)
-            if self._watch is not None:
-                self._watch(func, args, kwargs or {}, result)
+            if self.watch is not None:
+                self.watch(func, args, kwargs or {}, result)
         except BaseException as error:
             self._failed(facts, args, kwargs, error)
             args, kwargs, result = (), None, None  # the traceback keeps this frame, no tensors
@@ -137,13 +130,13 @@ class RecordingMode(_seam.RecorderMode):
             elif facts.reads_first_only and not kwargs:
                 reads = ref(args[0])
             else:
-                reads = references(args, kwargs, facts.shift)
+                reads = references(args, kwargs, facts.noted)
             if not facts.is_in_place:
                 shape, dtype = result.shape, result.dtype
             elif reads is None and kind is Tensor:
                 shape = dtype = None
             else:
-                shape, dtype = version_and_base(result)
+                shape, dtype = version_and_view(result)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
             self._foreign = None
@@ -207,8 +200,8 @@ class RecordingMode(_seam.RecorderMode):
             count_writes(facts, written)
             if self._sync:
                 self._synchronise_one(args, kwargs, result)
-            if self._watch is not None:
-                self._watch(facts.op, args, kwargs, result)
+            if self.watch is not None:
+                self.watch(facts.op, args, kwargs, result)
         except BaseException as error:
             self._failed(facts, args, kwargs, error, copies)
             args, kwargs, result = (), {}, None
@@ -239,7 +232,7 @@ class RecordingMode(_seam.RecorderMode):
             if facts.is_range_start:
                 self._sites.enter_range(args[0], _getframe(3))
             elif self._sites.leave_range().startswith(LOADER_RANGE):
-                self._batches.note(_getframe(3))
+                self._batches.note(_getframe(3), self.recorded_ops)
         except Exception as trouble:
             self._trouble("a range was not noted", trouble)
         return result

@@ -6,7 +6,7 @@ are made, and almost all are thrown away unread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -15,46 +15,22 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.recorder._seam import OpOverload
+from cudalens.recorder.reads import NUMBERS, SHIFTS, Ref, Version, Wrote, tensors_in
 from cudalens.recorder.sites import RawSite
 
-Ref = ref[Tensor]
-"""A weak reference without callback: the same object for each use of one tensor, even after its
-death, as long as somebody holds it.  So ``is`` tells whether two calls saw the same tensor."""
-
 _BUILT_IN = frozenset({"aten", "prims"})
-NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device})
-"""Classes of arguments that hold no tensor."""
 _SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}
 _SHORT |= {getattr(torch, f"uint{bits}"): f"u{bits}" for bits in (8, 16, 32, 64)}
 
 
-_SHIFTS = {"aten::add.Tensor": 1, "aten::sub.Tensor": -1, "aten::add_.Tensor": 1}
-_SHIFTS |= {"aten::sub_.Tensor": -1}
-"""Ops that move every value by the same number, when their second argument is one."""
+class View(NamedTuple):
+    """Which elements of its base a view shows; the base shares their memory."""
 
-
-class Shifted(list[Ref]):
-    """The tensors that a call read, and the whole number by which it moved them all."""
-
-    __slots__ = ("by",)
-
-    def __init__(self, reads: list[Ref], by: int) -> None:
-        super().__init__(reads)
-        self.by = by
-
-
-Version = tuple[Ref, int | None, Ref | None]
-"""A tensor that is written to, its version before, and its base when it is a view."""
-
-
-class Wrote(list[Ref]):
-    """The tensors that a call read, and those that it wrote to where that are several."""
-
-    __slots__ = ("versions",)
-
-    def __init__(self, reads: list[Ref], versions: tuple[Version, ...]) -> None:
-        super().__init__(reads)
-        self.versions = versions
+    base: Ref
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 class OpFacts:
@@ -69,10 +45,10 @@ class OpFacts:
         "is_special",
         "is_view",
         "name",
+        "noted",
         "op",
         "overload",
         "reads_first_only",
-        "shift",
         "writes",
         "writes_several",
     )
@@ -83,8 +59,9 @@ class OpFacts:
         self.call: Callable[..., Any] = op._op if overload and type(op) is OpOverload else op
         self.name: str = op._schema.name if overload else str(op)
         self.overload: str | None = op._overloadname if overload else None
-        self.shift = _SHIFTS.get(self.full_name, 0)
-        """The sign with which a number as second argument moves the values; 0 for most ops."""
+        is_noted = self.full_name in SHIFTS or self.full_name in NUMBERS
+        self.noted: str = self.full_name if is_noted else ""
+        """The full name where a number among the arguments is noted besides the tensors."""
         self.is_view: bool = overload and bool(op.is_view)
         is_own = overload and op.namespace in _BUILT_IN
         self.is_range_start = self.name.startswith("profiler::_record_function_enter")
@@ -153,7 +130,7 @@ class Call(NamedTuple):
     """The shape of the result, or a tuple of them.  Of a call in place, where the tensor lives on
     to tell its shape, the tensor's version before the call."""
     dtype: Any
-    """The dtype, or a tuple of them; of a call in place on a view, a reference to its base."""
+    """The dtype, or a tuple of them; of a call in place on a view, its :class:`View`."""
 
     @property
     def is_brief(self) -> bool:
@@ -186,10 +163,15 @@ class Call(NamedTuple):
         return self.shape if is_noted else None
 
     @property
-    def base(self) -> Ref | None:
-        """The tensor whose view was written to, when it was a view."""
+    def view(self) -> View | None:
+        """Which elements of its base were written to, when it was a view."""
         is_noted = self.facts.is_in_place and not isinstance(self.output, tuple)
         return self.dtype if is_noted else None
+
+    @property
+    def base(self) -> Ref | None:
+        """The tensor whose view was written to, when it was a view."""
+        return None if self.view is None else self.view.base
 
     @property
     def written(self) -> tuple[Version, ...]:
@@ -207,26 +189,13 @@ def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
     return tensor._version, None if base is None else ref(base)
 
 
-def references(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, shift: int = 0
-) -> list[Ref]:
-    """Refer to the tensors among the arguments of a call.
-
-    Where the op moves all values by its second argument, in the direction of ``shift``, and that
-    is a whole number, the references say by how much.
-    """
-    found: list[Ref] = []
-    for value in args:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            found.append(ref(value))
-        elif kind not in NO_TENSORS:
-            found += map(ref, tensors_in((value,)))
-    if kwargs:
-        found += map(ref, tensors_in(kwargs.values()))
-    elif shift and len(args) == 2 and type(args[1]) is int:
-        return Shifted(found, shift * args[1])
-    return found
+def version_and_view(tensor: Tensor) -> tuple[int | None, View | None]:
+    """Give the version of a tensor, and which elements of its base it shows when it is a view."""
+    version, base = version_and_base(tensor)
+    if base is None:
+        return version, None
+    shown = View(base, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    return version, shown
 
 
 def is_node_of(node_name: str, op_name: str) -> bool:
@@ -237,17 +206,6 @@ def is_node_of(node_name: str, op_name: str) -> bool:
     node = node_name.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward").lower()
     op = op_name.rpartition("::")[2].replace("_", "").lower()
     return op in (node, f"{node}forward")
-
-
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """Give the tensors among arguments or results, and in lists and tuples among them."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, Tensor)]
-    return found
 
 
 def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tuple[Any, ...]]:

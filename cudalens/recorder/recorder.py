@@ -10,9 +10,11 @@ from cudalens.recorder import _seam, inplace
 from cudalens.recorder.failure import OpRecord
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.inplace import ModifiedTensor
-from cudalens.recorder.lineage import IsBad, Lineage
+from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.ops import Call
+from cudalens.recorder.overwrites import IsBad
+from cudalens.recorder.walk import way_of
 from cudalens.source import StackEntry
 
 
@@ -70,7 +72,7 @@ class Recorder(RecordingMode):
             is_bad: tells whether a tensor holds a bad value; it is asked for living tensors only.
         """
         with no_dispatch_modes(), plain_torch():
-            return self.lineage().provenance(tensor, is_bad)
+            return tuple(way_of(tensor, self.lineage(), is_bad))
 
     def modified_tensor(self, message: str) -> ModifiedTensor | None:
         """Find who modified the tensor that autograd complains of.

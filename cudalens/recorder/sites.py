@@ -130,11 +130,12 @@ class SiteTracker:
         return name
 
     def _activate(self, ranges: list[tuple[str, Site | None]]) -> None:
-        step = next((site for _, site in reversed(ranges) if site is not None), None)
-        if step is None:
+        # A list: an interrupt while an unfinished generator is cleared away would be lost.
+        steps = [site for _, site in ranges if site is not None]
+        if not steps:
             self._steps.pop(threading.get_ident(), None)
         else:
-            self._steps[threading.get_ident()] = step
+            self._steps[threading.get_ident()] = steps[-1]
 
     def _backward(self, frame: FrameType | None) -> Site:
         task = _current_task()
@@ -229,11 +230,7 @@ class SiteReader:
         key = (id(entries[-1].code), entries[-1].lasti)
         if key not in self._lines:
             span = locate_entries(entries[-1:])
-            self._lines[key] = (
-                LineRef(line=span.line, text=span.text, cell=span.cell, file=span.file)
-                if span is not None
-                else None
-            )
+            self._lines[key] = None if span is None else span.ref
         return self._lines[key]
 
     def module_path(self, site: RawSite) -> str | None:

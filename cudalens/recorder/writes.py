@@ -8,7 +8,8 @@ from weakref import ref
 
 from torch.autograd.graph import increment_version
 
-from cudalens.recorder.ops import OpFacts, Version, tensors_in, version_and_base
+from cudalens.recorder.ops import OpFacts, version_and_base
+from cudalens.recorder.reads import Version, tensors_in
 
 
 def versions_before(facts: OpFacts, arguments: Mapping[str, Any]) -> tuple[Version, ...]:
