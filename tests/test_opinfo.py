@@ -84,6 +84,7 @@ OTHER_WAY_UNDER_A_MODE = {
     "linalg.norm",
     "linalg.svdvals",
     "masked.prod",
+    "matmul",
     "norm",
     "ormqr",
     "prod",

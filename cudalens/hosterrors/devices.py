@@ -37,7 +37,7 @@ def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
             f"{'one of ' * (name == 'tensors')}{name} is on {match['here']}, "
             f"the other tensors are on {match['there']}",
             f"{_placed(evidence)}An op needs all its tensors on one device.",
-            name if evidence.tensor(name) else _ALIASES.get(name, name),
+            _known_as(evidence, name),
             devices=tuple(devices),
         )
     return host(
@@ -46,6 +46,13 @@ def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         None,
         devices=tuple(devices),
     )
+
+
+def _known_as(evidence: Evidence, name: str) -> str:
+    """Give the name under which the report lists a tensor that torch calls by the op's name."""
+    alias = _ALIASES.get(name, name)
+    is_matmul = "matmul" in (evidence.op.api or "")
+    return name if evidence.tensor(name) or (is_matmul and not evidence.tensor(alias)) else alias
 
 
 def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:
