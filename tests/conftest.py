@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def nothing_stays_installed() -> Iterator[None]:
     """Assert, after every test, that no guard, session, mode or simulated device is left."""
+    # The first use of torch.compile switches this off for the whole process.
+    torch.distributions.Distribution.set_default_validate_args(True)
     yield
     left = []
     if PROCESS.is_installed:
