@@ -430,10 +430,14 @@ class Calls:
         # Python itself gives no way to protect the entry of an __exit__.
         if event != "call" or code.co_name == "__exit__" and "session" in code.co_filename:
             return None
-        # The rehearsal device stands for the driver, which Python does not interrupt inside.
+        # The rehearsal device stands for the driver, which Python does not interrupt inside; and
+        # what is raised while Python finalises an object, Python itself drops.
         inside = frame
         while inside is not None:
-            if f"{os.sep}simulate{os.sep}" in inside.f_code.co_filename:
+            code_inside = inside.f_code
+            if f"{os.sep}simulate{os.sep}" in code_inside.co_filename:
+                return None
+            if code_inside.co_name == "__del__":
                 return None
             inside = inside.f_back
         self.count += 1
