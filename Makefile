@@ -38,7 +38,7 @@ types: $(STAMP) ## mypy, strict
 
 unit: $(STAMP) ## the tests without the notebooks, and their branch coverage; COVER= leaves it out
 	mkdir -p build
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile --junitxml=build/junit.xml -m "not full and not gpu and not browser" $(COVER)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --junitxml=build/junit.xml -m "not full and not gpu and not browser" $(COVER)
 ifneq ($(COVER),)
 	@echo "branch coverage in per cent, at least 92 asked; then that of the simulated device alone:"
 	@$(BIN)/python -m coverage report --omit="*/simulate/*" --format=total --fail-under=92

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +20,18 @@ from cudalens.positiontable import table_of_positions
 from cudalens.stack import place_of
 from cudalens.syntax import running_segment
 
-_ABSENT = object()
 _OPERATIONS = (ast.BinOp, ast.AugAssign, ast.Compare, ast.UnaryOp, ast.Subscript)
 _PLAIN = (Tensor, str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
 _MAX_PARAMETERS = 60
 
 Entries = Sequence[TracebackType]
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """An argument that cannot be read without running code; the line spells it all the same."""
+
+    text: str
 
 
 def call_arguments(entries: Entries) -> dict[str, object]:
@@ -38,10 +45,25 @@ def call_arguments(entries: Entries) -> dict[str, object]:
     found = (
         _of_functional(entries)
         or _of_frames(entries)
-        or _of_running(entries[-1])
+        or _read(_of_running(entries[-1]))
         or _of_module(entries)
     )
     return {name: value for name, value in found.items() if value is not None}
+
+
+def unread_arguments(entries: Entries) -> dict[str, str]:
+    """Give the text of what the user's line passes to torch and nothing holds: ``f(x)``.
+
+    Nothing of Python may lie below that line.
+    """
+    if not entries or not source.is_user_file(entries[-1].tb_frame.f_code.co_filename):
+        return {}
+    found = _of_running(entries[-1])
+    return {name: item.text for name, item in found.items() if isinstance(item, _Unread)}
+
+
+def _read(arguments: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in arguments.items() if not isinstance(value, _Unread)}
 
 
 def argument_facts(
@@ -167,15 +189,15 @@ def _of_module(entries: Entries) -> dict[str, object]:
 
 
 def _of_running(entry: TracebackType) -> dict[str, object]:
-    """Read the operands of the expression that an entry runs."""
+    """Give the operands of the expression that an entry runs; some are only spelled."""
     place = place_of(entry)
     node = running_segment(place)
     reader = evaluator_for(entry.tb_frame)
 
     def value(item: ast.expr) -> object:
         if isinstance(item, ast.List | ast.Tuple):
-            return [value_or(reader, part, _ABSENT) for part in item.elts]
-        return value_or(reader, item, _ABSENT)
+            return [value_or(reader, part, _Unread(ast.unparse(part))) for part in item.elts]
+        return value_or(reader, item, _Unread(ast.unparse(item)))
 
     if isinstance(node, ast.Call):
         name = api_name([place], lambda item: isinstance(item, Tensor)) or ""
@@ -186,7 +208,7 @@ def _of_running(entry: TracebackType) -> dict[str, object]:
         found = dict(_of_operation(node, value))
     else:
         return {}
-    return {key: item for key, item in found.items() if item is not _ABSENT}
+    return found
 
 
 def _of_operation(node: ast.AST, value: Any) -> Iterator[tuple[str, object]]:

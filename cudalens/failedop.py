@@ -7,6 +7,7 @@ arguments, so it can be told after the device's context is gone.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +87,31 @@ def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact
         if copy is not None and not isinstance(copy, (list, tuple)):
             found[-1] = replace(found[-1], summary=_summary(copy, limits))
     return (*found, *rest)
+
+
+def with_unread(
+    evidence: Evidence, named: tuple[TensorFact, ...], unread: Mapping[str, str]
+) -> tuple[TensorFact, ...]:
+    """Keep the called function's names, and add what only the recorder knows of its arguments.
+
+    The user called a function, not the op inside it.  Where both are one, ``x.gather(1, f(y))``,
+    the op's arguments are those of the line.
+
+    Args:
+        evidence: with the failed op and its arguments.
+        named: the tensors by the names of the function that the user called.
+        unread: the texts of the arguments that no variable holds, by name.
+    """
+    op, called = ((name or "").rpartition(mark)[2] for name, mark in _names(evidence.op))
+    if not op or op.strip("_") != called.strip("_"):
+        return named
+    known = {item.argument: item for item in evidence.tensors if item.argument}
+    added = [replace(known[key], expression=text) for key, text in unread.items() if key in known]
+    return tuple(sorted((*named, *added), key=lambda item: item.argument is None))
+
+
+def _names(op: OpName) -> tuple[tuple[str | None, str], ...]:
+    return (op.name, "::"), (op.api, ".")
 
 
 def _passed(call: str | None) -> frozenset[str] | None:

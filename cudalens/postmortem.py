@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from cudalens import autograd, collect, environment, livememory, lostcontext, source
-from cudalens.callarguments import argument_facts, call_arguments
+from cudalens.callarguments import argument_facts, call_arguments, unread_arguments
 from cudalens.calling import locate, phase_of
 from cudalens.collect import Limits
 from cudalens.diagnose import is_device_assert
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
-from cudalens.failedop import with_failed_op, with_modified
+from cudalens.failedop import with_failed_op, with_modified, with_unread
 from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.origin import is_torch_error, visible_entries
 from cudalens.tensorfacts import tensor_facts, tensor_values
@@ -81,7 +81,8 @@ def evidence_of_error(
         evidence = _with_recorder(evidence, recorder, error, limits)
         if values and not is_lost:
             # The user called a function, not the op inside it: its names for the tensors stay.
-            evidence = replace(evidence, tensors=tensors)
+            unread = limits.attempt("arguments", lambda: unread_arguments(entries), {})
+            evidence = replace(evidence, tensors=with_unread(evidence, tensors, unread))
     graph = limits.attempt(
         "graph", lambda: _graph(site, values, evidence, recorder), evidence.graph
     )

@@ -18,6 +18,8 @@ from cudalens import simulate
 from cudalens.guarding import PROCESS
 
 HAS_GPU = torch.cuda.is_available()
+LONGEST = ("test_opinfo.py", "test_widget.py", "test_benchmarks.py", "test_fault_injection.py")
+"""Files of minutes: two workers are done at the same time only when these are begun first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real hardware run only where there is hardware."""
+    """Tests of real hardware run only where there is hardware, the longest files first."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if "gpu" in item.keywords and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

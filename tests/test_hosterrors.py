@@ -470,7 +470,7 @@ CASES = [
         setup="ids = torch.zeros(10, device='cuda'); m = nn.Embedding(4, 2).cuda()",
         bad="m(ids)",
         good="m(ids.long())",
-        headline="indices is float32, embedding takes int64 or int32",
+        headline="input is float32, embedding takes int64 or int32",
         argument="input",
         expression="ids",
         fix="m(ids.long())",

@@ -400,3 +400,59 @@ def test_other_lengths_are_not_blamed_on_the_positions(call: str, sim: simulate.
     outcome = cell(MODELS + call)
     assert "positions for" not in outcome.shown.headline
     assert TRUNCATED not in outcome.fixes
+
+
+# --- one name for an argument ---------------------------------------------------------------------
+
+OPERANDS = """
+a, w, host = torch.ones(2, 3).cuda(), torch.ones(3, 2).cuda(), torch.ones(3, 2)
+turned = host.t()
+table, rows = nn.Embedding(4, 2).cuda(), torch.tensor([0, 1])
+def made(like):
+    return like * 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "argument", "expression", "headline"),
+    [
+        ("made(a) @ host", "other", "host", "host is on cpu, a is on cuda:0"),
+        ("torch.matmul(made(a), host)", "other", "host", "host is on cpu,"),
+        ("torch.mm(made(a), host)", "mat2", "host", "host is on cpu,"),
+        ("nn.functional.linear(a, turned)", "weight", "turned", "weight is on cpu, input is on"),
+        ("table(rows)", "input", "rows", "input is on cpu, the other tensors are on cuda:0"),
+        ("table(a)", "input", "a", "input is float32, embedding takes int64 or int32"),
+        ("w.gather(0, made(a))", "index", "made(a)", "index is float32, gather takes int64"),
+        ("torch.gather(w, 0, made(a))", "index", "made(a)", "index is float32, gather takes int64"),
+        ("host.gather(0, made(rows)[None] + 8)", "index", "made(rows)[None] + 8", "index 8 is out"),
+        ("a.permute(0, 2)", "dims", None, "dim 2 does not exist in a tensor of 2 dimensions"),
+        ("a.sum(2)", "dim", None, "dim 2 does not exist in a tensor of 2 dimensions"),
+    ],
+)
+def test_an_argument_goes_by_the_name_that_the_called_function_has_for_it(
+    line: str, argument: str, expression: str | None, headline: str, sim: simulate.Simulation
+) -> None:
+    """The inner op's name (``mat2``, ``indices``) stands in no list of what the user passed."""
+    report = cell(f"{OPERANDS}{line}", fast=False).shown
+    assert (report.argument, report.expression) == (argument, expression)
+    assert report.headline.startswith(headline)
+    if argument.startswith("dim"):
+        return
+    fact = next(item for item in report.tensors if item.argument == argument)
+    assert fact.expression == expression
+
+
+def test_what_an_inner_op_was_given_is_no_argument_of_the_line(sim: simulate.Simulation) -> None:
+    """``mm`` inside matmul knows its operands; the line's function calls them otherwise."""
+    report = cell(f"{OPERANDS}a @ made(a)", fast=False).shown
+    assert (report.argument, report.expression) == ("other", None)
+    assert report.headline.startswith("a has 3 columns and the right one has 2 rows")
+    assert [item.expression for item in report.tensors] == ["a"]
+    assert not any("made(a)" in (hint.fix or "") for hint in report.hints)
+
+
+def test_the_operand_of_one_side_is_not_that_of_the_other(sim: simulate.Simulation) -> None:
+    """``a`` has the shape of both, and is the right one alone."""
+    report = cell(f"{OPERANDS}made(a) @ a", fast=False).shown
+    assert (report.argument, report.expression) == ("other", "a")
+    assert report.headline.startswith("the left matrix has 3 columns and a has 2 rows")

@@ -150,7 +150,7 @@ HOST = [
         argument="input",
         expression="x",
         module="bert.embeddings.word_embeddings",
-        headline="indices is float32, embedding takes int64 or int32",
+        headline="input is float32, embedding takes int64 or int32",
     ),
     Case(
         model="bert",

@@ -23,6 +23,9 @@ import cudalens
 from cudalens import simulate
 from cudalens.guarding import PROCESS
 
+# What it covers is covered elsewhere, and tracing it would take the longest part of a run.
+pytestmark = pytest.mark.no_cover
+
 QUICK_SAMPLES = 2
 OPS_IN_A_TEST = 25
 """The simulated device starts once a test, which takes longer than an op."""

@@ -381,7 +381,7 @@ def test_bart_example_2_real_dtype_errors(sim: simulate.Simulation) -> None:
     outcome = run(BART + "y = labels.int()\nmodel(input_ids=ids, labels=y)")
     assert outcome.shown.headline == "target is int32, this call takes int64"
     outcome = run(BART + "x = ids.float()\nmodel(input_ids=x, labels=labels)")
-    assert_host(outcome, "indices is float32, embedding takes int64 or int32", "input", "x")
+    assert_host(outcome, "input is float32, embedding takes int64 or int32", "input", "x")
     assert outcome.fixes == ["model(input_ids=x.long(), labels=labels)"]
 
 

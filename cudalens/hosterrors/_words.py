@@ -102,6 +102,41 @@ def called(evidence: Evidence) -> str:
     return (evidence.op.api or "").rpartition(".")[2]
 
 
+_LOOKUP = {"index": "input", "indices": "input"}
+_PICK = {"indices": "index"}
+_PRODUCT = {"mat1": "self", "mat2": "other"}
+_DIMS = {"dim": "dims"}
+_PARAMETERS = {
+    "embedding": _LOOKUP,
+    "embedding_bag": _LOOKUP,
+    "linear": {"self": "input", "mat1": "input", "mat2": "weight"},
+    "matmul": _PRODUCT,
+    "__matmul__": _PRODUCT,
+    "gather": _PICK,
+    "scatter": _PICK,
+    "scatter_add": _PICK,
+    "scatter_reduce": _PICK,
+    "index_select": _PICK,
+    "index_add": _PICK,
+    "index_copy": _PICK,
+    "index_fill": _PICK,
+    "index_reduce": _PICK,
+    "take": _PICK,
+    "take_along_dim": _PICK,
+    "permute": _DIMS,
+    "flip": _DIMS,
+    "roll": _DIMS,
+}
+"""What the op inside a function calls an argument, and what the function's own schema does."""
+
+
+def spoken(evidence: Evidence, argument: str) -> str:
+    """Give the called function's name for an argument that torch calls by the inner op's name."""
+    function = called(evidence)
+    names = _PARAMETERS.get(function) or _PARAMETERS.get(function.rstrip("_"), {})
+    return names.get(argument, argument)
+
+
 def named(evidence: Evidence, *arguments: str) -> TensorFact | None:
     """Give the first tensor that the call received under one of these names."""
     return next((fact for name in arguments if (fact := evidence.tensor(name)) is not None), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import called, ints, said
+from cudalens.hosterrors._words import called, ints, said, spoken
 from cudalens.model import Evidence
 
 
@@ -16,7 +16,7 @@ from cudalens.model import Evidence
 def argument_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A function of torch's got something that is no tensor, or no number."""
     kind = evidence.fact("argument.type") or match["got"]
-    name = _spoken(evidence, match["name"])
+    name = spoken(evidence, match["name"])
     return host(
         f"{name} is a {kind}, {match['op']} takes a {match['want']}",
         "A NumPy array is no tensor: it has no device and no graph."
@@ -28,12 +28,6 @@ def argument_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         expression=evidence.fact("argument.expression"),
         type=kind,
     )
-
-
-def _spoken(evidence: Evidence, name: str) -> str:
-    """Give the name under which the called function knows the op's argument."""
-    is_lookup = called(evidence) in ("embedding", "embedding_bag")
-    return "input" if is_lookup and name == "indices" else name
 
 
 @family(

@@ -7,14 +7,12 @@ import re
 from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
 from cudalens.hosterrors._calls import list_items, passed, receiver
-from cudalens.hosterrors._words import expression, named, subject
+from cudalens.hosterrors._words import expression, named, spoken, subject
 from cudalens.model import Evidence
 
 _PARAMETERS = frozenset(
     {"weight", "bias", "running_mean", "running_var", "in_proj_weight", "out_proj_weight"}
 )
-# The op's own names for what the called function receives under another name.
-_ALIASES = {"mat1": "input", "mat2": "weight", "index": "input", "indices": "input"}
 
 
 @family(
@@ -32,12 +30,12 @@ def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     if stray is not None:
         return _of_stray(evidence, stray, _other_than(stray.device, devices))
     if match["name"]:
-        name = match["name"]
+        name = spoken(evidence, match["name"])
+        who = "one of tensors" if is_list else subject(evidence.tensor(name), name)
         return host(
-            f"{'one of ' * (name == 'tensors')}{name} is on {match['here']}, "
-            f"the other tensors are on {match['there']}",
+            f"{who} is on {match['here']}, the other tensors are on {match['there']}",
             f"{_placed(evidence)}An op needs all its tensors on one device.",
-            _known_as(evidence, name),
+            name,
             devices=tuple(devices),
         )
     return host(
@@ -46,13 +44,6 @@ def two_devices(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         None,
         devices=tuple(devices),
     )
-
-
-def _known_as(evidence: Evidence, name: str) -> str:
-    """Give the name under which the report lists a tensor that torch calls by the op's name."""
-    alias = _ALIASES.get(name, name)
-    is_matmul = "matmul" in (evidence.op.api or "")
-    return name if evidence.tensor(name) or (is_matmul and not evidence.tensor(alias)) else alias
 
 
 def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:

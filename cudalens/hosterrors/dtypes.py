@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 
 from cudalens.hosterrors._base import HostVerdict, family, host
-from cudalens.hosterrors._words import called, device_type, dtype, expression, named, subject
+from cudalens.hosterrors._words import (
+    called,
+    device_type,
+    dtype,
+    expression,
+    named,
+    spoken,
+    subject,
+)
 from cudalens.model import Evidence
 
 _TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
@@ -121,13 +129,13 @@ def target_probabilities(evidence: Evidence, match: re.Match[str]) -> HostVerdic
 )
 def argument_scalar_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A lookup or bag got indices that are no integers."""
-    got, name = dtype(match["got"]), match["name"]
+    got, name = dtype(match["got"]), spoken(evidence, match["name"])
     want = [dtype(item) for item in match["want"].split(",")]
-    fact = named(evidence, name) or (named(evidence, "input") if name == "indices" else None)
+    fact = named(evidence, name)
     return host(
         f"{name} is {got}, {match['op']} takes {' or '.join(want)}",
         "Rows of a table are numbered by integers.",
-        (fact.argument if fact else None) or name,
+        name,
         have=got,
         want=want[0],
         expression=expression(fact),

@@ -8,7 +8,7 @@ from math import prod
 from cudalens.facts import TensorFact
 from cudalens.hosterrors._base import HostVerdict, family, host
 from cudalens.hosterrors._positions import beyond_positions
-from cudalens.hosterrors._words import called, expression, ints, named, said, subject
+from cudalens.hosterrors._words import called, expression, ints, named, said, spoken, subject
 from cudalens.model import Evidence
 
 _PAIRS = (
@@ -193,7 +193,7 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     return host(
         f"index {index} is out of bounds for dimension {dim} with size {size}: {last}",
         f"Indices run from {-size} to {size - 1}." if size else "No index is valid.",
-        "indices",
+        spoken(evidence, "indices"),
         index=index,
         dim=dim,
         size=size,
@@ -213,7 +213,7 @@ def dimension_bound(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     return host(
         f"dim {match['got']} does not exist in a tensor of {rank} dimensions{shape}",
         f"Dimensions run from {match['low']} to {match['high']}.",
-        "dim",
+        spoken(evidence, "dim"),
         got=int(match["got"]),
         rank=rank,
     )

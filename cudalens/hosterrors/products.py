@@ -54,6 +54,9 @@ def _linear(evidence: Evidence, left: tuple[int, ...], right: tuple[int, ...]) -
 
 def _product(evidence: Evidence, left: tuple[int, ...], right: tuple[int, ...]) -> HostVerdict:
     one, two = of_shape(evidence, left, *_LEFT), of_shape(evidence, right, *_RIGHT)
+    # Known as the operand of one side, a tensor is not that of the other.
+    one = None if one is not None and one.argument in _RIGHT else one
+    two = None if two is not None and two.argument in _LEFT else two
     first, second = subject(one, "the left matrix"), subject(two, "the right one")
     return host(
         f"{first} has {left[1]} columns and {second} has {right[0]} rows: "
