@@ -113,7 +113,10 @@ def _spoken(kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What became of a finding that did not leave its block."""
+    """What became of a finding that did not leave its block.
+
+    An except clause, ``contextlib.suppress`` or a ``finally`` that returns: no word says which.
+    """
 
     is_of_thread: bool = False
     """Whether it was made in another thread than the block's."""
@@ -127,8 +130,9 @@ class Fate:
         then = f", and {self.other} was raised" if self.other else ""
         if self.is_of_thread:
             return f"It was raised in another thread, and did not leave the block{then}"
-        later = " later" if self.other and not self.is_answer else ""
-        return f"An except clause caught it{then}{later}"
+        if self.is_answer:
+            return f"{self.other} was raised while it was being handled"
+        return f"The block handled it{then}{' later' * bool(self.other)}"
 
     def warning(self) -> str:
         """Say it above a report that is shown in a notebook."""
@@ -136,7 +140,7 @@ class Fate:
             then = f", which raised {self.other}" if self.other else ""
             return f"this error was raised in another thread and did not leave the cell{then}"
         if self.other is None:
-            return "an except clause caught this error and ran on"
+            return "the cell handled this error and ran on"
         if self.is_answer:
-            return f"an except clause caught this error and then raised {self.other}"
-        return f"an except clause caught this error; {self.other} was raised later"
+            return f"{self.other} was raised while this error was being handled"
+        return f"the cell handled this error; {self.other} was raised later"

@@ -483,12 +483,12 @@ def test_an_error_behind_a_swallowed_finding_is_not_blamed_on_the_clause(
     failing = "torch.ones(2, 3) @ torch.ones(2, 3)"
     result = notebook.run(f"{caught}pass\n{failing}")
     assert notebook.err == (
-        "cudalens: warning: an except clause caught this error; RuntimeError was raised later\n"
+        "cudalens: warning: the cell handled this error; RuntimeError was raised later\n"
     )
     assert len(result.error_in_exec.__notes__) == 1
     assert len(notebook.shown) == 1
     notebook.run(f"{caught}{failing}")
-    assert "caught this error and then raised RuntimeError\n" in notebook.err
+    assert "RuntimeError was raised while this error was being handled\n" in notebook.err
 
 
 def test_the_report_is_bound_and_written(notebook: Notebook, on_cpu: None, tmp_path: Path) -> None:

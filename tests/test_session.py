@@ -489,7 +489,7 @@ def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> N
     assert (own.kind, own.source.line) == ("host_error", line_of(mismatch, "@"))
     assert own.headline in error.__notes__[0]
     assert f"1 more in this cell: host error: {own.headline}." in session.report.explanation
-    assert "An except clause caught it, and RuntimeError was raised later; a guard fired once." in (
+    assert "The block handled it, and RuntimeError was raised later; a guard fired once." in (
         session.report.explanation
     )
     assert session.fate.warning().endswith("; RuntimeError was raised later")
@@ -521,8 +521,8 @@ def test_an_error_that_the_except_clause_raised_is_said_to_be_its_own(
             raise OSError("mine") from cause
 
     _, session = error_behind(run)
-    assert session.fate.warning() == "an except clause caught this error and then raised OSError"
-    assert "caught it, and OSError was raised; a guard" in session.report.explanation
+    assert session.fate.warning() == "OSError was raised while this error was being handled"
+    assert "OSError was raised while it was being handled; a guard" in session.report.explanation
 
 
 def in_other_words(how: str) -> Callable[[], None]:
@@ -544,7 +544,7 @@ def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
     assert error.__cudalens_report__ is session.report
     (line,) = error.__notes__
     assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of weight")
-    assert "and IndexError was raised; a guard fired once." in session.report.explanation
+    assert "IndexError was raised while it was being handled; a guard fired once." in session.report.explanation
     assert "more in this cell" not in session.report.explanation
 
 
@@ -586,7 +586,7 @@ def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
     with cudalens.check() as session:
         swallowed(bad)
         sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
-    assert session.fate.warning() == "an except clause caught this error and ran on"
+    assert session.fate.warning() == "the cell handled this error and ran on"
     assert "raised" not in session.report.explanation
     assert "1 more in this cell: CUDA reported" in session.report.explanation
 

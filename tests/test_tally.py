@@ -80,18 +80,18 @@ def test_once_is_said_as_once() -> None:
     [
         (
             Fate(),
-            "An except clause caught it",
-            "an except clause caught this error and ran on",
+            "The block handled it",
+            "the cell handled this error and ran on",
         ),
         (
             Fate(other="KeyError", is_answer=True),
-            "An except clause caught it, and KeyError was raised",
-            "an except clause caught this error and then raised KeyError",
+            "KeyError was raised while it was being handled",
+            "KeyError was raised while this error was being handled",
         ),
         (
             Fate(other="KeyError"),
-            "An except clause caught it, and KeyError was raised later",
-            "an except clause caught this error; KeyError was raised later",
+            "The block handled it, and KeyError was raised later",
+            "the cell handled this error; KeyError was raised later",
         ),
         (
             Fate(is_of_thread=True),

@@ -122,7 +122,7 @@ def test_threads_under_one_session_are_all_found() -> None:
     assert "It was raised in another thread, and did not leave the block" in (
         session.report.explanation
     )
-    assert "except clause" not in session.report.explanation
+    assert "handled" not in session.report.explanation
     assert is_alive()
 
 
