@@ -74,6 +74,8 @@ def api_name(
         is_tensor: whether a value is a tensor.
         argument_names: schema names of the op's arguments, as far as they are known.
     """
+    # What calls of subclasses come through only passes them on.
+    places = [place for place in places if place.code.co_name != "__torch_function__"]
     group = _torch_frames(places)
     named = _of_frames(group)
     if named is not None or not places:

@@ -17,8 +17,9 @@ _GONE = (
     "read and no kernel launched any more. Restart the kernel to use the GPU again."
 )
 _COMPILED = (
-    "Code that torch.compile generated printed it, and its ops cannot be told apart. Next step: "
-    "run the cell without --no-force-eager; the functions then run eagerly and the op is named."
+    "Code that torch.compile generated printed it, and its ops cannot be told apart; the line "
+    "shown is where it was met. Next step: run the cell without --no-force-eager; "
+    "the functions then run eagerly and the op is named."
 )
 _EARLIER = (
     "It happened before this cell ran. Next step: restart the kernel, run %cudacheck on, and run "
@@ -32,6 +33,16 @@ _STRANGER = (
     "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
     "CuPy or the replay of a CUDA graph, may have run at the same time."
 )
+_ELSEWHERE = (
+    "Each op that the cell called in its own thread was waited for, and none of them raised it: "
+    "another thread did, or a kernel that was launched past torch's ops, as Triton and CuPy do."
+)
+_WAIT = (
+    "Next step: restart the kernel, and run the cell without --no-sync: the op at fault is then "
+    "named."
+)
+_OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
+_MET_AGAIN = "The op's own error did not leave the block: code there handled or replaced it."
 _MAX_OPS = 3
 
 
@@ -44,10 +55,13 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
     argument = meaning.argument_of(evidence.op.name) if meaning is not None else None
     parts = [
         _EARLIER if evidence.fact("device.lost_before") else "",
+        _MET_AGAIN if evidence.fact("device.met_again") else "",
         _of_text(line, meaning) if meaning is not None else "",
+        _copied(evidence),
         _not_waited(evidence),
         _UNWAITED if _was_hurried(evidence, meaning) else "",
-        _STRANGER if _is_strange(evidence, line, meaning) else "",
+        _stranger(evidence) if _is_strange(evidence, line, meaning) else "",
+        _ELSEWHERE if _is_elsewhere(evidence, meaning) else "",
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         _GONE,
@@ -101,6 +115,23 @@ def _is_strange(evidence: Evidence, line: AssertLine | None, meaning: Meaning | 
     return line is not None and meaning is None and is_own
 
 
+def _stranger(evidence: Evidence) -> str:
+    """Say who may have printed an assert that none of torch's kernels is known to print."""
+    names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history)
+    others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
+    if not evidence.fact("op.waited_for") or not others:
+        return _STRANGER
+    said = ", ".join(others[:_MAX_OPS])
+    return f"No kernel of torch's is known to print it; not of torch, and called before: {said}."
+
+
+def _is_elsewhere(evidence: Evidence, meaning: Meaning | None) -> bool:
+    """Tell whether all recorded ops are cleared of an assert that the block met."""
+    if evidence.op.name is not None or evidence.fact("device.lost_before"):
+        return False
+    return evidence.fact("check.waits") == "yes" and (meaning is None or not meaning.is_compiled)
+
+
 def _without_op(
     evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
 ) -> tuple[Certainty, str]:
@@ -127,7 +158,7 @@ def _not_waited(evidence: Evidence) -> str:
         return ""
     previous = evidence.fact("op.previous")
     before = f" {previous} ran just before and may be the cause." if previous else ""
-    return f"Ops were not waited for, so an earlier one can be at fault.{before}"
+    return f"Ops were not waited for, so an earlier one can be at fault.{before} {_WAIT}"
 
 
 def _was_hurried(evidence: Evidence, meaning: Meaning | None) -> bool:
@@ -143,6 +174,18 @@ def _values(evidence: Evidence, argument: str) -> str:
     if fact is None or fact.summary.min is None:
         return ""
     return f"; {fact.expression or argument} holds {fact.summary.min} … {fact.summary.max}"
+
+
+def _copied(evidence: Evidence) -> str:
+    """Give the ranges that the host copies hold, where no word of the CPU's tells a value."""
+    if evidence.replay.outcome == "raised" or evidence.fact("op.waited_for"):
+        return ""
+    held = [
+        f"{item.argument} {item.summary.min} … {item.summary.max}"
+        for item in evidence.tensors
+        if item.argument and item.summary.min is not None
+    ]
+    return f"Before the call its arguments held: {', '.join(held)}." if held else ""
 
 
 def _of_text(line: AssertLine | None, meaning: Meaning) -> str:

@@ -75,7 +75,23 @@ def argument_facts(
         *callee_parameters(entries),
         *given_parameters(entries),
         *table_of_positions(entries),
+        *indexed_by_numbers(entries),
     )
+
+
+def indexed_by_numbers(entries: Entries) -> tuple[tuple[str, str], ...]:
+    """Tell that the running subscript is proven to hold whole numbers and slices only.
+
+    Not ``...`` and ``None`` either, beside which torch does not count dimensions right.
+    """
+    node = running_segment(place_of(entries[-1])) if entries else None
+    if not isinstance(node, ast.Subscript):
+        return ()
+    reader = evaluator_for(entries[-1].tb_frame)
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    values = [value_or(reader, item, item) for item in parts if not isinstance(item, ast.Slice)]
+    is_plain = all(isinstance(item, int) for item in values)
+    return (("indices.are", "numbers"),) if is_plain else ()
 
 
 def odd_argument(entries: Entries, arguments: Mapping[str, object]) -> tuple[tuple[str, str], ...]:

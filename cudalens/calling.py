@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from cudalens import _torch, eager, source
 from cudalens.facts import Phase
-from cudalens.files import torch_path
+from cudalens.files import cell_number, source_lines, torch_path
 
+_SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _OPS = "_ops.py"
 """Where torch keeps the wrappers through which an op is called from Python."""
 
@@ -162,3 +164,18 @@ def api_arguments(frames: Sequence[FrameType | TracebackType]) -> tuple[tuple[st
             variables = frame.f_locals
             return tuple((name, variables.get(name)) for name in code.co_varnames[:count])
     return ()
+
+
+def worker_line(message: str) -> str:
+    """Give the user's deepest line in the traceback that a worker sent along as text.
+
+    Empty where the message holds no such traceback, or nothing of the user's is on it.
+    """
+    _, is_sent, sent = message.partition("\nOriginal Traceback (most recent call last):")
+    places = [item for item in _SENT_LINE.findall(sent) if source.is_user_file(item[0])]
+    if not is_sent or not places:
+        return ""
+    file, number = places[-1][0], int(places[-1][1])
+    lines, cell = source_lines(file), cell_number(file)
+    where = f"In [{cell}] line {number}" if cell else f"{file}:{number}"
+    return f"{where}: {lines[number - 1].strip()}" if number <= len(lines) else where

@@ -84,6 +84,11 @@ def retold(error: BaseException, finding: Report) -> bool:
     return True
 
 
+def relayed(error: DeviceAssertError | NonFiniteError, findings: Iterable[Report]) -> Report | None:
+    """Find the finding whose words are in ``error``: torch raises what a replica raised anew."""
+    return next((item for item in findings if message(item) in str(error)), None)
+
+
 def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
     met: dict[int, BaseException] = {}
     following = getattr(error, link)
@@ -102,13 +107,15 @@ def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Repo
         return report
     entries = list(traceback_frames(error.__traceback__))
     site = collect.Limits().attempt("source", lambda: locate(entries, {}), source.CallSite())
+    is_relayed = str(error) != message(report)
     report = replace(
         report,
         source=site.source,
         frames=site.frames or report.frames,
         op=replace(report.op, api=report.op.api or site.api),
     )
-    error.args = (message(report), *error.args[1:])
+    if not is_relayed:
+        error.args = (message(report), *error.args[1:])
     error.report = report
     return report
 

@@ -21,7 +21,7 @@ MAX_TENSORS = 40
 _NEXT = (
     "Without a check CUDA reports an assert late, so the line shown may be an innocent one. "
     "Next step: restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the "
-    "cells again; the bad value is then found before its launch."
+    "cells again: the bad value is then found before its launch, or the op at fault is named."
 )
 
 

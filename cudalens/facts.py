@@ -113,7 +113,16 @@ class Argument:
     name: str
     tensors: tuple[TensorMeta, ...] = ()
     text: str | None = None
-    is_list: bool = False
+    places: tuple[int, ...] | None = None
+    """Where in a list each of the tensors stood: ``[None, rows]`` holds one at place 1."""
+
+    @property
+    def keyed(self) -> tuple[tuple[str, TensorMeta], ...]:
+        """The tensors by their own names: ``rows``, or ``boxes[1]`` for one of a list."""
+        if self.places is None:
+            return tuple((self.name, item) for item in self.tensors)
+        places = zip(self.places, self.tensors, strict=True)
+        return tuple((f"{self.name}[{place}]", item) for place, item in places)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens import source
+from cudalens import lostcontext, source
 from cudalens.collect import Limits, forward_place
 from cudalens.facts import (
-    Argument,
     OpName,
     ProvenanceStep,
     Replay,
@@ -25,6 +24,7 @@ from cudalens.facts import (
     TensorMeta,
     TensorSummary,
 )
+from cudalens.hosterrors import is_sticky
 from cudalens.model import Evidence
 from cudalens.parsing import parse_expression
 from cudalens.replay import replay
@@ -38,9 +38,15 @@ _LISTS = (ast.List, ast.Tuple, ast.Starred, ast.keyword)
 def with_failed_op(
     evidence: Evidence, recorder: Any, error: BaseException, limits: Limits
 ) -> Evidence:
-    """Add the op that raised ``error``, its arguments, its forward line and its replay."""
+    """Add the op that raised ``error``, its arguments, its forward line and its replay.
+
+    Where the device's context had ended before, that is the op that ended it, if it was one.
+    """
     evidence = replace(evidence, history=limits.attempt("history", recorder.history, ()))
     record = limits.attempt("failing op", lambda: recorder.in_flight(error), None)
+    if _is_lost(evidence) and recorder.is_over and recorder.fatal is not record:
+        record = recorder.fatal
+        evidence = evidence if record is None else _moved(evidence, record, limits)
     if record is None:
         return evidence
     forward, module_path = limits.attempt(
@@ -67,6 +73,26 @@ def with_failed_op(
     )
 
 
+def _is_lost(evidence: Evidence) -> bool:
+    return evidence.error is not None and lostcontext.is_lost(evidence.error)
+
+
+def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
+    """Leave the place where an error was met again for that of the op that had raised it first."""
+    place = limits.attempt("source", lambda: source.locate_entries(record.entries), None)
+    return replace(
+        evidence,
+        op=OpName(),
+        source=place,
+        call_text=None,
+        module_path=record.module_path,
+        module_type=None,
+        frames=limits.attempt("frames", lambda: source.frames_of(record.entries), ()),
+        tensors=(),
+        facts=(*evidence.facts, ("device.met_again", "yes")),
+    )
+
+
 def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact, ...]:
     """Put the op's own arguments first; a tensor of the line with the same metadata names one.
 
@@ -74,19 +100,22 @@ def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact
     """
     rest = list(evidence.tensors)
     passed = _passed(evidence.call_text)
+    given = [pair for item in record.arguments for pair in item.keyed]
     found = []
-    for key, meta in _metas(record.arguments):
-        alike = [item for item in rest if _is_alike(item, meta)]
-        fact = next((item for item in alike if _is_passed(item, passed)), None)
-        copy = record.host_copies.get(key)
-        if fact is not None and len(alike) == 1:
-            rest.remove(fact)
-            found.append(replace(fact, argument=key))
+    for key, meta in given:
+        alike = [item for item in rest if _is_alike(item, meta) and _is_passed(item, passed)]
+        # Of two alike that it was given, the line may spell only the other one.
+        is_only = len(alike) == 1 == sum(_is_alike(alike[0], other) for _, other in given)
+        if is_only:
+            rest.remove(alike[0])
+            found.append(replace(alike[0], argument=key))
         else:
             found.append(of_meta(key, meta))
+        copy = record.host_copies.get(key)
         if copy is not None and not isinstance(copy, (list, tuple)):
             found[-1] = replace(found[-1], summary=_summary(copy, limits))
-    return (*found, *rest)
+    # What has no name of the user's is an argument of the function that he called, not of the op.
+    return (*found, *(item for item in rest if item.expression is not None))
 
 
 def with_unread(
@@ -143,14 +172,6 @@ def _summary(copy: Tensor, limits: Limits) -> TensorSummary:
     return limits.attempt("values", lambda: summarise(copy), TensorSummary())
 
 
-def _metas(arguments: tuple[Argument, ...]) -> list[tuple[str, TensorMeta]]:
-    return [
-        (f"{item.name}[{position}]" if item.is_list else item.name, meta)
-        for item in arguments
-        for position, meta in enumerate(item.tensors)
-    ]
-
-
 def _is_alike(fact: TensorFact, meta: TensorMeta) -> bool:
     return (fact.shape, fact.dtype, fact.device, fact.stride) == (
         meta.shape,
@@ -164,37 +185,36 @@ def _replay(record: Any) -> Replay:
     """Run an extension's op again on the host copies; what was not copied becomes zeros."""
     if not record.host_copies:
         return Replay()  # torch's own ops raise on the host by themselves
+    if record.call is None:
+        return Replay(reason="the op was given something that cannot be kept for a second call")
     namespace, _, name = record.name.partition("::")
     op = getattr(getattr(getattr(torch.ops, namespace), name), record.overload or "default")
     zeros: list[str] = []
-    values = {item.name: _value(item, record.host_copies, zeros) for item in record.arguments}
+    values = {
+        name: _value(name, value, record.host_copies, zeros) for name, value in record.call.items()
+    }
     positional = [item.name for item in op._schema.arguments if not item.kwarg_only]
     result = replay(
         op,
         tuple(values[name] for name in positional if name in values),
         {name: value for name, value in values.items() if name not in positional},
     )
+    if result.outcome == "raised" and is_sticky(result.message or ""):
+        return Replay(reason="the op's CPU kernel asks for the GPU, which is gone")
     if zeros and result.outcome != "unavailable":
         return replace(result, reason=f"{', '.join(zeros)} replayed as zeros: not copied in time")
     return result
 
 
-def _value(argument: Argument, copies: dict[str, Tensor], zeros: list[str]) -> Any:
-    if argument.name in copies:
-        return copies[argument.name]
-    if argument.tensors:
-        zeros.append(argument.name)
-        # Named: the user's default device may be the one that is lost.
-        made = [
-            torch.zeros(meta.shape, dtype=getattr(torch, meta.dtype), device="cpu")
-            for meta in argument.tensors
-        ]
-        return made if argument.is_list else made[0]
-    text = argument.text or "None"
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+def _value(key: str, value: Any, copies: Mapping[str, Tensor], zeros: list[str]) -> Any:
+    """Give an argument of the host's: a copy, or zeros where a tensor was not copied."""
+    if isinstance(value, list):
+        return [_value(f"{key}[{n}]", item, copies, zeros) for n, item in enumerate(value)]
+    if not isinstance(value, TensorMeta) or key in copies:
+        return copies.get(key, value)
+    zeros.append(key)
+    # Named: the user's default device may be the one that is lost.
+    return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device="cpu")
 
 
 def with_modified(evidence: Evidence, recorder: Any, message: str) -> Evidence:
@@ -225,8 +245,4 @@ def _inplace_facts(found: Any) -> tuple[tuple[str, str], ...]:
 
 def place(step: ProvenanceStep) -> str:
     """Give a step's line as ``In [3] line 7: w += 1``."""
-    ref = step.source
-    if ref is None or ref.line is None:
-        return ""
-    where = f"In [{ref.cell}] line {ref.line}" if ref.cell else f"{ref.file}:{ref.line}"
-    return f"{where}: {ref.text}" if ref.text else where
+    return "" if step.source is None else step.source.spoken

@@ -13,7 +13,7 @@ from cudalens.guarding import PROCESS
 from cudalens.hosterrors import is_sticky
 from cudalens.model import ErrorFacts, Report
 
-__all__ = ["STICKY_CODES", "end", "is_lost", "probe", "reminder"]
+__all__ = ["STICKY_CODES", "end", "is_fatal", "is_lost", "probe", "reminder"]
 
 STICKY_CODES = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 """CUDA's error codes after which a process has to be started anew: memory and link faults, illegal
@@ -25,6 +25,11 @@ def is_lost(error: ErrorFacts) -> bool:
     if error.error_code is not None and error.error_code in STICKY_CODES:
         return True
     return is_sticky(error.message)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Tell whether the device cannot be used after an exception."""
+    return isinstance(error, Exception) and is_lost(error_facts(error))
 
 
 def probe(*, wait: bool = False) -> ErrorFacts | None:
@@ -68,7 +73,9 @@ def reminder(report: Report) -> str:
     place = where_text(report)
     what = "a device-side assert" if report.kind == "device_assert" else "a CUDA error"
     named = f" in {report.op.name}" if report.op.name else ""
-    at = f" at {place}" if place else ""
+    # Who reports an assert late is not to be taken for its cause.
+    told = " that was reported" if report.certainty == "unknown" else ""
+    at = f"{told} at {place}" if place else ""
     return f"the CUDA context is gone since {what}{named}{at}: restart the kernel to use the GPU"
 
 

@@ -22,6 +22,15 @@ class LineRef:
     cell: int | None = None
     file: str | None = None
 
+    @property
+    def spoken(self) -> str:
+        """The place and its text, ``In [3] line 7: w += 1``; empty when no line is known."""
+        if self.line is None:
+            return ""
+        where = f"In [{self.cell}] line" if self.cell else f"{self.file}:"
+        where += f" {self.line}" if self.cell else str(self.line)
+        return f"{where}: {self.text}" if self.text else where
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpan:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from cudalens import autograd, collect, environment, livememory, lostcontext, source
 from cudalens.callarguments import argument_facts, call_arguments, unread_arguments
-from cudalens.calling import locate, phase_of
+from cudalens.calling import locate, phase_of, worker_line
 from cudalens.collect import Limits
 from cudalens.diagnose import is_device_assert
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
 from cudalens.failedop import with_failed_op, with_modified, with_unread
+from cudalens.freedgraph import with_freed
 from cudalens.model import ErrorFacts, Evidence, Report
 from cudalens.origin import is_torch_error, visible_entries
 from cudalens.tensorfacts import tensor_facts, tensor_values
@@ -71,7 +72,7 @@ def evidence_of_error(
         module_type=site.module_type,
         frames=site.frames,
         tensors=tensors,
-        facts=(*named, *hidden, *before, *_memory(facts, entries, limits)),
+        facts=(*named, *hidden, *before, *_of_text(facts, entries, limits)),
         environment=environment.describe(),
         libraries=collect.libraries(),
     )
@@ -79,20 +80,22 @@ def evidence_of_error(
     evidence = _with_device_text(evidence, device_text, limits, is_expected=is_expected)
     if recorder is not None:
         evidence = _with_recorder(evidence, recorder, error, limits)
+        evidence = _with_freed(evidence, values, recorder, entries, limits)
         if values and not is_lost:
-            # The user called a function, not the op inside it: its names for the tensors stay.
-            unread = limits.attempt("arguments", lambda: unread_arguments(entries), {})
-            evidence = replace(evidence, tensors=with_unread(evidence, tensors, unread))
+            evidence = _with_names(evidence, tensors, entries, limits)
     graph = limits.attempt(
         "graph", lambda: _graph(site, values, evidence, recorder), evidence.graph
     )
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
 
 
-def _memory(
+def _of_text(
     facts: ErrorFacts, entries: Sequence[TracebackType], limits: Limits
 ) -> tuple[tuple[str, str], ...]:
-    """Name what fills the device, for an error that says that it is full."""
+    """Add what an error's text calls for: a worker's line, or what fills the device."""
+    sent = limits.attempt("worker", lambda: worker_line(facts.message), "")
+    if sent:
+        return (("worker.at", sent),)
     if not livememory.is_full(facts.message):
         return ()
     frames = [item.tb_frame for item in entries]
@@ -105,6 +108,30 @@ def _with_recorder(
     """Add the op that raised, and who changed a tensor that autograd had saved."""
     evidence = with_failed_op(evidence, recorder, error, limits)
     return limits.attempt("writer", lambda: with_modified(evidence, recorder, str(error)), evidence)
+
+
+def _with_names(
+    evidence: Evidence,
+    tensors: tuple[TensorFact, ...],
+    entries: Sequence[TracebackType],
+    limits: Limits,
+) -> Evidence:
+    """Keep the names of the called function: the user did not call the op inside it."""
+    unread = limits.attempt("arguments", lambda: unread_arguments(entries), {})
+    return replace(evidence, tensors=with_unread(evidence, tensors, unread))
+
+
+def _with_freed(
+    evidence: Evidence,
+    values: Mapping[str, Tensor],
+    recorder: Any,
+    entries: Sequence[TracebackType],
+    limits: Limits,
+) -> Evidence:
+    """Add which backward freed the graph that another one leads into."""
+    return limits.attempt(
+        "freed graph", lambda: with_freed(evidence, values, recorder, entries), evidence
+    )
 
 
 def _tensors(
@@ -122,6 +149,8 @@ def _graph(
     site: source.CallSite, arguments: Mapping[str, Tensor], evidence: Evidence, recorder: Any
 ) -> AutogradNeighbourhood:
     """Draw the graph behind the tensors on the failing line; no value is read."""
+    if evidence.fact("device.met_again"):
+        return evidence.graph  # these are the tensors of another line
     values = {item.expression: arguments[item.key] for item in site.names}
     for item in site.others:
         if isinstance(item.value, Tensor):

@@ -72,7 +72,7 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
         for item in schema_parameters(op)
     }
     found = _ask(op, arguments)
-    return None if found is None else _named(replace(evidence, violation=found), keys)
+    return None if found is None else _named(replace(evidence, violation=found), keys, given)
 
 
 def _overload(name: str, overload: str | None) -> Any:
@@ -112,15 +112,18 @@ def _value(
     if not given.tensors:
         return _plain(given.text)
     found: list[object] = []
-    for position, meta in enumerate(given.tensors):
-        name = f"{given.name}[{position}]" if given.is_list else given.name
-        key = _key_of(name, meta, values)
+    subscripts = _subscripts(given, values)
+    for name, meta in given.keyed:
+        key = subscripts.get(name) if subscripts else _key_of(name, meta, values)
         if key is None:
             found.append(_stand_in(meta))
         else:
             keys[key] = name
             found.append(values[key])
-    return found if given.is_list else found[0]
+    if given.places is None:
+        return found[0]
+    placed = dict(zip(given.places, found, strict=True))
+    return [placed.get(place) for place in range(max(placed) + 1)]
 
 
 def _stand_in(meta: TensorMeta) -> Tensor:
@@ -157,6 +160,19 @@ def _key_of(name: str, meta: TensorMeta, values: Mapping[str, Tensor]) -> str | 
     return alike[0] if len(alike) == 1 and "[" not in name else None
 
 
+def _subscripts(given: Argument, values: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name the tensors between the brackets for an op that indexes by tensors.
+
+    ``x[0, ..., i, j]`` reaches it without what is no tensor, at other places and in this order.
+    """
+    written = [key for key in values if key == "indices" or key.startswith("indices[")]
+    if given.name != "indices" or len(written) != len(given.tensors):
+        return {}
+    pairs = list(zip(written, given.keyed, strict=True))
+    is_same = all(_is_alike(_torch.meta_of(values[key]), meta) for key, (_, meta) in pairs)
+    return {name: key for key, (name, _) in pairs} if is_same else {}
+
+
 def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
     return (left.shape, left.dtype, left.device, left.stride, left.storage_offset) == (
         right.shape,
@@ -167,10 +183,17 @@ def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
     )
 
 
-def _named(evidence: Evidence, keys: Mapping[str, str]) -> Evidence:
-    """Let the tensors go by the names of the op's arguments, which the finding speaks of."""
-    tensors = tuple(
-        replace(fact, argument=keys.get(fact.argument or "", fact.argument))
-        for fact in evidence.tensors
-    )
+def _named(evidence: Evidence, keys: Mapping[str, str], given: Mapping[str, Argument]) -> Evidence:
+    """Let the tensors go by the names of the op's arguments, which the finding speaks of.
+
+    One of the same name that the op was not given keeps none: ``x`` of ``x[0, i]``, for ``self``.
+    """
+    taken = {name.partition("[")[0] for name in given}
+
+    def name_of(argument: str | None) -> str | None:
+        if argument in keys or argument is None:
+            return keys.get(argument or "")
+        return None if argument.partition("[")[0] in taken else argument
+
+    tensors = tuple(replace(fact, argument=name_of(fact.argument)) for fact in evidence.tensors)
     return replace(evidence, tensors=tensors)

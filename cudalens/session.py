@@ -14,7 +14,7 @@ from typing import Any
 
 from cudalens import collect, fallback, lostcontext, process, snapshots
 from cudalens.calling import hide_own_frames
-from cudalens.conclusion import completed, explained, is_answer, retold, saved
+from cudalens.conclusion import completed, explained, is_answer, relayed, retold, saved
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.guarding import PROCESS
 from cudalens.interrupts import Uninterrupted
@@ -70,6 +70,7 @@ class CheckSession:
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
+        self._told_before: Report | None = None
 
     @property
     def findings(self) -> tuple[Report, ...]:
@@ -88,6 +89,7 @@ class CheckSession:
         self._tally, self.report = Tally(), None
         self.is_reminder, self._thread = False, threading.get_ident()
         self.swallowed, self.fate = False, Fate()
+        self._told_before = lostcontext.end()
         self.troubles.clear()
         try:
             with Uninterrupted():
@@ -125,6 +127,7 @@ class CheckSession:
             watch=watch,
             # Naming modules takes a hook, and under any global hook compiled modules run eagerly.
             modules=self.force_eager,
+            is_fatal=lostcontext.is_fatal,
         )
         self.recorder = self._optional(stack, "recorder", make)
 
@@ -204,14 +207,16 @@ class CheckSession:
 
     def _conclude(self, error: BaseException | None, started: float) -> Report | None:
         own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
+        if own is not None and own.report is None:
+            own.report = relayed(own, self.findings)
         if own is not None and own.report is not None and not self._tally.has(own.report):
             self.found(own.report)  # it came to nobody, or to a session inside this one
         first = self.findings[0] if self.findings else None
         self.swallowed = first is not None and (own is None or own.report is not first)
         other = None
         if own is None or first is None:
-            other = self._explained(error if error is not None else self._late(), started)
-        self.is_reminder = first is None and other is not None and other is lostcontext.end()
+            other = self._explained(error, started) or self._explained(self._late(error), started)
+        self.is_reminder = first is None and other is not None and other is self._told_before
         shown = next(filter(None, (first, other, *self.warnings[:1])), None)
         if shown is None or self.is_reminder:
             return shown
@@ -258,10 +263,12 @@ class CheckSession:
         elif known is not None:
             error.__cudalens_report__ = self.report  # type: ignore[union-attr]
 
-    def _late(self) -> BaseException | None:
+    def _late(self, raised: BaseException | None) -> BaseException | None:
         """Wait for the device: a fault of this block must not be blamed on the next."""
-        if not self.sync or self.recorder is None:
+        if not self.sync or self.recorder is None or (raised is not None and self._was_lost):
             return None
+        if not isinstance(raised, Exception | None) and not self.recorder.is_over:
+            return None  # who interrupts does not want to wait; a device that is lost answers
         try:
             self.recorder.synchronize()
         except Exception as error:

@@ -18,6 +18,10 @@ Y = torch.tensor([0, 1, 2, 3])
 I2 = torch.zeros(4, 1, dtype=torch.int64)
 
 
+class Sub(torch.Tensor):
+    """Tensors whose calls come through torch's own ``__torch_function__``."""
+
+
 @pytest.mark.parametrize(
     ("text", "op", "api"),
     [
@@ -33,6 +37,8 @@ I2 = torch.zeros(4, 1, dtype=torch.int64)
         ("torch.ops.aten.gather(x, 1, i)", "gather", "torch.ops.aten.gather"),
         ("x[y]", "index", "torch.Tensor.__getitem__"),
         ("x.abs()[y]", "index", "torch.Tensor.__getitem__"),
+        ("x.as_subclass(Sub)[y]", "index", "torch.Tensor.__getitem__"),
+        ("x.as_subclass(Sub).gather(1, i)", "gather", "torch.Tensor.gather"),
         ("x[y] = 0.5", "index_put_", "torch.Tensor.__setitem__"),
         ("x[y] += 1", "index", "torch.Tensor.__getitem__"),
         ("x[y] += 1", "index_put_", "torch.Tensor.__setitem__"),
@@ -81,7 +87,7 @@ I2 = torch.zeros(4, 1, dtype=torch.int64)
     ],
 )
 def test_the_called_function_is_named_publicly(text: str, op: str, api: str) -> None:
-    assert site_of(text, op, x=X.clone(), y=Y, i=I2).api == api
+    assert site_of(text, op, x=X.clone(), y=Y, i=I2, Sub=Sub).api == api
 
 
 def test_an_optimizers_step_is_named_by_its_class() -> None:

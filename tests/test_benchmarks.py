@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import apart, pages, steps, tools
+from benchmarks import apart, memory, pages, steps, tools
 from benchmarks.children import measured_in_child
 from benchmarks.measure import ratio_of
 
@@ -78,9 +78,20 @@ def test_device_memory_is_the_same_with_the_check(
     run: tuple[Path, dict[str, Any], str],
 ) -> None:
     """The check holds no device memory: not at the peak, and not after any step."""
-    memory = run[1]["memory"]
-    assert memory["peak_device_ratio"] == 1
-    assert memory["device_is_same_after_each_step"]
+    found = run[1]["memory"]
+    assert found["peak_device_ratio"] == 1
+    assert found["device_is_same_after_each_step"]
+
+
+def test_a_child_has_a_peak_of_its_own() -> None:
+    """The peak of the process that started it is none of its own, as it is in ``ru_maxrss``."""
+    held = bytearray(b"x") * 300_000_000
+    code = "from benchmarks.memory import peak_resident; print(peak_resident())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert 1_000_000 < int(done.stdout) < len(held)
+    assert memory.peak_resident() > len(held)
 
 
 def test_a_ratio_is_a_median_with_its_range() -> None:

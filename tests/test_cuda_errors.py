@@ -36,6 +36,12 @@ OLD_OOM = (
     "already allocated; 15.44 MiB free; 9.70 GiB reserved in total by PyTorch) If reserved memory "
     "is >> allocated memory try setting max_split_size_mb to avoid fragmentation."
 )
+ASYNC_OOM = (
+    "Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+    "Currently allocated     : 13.00 GiB\nRequested               : 2.00 GiB\n"
+    "Device limit            : 14.75 GiB\nFree (according to CUDA): 1.00 GiB\n"
+    "PyTorch limit (set by user-supplied memory fraction)\n                        : 14.75 GiB"
+)
 
 # Text as torch gives it, the family that knows it, whether the context is still usable.
 TEXTS = {
@@ -254,6 +260,16 @@ def test_a_checked_cell_knows_whether_it_waited(
         ),
         (OLD_OOM, "the GPU has no room for 20.00 MiB: 15.44 MiB of 10.76 GiB is free"),
         ("CUDA out of memory.", "the GPU has no room"),
+        (
+            "CUDA out of memory. Tried to allocate more than 1EB memory.",
+            "the GPU has no room for more than 1EB",
+        ),
+        (ASYNC_OOM, "the GPU has no room for 2.00 GiB: 1.00 GiB of 14.75 GiB is free"),
+        (
+            "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
+            "per_process_memory_fraction limit. Requested size: 2.00 GiB",
+            "the process has no room for 2.00 GiB below its own limit",
+        ),
     ],
 )
 def test_what_was_asked_for_and_what_is_free(message: str, headline: str) -> None:
@@ -276,6 +292,63 @@ def test_fixes_come_in_the_order_of_their_effect(asked: str, reserved: str, firs
     report = report_of(OOM.format(asked=asked, free="1.00 GiB", reserved=reserved))
     assert f"the most effective first: {first}" in report.explanation
     assert f"another {reserved} is reserved and unused" in report.explanation
+
+
+def test_memory_of_cuda_graphs_does_not_hide_the_figures() -> None:
+    """Private pools stand between the two figures in the message."""
+    pools = "allocated by PyTorch, with 12.00 MiB allocated in private pools (e.g., CUDA Graphs), "
+    message = OOM.format(asked="2.00 GiB", free="1.00 GiB", reserved="2.00 GiB")
+    report = report_of(message.replace("allocated by PyTorch, ", pools))
+    assert "PyTorch's tensors take 5.56 GiB, another 2.00 GiB is reserved" in report.explanation
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_setting_has_the_name_that_the_release_reads(name: str) -> None:
+    """The message itself tells it."""
+    message = OOM.format(asked="2.00 GiB", free="1.00 GiB", reserved="2.00 GiB")
+    report = report_of(message.replace("PYTORCH_CUDA_ALLOC_CONF", name))
+    assert f"first: set {name}=expandable_segments:True" in report.explanation
+
+
+def test_more_than_any_gpu_has_is_a_matter_of_the_shape() -> None:
+    """No batch of a smaller size would fit; 2 GiB of a GPU of unknown size might."""
+    message = "CUDA out of memory. Tried to allocate {} memory."
+    assert "first: look at the shape" in report_of(message.format("more than 1EB")).explanation
+    assert "look at the shape" not in report_of(message.format("2.00 GiB.")).explanation
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (
+            "CUDA error: too many resources requested for launch",
+            "more blocks, threads or registers",
+        ),
+        ("CUDA error: invalid configuration argument", "sizes that the GPU does not take"),
+    ],
+)
+def test_a_refused_launch_says_no_more_than_cuda(message: str, what: str) -> None:
+    """An empty grid is an invalid configuration too, and not more than the GPU has."""
+    assert report_of(message + DSA).headline.startswith(f"a kernel was launched with {what}")
+
+
+def test_nccl_s_own_last_error_is_quoted() -> None:
+    """What NCCL met itself stands in its text; where it quotes nothing, nothing is added."""
+    said = "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error, NCCL version 2.27.5"
+    known = (
+        f"{said}\nncclUnhandledCudaError: Call failed.\nLast error:\nCuda failure 2 'out of memory'"
+    )
+    assert report_of(known).headline.endswith("reported an error: Cuda failure 2 'out of memory'")
+    assert report_of(said).headline.endswith("reported an error")
+
+
+@pytest.mark.parametrize(
+    ("call", "which"), [("torch.cuda.set_device(7)", "cuda:7"), ("x.to(name)", "the asked GPU")]
+)
+def test_the_number_of_a_gpu_is_that_on_the_line(call: str, which: str) -> None:
+    """Read off the call where it is written there."""
+    report = report_of("CUDA error: invalid device ordinal" + DSA, call_text=call)
+    assert report.headline == f"{which} does not exist for this process"
 
 
 CELL = """

@@ -189,3 +189,16 @@ def test_blocks_of_two_threads_may_overlap() -> None:
     assert frames._stance.stance == "force_eager"
     second.__exit__(None, None, None)
     assert frames._stance.stance == "default"
+
+
+def test_the_rehearsal_device_lets_the_compiler_load() -> None:
+    """It takes no function under two names; a module of layers is compiled as anywhere."""
+    said = python(
+        """
+        import cudalens
+        with cudalens.simulate(announce=False):
+            layer = torch.compile(torch.nn.Linear(3, 2).cuda(), backend=backend)
+            print(tuple(layer(torch.ones(4, 3, device="cuda")).shape), len(compiled))
+        """
+    )
+    assert said == ["(4,", "2)", "1"]

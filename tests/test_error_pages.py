@@ -37,6 +37,7 @@ MESSAGES = (
     "input_val >= zero && input_val <= one",
     "probability tensor contains either inf, nan or element < 0",
     "modified by an inplace operation",
+    "Trying to backward through the graph a second time",
     "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate",
 )
 

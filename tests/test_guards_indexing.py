@@ -12,7 +12,7 @@ from torch import nn
 
 import cudalens
 from cudalens.facts import Violation
-from cudalens.guards import GUARDS, full_name
+from cudalens.guards import GUARDS, full_name, rows
 from cudalens.guards._base import schema_parameters
 from cudalens.intercept import GuardedCall, Interceptor
 
@@ -335,6 +335,153 @@ def test_index_reduce_fills_first_without_include_self() -> None:
     assert "Indexing.cu:1030" in str(only(op, *negative, include_self=False).device_text)
 
 
+NARROW = {
+    "index_select": lambda i: (aten.index_select.default, zeros(4, 3), 1, i),
+    "embedding": lambda i: (aten.embedding.default, zeros(3, 2), i),
+    "index_add": lambda i: (aten.index_add_.default, zeros(2, 3), 1, i, ones(2, len(i))),
+    "index_reduce": lambda i: (
+        *(aten.index_reduce_.default, zeros(2, 3), 1, i, ones(2, len(i)), "amax"),
+    ),
+    "max_unpool2d": lambda i: (
+        *(aten.max_unpool2d.default, ones(1, 1, len(i)), i.view(1, 1, -1), [1, 3]),
+    ),
+    "fractional_max_pool2d": lambda i: (
+        *(aten.fractional_max_pool2d_backward.default, ones(1, 1, len(i)), zeros(1, 1, 3)),
+        *([1, 1], [1, len(i)], i.view(1, 1, -1)),
+    ),
+}
+"""Calls whose kernels compare 32 bits of an index, each with a size of 3."""
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_an_index_that_32_bits_make_a_good_one_asserts_nothing(name: str) -> None:
+    """The low 32 bits decide what asserts; all bits decide what is refused, as on the CPU."""
+    call = NARROW[name]
+    assert findings(*call(tensor([0, 2]))) == []
+    for value in (2**32, 2**32 + 2, -(2**32)):
+        (found,) = findings(*call(tensor([0, value])))
+        assert not found.is_silent and found.device_text is None
+        assert "low 32 bits" in found.explanation
+        assert [item.value for item in found.offenders.first] == [value]
+    for value in (2**32 + 3, 2**31, 3, -1):
+        (found,) = findings(*call(tensor([2**32, value])))
+        assert found.device_text is not None
+        assert found.offenders.count == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.gather.default, zeros(3), 0, tensor([2**32])),
+        (aten.index.Tensor, zeros(3), [tensor([2**32])]),
+        (aten.index_select.default, zeros(3), 0, torch.full((17,), 2**32)),
+        (aten.embedding.default, zeros(3, 2), torch.full((17,), 2**32)),
+        (aten.index_copy_.default, zeros(3), 0, tensor([2**32]), ones(1)),
+        (aten.max_unpool3d.default, ones(1, 1, 1, 1), tensor([[[[2**32]]]]), [1, 1, 3], [1], [0]),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_kernels_that_compare_all_bits_stop(call: tuple[Any, ...]) -> None:
+    """Other kernels, and the same ops with many indices, assert on an index of 33 bits."""
+    assert only(*call).device_text is not None
+
+
+def test_large_tensors_are_counted_in_64_bits() -> None:
+    """A table whose elements do not fit 32 bits is looked up by all bits of an index."""
+    wide = zeros(1, 1).expand(3, 2**30)
+    assert only(aten.index_select.default, wide, 0, tensor([2**32])).device_text
+    few = zeros(1, 1).expand(3, 2**29)
+    assert only(aten.index_select.default, few, 0, tensor([2**32])).device_text is None
+
+
+def test_rows_that_are_filled_first_are_compared_by_all_bits() -> None:
+    """Without include_self index_reduce_ fills the rows before, and that kernel asserts."""
+    call = (aten.index_reduce_.default, zeros(2, 3), 1, tensor([2**32]), ones(2, 1), "amax")
+    assert only(*call).device_text is None
+    found = only(*call, include_self=False)
+    assert "IndexKernel.cu:154" in str(found.device_text)
+
+
+@pytest.mark.parametrize(("release", "asserts"), [((2, 13), False), ((2, 14), True)])
+def test_rows_that_are_scattered_are_compared_by_all_bits(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], asserts: bool
+) -> None:
+    """Later releases add rows by scatter_add_, whose kernels cut nothing; columns as before."""
+    monkeypatch.setattr(rows, "_RELEASE", release)
+    op, index = aten.index_add_.default, tensor([2**32])
+    assert bool(only(op, zeros(3, 2), 0, index, ones(1, 2)).device_text) == asserts
+    assert only(op, zeros(2, 3), 1, index, ones(2, 1)).device_text is None
+
+
+@pytest.mark.parametrize(
+    ("reduce", "include_self", "wraps"),
+    [
+        ("sum", True, True),
+        ("mean", True, True),
+        ("amax", True, False),
+        ("prod", True, False),
+        ("sum", False, False),
+    ],
+)
+def test_deterministic_reductions_wrap_where_they_are_put(
+    reduce: str, include_self: bool, wraps: bool
+) -> None:
+    """Only sums and means are written by index_put_, and a fill before them knows no negatives."""
+    call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([-1]), ones(1), reduce)
+    with deterministic():
+        assert bool(findings(*call, include_self=include_self)) != wraps
+
+
+def test_the_text_of_a_scatter_is_that_of_the_kernel_that_runs() -> None:
+    """What is left out is filled first; deterministic algorithms sort, or put a single value."""
+    call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([3]), ones(1), "amax")
+    assert "ScatterGatherKernel.cu:203" in str(only(*call).device_text)
+    excluded = only(*call, include_self=False)
+    assert "ScatterGatherKernel.cu:449" in str(excluded.device_text)
+    with deterministic():
+        one = only(aten.scatter_.src, zeros(3), 0, tensor([3]), ones(1))
+        two = only(aten.scatter_.src, zeros(3), 0, tensor([3, 3]), ones(2))
+        added = only(aten.scatter_add_.default, zeros(3), 0, tensor([3]), ones(1))
+        copied = only(aten.index_copy_.default, zeros(3), 0, tensor([3]), ones(1))
+        both = only(aten.index_copy_.default, zeros(3), 0, tensor([3, 3]), ones(2))
+    for found, site in (
+        *((one, "IndexKernel.cu:111"), (two, "TensorCompare.cu:109")),
+        *((added, "TensorCompare.cu:109"), (copied, "IndexKernel.cu:111")),
+        (both, "TensorCompare.cu:109"),
+    ):
+        assert site in str(found.device_text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "indices", "fitting", "other"),
+    [
+        ((4,), [tensor([0, 9])], (2,), (3,)),
+        ((4, 3), [tensor([0, 9])], (2, 3), (3, 2)),
+        ((4, 3), [None, tensor([0, 9])], (4, 2), (2, 4)),
+        ((4, 3, 5), [tensor([0, 9]), None, tensor([1, 2])], (2, 3), (3, 2)),
+        ((5, 4, 3), [None, tensor([0, 9]), tensor([1, 2])], (5, 2), (2, 5)),
+        ((4, 3), [tensor([True, False, True, False]), tensor([0, 9])], (2,), (3,)),
+        ((2, 2, 3), [torch.eye(2).bool(), tensor([0, 9])], (2,), (2, 2)),
+        ((4, 3), [tensor([[0], [9]])], (1, 3), (1, 1, 1, 3)),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_first(
+    shape: tuple[int, ...], indices: list[Any], fitting: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """Torch looks at the shape of what is written before the launch, unless it accumulates."""
+    op = aten.index_put_.default
+    assert only(op, zeros(shape), indices, ones(fitting)).argument == "indices"
+    assert only(op, zeros(shape), indices, ones(())).argument == "indices"
+    assert findings(op, zeros(shape), indices, ones(other)) == []
+    assert only(op, zeros(shape), indices, ones(other), True).argument == "indices"
+    good = [
+        item if item is None or item.dtype == torch.bool else item.clamp(max=2) for item in indices
+    ]
+    op(zeros(shape), good, ones(fitting))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        op(zeros(shape), good, ones(other))
+
+
 @pytest.mark.parametrize("name", ["index_add_", "index_copy_", "scatter_add_", "scatter_"])
 def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
     """Deterministic algorithms write by index_put_: -size is valid there, and only there."""
@@ -355,6 +502,17 @@ def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
         (aten.scatter_.src, zeros(3), 0, tensor([9, 9]), ones(1)),
         (aten.scatter_.src, zeros(3), 0, tensor([9]), ones(1).double()),
         (aten.index_select.default, zeros(3), 0, tensor([[9]])),
+        (aten.index_select.default, zeros(()), 0, tensor([0, 9])),
+        (aten.take_along_dim.default, zeros(3), tensor([9]).int(), 0),
+        (aten.take_along_dim.default, zeros(3), tensor([[9]]), 0),
+        (aten.take_along_dim.default, zeros(3, 2), tensor([[9, 9, 9]]), 0),
+        (aten.take_along_dim.default, zeros(3, 2), tensor([[9, 9]]), 2),
+        (aten.nll_loss_forward.default, zeros(2, 3), tensor([0, 9]), ones(3).double(), 1, -100),
+        (aten.nll_loss_forward.default, zeros(2), tensor([0, 9]), None, 1, -100),
+        (
+            *(aten.nll_loss_backward.default, ones(()), zeros(3), tensor([9]), None, 1, -100),
+            ones(()),
+        ),
         (aten.index_add_.default, zeros(3), 0, tensor([9, 9]), ones(1)),
         (aten.index_add_.default, zeros(3, 2), 0, tensor([9]), ones(1, 3)),
         (aten.index_copy_.default, zeros(3), 0, tensor([9]).int(), ones(1)),
@@ -373,7 +531,7 @@ def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
 def test_host_errors_are_left_to_torch(call: tuple[Any, ...]) -> None:
     """Arguments that torch refuses by shape or dtype are not ours, whatever their values."""
     assert findings(*call) == []
-    with pytest.raises((RuntimeError, IndexError)):
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
         call[0](*call[1:])
 
 

@@ -34,11 +34,12 @@ def test_multi_margin_targets(guards: Collector) -> None:
         assert positions(found) == [(1,)]
 
 
-def test_multi_margin_target_of_33_bits_is_silent(guards: Collector) -> None:
-    """A label that the kernel cuts to a class asserts nothing: a silent finding."""
+def test_multi_margin_target_of_33_bits_is_refused_as_on_the_cpu(guards: Collector) -> None:
+    """A label that the kernel cuts to a class asserts nothing on CUDA; no text is quoted."""
     found = guards.look(lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([0, 2**32 + 1])))
     assert found is not None
-    assert found.is_silent and found.device_text is None
+    assert not found.is_silent and found.device_text is None
+    assert "low 32 bits" in found.explanation
     assert found.offenders.first[0].value == 2**32 + 1
 
 

@@ -64,6 +64,29 @@ def test_own_guard_acts(op: Any) -> None:
     assert torch.equal(op(table, tensor([3])), table)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_own_guard_of_an_op_that_decomposes(op: Any, recorded: bool) -> None:
+    """An op without a kernel of its own is looked at as well, and keeps its gradient."""
+    library = torch.library.Library("guardtest", "FRAGMENT")
+    try:
+        library.define("rows(Tensor table, Tensor rows) -> Tensor")
+        library.impl("rows", lambda table, rows: table[rows] * 2, "CompositeImplicitAutograd")
+        own = torch.ops.guardtest.rows
+        assert register("guardtest::rows", rows_in_table) == (own.default,)
+        table = torch.zeros(3, requires_grad=recorded)
+        with guarded() as collector:
+            taken = own(table, tensor([2]))
+            assert taken.requires_grad == recorded
+            if recorded:
+                taken.sum().backward()
+                assert table.grad is not None and table.grad.tolist() == [0, 0, 2]
+            found = collector.look(lambda: own(table, tensor([3])))
+            assert found is not None and found.headline == "{argument} reaches 3"
+            assert [name for name, _ in collector.found] == ["guardtest::rows"]
+    finally:
+        library._destroy()
+
+
 def test_own_guard_of_one_overload(op: Any) -> None:
     """An overload, given as the object or by its name, is guarded alone."""
     assert register(op.wide, rows_in_table) == (op.wide,)

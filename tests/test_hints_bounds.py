@@ -83,8 +83,10 @@ def test_both_remedies_for_an_offset_carry_it() -> None:
 @pytest.mark.parametrize(
     ("line", "text", "fix"),
     [
-        ("x.reciprocal()", "the divisor is 0 there", "x + eps"),
-        ("1 / x", "the divisor is 0 there", "x + eps"),
+        ("x.reciprocal()", "the divisor is 0 there", "(x + 1e-6).reciprocal()"),
+        ("1 / x", "the divisor is 0 there", "1 / (x + 1e-6)"),
+        ("torch.div(x, x)", "the divisor is 0 there", None),
+        ("x.exp() / x.min()", "the divisor is 0 there", "x.exp() / (x.min() + 1e-6)"),
         ("(x - 1).log1p()", "the smallest input is -1: the logarithm needs more than -1", None),
         ("(x - 1).log1p()", "clamp", None),
         ("x.log()", "the smallest input is 0: the logarithm needs more than 0", None),
@@ -100,6 +102,45 @@ def test_a_value_out_of_range_is_named_with_its_bound(
     (found,) = report.hints
     assert text in f"{found.text} {found.fix}"
     assert fix is None or found.fix == fix
+
+
+@pytest.mark.parametrize("line", ["1 / x", "x.reciprocal()", "x.exp() / x.min()", "x / (x * 2)"])
+def test_a_division_off_zero_runs_as_it_is_written(sim: Simulation, line: str) -> None:
+    """The fix pasted in the place of the division ends without a report."""
+    start = "x = torch.tensor([0.0, 2.0], device=d)\nz = "
+    (found,) = of_cell(start + line, nan=True).hints
+    names = {"torch": torch, "d": torch.device("cuda")}
+    assert run_cell(f"{start}{found.fix}", names, nan=True).report is None
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("h * h", "h.float() * h"),
+        ("torch.square(h)", "torch.square(h.float())"),
+        ("h @ h", None),
+    ],
+)
+def test_what_half_precision_cannot_hold_is_computed_in_float32(
+    sim: Simulation, line: str, fix: str | None
+) -> None:
+    """The fix runs when it is pasted; a product of two tensors of one dtype has none."""
+    start = "h = torch.full((2,), 260.0, device=d, dtype=torch.float16)\nz = "
+    (found,) = of_cell(start + line, nan=True).hints
+    assert "at most 65504" in found.text
+    assert found.fix == fix
+    if fix is not None:
+        names = {"torch": torch, "d": torch.device("cuda")}
+        assert run_cell(start + fix, names, nan=True).report is None
+
+
+def test_half_precision_is_kept_off_zero_by_more(sim: Simulation) -> None:
+    """A millionth would make every quotient above 0.06 infinite."""
+    start = "h = torch.full((2,), 3.0, device=d, dtype=torch.float16)\nz = "
+    found = of_cell(f"{start}h / (h - h).min()", nan=True).hints[0]
+    assert found.fix == "h / ((h - h).min() + 1e-3)"
+    names = {"torch": torch, "d": torch.device("cuda")}
+    assert run_cell(start + found.fix, names, nan=True).report is None
 
 
 @pytest.mark.parametrize("line", ["(x - 0.999).log1p()", "(x - 1).exp()", "x.clamp(min=0).sqrt()"])

@@ -250,6 +250,19 @@ def test_positions_of_roberta_start_behind_the_padding(tokens: int, rule: str) -
     assert "14" in hint.text
 
 
+@pytest.mark.parametrize("tokens", [17, 18])
+def test_the_rows_that_bart_adds_are_none_of_its_config(tokens: int) -> None:
+    """BART's table has two rows more than its config says, so 16 tokens fit, also beside 18."""
+    bart = model_of(
+        "Bart", d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8,
+        encoder_attention_heads=1, decoder_attention_heads=1,
+    )  # fmt: skip
+    hint = hint_of("out = net(ids)", net=bart, ids=cuda([[5] * tokens]))
+    assert hint.rule == "positions_beyond_table"
+    assert f"{tokens} positions, the table 16" in hint.text
+    assert hint.fix == "tokenizer(text, truncation=True, max_length=16)"
+
+
 @pytest.mark.parametrize(
     ("box", "rule", "cure"),
     [

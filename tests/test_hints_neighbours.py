@@ -418,7 +418,7 @@ def length(values: list[int], name: str, op: str) -> Evidence:
     [
         ("t5(input_ids=i, labels=y)", "y", "decoder.embed_tokens", "(y == -1, -100)"),
         ("t5(**batch)", 'batch["labels"]', "decoder.embed_tokens", '["labels"] == -1, -100)'),
-        ("t5(i, decoder_input_ids=y)", "y", "decoder.embed_tokens", "tokenizer.pad_token_id"),
+        ("t5(i, decoder_input_ids=y)", "y", "decoder.embed_tokens", "t5.config.pad_token_id"),
         ("t5(input_ids=y, labels=y)", "y", "encoder.embed_tokens", "tokenizer.pad_token_id"),
         ("t5(y, decoder_input_ids=y, labels=y)", "y", "decoder.embed_tokens", "pad_token_id"),
     ],

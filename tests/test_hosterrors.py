@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import textwrap
 from dataclasses import dataclass
 
 import pytest
@@ -1116,6 +1118,27 @@ def test_a_worker_process_is_named(sim: simulate.Simulation) -> None:
     assert report.explanation.startswith("Raised in DataLoader worker process 0.")
 
 
+def test_the_users_line_in_a_worker_is_told(sim: simulate.Simulation) -> None:
+    """The worker's traceback came along as text; the loader's own line says little."""
+    code = """
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, at):
+            return torch.ones(3)[at + 3]
+
+    next(iter(DataLoader(Data(), num_workers=1)))
+    """
+    report = run_cell(textwrap.dedent(SETUP) + textwrap.dedent(code)).shown
+    assert report.source is not None and report.source.text.startswith("next(iter(")
+    assert re.match(
+        r"Raised in DataLoader worker process 0, at In \[\d+\] line \d+: "
+        r"return torch\.ones\(3\)\[at \+ 3\]\. ",
+        report.explanation,
+    )
+
+
 def test_a_gradient_of_a_custom_function(sim: simulate.Simulation) -> None:
     """The function, the input and both shapes; torch itself sums what was only broadcast."""
     code = """
@@ -1434,8 +1457,26 @@ def test_a_loss_under_no_grad_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (("out = net(x).detach()", "loss = out.pow(2).mean()"), "Line 1 detached out: detach()"),
+        (("p = net(x).argmax(1)", "q = p.float()", "loss = q.mean()"), "Line 1 detached p: argmax"),
+        (("with torch.no_grad():", "    out = net(x)", "loss = F.relu(out)"), "Line 2 ran under"),
+    ],
+)
+def test_what_the_loss_is_made_of_is_followed(lines: tuple[str, ...], why: str) -> None:
+    """The one variable that the loss reads was cut off further up."""
+    report = diagnose(detached(*lines, "loss.backward()"))
+    assert why in report.explanation
+    assert len(report.hints) == 1
+
+
+@pytest.mark.parametrize(
     "lines",
     [
+        ("goal = y.detach()", "loss = f(net(x), goal)", "loss.backward()"),
+        ("out = net(x).detach()", "out = net(x)", "loss = out.mean()", "loss.backward()"),
+        ("out = net(x).detach()", "loss = f(x.out)", "loss.backward()"),
         ("loss = f(x)", "loss.backward()"),
         ("shown = loss.item()", "loss.backward()"),
         ("with torch.no_grad():", "    n = f(x)", "loss = f(x)", "loss.backward()"),
@@ -1445,7 +1486,7 @@ def test_a_loss_under_no_grad_is_named() -> None:
 def test_no_detaching_line_is_invented(lines: tuple[str, ...]) -> None:
     """A line that did not make the loss, or did it right, is not blamed."""
     evidence = detached(*lines)
-    assert "detached it" not in diagnose(evidence).explanation
+    assert " detached " not in diagnose(evidence).explanation
     assert "no graph is made" not in diagnose(evidence).explanation
     assert find_hints(evidence) == ()
 

@@ -456,3 +456,14 @@ def test_the_operand_of_one_side_is_not_that_of_the_other(sim: simulate.Simulati
     report = cell(f"{OPERANDS}made(a) @ a", fast=False).shown
     assert (report.argument, report.expression) == ("other", "a")
     assert report.headline.startswith("the left matrix has 3 columns and a has 2 rows")
+
+
+def test_what_a_model_views_is_copied_before_the_call(sim: simulate.Simulation) -> None:
+    """A slice of a batch does not lie in order; the view is no line of the user's to change."""
+    pytest.importorskip("transformers")
+    code = MODELS + "head = tr.BertForTokenClassification(bert.config).cuda()\n"
+    code += "y = torch.ones(2, 5, device='cuda').long()[:, :-1]\n"
+    outcome = cell(code + "head(input_ids=ids(4), labels=y)")
+    (fix,) = outcome.fixes
+    assert fix == "head(input_ids=ids(4), labels=y.contiguous())"
+    assert cell(code + fix).report is None

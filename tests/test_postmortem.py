@@ -14,6 +14,7 @@ from torch import Tensor
 import cudalens
 from cudalens import simulate
 from cudalens.guarding import PROCESS
+from cudalens.recorder.hostcopies import without_tensors
 from cudalens.simulate import AssertHit
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -27,26 +28,43 @@ OPS = "cudalens_postmortem"
 SETUP = f"import torch\nops = torch.ops.{OPS}\n"
 
 
+ASSERTING = ("lookup", "with_others", "clamped", "home", "home_first")
+
+
 @pytest.fixture
 def extension() -> Iterator[Any]:
     """A test extension without guards: ``lookup`` asserts on the device for a row too many."""
     library = torch.library.Library(OPS, "DEF")
     library.define("lookup(Tensor table, Tensor rows, float scale=1.0) -> Tensor")
     library.impl("lookup", lambda table, rows, scale=1.0: table[rows] * scale, "CPU")
+    library.define(
+        "with_others(Tensor[] tables, Tensor rows, Tensor?[] more, *, ScalarType dtype, "
+        "float scale, str mode, int[] sizes, Device where) -> Tensor"
+    )
+    library.impl("with_others", lambda tables, rows, more, **rest: tables[1][rows], "CPU")
+    library.define("clamped(Tensor table, Tensor rows) -> Tensor")
+    library.impl("clamped", lambda table, rows: table[rows.clamp(max=3)], "CPU")
+    library.define("home(Tensor table, Tensor rows) -> Tensor")
+    library.impl("home", lambda table, rows: table[rows] + torch.ones(2).cuda().cpu(), "CPU")
+    library.define("home_first(Tensor table, Tensor rows) -> Tensor")
+    library.impl("home_first", lambda table, rows: torch.ones(2).cuda().cpu() + table[rows], "CPU")
     library.define("device_only(Tensor table, Tensor rows) -> Tensor")
     library.impl("device_only", device_only, "CUDA")
     told = SimpleNamespace(text=TEXT.format(block=0, thread=1, said=OWN))
 
     def rule(arguments: Any) -> AssertHit | None:
-        table, rows = arguments["table"], arguments["rows"]
+        table, rows = arguments.get("table"), arguments["rows"]
+        table = arguments["tables"][1] if table is None else table
         if int(rows.max()) < table.shape[0]:
             return None
         safe = {"rows": rows.clamp(max=table.shape[0] - 1)}
         return AssertHit(text=told.text, repaired=safe, record="extension")
 
-    simulate.register_assert(f"{OPS}::lookup", rule)
+    for name in ASSERTING:
+        simulate.register_assert(f"{OPS}::{name}", rule)
     yield told
-    simulate.unregister_assert(f"{OPS}::lookup")
+    for name in ASSERTING:
+        simulate.unregister_assert(f"{OPS}::{name}")
     library._destroy()
 
 
@@ -130,6 +148,18 @@ def test_without_a_cpu_kernel_nothing_is_proven(extension: Any) -> None:
     assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
 
 
+def test_a_replay_that_needs_the_lost_device_proves_nothing(extension: Any) -> None:
+    """It meets the old error again, and says nothing of the arguments."""
+    report = cell(LOOKUP.replace("lookup", "home").replace("0, 9, 2", "0, 1, 4")).shown
+    assert (report.replay.outcome, report.certainty) == ("raised", "proven")
+    simulation = simulate.current()
+    assert simulation is not None
+    simulation.reset()
+    report = cell(LOOKUP.replace("lookup", "home_first")).shown
+    assert report.certainty == "likely"
+    assert report.replay.reason == "the op's CPU kernel asks for the GPU, which is gone"
+
+
 def test_what_was_too_large_to_copy_is_no_proof(extension: Any) -> None:
     """Zeros stand in for a table beyond the byte budget: the CPU's word is only likely."""
     report = cell(LOOKUP.replace("arange(8.0,", "arange(4.0 * 2**18,").replace("(4, 2)", "(4, -1)"))
@@ -137,6 +167,143 @@ def test_what_was_too_large_to_copy_is_no_proof(extension: Any) -> None:
     assert shown.certainty == "likely"
     assert shown.replay.reason == "table replayed as zeros: not copied in time"
     assert {item.argument: item.summary.max for item in shown.tensors} == {"rows": 9, "table": None}
+
+
+OTHERS = """\
+small, weights = torch.ones(2, 2, device="cuda"), torch.ones(4, 3, device="cuda")
+picked = torch.tensor([0, 9], device="cuda")
+out = ops.with_others([small, weights], picked, [None, picked[:1]], dtype=torch.float16,
+    scale=float("inf"), mode="1", sizes=list(range(100)), where=torch.device("cuda:0"))
+"""
+
+
+def test_every_kind_of_argument_is_replayed_as_it_was(extension: Any) -> None:
+    """Lists of tensors, dtypes, devices, infinities, long lists, texts that look like numbers."""
+    report = cell(OTHERS).shown
+    assert report.certainty == "proven"
+    assert report.replay.message == "index 9 is out of bounds for dimension 0 with size 4"
+    facts = {item.argument: item for item in report.tensors}
+    assert (facts["tables[1]"].expression, facts["tables[1]"].summary.max) == ("weights", 1.0)
+    assert facts["more[1]"].shape == (1,) and "more[0]" not in facts
+
+
+def test_what_cannot_be_kept_is_not_replayed() -> None:
+    """A generator has a state that the call has changed: nothing can be called as it was."""
+    kept = without_tensors({"x": torch.ones(2), "sizes": (1, 2), "mode": "1"})
+    assert kept is not None and kept["x"].shape == (2,) and kept["sizes"] == [1, 2]
+    assert without_tensors({"x": torch.ones(2), "generator": torch.Generator()}) is None
+
+
+def test_values_are_told_where_the_cpu_accepts_them(extension: Any) -> None:
+    """A CPU kernel that checks nothing tells no value: the ranges of the copies do."""
+    said = "Before the call its arguments held: table 0.0 … 7.0, rows 0 … 9."
+    assert said in cell(LOOKUP.replace("lookup", "clamped")).shown.explanation
+
+
+def test_ranges_are_not_repeated_where_the_cpu_names_the_value(extension: Any) -> None:
+    """Its own words say more."""
+    assert "Before the call" not in cell(LOOKUP).shown.explanation
+
+
+ALIKE = """\
+weights = torch.ones(4, 3, device="cuda")
+picked = torch.tensor([0, 9], device="cuda")
+ops.with_others([{first}, weights], picked, [], dtype=torch.half, scale=1.0, mode="", sizes=[],
+    where=torch.device("cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "named"), [("torch.ones(4, 3).cuda()", None), ("torch.ones(4, 2).cuda()", "weights")]
+)
+def test_of_two_arguments_alike_none_is_named(
+    extension: Any, first: str, named: str | None
+) -> None:
+    """The line spells a tensor that only metadata leads to: it must lead to one argument."""
+    report = cell(ALIKE.format(first=first)).shown
+    facts = {item.argument: item.expression for item in report.tensors}
+    assert (facts["tables[0]"], facts["tables[1]"]) == (None, named)
+
+
+# --- an error that does not leave the cell --------------------------------------------------------
+
+HANDLED = {
+    "swallowed": "except RuntimeError:\n    pass",
+    "replaced by another": "finally:\n    torch.ones(3, device='cuda')",
+    "put in the user's words": "except RuntimeError as e:\n    raise ValueError('mine') from e",
+}
+
+
+def handled(how: str) -> str:
+    """Give a cell whose op raises, and that deals with it."""
+    return LOOKUP.replace("out = ", "try:\n    out = ").replace("later = out + 1", HANDLED[how])
+
+
+@pytest.mark.parametrize("how", sorted(HANDLED))
+def test_the_op_is_named_though_its_error_stayed_inside(extension: Any, how: str) -> None:
+    """What ended the device is shown, whatever became of its exception."""
+    outcome = cell(handled(how))
+    report = outcome.shown
+    assert (report.op.name, report.certainty) == (f"{OPS}::lookup", "proven")
+    assert report.source is not None
+    assert report.source.text == "out = ops.lookup(weights, picked)"
+    assert "did not leave the block" in report.explanation
+    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
+    assert isinstance(outcome.error, ValueError) is (how == "put in the user's words")
+    notes = getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])
+    assert f"a device-side assert in {OPS}::lookup at" in notes[0]
+
+
+@pytest.mark.parametrize("how", sorted(HANDLED))
+def test_a_handled_call_at_the_bound_is_no_failure(extension: Any, how: str) -> None:
+    """Nothing is lost: no report."""
+    assert cell(handled(how).replace("9", "3")).report is None
+
+
+@pytest.mark.parametrize("row", [9, 3])
+def test_an_interrupted_cell_tells_what_it_had_lost(extension: Any, row: int) -> None:
+    """Nobody waits for the device then; what is known by now is told to this cell and the next."""
+    code = handled("swallowed").replace("9", str(row)) + "raise KeyboardInterrupt\n"
+    session = cudalens.check()
+    with pytest.raises(KeyboardInterrupt), session:
+        exec(SETUP + code, {})
+    assert (session.report is not None) is (row == 9)
+    assert session.report is None or session.report.op.name == f"{OPS}::lookup"
+
+
+def test_a_later_op_is_not_blamed_for_what_ran_past_the_ops(sim: simulate.Simulation) -> None:
+    """A launch without an op was met, and handled: the op that meets it again did nothing."""
+    code = f"""
+    import torch
+    from cudalens import simulate
+    x = torch.ones(3, device="cuda")
+    simulate.current().device_assert("mine", {TEXT.format(block=0, thread=0, said=OWN)!r})
+    try:
+        x + 1
+    except RuntimeError:
+        torch.ones(3, device="cuda")
+    """
+    report = run_cell(code, fast=False).shown
+    assert (report.op.name, report.certainty) == (None, "unknown")
+    assert "launched past torch's ops" in report.explanation
+
+
+def test_a_session_inside_another_leaves_the_report_to_be_shown(extension: Any) -> None:
+    """The outer block shows it; only a block that began after the loss points back."""
+    with pytest.raises(RuntimeError), cudalens.check() as outer, cudalens.check():
+        exec(SETUP + LOOKUP, {})
+    assert outer.report is not None and not outer.is_reminder
+    with pytest.raises(RuntimeError), cudalens.check() as later:
+        torch.ones(3, device="cuda")
+    assert later.is_reminder
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_place_that_only_reported_is_not_called_the_cause(extension: Any, is_known: bool) -> None:
+    """The line of a later cell says so of a fault that was met, not found."""
+    cell(LOOKUP + "out.sum().item()", sync=is_known)
+    notes = getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])
+    assert ("that was reported at In [" in notes[0]) is not is_known
 
 
 HOOK = """\
@@ -168,6 +335,8 @@ def test_without_waiting_the_op_is_not_blamed_for_certain(extension: Any) -> Non
     assert (report.kind, report.certainty) == ("device_assert", "unknown")
     assert report.context_usable is False
     assert "an earlier one can be at fault" in report.explanation
+    assert "run the cell without --no-sync" in report.explanation
+    assert f"not of torch, and called before: {OPS}::lookup." in report.explanation
 
 
 def test_without_waiting_an_extension_s_op_just_before_is_named(extension: Any) -> None:
@@ -215,6 +384,7 @@ def test_a_failure_in_a_user_s_thread_has_the_thread_s_line(extension: Any) -> N
     assert (report.kind, report.context_usable) == ("device_assert", False)
     assert report.op.name is None and report.certainty == "unknown"
     assert f"`{OWN}`" in report.headline
+    assert "another thread did" in report.explanation
 
 
 # --- the device is left alone ---------------------------------------------------------------------

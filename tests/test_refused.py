@@ -103,3 +103,41 @@ def test_alike_tensors_are_not_confused() -> None:
     space = {**NAMES, "good": tensor([0.5, 0.5]), "bad": tensor([0.5, 2.0])}
     found = run_cell("F.binary_cross_entropy(bad, good)", space, fast=False).shown
     assert found.argument == "self" and found.expression == "bad"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("scores[:, ids]", "ids[1] = 9 is outside dimension 1 (size 2) of scores"),
+        ("wide[..., ids] = 1.0", "ids[1] = 9 is outside dimension 2 (size 5) of wide"),
+        ("wide[1, :, ids]", "ids[1] = 9 is outside dimension 1 (size 5) of self"),
+        ("wide[first, None, ids]", "ids[1] = 9 is outside dimension 2 (size 4) of self"),
+        ("wide[1, first, ids]", "ids[1] = 9 is outside dimension 1 (size 5) of self"),
+    ],
+)
+def test_an_index_keeps_its_place_between_the_brackets(line: str, said: str) -> None:
+    """The dimension is that of the tensor the op was given; the CPU counts indexed ones only."""
+    space = dict(NAMES, first=tensor([0, 1]))
+    exec(SETUP + "wide = torch.zeros(2, 4, 5)", space)
+    assert run_cell(line, space, fast=False).shown.to_text().startswith(f"✗ {said}")
+    assert run_cell(line.replace("ids", "ids % 2"), space, fast=False).report is None
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("line", "dimension"),
+    [
+        ("wide[:, :, [0, 9]]", "a dimension of size 5"),
+        ("wide[..., number]", "a dimension of size 5"),
+        ("wide[:, :, number]", "dimension 2 with size 5"),
+        ("wide[1, 9]", "dimension 1 with size 4"),
+    ],
+)
+def test_a_dimension_is_numbered_only_where_torch_counts_right(
+    line: str, dimension: str, fast: bool
+) -> None:
+    """Lists, and ``...`` before a number, make torch name another dimension than the one meant."""
+    space = dict(NAMES, number=9)
+    exec("wide = torch.zeros(2, 4, 5)", space)
+    headline = run_cell(line, space, fast=fast).shown.headline
+    assert headline.startswith(f"index 9 is out of bounds for {dimension}:")

@@ -26,7 +26,7 @@ from cudalens.model import (
 )
 from cudalens.render.edges import Labels, Line
 from cudalens.render.figures import graph_rows, graph_svg, histogram_svg, value_map_svg
-from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, fold
+from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, Box, fold
 from cudalens.render.html import style_sheet
 from cudalens.render.layout import GAP_X, place
 from cudalens.render.palette import LIGHT
@@ -445,3 +445,17 @@ def test_colours_are_attributes_and_classes() -> None:
     svg = graph_svg(small_graph()) + value_map_svg(make_report())
     for fill in re.findall(r"<(?:rect|polygon|text)[^>]*>", svg):
         assert re.search(r'fill="#[0-9a-f]{6}"', fill), fill
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        (("mul", "view", "add"), "mul → … → add"),
+        (("NativeDropoutBackward0", "t", "view"), "NativeDrop… → … → view"),
+        (("native_layer_norm_backward", "scaled_dot_product"), "native_layer… → scaled_dot_p…"),
+    ],
+)
+def test_both_ends_of_a_folded_chain_are_read(names: tuple[str, ...], title: str) -> None:
+    """A long name is shortened; it does not push the other end out."""
+    members = tuple(node(f"n{at}", op=f"aten::{name}") for at, name in enumerate(names))
+    assert Box(key="n0", role="upstream", members=members).title == title

@@ -544,7 +544,10 @@ def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
     assert error.__cudalens_report__ is session.report
     (line,) = error.__notes__
     assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of weight")
-    assert "IndexError was raised while it was being handled; a guard fired once." in session.report.explanation
+    assert (
+        "IndexError was raised while it was being handled; a guard fired once."
+        in session.report.explanation
+    )
     assert "more in this cell" not in session.report.explanation
 
 

@@ -899,6 +899,11 @@ REPAIRS = [
         values={"indices": ints(1).view(1, 1, 1)},
     ),
     SilentCase(
+        ops="fractional_max_pool2d_backward",
+        given={**FRACTIONAL, "indices": torch.full((1, 1, 2, 2), 2**32 + 1)},
+        values={"indices": torch.full((1, 1, 2, 2), 1)},
+    ),
+    SilentCase(
         ops="multi_margin_loss",
         given={"self": rows(1, 4), "target": ints(2**32 + 1)},
         values={"target": ints(1)},
@@ -1142,6 +1147,15 @@ def test_empty_and_exempt_calls_pass(name: str, given: dict[str, Any]) -> None:
         ("aten::index.Tensor", {"self": rows(), "indices": [torch.ones(4).bool(), ints(9)]}),
         ("aten::index.Tensor", {"self": rows(0), "indices": [ints(9)]}),
         ("aten::index_select", {"self": rows(), "dim": 2, "index": ints(9)}),
+        (
+            "aten::index_copy",
+            {"self": rows(0), "dim": 0, "index": ints(2), "source": rows(1)},
+        ),
+        ("aten::index_add", {**ADD, "self": rows(0), "index": ints(9)}),
+        (
+            "aten::index_reduce",
+            {**ADD, "self": rows(0), "index": ints(9), "reduce": "amax"},
+        ),
         ("aten::index_select", {"self": rows(), "dim": 0, "index": ints(9).view(1, 1)}),
         ("aten::embedding", {"weight": rows(), "indices": torch.tensor([9.0])}),
         ("aten::embedding", {"weight": torch.ones(3), "indices": ints(9)}),
@@ -1214,11 +1228,60 @@ def test_writes_into_an_empty_table_keep_its_shape() -> None:
         ("aten::scatter.value", {"self": rows(0), "dim": 0, "index": index, "value": 1.0}),
         ("aten::scatter_add", {"self": rows(0), "dim": 0, "index": index, "src": rows(1)}),
         ("aten::index_add", {"self": rows(0), "dim": 0, "index": ints(2), "source": rows(1)}),
-        ("aten::index_copy", {"self": rows(0), "dim": 0, "index": ints(2), "source": rows(1)}),
     ):
         hit = outcome(name, given)
         assert isinstance(hit, AssertHit)
         assert shapes(call(name, {**given, **hit.repaired})) == [torch.Size([0, 3])]
+
+
+@pytest.mark.parametrize("low", [-1, -2])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_only_windows_of_padding_have_negative_positions(rank: int, low: int) -> None:
+    """-1 is dropped by the max pools; the adaptive ones of the CPU would write before the plane."""
+    given = {2: POOL, 3: POOL_3D}[rank]
+    given = {**given, "indices": torch.full_like(given["indices"], low)}
+    pooled = outcome(f"aten::max_pool{rank}d_with_indices_backward", given)
+    adaptive = outcome(f"aten::adaptive_max_pool{rank}d_backward", given)
+    assert (pooled is None) == (low == -1)
+    assert adaptive is not None and adaptive.repaired["indices"].flatten().tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_targets_without_a_class_are_repaired_into_ignored_ones(dtype: torch.dtype) -> None:
+    """8 bits hold no -100: what takes the place of a target is ignored whatever its dtype."""
+    given = {**FORWARD, "self": torch.zeros(3, 0), "target": ints(0, 7, 1).to(dtype)}
+    hit = outcome("aten::nll_loss_forward", given)
+    assert isinstance(hit, AssertHit)
+    assert call("aten::nll_loss_forward", {**given, **hit.repaired})[1].item() == 0
+
+
+def test_scatter_in_deterministic_mode() -> None:
+    """Sums are written by index_put_, where negatives wrap; other reductions assert on them."""
+    given = {"self": torch.zeros(3), "dim": 0, "index": ints(0, -1), "src": torch.ones(2)}
+    name = "aten::scatter_reduce.two"
+    for reduce in ("sum", "amax"):
+        hit = outcome(name, {**given, "reduce": reduce})
+        assert isinstance(hit, AssertHit) and hit.record == "gather_scatter"
+    with deterministic():
+        wrapped = outcome(name, {**given, "reduce": "sum"})
+        kept = outcome(name, {**given, "reduce": "amax"})
+        beyond = outcome(name, {**given, "reduce": "sum", "index": ints(0, -4)})
+        one = outcome("aten::scatter.src", {**given, "index": ints(3), "src": torch.ones(1)})
+    assert isinstance(wrapped, Repair) and not isinstance(wrapped, AssertHit)
+    assert torch.equal(wrapped.repaired["index"], ints(0, 2))
+    assert isinstance(kept, AssertHit) and kept.record == "gather_scatter"
+    assert isinstance(beyond, AssertHit) and beyond.record == "index_put_sort"
+    assert isinstance(one, AssertHit) and one.record == "index_put"
+
+
+def test_places_that_are_filled_first_assert_there() -> None:
+    """Without include_self the places are filled before anything is reduced into them."""
+    given = {"self": rows(), "dim": 0, "index": ints(9).view(1, 1), "src": rows(1, 1)}
+    given["reduce"] = "sum"
+    hit = outcome("aten::scatter_reduce.two", {**given, "include_self": True})
+    assert isinstance(hit, AssertHit) and hit.record == "gather_scatter"
+    hit = outcome("aten::scatter_reduce.two", {**given, "include_self": False})
+    assert isinstance(hit, AssertHit) and hit.record == "scatter_value"
 
 
 RANDOM_CALLS: list[tuple[str, Callable[[Tensor], dict[str, Any]], int]] = [

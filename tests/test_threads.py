@@ -138,6 +138,27 @@ def test_an_error_that_a_thread_hands_back_leaves_the_block() -> None:
     assert not session.swallowed and "thread" not in session.report.explanation
 
 
+@pytest.mark.parametrize("rows", [4, 5])
+def test_what_a_replica_raised_leaves_the_block_as_it_is(
+    rows: int, sim: simulate.Simulation
+) -> None:
+    """torch raises it anew with its text: it is the finding, and nothing was swallowed."""
+    table = torch.nn.Embedding(rows, 2).cuda()
+    given = [(cuda(1),), (cuda(4),)]
+    session = cudalens.check(fast=True)
+    caught = None
+    try:
+        with session:
+            torch.nn.parallel.parallel_apply([table, table], given)
+    except DeviceAssertError as error:
+        caught = error
+    assert (caught is None) is (rows == 5)
+    if caught is not None:
+        assert "in replica 1" in str(caught)
+        assert caught.report is session.report and not session.swallowed
+    assert session.report is None or "did not leave" not in session.report.explanation
+
+
 def overwrite_before_backward(value: int = 50) -> None:
     scores = torch.zeros(2, 3, device="cuda", requires_grad=True)
     ids = cuda(1, 2).reshape(2, 1)

@@ -16,7 +16,7 @@ from builders import REPRESENTATIVE, make_report
 from markupsafe import Markup
 from rendering import Page, hostile_texts, with_texts
 
-from cudalens.model import Report
+from cudalens.model import AutogradNeighbourhood, Replay, Report
 from cudalens.render import widget as lens
 from cudalens.render import words
 from cudalens.render.headline import headline
@@ -388,6 +388,34 @@ def test_nothing_moves_when_the_system_asks_for_rest() -> None:
     html = html_of(lens.build(make_report()))
     assert "prefers-reduced-motion:reduce" in html
     assert "prefers-reduced-motion: reduce" in (STATIC / "lens.js").read_text(encoding="utf-8")
+
+
+def test_a_long_fix_leaves_room_for_its_reason() -> None:
+    """The row wraps, and the reason asks for a width of its own."""
+    html = html_of(lens.build(make_report()))
+    own = html[html.index(".cl-lens .cl-try{") :]
+    assert "flex-wrap:wrap" in own[: own.index("}")]
+    reason = own[own.index(".cl-try>span{") :]
+    assert "flex:1 1 260px" in reason[: reason.index("}")]
+
+
+def test_without_a_graph_the_code_has_the_whole_width() -> None:
+    """What can be chosen stands below it; where nothing can, nothing stands there."""
+    graph = replace(make_report(), graph=AutogradNeighbourhood())
+    panes = with_class(lens.build(graph), "cl-panes")
+    assert [part._dom_classes for part in panes.children][1][-1] == "cl-bare"
+    bare = Report(headline="gone", explanation="why")
+    assert len(with_class(lens.build(bare), "cl-panes").children) == 1
+    assert len(with_class(lens.build(make_report()), "cl-panes").children) == 2
+
+
+@pytest.mark.parametrize("printed", [None, "Loss.cu:1: Assertion failed."])
+def test_replay_has_a_tab_when_it_says_something(printed: str | None) -> None:
+    """The state of CUDA alone is told above already."""
+    report = replace(make_report(), replay=Replay(), device_text=printed)
+    view = lens.build(report)
+    (tab,) = of_kind(view, ipywidgets.Tab)
+    assert ("Replay on CPU" in tab.titles) == (printed is not None)
 
 
 def test_every_rule_of_the_style_is_scoped() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from cudalens.guards._dims import counts_in_32_bits
+
 _SMALL_INDEX_COUNT = 16
 _VECTOR_BYTES = 16
 
@@ -64,6 +66,11 @@ _INDEX_ADD_LARGE = (
 def index_add_text(index: Tensor) -> str:
     """Give the line of the kernel that ``index_add`` picks by the number of indices."""
     return _INDEX_ADD_SMALL if index.numel() <= _SMALL_INDEX_COUNT else _INDEX_ADD_LARGE
+
+
+def compares_32_bits(source: Tensor, index: Tensor) -> bool:
+    """Tell whether ``index_select`` and ``embedding`` cut their indices to 32 bits."""
+    return index.numel() <= _SMALL_INDEX_COUNT and counts_in_32_bits(source, index)
 
 
 def lookup_text(source: Tensor, dim: int, index: Tensor) -> str:

@@ -156,10 +156,13 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
     for spelled in entry.ops:
         for op in _overloads(spelled):
             names = {argument.name for argument in op._schema.arguments}
-            decomposes = has_kernel(full_name(op), "CompositeImplicitAutograd")
-            if set(entry.parameters) <= names and decomposes == entry.is_composite:
+            if set(entry.parameters) <= names and _decomposes(op) == entry.is_composite:
                 found.append(op)
     return tuple(dict.fromkeys(found))
+
+
+def _decomposes(op: Any) -> bool:
+    return has_kernel(full_name(op), "CompositeImplicitAutograd")
 
 
 def _overloads(spelled: str) -> list[Any]:
@@ -239,7 +242,12 @@ def user_guard(op: Any, check: Check) -> Guard:
         msg = f"there is no op {spelled!r}: register it with torch.library before its guard"
         raise GuardRegistrationError(msg)
     entry = make_guard(_callable(check), (spelled,), frequency="user")
-    entry = replace(entry, check=_with_sentence(check, entry.name))
+    # An op that merely decomposes is looked at where it stands, above autograd.
+    entry = replace(
+        entry,
+        check=_with_sentence(check, entry.name),
+        is_composite=all(_decomposes(op) for op in overloads),
+    )
     have = [argument.name for argument in overloads[0]._schema.arguments]
     if missing := [name for name in entry.parameters if name not in have]:
         msg = f"{spelled} has no argument {missing[0]!r}; its arguments are {', '.join(have)}"

@@ -16,6 +16,8 @@ Text = str | Callable[[], str]
 STOPS = "The kernel stops at an index outside its dimension"
 NEGATIVES_WRAP = f"{STOPS}; a negative one counts from the end."
 NEGATIVES_STOP = f"{STOPS}; negative ones do not count from the end here."
+NARROWED = "The kernel compares the low 32 bits alone: they are another index, and nothing asserts."
+_MOST_32_BITS = (1 << 31) - 1
 
 
 def dim_size(tensor: Tensor, dim: int) -> tuple[int, int] | None:
@@ -52,6 +54,25 @@ def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
     return tuple(common)
 
 
+def counts_in_32_bits(*tensors: Tensor) -> bool:
+    """Tell whether a kernel counts the elements of all these tensors in 32 bits."""
+    return all(
+        tensor.numel() < _MOST_32_BITS
+        and sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        < _MOST_32_BITS
+        for tensor in tensors
+    )
+
+
+def passes_narrowed(index: Tensor, high: int, *, is_signed: bool = False) -> bool:
+    """Tell whether 32 bits of every element lie in [0, high]: a kernel that cuts them asserts none.
+
+    Called only when something is wrong.
+    """
+    low_bits = index.to(torch.int32).to(torch.int64) if is_signed else index.long() & 0xFFFFFFFF
+    return lies_within(low_bits, 0, high)
+
+
 def counted(number: int, noun: str) -> str:
     """Give ``1 row`` or ``3 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -70,12 +91,14 @@ def index_of_dim(
     guard: str,
     device_text: Text,
     wraps: bool = False,
+    narrows: Callable[[], bool] | None = None,
     argument: str = "index",
 ) -> Violation | None:
     """Check an index into one dimension of ``self``; an index that is no index is torch's matter.
 
     Args:
         wraps: whether the kernel counts negative values from the end.
+        narrows: tells, once something is wrong, whether the kernel compares 32 bits alone.
     """
     place = dim_size(target, dim)
     if place is None or index.dtype not in INDEX_DTYPES:
@@ -87,6 +110,8 @@ def index_of_dim(
     low = -size if wraps else 0
     if lies_within(index, low, size - 1):
         return None
+    is_narrowed = narrows is not None and narrows() and passes_narrowed(index, size - 1)
+    why = NEGATIVES_WRAP if wraps else NEGATIVES_STOP
     return out_of_range(
         index,
         guard=guard,
@@ -94,8 +119,8 @@ def index_of_dim(
         low=low,
         high=size - 1,
         place=f"dimension {dim} (size {size}) of {{related}}",
-        why=NEGATIVES_WRAP if wraps else NEGATIVES_STOP,
-        device_text=written(device_text),
+        why=NARROWED if is_narrowed else why,
+        device_text=None if is_narrowed else written(device_text),
         related="self",
         size=size,
         dim=dim,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from cudalens.facts import Bounds, Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, Text, counted, written
+from cudalens.guards._dims import (
+    INDEX_DTYPES,
+    NARROWED,
+    Text,
+    counted,
+    passes_narrowed,
+    written,
+)
 from cudalens.guards._ranges import lies_within, out_of_range, spelled
 from cudalens.values import find_offenders
 
@@ -31,12 +40,14 @@ def _rows_outside(
     why: str,
     device_text: Text,
     wraps: bool = False,
+    narrows: Callable[[], bool] | None = None,
 ) -> Violation | None:
     if indices.dtype not in INDEX_DTYPES:
         return None
     low = -rows if wraps else 0
     if lies_within(indices, low, rows - 1):
         return None
+    is_narrowed = narrows is not None and narrows() and passes_narrowed(indices, rows - 1)
     return out_of_range(
         indices,
         guard=guard,
@@ -44,8 +55,8 @@ def _rows_outside(
         low=low,
         high=rows - 1,
         place=f"the {counted(rows, 'row')} of {{related}}",
-        why=why,
-        device_text=written(device_text),
+        why=NARROWED if is_narrowed else why,
+        device_text=None if is_narrowed else written(device_text),
         related=related,
         size=rows,
         dim=0,
@@ -60,6 +71,8 @@ def _rows_outside(
 )
 def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | None:
     """Every index selects a row of the table: it lies in [0, rows - 1].
+
+    At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
 
     Source:   IndexKernelUtils.cu:19 and Indexing.cu:1524 (at most 16 indices), torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
@@ -76,6 +89,7 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | N
         related="weight",
         why="Each index reads one row of the table; the kernel stops at a row that is not there.",
         device_text=lambda: _asserts.lookup_text(weight, 0, indices),
+        narrows=lambda: _asserts.compares_32_bits(weight, indices),
     )
 
 

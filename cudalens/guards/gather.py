@@ -8,7 +8,7 @@ from torch import Tensor
 from cudalens.facts import Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._dims import Text, dim_size, fits, index_of_dim
+from cudalens.guards._dims import Text, broadcast, dim_size, fits, index_of_dim
 from cudalens.guards._ranges import lies_within, out_of_range
 
 
@@ -38,22 +38,33 @@ def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | 
 
 
 def _scatter(
-    self: Tensor, dim: int, index: Tensor, src: Tensor | None, *, guard: str, device_text: Text
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | None,
+    *,
+    guard: str,
+    device_text: Text,
+    adds: bool = False,
+    may_be_put: bool = True,
 ) -> Violation | None:
+    """Check an index of scatter.
+
+    Args:
+        adds: whether values that meet in one place are added.
+        may_be_put: whether deterministic algorithms write the source by index_put_.
+    """
     place = dim_size(self, dim)
     if place is None or not fits(index.shape, self.shape, but=place[0]):
         return None
     if src is not None and (src.dtype != self.dtype or not fits(index.shape, src.shape)):
         return None
-    return index_of_dim(
-        index,
-        self,
-        dim,
-        guard=guard,
-        device_text=device_text,
-        # Deterministic algorithms write by index_put_, where negative values count from the end.
-        wraps=src is not None and torch.are_deterministic_algorithms_enabled(),
-    )
+    # Deterministic algorithms write by index_put_, where negative values count from the end.
+    is_put = src is not None and may_be_put and torch.are_deterministic_algorithms_enabled()
+    if is_put:
+        is_sorted = adds or index.numel() > 1
+        device_text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
+    return index_of_dim(index, self, dim, guard=guard, device_text=device_text, wraps=is_put)
 
 
 @guard(
@@ -141,6 +152,7 @@ def scatter_add_index_in_range(
         src,
         guard="scatter_add_index_in_range",
         device_text=lambda: _asserts.scatter_add_text(self, dim, index),
+        adds=True,
     )
 
 
@@ -152,22 +164,33 @@ def scatter_add_index_in_range(
     frequency="common",
 )
 def scatter_reduce_index_in_range(
-    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
+    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
 ) -> Violation | None:
     """Every index lies in [0, size - 1] of the dimension that it reduces into.
 
     Source:   ScatterGatherKernel.cu:203, IndexKernelUtils.cu:122 and TmaScatterAddKernel.cu:150
-              (whole rows, sum), torch 2.13.0
+              (whole rows, sum), torch 2.13.0; without include_self a fill at :449 comes first
     Cost:     one reduction over the index without its expanded repeats, one copy of two numbers
     Passes:   aten.scatter_reduce(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2), "amax")
     Violates: aten.scatter_reduce(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2), "amax")
     """
 
     def text() -> str:
+        if not include_self:
+            return _asserts.SCATTER_VALUE
         is_sum = reduce == "sum"
         return _asserts.scatter_add_text(self, dim, index) if is_sum else _asserts.GATHER_SCATTER
 
-    return _scatter(self, dim, index, src, guard="scatter_reduce_index_in_range", device_text=text)
+    return _scatter(
+        self,
+        dim,
+        index,
+        src,
+        guard="scatter_reduce_index_in_range",
+        device_text=text,
+        adds=True,
+        may_be_put=include_self and reduce in ("sum", "mean"),
+    )
 
 
 @guard("aten::take_along_dim", is_silent=True, is_composite=True)
@@ -181,9 +204,17 @@ def take_along_dim_indices_in_range(
     Passes:   aten.take_along_dim(zeros(3), tensor([-3, 2]), 0)
     Violates: aten.take_along_dim(zeros(3), tensor([-3, 3]), 0)
     """
-    if dim is None or self.dim() == 0 or indices.is_floating_point():
-        return None  # without a dim gather's guard sees the index
-    size = self.size(dim)
+    if dim is None or indices.dtype != torch.int64 or self.dim() != indices.dim():
+        return None  # without a dim gather's guard sees the index; the others torch refuses
+    place = dim_size(self, dim)
+    if place is None or self.dim() == 0:
+        return None
+    dim, size = place
+    others = [list(tensor.shape) for tensor in (self, indices)]
+    for shape in others:
+        del shape[dim]
+    if broadcast(others) is None:
+        return None
     if lies_within(indices, -size, size - 1):
         return None
     return out_of_range(

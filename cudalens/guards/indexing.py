@@ -78,9 +78,43 @@ def _ranges(selectors: list[_Selector]) -> list[tuple[int, int]]:
     return [found[number] for number in range(len(selectors))]
 
 
+def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
+    """Tell whether torch can spread ``values`` over what the indices select."""
+    # A mask of k dimensions stands for k indices.
+    slots = [
+        (index.dim() if index is not None and index.dtype in _MASK_DTYPES else 1, index is not None)
+        for index in indices
+    ]
+    used = [is_index for width, is_index in slots for _ in range(width)]
+    used += [False] * (source.dim() - len(used))
+    given = [index for index in indices if index is not None]
+    masks = [index for index in given if index.dtype in _MASK_DTYPES]
+    counts = [(int(mask.count_nonzero()),) for mask in masks if mask.dim()]
+    shapes = [tuple(index.shape) for index in given if index.dtype not in _MASK_DTYPES]
+    picked = broadcast([*shapes, *counts])
+    if picked is None:
+        return False
+    kept = [size for size, is_index in zip(source.shape, used, strict=True) if not is_index]
+    first, count = used.index(True), sum(used)
+    # Indices that stand apart select to the front.
+    front = first if all(used[first : first + count]) else 0
+    selected = (*kept[:front], *picked, *kept[front:])
+    return broadcast((selected, values.shape)) == selected
+
+
 def _check(
-    source: Tensor, indices: Indices, *, guard: str, device_text: Text | None
+    source: Tensor,
+    indices: Indices,
+    *,
+    guard: str,
+    device_text: Text | None,
+    values: Tensor | None = None,
 ) -> Violation | None:
+    """Check the indices of one call.
+
+    Args:
+        values: what is written, where torch looks at its shape before the launch.
+    """
     selectors = _selectors(source, indices)
     if not selectors:
         return None
@@ -91,6 +125,8 @@ def _check(
         # A mask that selects nothing makes the whole selection empty; torch refuses one that
         # selects a number of elements that the index does not fit.
         if masks and 0 in (_common_shape(selectors, masks) or (0,)):
+            return None
+        if values is not None and not _fits_selection(values, source, indices):
             return None
         return _outside(item, guard=guard, device_text=device_text)
     return None
@@ -165,8 +201,12 @@ def index_put_in_range(
     if values.dtype != self.dtype:
         return None
     is_sorted = _writes_by_sorting(values, accumulate)
-    text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
-    return _check(self, indices, guard="index_put_in_range", device_text=text)
+    if is_sorted:
+        text = _asserts.ASSERT_ASYNC
+        return _check(self, indices, guard="index_put_in_range", device_text=text)
+    return _check(
+        self, indices, guard="index_put_in_range", device_text=_asserts.INDEX, values=values
+    )
 
 
 @guard(
@@ -189,8 +229,12 @@ def index_put_impl_in_range(
     is_sorted = _writes_by_sorting(values, accumulate)
     if values.dtype != self.dtype or (unsafe and is_sorted):
         return None
-    text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
-    return _check(self, indices, guard="index_put_impl_in_range", device_text=text)
+    if is_sorted:
+        text = _asserts.ASSERT_ASYNC
+        return _check(self, indices, guard="index_put_impl_in_range", device_text=text)
+    return _check(
+        self, indices, guard="index_put_impl_in_range", device_text=_asserts.INDEX, values=values
+    )
 
 
 @guard(

@@ -62,6 +62,8 @@ def nll_loss_backward_target_in_range(
     """
     if not _is_nll_loss(self, target, weight) or _are_classes(target, self.size(-1), ignore_index):
         return None
+    if target.dim() and target.shape != self.shape[:1]:  # refused here, though not in forward
+        return None
     by_shape = (447, "nll_loss_backward_reduce_cuda_kernel_1d", "t")
     if self.dim() > 1:
         by_shape = (476, "nll_loss_backward_reduce_cuda_kernel_2d", "t")
@@ -142,19 +144,21 @@ def _is_nll_loss(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     if target.dtype not in (torch.int64, torch.uint8) or target.device != scores.device:
         return False
     is_single = scores.dim() == 1 and target.dim() <= 1 and target.numel() == 1
-    is_batch = scores.dim() in (1, 2) and target.shape == scores.shape[:1]
-    return (is_single or is_batch) and _is_weight(weight, scores.size(-1))
+    is_batch = scores.dim() == 2 and target.shape == scores.shape[:1]
+    return (is_single or is_batch) and _is_weight(weight, scores, scores.size(-1))
 
 
 def _is_nll_loss2d(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     if target.dtype != torch.int64 or target.device != scores.device or scores.dim() != 4:
         return False
     fits = target.shape == (scores.size(0), *scores.shape[2:])
-    return fits and _is_weight(weight, scores.size(1))
+    return fits and _is_weight(weight, scores, scores.size(1))
 
 
-def _is_weight(weight: Tensor | None, classes: int) -> bool:
-    return weight is None or (weight.dim() == 1 and weight.numel() == classes)
+def _is_weight(weight: Tensor | None, scores: Tensor, classes: int) -> bool:
+    if weight is None:
+        return True
+    return weight.dim() == 1 and weight.numel() == classes and weight.dtype == scores.dtype
 
 
 def _unknown_class(

@@ -8,6 +8,7 @@ from torch import Tensor
 from cudalens.facts import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._classes import PER_CLASS, classes_of
+from cudalens.guards._dims import NARROWED
 from cudalens.guards._ranges import extremes, lies_within, out_of_range
 
 _MULTI_MARGIN_TEXT = (
@@ -24,8 +25,8 @@ _MULTI_MARGIN_TEXT = (
 def multi_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Violation | None:
     """Every target is a class, in [0, classes - 1]; no value is ignored.
 
-    The kernel compares 32 bits of it, so that a target such as 2**32 passes as class 0: a silent
-    finding.
+    The kernel compares 32 bits of it: a target such as 2**32 passes there as class 0, and is
+    refused here as on the CPU.
 
     Source:   MultiMarginLoss.cu:34, torch 2.13.0
     Cost:     one reduction over the targets, one copy of two numbers
@@ -36,13 +37,14 @@ def multi_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Violation
     if classes is None or lies_within(target, 0, classes - 1):
         return None
     compared = target.to(torch.int32)
-    is_silent = bool(((compared >= 0) & (compared < classes)).all())
+    is_narrowed = bool(((compared >= 0) & (compared < classes)).all())
     return _unknown_class(
         target,
         classes,
         guard="multi_margin_loss_target_in_range",
-        device_text=None if is_silent else _MULTI_MARGIN_TEXT,
-        is_silent=is_silent,
+        device_text=None if is_narrowed else _MULTI_MARGIN_TEXT,
+        why=NARROWED if is_narrowed else PER_CLASS,
+        is_silent=False,
     )
 
 
@@ -79,7 +81,13 @@ def _multi_margin_classes(scores: Tensor, target: Tensor) -> int | None:
 
 
 def _unknown_class(
-    target: Tensor, classes: int, *, guard: str, device_text: str | None, is_silent: bool
+    target: Tensor,
+    classes: int,
+    *,
+    guard: str,
+    device_text: str | None,
+    is_silent: bool,
+    why: str = PER_CLASS,
 ) -> Violation:
     return out_of_range(
         target,
@@ -88,7 +96,7 @@ def _unknown_class(
         low=0,
         high=classes - 1,
         place=classes_of(classes),
-        why=PER_CLASS,
+        why=why,
         device_text=device_text,
         related="self",
         size=classes,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cudalens.facts import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import counted
+from cudalens.guards._dims import NARROWED, counted, passes_narrowed
 from cudalens.guards._ranges import lies_within, out_of_range
 
 _WHY = "Each index is a position in one flattened plane; the kernel stops at one outside it."
@@ -26,11 +26,20 @@ def _plane(
     device_text: str | None,
     beyond_text: str | None = None,
     related: str | None = None,
+    narrows: bool = False,
 ) -> Violation | None:
-    """Check positions in planes of ``sizes``; ``beyond_text`` is printed for those too large."""
+    """Check positions in planes of ``sizes``; ``beyond_text`` is printed for those too large.
+
+    Args:
+        narrows: whether the kernel cuts the positions to 32 bits before it compares them.
+    """
     count = math.prod(sizes)
     if indices.dtype != torch.int64 or count <= 0 or lies_within(indices, 0, count - 1):
         return None
+    is_narrowed = narrows and passes_narrowed(indices, count - 1, is_signed=True)
+    why = NARROWED if is_narrowed else _WHY
+    if is_narrowed:
+        device_text = beyond_text = None
     found = out_of_range(
         indices,
         guard=guard,
@@ -40,12 +49,12 @@ def _plane(
         place=f"the {counted(count, 'element')} of a plane of "
         + " × ".join(str(size) for size in sizes)
         + (" of {related}" if related else ""),
-        why=_WHY_UNCHECKED if device_text is None else _WHY,
+        why=_WHY_UNCHECKED if device_text is None and not is_narrowed else why,
         device_text=device_text,
         related=related,
         size=count,
-        is_silent=device_text is None,
-        is_replay_safe=device_text is not None,
+        is_silent=device_text is None and not is_narrowed,
+        is_replay_safe=device_text is not None or is_narrowed,
     )
     value = found.offenders.first[0].value
     if beyond_text is not None and isinstance(value, int) and value >= count:
@@ -58,6 +67,8 @@ def max_unpool2d_indices_in_range(
     self: Tensor, indices: Tensor, output_size: Sequence[int]
 ) -> Violation | None:
     """Every index is a position in the output plane: it lies in [0, height * width - 1].
+
+    The kernel compares 32 bits of it, so that 2**32 asserts nothing there.
 
     Source:   MaxUnpooling.cu:47 max_unpooling2d_forward_kernel, torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
@@ -72,6 +83,7 @@ def max_unpool2d_indices_in_range(
         guard="max_unpool2d_indices_in_range",
         device_text="MaxUnpooling.cu:47: max_unpooling2d_forward_kernel: "
         "Assertion `maxind >= 0 && maxind < outputImageSize` failed.",
+        narrows=True,
     )
 
 
@@ -105,6 +117,8 @@ def fractional_max_pool2d_indices_in_range(
 ) -> Violation | None:
     """Every index is a position in the input plane: it lies in [0, height * width - 1].
 
+    The kernel compares 32 bits of it, so that 2**32 asserts nothing there.
+
     Source:   FractionalMaxPool2d.cu:120 (negative) and 123 (too large), torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
     Passes:   aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1],
@@ -123,6 +137,7 @@ def fractional_max_pool2d_indices_in_range(
         beyond_text=f"FractionalMaxPool2d.cu:123: {site}: "
         "Assertion `inputH < gradInput.size(2)` failed.",
         related="self",
+        narrows=True,
     )
 
 

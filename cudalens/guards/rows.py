@@ -11,8 +11,11 @@ from torch import Tensor
 from cudalens.facts import Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._dims import dim_size, index_of_dim
+from cudalens.guards._dims import counts_in_32_bits, dim_size, index_of_dim
 from cudalens.guards._ranges import lies_within
+
+_RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_SCATTERED_SINCE = (2, 14)
 
 
 def _selects_nothing(self: Tensor, dim: int, index: Tensor) -> bool:
@@ -43,6 +46,8 @@ def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool
 def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
     """Every index lies in [0, size - 1] of the dimension; in [-size, size - 1] of a sparse one.
 
+    At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
+
     Source:   Indexing.cu:1524 (at most 16 indices), IndexKernelUtils.cu:19,
               ScatterGatherKernel.cu:203, Indexing.cu:1854 (sparse), torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers
@@ -61,12 +66,15 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
         return index_of_dim(index, self, dim, guard=name, device_text=text, wraps=True)
     if self.layout != torch.strided or _selects_nothing(self, place[0], index):
         return None
+    if self.dim() == 0 and index.numel() != 1:  # torch refuses it
+        return None
     return index_of_dim(
         index,
         self,
         dim,
         guard=name,
         device_text=lambda: _asserts.lookup_text(self, place[0], index),
+        narrows=lambda: _asserts.compares_32_bits(self, index),
     )
 
 
@@ -82,6 +90,7 @@ def index_add_index_in_range(
     """Every index lies in [0, size - 1] of the dimension that it adds to.
 
     Dense plus sparse ends here too: its kernel calls index_add_ with the flattened sparse indices.
+    The kernel compares 32 bits, so that 2**32 asserts nothing there.
 
     Source:   Indexing.cu:1030 (at most 16 indices) and 1089, torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers
@@ -99,6 +108,7 @@ def index_add_index_in_range(
         guard="index_add_index_in_range",
         device_text=_asserts.ASSERT_ASYNC if is_put else _asserts.index_add_text(index),
         wraps=is_put,
+        narrows=lambda: not is_put and _narrows(self, dim, index, source),
     )
 
 
@@ -111,6 +121,8 @@ def index_reduce_index_in_range(
     self: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
 ) -> Violation | None:
     """Every index lies in [0, size - 1] of the dimension that it reduces into.
+
+    The kernel compares 32 bits, so that 2**32 asserts nothing with include_self.
 
     Source:   Indexing.cu:1030 (at most 16 indices) and 1089; IndexKernel.cu:154 without
               include_self, torch 2.13.0
@@ -126,6 +138,7 @@ def index_reduce_index_in_range(
         dim,
         guard="index_reduce_index_in_range",
         device_text=_asserts.index_add_text(index),
+        narrows=lambda: include_self and _narrows(self, dim, index, source),
     )
     if found is None or include_self or found.size is None:
         return found
@@ -133,6 +146,13 @@ def index_reduce_index_in_range(
     if lies_within(index, -found.size, found.size - 1):
         return found
     return replace(found, device_text=_asserts.INDEX_FILL)
+
+
+def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
+    """Tell whether the kernel cuts the indices to 32 bits before it compares them."""
+    # Later releases hand rows over to scatter_add_ or scatter_reduce_, which compare all bits.
+    is_scattered = _RELEASE >= _SCATTERED_SINCE and dim % max(self.dim(), 1) == 0
+    return not is_scattered and counts_in_32_bits(self, index, source)
 
 
 @guard("aten::index_copy", "aten::index_copy_", records=("index_copy",), frequency="common")
@@ -152,12 +172,15 @@ def index_copy_index_in_range(
         return None
     # Deterministic algorithms write by index_put_, where negative values count from the end.
     is_put = torch.are_deterministic_algorithms_enabled()
+    text = _asserts.INDEX_COPY
+    if is_put:  # and more than one value is sorted first
+        text = _asserts.ASSERT_ASYNC if source.numel() > 1 else _asserts.INDEX
     return index_of_dim(
         index,
         self,
         dim,
         guard="index_copy_index_in_range",
-        device_text=_asserts.INDEX if is_put else _asserts.INDEX_COPY,
+        device_text=text,
         wraps=is_put,
     )
 

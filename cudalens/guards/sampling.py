@@ -196,7 +196,8 @@ def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Violation | None:
 def _bernoulli(
     p: Tensor, shape: torch.Size, drawn: torch.dtype, *, guard: str, argument: str
 ) -> Violation | None:
-    if p.dtype == torch.bool or p.is_complex() or drawn.is_complex:
+    # Torch refuses probabilities that are no floating-point numbers.
+    if p.dtype not in FLOATS or drawn.is_complex:
         return None
     if 0 in shape or broadcast((p.shape, shape)) != tuple(shape):
         return None

@@ -103,29 +103,6 @@ def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str
     return f"{target} = {ast.unparse(call)}" if target and target.isidentifier() else None
 
 
-@rule(priority=30)
-def backward_twice(evidence: Evidence) -> Hint | None:
-    """The lines before show an earlier backward of the same tensor."""
-    found = verdict_of(evidence, "second_backward")
-    source = evidence.source
-    if found is None or source is None or not found.values["expression"]:
-        return None
-    name = found.values["expression"]
-    earlier = [
-        item.line
-        for item in source.context
-        if item.line < (source.line or 0)
-        and re.search(rf"(?<![\w.]){re.escape(name)}\.backward\((?!.*retain_graph)", item.text)
-    ]
-    if not earlier:
-        return None
-    return Hint(
-        text=f"line {earlier[-1]} ran backward on {name} already: keep its graph there, or run the "
-        "forward pass again",
-        fix=f"{name}.backward(retain_graph=True)",
-    )
-
-
 _REMEDIES = {
     "item": "keep the tensor and take item() for printing only",
     "tolist": "keep the tensor and take tolist() for printing only",

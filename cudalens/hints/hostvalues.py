@@ -8,6 +8,7 @@ import re
 from cudalens.facts import Hint, TensorFact
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import called, renamed, rewritten
+from cudalens.hints._roles import in_library
 from cudalens.hosterrors import cast, verdict_of
 from cudalens.model import Evidence
 
@@ -214,6 +215,12 @@ def reshape_for_view(evidence: Evidence) -> Hint | None:
     """``reshape`` copies where ``view`` cannot."""
     if verdict_of(evidence, "view_stride") is None:
         return None
+    if in_library(evidence, "transformers"):
+        viewed = evidence.tensor("self")
+        return Hint(
+            text="the model views it: give it a copy that lies in order",
+            fix=rewritten(evidence, viewed, "{x}.contiguous()"),
+        )
     return Hint(
         text="reshape does the same and copies when it has to",
         fix=renamed(evidence, "view", "reshape"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from cudalens.facts import Hint
+import ast
+
+from cudalens.facts import Hint, TensorFact
 from cudalens.hints._base import rule
-from cudalens.hints._reading import LOST_NUMBERS
+from cudalens.hints._fixes import rewritten, spliced
+from cudalens.hints._reading import LOST_NUMBERS, parsed
 from cudalens.hints._roles import bad_values, fault
 from cudalens.model import Evidence
 
 _HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 _DIVISIONS = frozenset({"aten::div", "aten::div_", "aten::reciprocal", "aten::reciprocal_"})
+_ELEMENTWISE = frozenset({"aten::add", "aten::div", "aten::mul", "aten::pow", "aten::sub"})
 _LOGS = frozenset({"aten::log", "aten::log_", "aten::log2", "aten::log10", "aten::log1p"})
 _ROOTS = frozenset({"aten::sqrt", "aten::sqrt_", "aten::rsqrt"})
 _SPREADS = frozenset({"aten::std", "aten::var", "aten::std_mean", "aten::var_mean"})
@@ -37,12 +41,25 @@ def division_by_zero(evidence: Evidence) -> Hint | None:
     key = "self" if evidence.op.name in ("aten::reciprocal", "aten::reciprocal_") else "other"
     if evidence.fact(f"nonfinite.{key}") not in ("0", "0.0", "-0.0"):
         return None
-    divisor = evidence.tensor(key)
-    name = divisor.expression if divisor is not None else None
     return Hint(
         text="the divisor is 0 there: dividing by 0 gives inf, 0 / 0 gives nan",
-        fix=f"{name} + eps" if name else "divisor + eps",
+        fix=_off_zero(evidence, evidence.tensor(key)),
     )
+
+
+def _off_zero(evidence: Evidence, divisor: TensorFact | None) -> str | None:
+    """Give the user's division with a small number added to the divisor."""
+    is_half = any(fact.dtype in _HALF for fact in evidence.tensors)
+    small = "1e-3" if is_half else "1e-6"
+    fix = rewritten(evidence, divisor, f"{{x}} + {small}")
+    if fix is not None:
+        return fix
+    call = evidence.call_text
+    tree = parsed(call) if call and "#" not in call else None
+    if call is None or not isinstance(tree, ast.BinOp) or not isinstance(tree.op, ast.Div):
+        return None
+    written = ast.get_source_segment(f"({call}\n)", tree.right)
+    return spliced(call, tree.right, f"({written} + {small})") if written else None
 
 
 @rule(priority=10)
@@ -111,9 +128,14 @@ def half_precision_overflow(evidence: Evidence) -> Hint | None:
     first = violation.offenders.first
     if "float16" not in halves or not first or first[0].value not in ("inf", "-inf"):
         return None
+    named = [fact for fact in evidence.tensors if fact.argument and fact.dtype == "float16"]
+    # A product takes one dtype; what works element by element takes the wider of two.
+    takes_two = len(named) == 1 or evidence.op.name in _ELEMENTWISE
+    only = named[0] if takes_two and len({fact.expression for fact in named}) == 1 else None
     return Hint(
-        text="float16 holds at most 65504: the result overflowed to infinity",
-        fix="torch.autocast(device_type, dtype=torch.bfloat16)  # or .float() for this op",
+        text="float16 holds at most 65504: the result overflowed to infinity; compute this op in "
+        "float32, or autocast to bfloat16",
+        fix=rewritten(evidence, only, "{x}.float()"),
     )
 
 

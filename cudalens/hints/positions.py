@@ -12,13 +12,22 @@ from cudalens.model import Evidence
 
 def _offset(evidence: Evidence, ids: Ids) -> int:
     """Give how many rows stand before that of the first token: 2 in RoBERTa and BART."""
+    counted = _counted_offset(evidence, ids)
+    if counted:
+        return counted
+    return ids.low if ids.low in (1, 2) and ids.fact.shape[-1] > 1 else 0
+
+
+def _counted_offset(evidence: Evidence, ids: Ids) -> int:
+    """Give the offset where ``max_position_embeddings`` counts it: in RoBERTa, not in BART.
+
+    RoBERTa's positions begin behind the padding id; BART adds two rows to those of its config.
+    """
     padding = evidence.scalar("padding_idx") or "-1"
     if padding.isdecimal() and ids.low is not None and ids.low in (int(padding), int(padding) + 1):
         return int(padding) + 1
     is_roberta = evidence.op.name == "aten::gather" and ids.low in (1, 2)
-    if is_roberta:
-        return 2
-    return ids.low if ids.low in (1, 2) and ids.fact.shape[-1] > 1 else 0
+    return 2 if is_roberta else 0
 
 
 def _positions(evidence: Evidence) -> Ids | None:
@@ -35,7 +44,7 @@ def positions_with_offset(evidence: Evidence) -> Hint | None:
     ids = _positions(evidence)
     if ids is None:
         return None
-    offset = _offset(evidence, ids)
+    offset = _counted_offset(evidence, ids)
     length = ids.high + 1 - offset
     if offset == 0 or length > ids.size:
         return None
@@ -54,7 +63,7 @@ def positions_beyond_table(evidence: Evidence) -> Hint | None:
         return None
     offset = _offset(evidence, ids)
     length, room = ids.high + 1 - offset, ids.size - offset
-    if offset and length <= ids.size:
+    if _counted_offset(evidence, ids) and length <= ids.size:
         return None
     text = f"the sequence has {length} positions, the table {room}"
     if (called(evidence) or "").endswith("generate"):

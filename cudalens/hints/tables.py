@@ -73,9 +73,19 @@ def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
 def _padded(evidence: Evidence, ids: Ids, mark: int) -> str:
     index = evidence.scalar("padding_idx") or "-1"
     is_row = index.isdecimal() and int(index) < ids.size
-    pad = index if is_row else ("tokenizer.pad_token_id" if is_vocabulary(evidence) else "pad_id")
+    pad = index if is_row else _padding_id(evidence)
     fix = rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {mark}, {pad})")
     return fix or f"ids = ids.masked_fill(ids == {mark}, {pad})"
+
+
+def _padding_id(evidence: Evidence) -> str:
+    """Give the user's expression for the padding id, where the table has none."""
+    name = (called(evidence) or "").removesuffix(".forward")
+    is_decoder = "decoder" in (evidence.module_path or "")
+    if is_decoder and name.isidentifier() and in_library(evidence, "transformers"):
+        # A model that makes decoder ids of labels has to have one.
+        return f"{name}.config.pad_token_id"
+    return "tokenizer.pad_token_id" if is_vocabulary(evidence) else "pad_id"
 
 
 def _tokens_beyond(evidence: Evidence) -> Ids | None:

@@ -107,8 +107,8 @@ def explain_host_error(evidence: Evidence, error: ErrorFacts) -> HostVerdict:
         match = item.pattern.search(message)
         verdict = None if match is None else item.explain(evidence, match)
         if verdict is not None:
-            return _placed(replace(verdict, family=item.name), error)
-    return _placed(_repeated(error, message), error)
+            return _placed(replace(verdict, family=item.name), error, evidence)
+    return _placed(_repeated(error, message), error, evidence)
 
 
 def verdict_of(evidence: Evidence, *families: str) -> HostVerdict | None:
@@ -135,12 +135,14 @@ def _repeated(error: ErrorFacts, message: str) -> HostVerdict:
     )
 
 
-def _placed(verdict: HostVerdict, error: ErrorFacts) -> HostVerdict:
+def _placed(verdict: HostVerdict, error: ErrorFacts, evidence: Evidence) -> HostVerdict:
     """Add where a worker's error comes from."""
     reraised = _RERAISED.match(error.message)
     if reraised is None:
         return verdict
-    return replace(verdict, explanation=f"Raised {reraised[2]}. {verdict.explanation}")
+    line = evidence.fact("worker.at")
+    at = f", at {line}" if line else ""
+    return replace(verdict, explanation=f"Raised {reraised[2]}{at}. {verdict.explanation}")
 
 
 # --- verdicts ------------------------------------------------------------------------------------

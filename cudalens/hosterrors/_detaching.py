@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from cudalens.facts import TensorFact
+from cudalens.facts import CodeLine, TensorFact
 from cudalens.model import Evidence
 
 _DETACHES = (
@@ -16,6 +17,9 @@ _DETACHES = (
     ("argmax", r"\bargmax\(", "argmax gives indices, which have no gradient"),
     ("tensor", r"\btorch\.(?:as_)?tensor\(", "torch.tensor copies values without their graph"),
 )
+_NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?!\w*[\(=\"'])")
+"""A variable that an expression reads: no attribute, no keyword, no function that it calls."""
+_LIBRARIES = {"F", "nn", "torch"}
 _NO_GRAD = re.compile(r"^\s*with\b.*\b(?:no_grad|inference_mode|set_grad_enabled\(False\))")
 
 
@@ -30,7 +34,15 @@ def detaching(evidence: Evidence, fact: TensorFact | None) -> tuple[str, str, in
     if source is None or source.line is None or fact is None or not fact.expression:
         return None
     before = [item for item in source.context if item.line < source.line]
-    target = re.compile(rf"^\s*{re.escape(fact.expression)}\s*(?::[^=]+)?=(?!=)\s*(?P<value>.*)")
+    return _cut(fact.expression, before, "it")
+
+
+def _cut(name: str, before: Sequence[CodeLine], called: str) -> tuple[str, str, int, str] | None:
+    """Find what cut ``name`` off: in the line that made it, or in that of the one it is made of.
+
+    Of several variables any may have been without a graph, as a target is.
+    """
+    target = re.compile(rf"^\s*{re.escape(name)}\s*(?::[^=]+)?=(?!=)\s*(?P<value>.*)")
     for at in range(len(before) - 1, -1, -1):
         assigned = target.match(before[at].text)
         if assigned is None:
@@ -38,8 +50,12 @@ def detaching(evidence: Evidence, fact: TensorFact | None) -> tuple[str, str, in
         number, text = before[at].line, before[at].text.strip()
         for cause, pattern, words in _DETACHES:
             if re.search(pattern, assigned["value"]):
-                return f"Line {number} detached it: {words}.", cause, number, text
-        return _under_no_grad([item.text for item in before[: at + 1]], number, text)
+                return f"Line {number} detached {called}: {words}.", cause, number, text
+        found = _under_no_grad([item.text for item in before[: at + 1]], number, text)
+        if found is not None:
+            return found
+        parts = list(set(_NAME.findall(assigned["value"])) - _LIBRARIES)
+        return _cut(parts[0], before[:at], parts[0]) if len(parts) == 1 else None
     return None
 
 

@@ -57,20 +57,6 @@ def _step(evidence: Evidence, key: str) -> str | None:
     return f"{name} at {place}"
 
 
-@family(r"Trying to backward through the graph a second time")
-def second_backward(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """The graph was freed by an earlier backward."""
-    fact = named(evidence, "self", "tensors[0]", "outputs[0]")
-    subject = expression(fact) or "this loss"
-    return autograd(
-        f"a part of the graph of {subject} was freed by an earlier backward",
-        "backward frees what the forward pass had saved. A second backward of the same loss, or a "
-        "tensor kept from an earlier step (a hidden state, a running loss), leads into that part.",
-        fact.argument if fact else None,
-        expression=expression(fact),
-    )
-
-
 @family(r"element (?P<at>\d+) of tensors does not require grad and does not have a grad_fn")
 def no_graph(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """Backward was asked of a tensor without a graph."""

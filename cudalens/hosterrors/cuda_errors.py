@@ -20,6 +20,10 @@ _UNDER_SANITIZER = (
 _WAITED = "The check waited after each op before this call, and none of them had failed."
 
 
+_NCCL_SAID = re.compile(r"Last error:\s*\n([^\n]+)")
+"""What NCCL itself met, in the errors that quote it."""
+
+
 def _has_waited(evidence: Evidence) -> bool:
     """Tell whether the block was checked with a wait after each op."""
     return evidence.fact("check.waits") == "yes"
@@ -74,7 +78,7 @@ def no_kernel_image(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 )
 def invalid_device(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A GPU of this number does not exist."""
-    written = re.search(r"cuda:(\d+)|\.cuda\((\d+)\)", evidence.call_text or "")
+    written = re.search(r"cuda:(\d+)|\.cuda\((\d+)\)|set_device\((\d+)\)", evidence.call_text or "")
     number = next((item for item in written.groups() if item), None) if written else None
     which = f"cuda:{number}" if number else "the asked GPU"
     return cuda(
@@ -125,8 +129,10 @@ def old_driver(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 )
 def nccl(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The library that talks between GPUs gave up."""
+    said = _NCCL_SAID.search(match.string)
+    what = f": {said[1].strip()}" if said else ""
     return cuda(
-        "NCCL, which carries tensors between GPUs, reported an error",
+        f"NCCL, which carries tensors between GPUs, reported an error{what}",
         f"{NO_ASSERT} Nor is it often the cause: another rank that failed or waits elsewhere "
         "shows here as an error or a timeout. Next step: look for the first rank that reported "
         "something else.",
@@ -191,8 +197,10 @@ def launch_timeout(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 @family(r"CUDA error: too many resources requested for launch|invalid configuration argument")
 def launch_refused(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A kernel was launched with sizes that the device does not take."""
+    beyond = "more blocks, threads or registers than the GPU has"
+    what = beyond if "resources" in match[0] else "sizes that the GPU does not take"
     return cuda(
-        "a kernel was launched with more blocks, threads or registers than the GPU has",
+        f"a kernel was launched with {what}",
         f"{NO_ASSERT} The context is intact. Empty or very large tensors and custom kernels are "
         "the usual causes. Next step: look at the shapes on this line.",
         "likely",

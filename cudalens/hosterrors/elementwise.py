@@ -185,19 +185,35 @@ def written_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     )
 
 
+_INDEXED_BY_TENSORS = ("aten::index", "aten::_index_put", "aten::_unsafe_index")
+
+
 @family(r"index (?P<index>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<n>\d+)")
 def index_bound(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """A Python number indexes beyond the end of a dimension."""
+    """An index lies beyond the end of a dimension."""
     index, dim, size = int(match["index"]), int(match["dim"]), int(match["n"])
     last = f"the last valid index is {size - 1}" if size else "the dimension is empty"
+    is_known = _is_true_dimension(evidence)
+    where = f"dimension {dim} with size {size}" if is_known else f"a dimension of size {size}"
     return host(
-        f"index {index} is out of bounds for dimension {dim} with size {size}: {last}",
+        f"index {index} is out of bounds for {where}: {last}",
         f"Indices run from {-size} to {size - 1}." if size else "No index is valid.",
         spoken(evidence, "indices"),
         index=index,
         dim=dim,
         size=size,
     )
+
+
+def _is_true_dimension(evidence: Evidence) -> bool:
+    """Tell whether the number in the text is that of a dimension.
+
+    Indexed by tensors, the CPU counts only the dimensions that they index.
+    """
+    if evidence.op.name is not None:
+        return not evidence.op.name.startswith(_INDEXED_BY_TENSORS)
+    api = evidence.op.api or ""
+    return evidence.fact("indices.are") == "numbers" or bool(api and not api.endswith("item__"))
 
 
 @family(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +12,8 @@ from torch import Tensor
 from cudalens._torch import is_plain, meta_of
 from cudalens.facts import Argument, Phase
 from cudalens.recorder import _seam
+from cudalens.recorder.hostcopies import without_tensors
 from cudalens.recorder.ops import OpFacts
-from cudalens.recorder.reads import tensors_in
 from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
 from cudalens.source import StackEntry
 
@@ -33,6 +34,9 @@ class OpRecord:
     arguments: tuple[Argument, ...]
     host_copies: dict[str, Tensor] = field(default_factory=dict)
     """Arguments copied to the host before the call, by schema name; only for extensions' ops."""
+    call: dict[str, Any] | None = None
+    """What such an op was given, by schema name, with the metadata of its tensors in their places;
+    ``None`` where something else was among it, which cannot be kept."""
     is_from_sync: bool = False
     """Whether waiting for the device after the op raised, and not the op itself."""
     node_name: str | None = None
@@ -115,6 +119,7 @@ def describe_failure(
         module_path=module_path,
         arguments=tuple(_argument(name, value) for name, value in arguments.items()),
         host_copies=host_copies,
+        call=without_tensors(arguments) if host_copies else None,
         is_from_sync=is_from_sync,
         node_name=type(node).__name__ if node is not None else known and known[0],
         node_sequence_nr=node._sequence_nr() if node is not None else known and known[1],
@@ -123,13 +128,26 @@ def describe_failure(
     )
 
 
+def is_raised_in(error: BaseException, code: CodeType) -> bool:
+    """Tell whether an exception passed a function, by its code."""
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code is code:
+            return True
+        entry = entry.tb_next
+    return False
+
+
 def _argument(name: str, value: Any) -> Argument:
-    tensors = [item for item in tensors_in((value,)) if is_plain(item)]
-    if tensors:
-        is_list = not isinstance(value, Tensor)
-        return Argument(name=name, tensors=tuple(map(meta_of, tensors)), is_list=is_list)
     if isinstance(value, Tensor):
-        return Argument(name=name, text=type(value).__name__)
+        if not is_plain(value):
+            return Argument(name=name, text=type(value).__name__)
+        return Argument(name=name, tensors=(meta_of(value),))
+    if isinstance(value, (list, tuple)):
+        found = {place: item for place, item in enumerate(value) if isinstance(item, Tensor)}
+        plain = {place: meta_of(item) for place, item in found.items() if is_plain(item)}
+        if plain:
+            return Argument(name=name, tensors=tuple(plain.values()), places=tuple(plain))
     return Argument(name=name, text=str(value)[:_MAX_TEXT])
 
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cudalens.facts import HistoryEntry
 from cudalens.recorder.ops import Call, is_node_of, short_meta
 from cudalens.recorder.reads import Ref
-from cudalens.recorder.sites import SiteReader, entries_of, phase_of
+from cudalens.recorder.sites import Site, SiteReader, entries_of, phase_of, shared_site
 from cudalens.source import StackEntry
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A recorded backward pass."""
+
+    site: Site
+    """The place that its calls share."""
+    first: Call
+    last: Call
 
 
 class Snapshot:
@@ -62,8 +73,22 @@ class Snapshot:
         return first
 
     @functools.cached_property
+    def earlier_passes(self) -> list[Pass]:
+        """Give the backward passes, without the newest where that may be the one that failed."""
+        passes: dict[int, Pass] = {}
+        for call in self.calls:
+            site = _pass_of(call)
+            if site is not None:
+                known = passes.get(id(site))
+                passes[id(site)] = Pass(site, call if known is None else known.first, call)
+        found = list(passes.values())
+        # The failing pass ends the recording, unless it failed before its first op.
+        return found[:-1] if found and found[-1].last is self.calls[-1] else found
+
+    @functools.cached_property
     def _forward(self) -> list[Call]:
-        return [call for call in self.calls if not call.is_brief]
+        # A thread of autograd's counts for itself; what it writes in place is noted in full.
+        return [call for call in self.calls if not call.is_brief and not _is_of_worker(call)]
 
     @functools.cached_property
     def _by_number(self) -> dict[int, list[Call]]:
@@ -79,6 +104,22 @@ class Snapshot:
             left.sequence_nr <= right.sequence_nr
             for left, right in itertools.pairwise(self._forward)
         )
+
+
+def _pass_of(call: Call) -> Site | None:
+    site = shared_site(call.site)
+    found = None
+    while site is not None:
+        # A thread of autograd's has a place for each of its calls, named after the node.
+        if site.phase == "backward" and site.node is None and site.module is None:
+            found = site
+        site = site.outer
+    return found
+
+
+def _is_of_worker(call: Call) -> bool:
+    site = shared_site(call.site)
+    return site is not None and site.node is not None
 
 
 def _may_create(call: Call, node_name: str) -> bool:

@@ -12,7 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens._torch import is_accelerator, is_capturing, is_plain, no_dispatch_modes, plain_torch
+from cudalens._torch import (
+    is_accelerator,
+    is_capturing,
+    is_plain,
+    meta_of,
+    no_dispatch_modes,
+    plain_torch,
+)
+
+_HOST_TYPES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+"""Arguments that cannot change after the call and hold nothing of a device's."""
 
 
 def host_copies(arguments: Mapping[str, Any], budget: int) -> dict[str, Tensor]:
@@ -37,6 +58,28 @@ def host_copies(arguments: Mapping[str, Any], budget: int) -> dict[str, Tensor]:
                 copies[name] = tensor.detach().to("cpu", copy=True)
                 budget -= size
     return copies
+
+
+def without_tensors(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Give the arguments with metadata in place of each tensor, to be called again with copies.
+
+    ``None`` where one is neither a tensor nor a value of the host's, such as a generator.
+    """
+    try:
+        return {name: _without_tensors(value) for name, value in arguments.items()}
+    except TypeError:
+        return None
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor) and is_plain(value):
+        return meta_of(value)
+    if isinstance(value, (list, tuple)):
+        return [_without_tensors(item) for item in value]
+    if type(value) not in _HOST_TYPES:
+        msg = f"a {type(value).__name__} cannot be kept"
+        raise TypeError(msg)
+    return value
 
 
 def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:

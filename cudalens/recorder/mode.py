@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 from weakref import ref
 
@@ -42,6 +42,7 @@ class RecordingMode(_seam.RecorderMode):
         watch: called after each op with the op, its arguments and its result; what it raises is
             raised by the op.
         modules: note which module each op belongs to; a compiled module runs eagerly then.
+        is_fatal: tells whether the device cannot be used after an exception.
     """
 
     def __init__(
@@ -51,9 +52,12 @@ class RecordingMode(_seam.RecorderMode):
         copy_budget: int = 1 << 20,
         watch: Watch | None = None,
         modules: bool = True,
+        is_fatal: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
         super().__init__()
         self.recorded_ops = 0
+        self.fatal: failure.OpRecord | None = None
+        """The op that ended the device's context, if it was one."""
         self.limits: list[str] = []
         """What the recorder itself failed to do, one line each."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=max_ops)
@@ -67,6 +71,8 @@ class RecordingMode(_seam.RecorderMode):
         self._copy_budget = copy_budget
         self.watch = watch
         self._modules = modules
+        self._is_fatal = is_fatal
+        self.is_over = False  # the device's context has ended
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -174,12 +180,21 @@ class RecordingMode(_seam.RecorderMode):
             self._trouble("an op was not recorded", trouble)
 
     def _after_others(self, args: tuple[Any, ...]) -> None:
-        """Wait for what was launched past the dispatcher: its fault is not that of the next op.
-
-        Triton, CuPy and the replay of a CUDA graph launch so.
-        """
+        """Wait for what Triton, CuPy or a CUDA graph launched: its fault is not the next op's."""
         if self._sync and args and args[0].__class__ is Tensor and args[0].is_cuda:
-            self._synchronise(args[0].device)
+            try:
+                self._synchronise(args[0].device)
+            except BaseException as error:
+                self._note_end(None, error)
+                raise
+
+    def _note_end(self, record: failure.OpRecord | None, error: BaseException) -> None:
+        """Keep what ended the device's context; every later op fails only because of it."""
+        try:
+            if not self.is_over and self._is_fatal(error):
+                self.is_over, self.fatal = True, record
+        except Exception as trouble:
+            self._trouble("a lost device was not noted", trouble)
 
     def _synchronise_one(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         # One tensor tells the device, of the results if there are any.
@@ -261,10 +276,11 @@ class RecordingMode(_seam.RecorderMode):
                 seq=self.recorded_ops,
                 module_path=SiteReader().module_path(site),
                 host_copies=copies or {},
-                is_from_sync=_is_raised_in(error, RecordingMode._synchronise.__code__),
+                is_from_sync=failure.is_raised_in(error, RecordingMode._synchronise.__code__),
                 previous=self._foreign,
             )
             self._failures.note(record, error)
+            self._note_end(record, error)
         except Exception as trouble:
             self._trouble("the failing op was not recorded", trouble)
         finally:
@@ -282,12 +298,3 @@ def _frame_outside() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame
-
-
-def _is_raised_in(error: BaseException, code: CodeType) -> bool:
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_frame.f_code is code:
-            return True
-        entry = entry.tb_next
-    return False

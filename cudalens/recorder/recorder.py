@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from cudalens._torch import no_dispatch_modes, plain_torch
@@ -14,6 +17,7 @@ from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.ops import Call
 from cudalens.recorder.overwrites import IsBad
+from cudalens.recorder.passes import FreedPart, Node, find_freed, is_of_earlier_graph
 from cudalens.recorder.walk import way_of
 from cudalens.source import StackEntry
 
@@ -85,6 +89,18 @@ class Recorder(RecordingMode):
             None if complaint is None else inplace.find_modified(self._snapshot().calls, complaint)
         )
 
+    def freed_part(self, way: Sequence[Any]) -> FreedPart | None:
+        """Tell how a way through the graph came to lead into a part that was freed.
+
+        Args:
+            way: autograd's nodes, from the one that backward was asked of to the freed one.
+        """
+        return find_freed(self._snapshot(), list(map(_numbered, way)))
+
+    def is_of_earlier_graph(self, node: Any) -> bool:
+        """Tell whether a node was made before an earlier backward pass than the failing one."""
+        return is_of_earlier_graph(self._snapshot(), _numbered(node))
+
     def lineage(self) -> Lineage:
         """Give the recorded calls in the form that answers questions about tensors."""
         snapshot = self._snapshot()
@@ -99,3 +115,7 @@ class Recorder(RecordingMode):
             snapshot = Snapshot(calls, is_complete=len(calls) < (self._ring.maxlen or 0))
             self._asked = (number, snapshot)
         return snapshot
+
+
+def _numbered(node: Any) -> Node:
+    return int(node._sequence_nr()), str(node.name())

@@ -36,9 +36,15 @@ class Box:
         if len(self.members) > 1 and self.role in ("parameter", "leaf"):
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         names = [node_name(node) for node in self.members]
-        if len(names) > 2:  # the two ends say where the chain begins and stops
-            return clip(f"{names[0]} → … → {names[-1]}", _TITLE)
-        return clip(" → ".join(names), _TITLE)
+        if len(names) == 1:
+            return clip(names[0], _TITLE)
+        # The two ends say where the chain begins and stops: both are to be read.
+        between = " → " if len(names) == 2 else " → … → "
+        first, last = names[0], names[-1]
+        if len(first + between + last) > _TITLE:
+            end = (_TITLE - len(between)) // 2
+            first, last = clip(first, end), clip(last, end)
+        return first + between + last
 
     def detail(self, *, prevented: bool) -> str:
         """Give the second line: what the shape of the box says, the module, the line."""

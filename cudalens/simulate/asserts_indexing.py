@@ -32,10 +32,10 @@ _ADVANCED = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
 _INDEX_GET = Assertion(
     record="index_get", site="IndexKernel.cu:111", function="operator()", expression=_ADVANCED
 )
-_INDEX_PUT = Assertion(
+INDEX_PUT = Assertion(
     record="index_put", site="IndexKernel.cu:111", function="operator()", expression=_ADVANCED
 )
-_INDEX_PUT_SORT = async_assertion("index_put_sort")
+INDEX_PUT_SORT = async_assertion("index_put_sort")
 _INDEX_FILL = Assertion(
     record="index_fill",
     site="IndexKernel.cu:154",
@@ -149,7 +149,7 @@ def _index_put(args: Arguments) -> Outcome:
     is_sorted = args["accumulate"] or _writes_by_sorting(args["values"])
     if walk.is_empty or (is_sorted and args.get("unsafe", False)):
         return Repair(repaired={"indices": walk.repaired})
-    site = _INDEX_PUT_SORT if is_sorted else _INDEX_PUT
+    site = INDEX_PUT_SORT if is_sorted else INDEX_PUT
     return site.hit(indices=walk.repaired)
 
 
@@ -174,20 +174,26 @@ def _written_rows(args: Arguments, size: int, *, wraps: bool = False) -> dict[st
     return {"index": index.new_empty(0), "source": source.new_empty(shape)}
 
 
+def _rows_match(args: Arguments) -> bool:
+    """Tell whether there are as many rows to write as indices; else the host refuses."""
+    return bool(dim_size(args["source"], args["dim"]) == args["index"].numel())
+
+
 def _write_as_index_put(args: Arguments, size: int, *, accumulate: bool) -> Outcome:
     """Answer for deterministic mode, where rows are written by `index_put_`: negatives wrap."""
     repaired = _written_rows(args, size, wraps=True)
     if not outside(args["index"], -size, size):
         return Repair(repaired=repaired)
     is_sorted = accumulate or _writes_by_sorting(args["source"])
-    return (_INDEX_PUT_SORT if is_sorted else _INDEX_PUT).hit(**repaired)
+    return (INDEX_PUT_SORT if is_sorted else INDEX_PUT).hit(**repaired)
 
 
 def _index_copy(args: Arguments) -> Outcome:
     size = dim_size(args["self"], args["dim"])
     if size is None or args["index"].dtype != torch.int64:
         return None
-    if not outside(args["index"], 0, size):
+    # A target without elements has no memory for the view of it that the host makes first.
+    if not outside(args["index"], 0, size) or args["self"].numel() == 0 != args["source"].numel():
         return None
     if args["source"].numel() == 0:
         return Repair(repaired=_written_rows(args, size))
@@ -198,7 +204,7 @@ def _index_copy(args: Arguments) -> Outcome:
 
 def _index_add(args: Arguments) -> Outcome:
     size = dim_size(args["self"], args["dim"])
-    if size is None or not outside(args["index"], 0, size):
+    if size is None or not outside(args["index"], 0, size) or not _rows_match(args):
         return None
     if args["source"].numel() == 0:
         return Repair(repaired=_written_rows(args, size))
@@ -209,7 +215,7 @@ def _index_add(args: Arguments) -> Outcome:
 
 def _index_reduce(args: Arguments) -> Outcome:
     size = dim_size(args["self"], args["dim"])
-    if size is None or not outside(args["index"], 0, size):
+    if size is None or not outside(args["index"], 0, size) or not _rows_match(args):
         return None
     repaired = _written_rows(args, size)
     if args["source"].numel() == 0:

@@ -10,7 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cudalens.simulate.asserts_indexing import GATHER_ROWS, SMALL_INDEX_COUNT
+from cudalens.simulate.asserts_indexing import (
+    GATHER_ROWS,
+    INDEX_PUT,
+    INDEX_PUT_SORT,
+    SMALL_INDEX_COUNT,
+)
 from cudalens.simulate.asserts_rule import (
     INDEX_DTYPES,
     Arguments,
@@ -131,10 +136,33 @@ def _scatter(site: Assertion, args: Arguments) -> Outcome:
         return None
     if not outside(index, 0, size):
         return None
+    if not args.get("include_self", True):
+        site = _SCATTER_VALUE  # the places are filled before anything is reduced into them
+    elif _is_put(args):
+        return _scatter_by_put(args, size, adds=site is _SCATTER_ADD_ROWS or "reduce" in args)
     adds_rows = site is _SCATTER_ADD_ROWS and _selects_whole_rows(target, dim, index)
     if site is _SCATTER_ADD_ROWS and not adds_rows:
         site = _GATHER_SCATTER
     return site.hit(index=clamped(index, 0, size) if size else index.new_empty(0))
+
+
+def _is_put(args: Arguments) -> bool:
+    """Tell whether deterministic algorithms write this source by `index_put_`."""
+    adds = args.get("reduce") in (None, "add", "sum", "mean")
+    return "src" in args and adds and torch.are_deterministic_algorithms_enabled()
+
+
+def _scatter_by_put(args: Arguments, size: int, *, adds: bool) -> Outcome:
+    """Answer for a scatter that `index_put_` writes: negatives wrap."""
+    index = args["index"]
+    wrapped = torch.where(index < 0, index + size, index)
+    repaired: dict[str, object] = {
+        "index": clamped(wrapped, 0, size) if size else index.new_empty(0)
+    }
+    if not outside(index, -size, size):
+        return Repair(repaired=repaired)
+    is_sorted = adds or index.numel() > 1
+    return (INDEX_PUT_SORT if is_sorted else INDEX_PUT).hit(**repaired)
 
 
 def _index_select(args: Arguments) -> Outcome:

@@ -122,8 +122,10 @@ def _check_target(args: Arguments, classes: int, site: Assertion) -> Outcome:
         return None
     if target.dtype == torch.uint8:
         site = _unsigned(site)
-    valid = torch.zeros_like(target) if classes else torch.full_like(target, ignored)
-    return site.hit(target=torch.where(bad, valid, target))
+    if not classes:
+        # There is no valid class, and 8 bits may not hold what is ignored.
+        return site.hit(target=torch.zeros_like(target), ignore_index=0)
+    return site.hit(target=torch.where(bad, torch.zeros_like(target), target))
 
 
 def _nll_loss(args: Arguments, sites: dict[str, Assertion]) -> Outcome:

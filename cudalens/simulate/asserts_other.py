@@ -100,19 +100,25 @@ def _fractional_max_pool_backward(rank: int, args: Arguments) -> Outcome:
     plane = args["self"].shape[-rank:].numel()
     if plane == 0 or indices.dtype != torch.int64 or not outside(indices, 0, plane):
         return None
-    flat = indices.reshape(-1)
+    compared = truncated(indices, is_signed=True) if rank == 2 else indices
+    if not outside(compared, 0, plane):
+        return Repair(repaired={"indices": compared.to(indices.dtype)})
+    flat = compared.reshape(-1)
     first_bad = flat[(flat < 0) | (flat >= plane)][0]
     is_large = int(first_bad) >= plane
     return _FRACTIONAL[rank][is_large].hit(indices=clamped(indices, 0, plane))
 
 
-def _max_pool_backward(rank: int, args: Arguments) -> Outcome:
-    """Repair indices that the CUDA kernels write to unchecked; -1 marks a window of padding."""
+def _max_pool_backward(rank: int, lowest: int, args: Arguments) -> Outcome:
+    """Repair indices that the CUDA kernels write to unchecked.
+
+    lowest: -1 where it marks a window of padding, which the CPU kernel drops; else 0.
+    """
     indices = args["indices"]
     plane = args["self"].shape[-rank:].numel()
-    if plane == 0 or not outside(indices, -1, plane):
+    if plane == 0 or not outside(indices, lowest, plane):
         return None
-    return Repair(repaired={"indices": clamped(indices, -1, plane)})
+    return Repair(repaired={"indices": clamped(indices, lowest, plane)})
 
 
 def _embedding_dense_backward(args: Arguments) -> Outcome:
@@ -197,8 +203,11 @@ RULES: dict[str, Rule] = {
         for overload in ("", ".grad_input")
     },
     **{
-        f"aten::{kind}{rank}d{name}_backward{overload}": partial(_max_pool_backward, rank)
-        for kind, name in (("max_pool", "_with_indices"), ("adaptive_max_pool", ""))
+        f"aten::{kind}{rank}d{name}_backward{overload}": partial(_max_pool_backward, rank, lowest)
+        for kind, name, lowest in (
+            ("max_pool", "_with_indices", -1),
+            ("adaptive_max_pool", "", 0),
+        )
         for rank in (2, 3)
         for overload in ("", ".grad_input")
     },

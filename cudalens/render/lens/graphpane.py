@@ -63,14 +63,16 @@ class GraphPane:
         else:
             self._selection.choose(())
 
-    def _build(self) -> ipywidgets.VBox:
+    def _build(self) -> ipywidgets.VBox | None:
         draw = draw_part
         heading = markup(draw("lens_heading.html.j2", self._facts))
         has_graph = bool(self._report.graph.nodes)
         folds = has_graph and self._picture.has_folds
         tools = line(self._chooser, *(self._buttons.values() if folds else ()), name="cl-tools")
+        if len(self._chooser.options) == 1:
+            return None
         if not has_graph:
-            return stack(tools, self._details, name="cl-pane")
+            return stack(tools, self._details, name="cl-pane cl-bare")
         twin = markup(draw("graph_table.html.j2", self._facts))
         return stack(heading, tools, self._shown, self._details, twin, name="cl-pane")
 

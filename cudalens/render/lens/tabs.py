@@ -55,7 +55,7 @@ def _tabs(
         yield f"History {len(report.history)}", _history(report, facts)
     if report.hints or report.provenance or report.limits:
         yield "Why", _part("tab_why", facts)
-    if facts["replay"] or facts["cuda"]:
+    if facts["replay"] or report.device_text:
         yield "Replay on CPU", _part("tab_replay", facts)
     if report.frames:
         yield f"Call stack {len(report.frames)}", _part("tab_stack", facts)
