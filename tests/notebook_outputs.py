@@ -70,6 +70,8 @@ def executed(notebook: nbformat.NotebookNode, *, folder: Path = NOTEBOOKS) -> An
             kernel_name="python3",
             resources={"metadata": {"path": str(folder)}},
             record_timing=False,
+            # How a stream is cut into messages depends on how busy the machine is.
+            coalesce_streams=True,
         )
         client.execute(
             env={

@@ -86,7 +86,8 @@ class OpFacts:
         )
         self.writes_several = bool(self.writes) and (
             (self.is_foreign and not self.is_in_place)
-            or any("List" in str(item.type) for item in arguments if item.name in self.writes)
+            # Not any: Python drops an interrupt that comes while a generator is closed early.
+            or "List" in str([item.type for item in arguments if item.name in self.writes])
         )
         """Whether what it writes to has to be noted apart, since it does not give it back."""
         self.is_special = not is_own or self.writes_several

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -69,9 +70,6 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         state.check_device_index(index)
         return 0 if index >= 0 else -1
 
-    def maybe_exchange_device(index: int) -> int:
-        return exchange_device(index)  # the compiler takes no function under two names
-
     def synchronize(device: Any = None) -> None:
         state.check_device_index(_index_of(device))
         state.sync()
@@ -94,7 +92,8 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         "is_current_stream_capturing": _constant(False),
         "current_blas_handle": _constant(0),
         "_exchange_device": exchange_device,
-        "_maybe_exchange_device": maybe_exchange_device,
+        # Another function: the compiler takes none under two names.
+        "_maybe_exchange_device": partial(exchange_device),
         "_is_in_bad_fork": _constant(False),
         "_sleep": _constant(None),
     }
