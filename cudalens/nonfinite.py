@@ -23,6 +23,7 @@ from cudalens.values import find_offenders, number
 
 OnNonFinite = Callable[[Any, Mapping[str, Any], Tensor, Violation], BaseException | None]
 MAX_INPUTS = 3
+_SOFTMAXES = frozenset({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"})
 MAX_KNOWN = 10_000
 """So many tensors are known to be finite before those that died are forgotten."""
 
@@ -189,22 +190,50 @@ def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tenso
         overload=str(op._overloadname),
         argument="",
         headline=f"{name} made {first.value} at {at or 'its result'}{given}",
-        explanation=_how_many(offenders),
+        explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(arguments)),
         offenders=offenders,
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
-        notes=tuple((f"nonfinite.{name}", value) for name, value in inputs),
+        notes=(
+            *((f"nonfinite.{name}", value) for name, value in inputs),
+            *_masked_row(name, arguments, first),
+        ),
     )
 
 
-def _how_many(offenders: Offenders) -> str:
+def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
+    """Say how much of the result is bad; a NaN may be new where infinities came in."""
+    none_before = "none of them was" if offenders.count > 1 else "it was not"
+    before = f"{none_before} among the inputs."
+    if has_infinite_inputs:
+        before = "the inputs held infinities, but no NaN."
     if offenders.total == 1:
-        return "The result is not finite, and it was not among the inputs."
-    counted = f"{offenders.count} of {offenders.total} values of the result"
-    if offenders.count == 1:
-        return f"{counted} is not finite, and it was not among the inputs."
-    return f"{counted} are not finite, and none of them was among the inputs."
+        return f"The result is not finite, and {before}"
+    verb = "is" if offenders.count == 1 else "are"
+    return (
+        f"{offenders.count} of {offenders.total} values of the result {verb} not finite, and "
+        f"{before}"
+    )
+
+
+def _has_infinity(arguments: Mapping[str, Any]) -> bool:
+    return any(bool(item.isinf().any()) for item in _floats(arguments.values()))
+
+
+def _masked_row(
+    name: str, arguments: Mapping[str, Any], first: Offender
+) -> tuple[tuple[str, str], ...]:
+    """Note that a softmax was given a row of -inf alone: every place of it was masked."""
+    scores, dim = arguments.get("self"), arguments.get("dim")
+    if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
+        return ()
+    at: list[Any] = list(first.position)
+    if not at:
+        return ()
+    at[dim] = slice(None)
+    row = scores[tuple(at)]
+    return (("nonfinite.row", "masked"),) if bool(row.isneginf().all()) else ()
 
 
 def _inputs_at(

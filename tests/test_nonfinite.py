@@ -29,6 +29,13 @@ def found(code: object, **options: bool) -> Report | None:
     return session.report
 
 
+def masked_scores(places: int) -> torch.Tensor:
+    """Give two rows of three scores, with so many places of the second one masked."""
+    scores = torch.zeros(2, 3, device="cuda")
+    mask = torch.arange(3, device="cuda") < places
+    return scores.masked_fill(torch.stack([torch.zeros_like(mask), mask]), -INF)
+
+
 def hints(report: Report | None) -> list[str]:
     assert report is not None
     return [item.rule for item in report.hints]
@@ -104,6 +111,9 @@ def test_backward_names_the_forward_line(sim: Simulation) -> None:
         (lambda: (-torch.ones(3, device="cuda")).sqrt(), "root_of_negative"),
         (lambda: torch.zeros(2, device="cuda").rsqrt(), "root_of_negative"),
         (lambda: torch.ones(1, 3, device="cuda").std(0), "spread_of_one_sample"),
+        (lambda: torch.full((2,), 89.0, device="cuda").exp(), "exponent_too_large"),
+        (lambda: masked_scores(3).softmax(-1), "all_masked"),
+        (lambda: masked_scores(3).t().log_softmax(0), "all_masked"),
         (
             lambda: torch.full((2,), 6e4, device="cuda").half() * 2,
             "half_precision_overflow",
@@ -121,6 +131,18 @@ def test_each_cause_has_its_hint(sim: Simulation, code: object, rule: str) -> No
     assert hints(found(code)) == [rule]
 
 
+def test_a_nan_out_of_infinities_is_new(sim: Simulation) -> None:
+    """The words do not deny the infinities that came in, and are the plain ones without them."""
+    masked = found(lambda: masked_scores(3).softmax(-1))
+    assert masked is not None
+    assert masked.explanation.startswith(
+        "3 of 6 values of the result are not finite, and the inputs held infinities, but no NaN."
+    )
+    plain = found(lambda: torch.zeros(2, device="cuda").log())
+    assert plain is not None
+    assert "and none of them was among the inputs." in plain.explanation
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -128,6 +150,8 @@ def test_each_cause_has_its_hint(sim: Simulation, code: object, rule: str) -> No
         lambda: torch.zeros(3, device="cuda").sqrt(),
         lambda: torch.full((2,), 1e-6, device="cuda").rsqrt(),
         lambda: torch.ones(2, 3, device="cuda").std(0),
+        lambda: torch.full((2,), 88.0, device="cuda").exp(),
+        lambda: masked_scores(2).softmax(-1),
         lambda: torch.full((2,), 3e4, device="cuda").half() * 2,
         lambda: F.cross_entropy(
             torch.zeros(4, 3, device="cuda"), torch.tensor([-100, -100, -100, 0], device="cuda")

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from cudalens.simulate import Simulation
 from tests.releases import here
@@ -643,6 +643,30 @@ def test_device_data_loader_pins_memory() -> None:
         assert total == 28
     assert torch.ones(2).is_pinned() is False
     assert torch.ones(2).pin_memory().is_pinned() is True
+
+
+class OfDevice(Dataset[Tensor]):
+    """Gives rows that lie on a device, or makes them there."""
+
+    def __init__(self, device: str, *, makes: bool) -> None:
+        self.rows = torch.ones(4, 2, device=device)
+        self.makes = makes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(2, device=self.rows.device) if self.makes else self.rows[index]
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_device_does_not_serve_a_forked_worker(makes: bool) -> None:
+    """The worker raises as on CUDA, and does not hang; rows of the host pass."""
+    (batch,) = DataLoader(OfDevice("cpu", makes=makes), batch_size=4, num_workers=1)
+    assert batch.shape == (4, 2)
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(DataLoader(OfDevice("cuda", makes=makes), batch_size=4, num_workers=1))
+    assert torch.ones(2, device="cuda").sum().item() == 2
 
 
 # --- torch.cuda ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ _HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 _DIVISIONS = frozenset({"aten::div", "aten::div_", "aten::reciprocal", "aten::reciprocal_"})
 _ELEMENTWISE = frozenset({"aten::add", "aten::div", "aten::mul", "aten::pow", "aten::sub"})
 _LOGS = frozenset({"aten::log", "aten::log_", "aten::log2", "aten::log10", "aten::log1p"})
+_EXPONENTIALS = frozenset({"aten::exp", "aten::exp_", "aten::expm1", "aten::expm1_"})
 _ROOTS = frozenset({"aten::sqrt", "aten::sqrt_", "aten::rsqrt"})
 _SPREADS = frozenset({"aten::std", "aten::var", "aten::std_mean", "aten::var_mean"})
 
@@ -75,6 +76,29 @@ def logarithm_of_zero(evidence: Evidence) -> Hint | None:
     return Hint(
         text=f"the smallest input is {low:g}: the logarithm needs more than {bound:g}",
         fix=f"{name}.clamp(min=1e-8)" if name else None,
+    )
+
+
+@rule(priority=10)
+def all_masked(evidence: Evidence) -> Hint | None:
+    """A softmax over a row of -inf alone divides 0 by 0."""
+    if evidence.fact("nonfinite.row") != "masked":
+        return None
+    return Hint(
+        text="this row is -inf everywhere: all its places are masked, and softmax divides 0 by 0; "
+        "leave one open, or fill with torch.finfo(dtype).min"
+    )
+
+
+@rule(priority=10)
+def exponent_too_large(evidence: Evidence) -> Hint | None:
+    """exp() leaves the range of the dtype."""
+    value = evidence.fact("nonfinite.self")
+    if not _made(evidence, _EXPONENTIALS) or evidence.phase == "backward" or value is None:
+        return None
+    return Hint(
+        text=f"exp({value}) is beyond the dtype's range: subtract the maximum first, or stay with "
+        "logarithms (logsumexp, log_softmax)"
     )
 
 

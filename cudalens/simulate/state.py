@@ -22,6 +22,10 @@ _ASSERT_TEXT: Final = (
 _INVALID_DEVICE_TEXT: Final = (
     "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
 )
+_FORKED_TEXT: Final = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use"
+    " the 'spawn' start method"
+)
 _ASYNC_TEXT: Final = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the"
     " stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
@@ -51,6 +55,7 @@ class DeviceState:
         self._launches_left: int | None = None
         self._failure: DeviceFailure | None = None
         self._is_poisoned = False
+        self._process = os.getpid()
 
     @property
     def is_poisoned(self) -> bool:
@@ -94,6 +99,7 @@ class DeviceState:
 
     def launch(self) -> None:
         """Account for one kernel launch; raise what an earlier one left behind once it is due."""
+        self.check_process()
         if self._failure is None:
             return
         if not self._is_poisoned:
@@ -107,6 +113,7 @@ class DeviceState:
 
     def sync(self) -> None:
         """Wait for the device: raise what is pending."""
+        self.check_process()
         if self._failure is not None:
             self._raise()
 
@@ -124,6 +131,16 @@ class DeviceState:
         if is_first:
             os.write(_STDERR_FD, f"{failure.text}\n".encode())
         raise self._error(_ASSERT_TEXT, ASSERT_ERROR_CODE)
+
+    @property
+    def is_forked(self) -> bool:
+        """Tell whether this is a child process, which CUDA does not serve."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise torch's error in a child process, such as a worker of a data loader."""
+        if self.is_forked:
+            raise RuntimeError(_FORKED_TEXT)
 
     def check_device_index(self, index: int | None) -> None:
         """Raise CUDA's error for a device that does not exist; the simulation has cuda:0 only."""

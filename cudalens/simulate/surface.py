@@ -75,8 +75,8 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         state.sync()
 
     return {
-        "_lazy_init": _constant(None),
-        "init": _constant(None),
+        "_lazy_init": state.check_process,
+        "init": state.check_process,
         "is_initialized": _constant(True),
         "is_available": _constant(True),
         "device_count": _constant(1),
@@ -94,7 +94,7 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         "_exchange_device": exchange_device,
         # Another function: the compiler takes none under two names.
         "_maybe_exchange_device": partial(exchange_device),
-        "_is_in_bad_fork": _constant(False),
+        "_is_in_bad_fork": lambda: state.is_forked,
         "_sleep": _constant(None),
     }
 
