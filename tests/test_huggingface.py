@@ -303,6 +303,37 @@ def test_a_right_call_gives_no_report(name: str, sim: simulate.Simulation) -> No
     assert (outcome.error, outcome.report) == (None, None)
 
 
+PAGE = """
+boxes, words = torch.zeros(2, 4, 4).long(), ids(2, 4)
+page = {"input_ids": words, "bbox": boxes}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "fix"),
+    [
+        (
+            "model(input_ids=words, bbox=boxes)",
+            'model(input_ids=words, bbox=boxes.to("cuda:0"))',
+        ),
+        ("model(**page)", 'page["bbox"] = page["bbox"].to("cuda:0")'),
+    ],
+)
+def test_the_only_tensor_left_behind_is_moved(
+    call: str, fix: str, sim: simulate.Simulation
+) -> None:
+    """The model takes slices of it to its tables: those have no name on the user's line."""
+    setup = f"{SETUP}model = {MODELS['layoutlmv3']}.cuda()\n{PAGE}"
+    assert run_cell(setup + call).fixes == [fix]
+    assert run_cell(f"{setup}{fix}\n{call if '**' in call else ''}").error is None
+
+
+def test_of_two_left_behind_none_is_named_alone(sim: simulate.Simulation) -> None:
+    """The neighbour: the words lie on the CPU, too."""
+    setup = f"{SETUP}model = {MODELS['layoutlmv3']}.cuda()\n{PAGE}"
+    assert "left_behind" not in run_cell(f"{setup}model(input_ids=words.cpu(), bbox=boxes)").rules
+
+
 def test_inside_a_trainer(sim: simulate.Simulation, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """The line that called train() is the user's, the module path is the model's."""
     pytest.importorskip("accelerate")

@@ -84,6 +84,27 @@ def move_tensor(evidence: Evidence) -> Hint | None:
 
 
 @rule(priority=30)
+def left_behind(evidence: Evidence) -> Hint | None:
+    """A model was given one tensor on the CPU, and met a part of it further in."""
+    found = verdict_of(evidence, *_DEVICES)
+    if found is None or "cpu" not in found.values.get("devices", ()):
+        return None
+    inner = evidence.tensor(found.argument or "")
+    if inner is None or inner.expression or inner.device != "cpu":
+        return None
+    line = [item for item in evidence.tensors if item.argument is None and item.shape]
+    left = [item for item in line if item.device == "cpu"]
+    there = {item.device for item in line} - {"cpu"}
+    if len(left) != 1 or len(there) != 1:
+        return None
+    device = there.pop()
+    return Hint(
+        text=f"of what this line passes, {left[0].expression} alone is on cpu: move it to {device}",
+        fix=rewritten(evidence, left[0], f'{{x}}.to("{device}")'),
+    )
+
+
+@rule(priority=30)
 def move_model(evidence: Evidence) -> Hint | None:
     """The model was left on another device than its input."""
     found = verdict_of(evidence, *_DEVICES, "parallel_device")
