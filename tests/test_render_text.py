@@ -200,6 +200,7 @@ def test_certainty_is_never_rounded_up(certainty: str, said: str) -> None:
         assert (reservation in text) == (reservation == said)
 
 
+@pytest.mark.no_cover
 def test_hostile_texts_are_drawn_harmlessly() -> None:
     """No text of a user's reaches the terminal as a control code or as markup."""
     report = make_report()

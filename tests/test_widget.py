@@ -434,6 +434,7 @@ def _split(selectors: str) -> list[str]:
     return [item.strip() for item in re.split(r",(?![^(]*\))", selectors) if item.strip()]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["labels", "segmentation", "bert_backward"])
 def test_hostile_texts_add_nothing(name: str) -> None:
     """500 texts: no element, attribute or look appears that the templates do not have."""
