@@ -87,7 +87,7 @@ def move_tensor(evidence: Evidence) -> Hint | None:
 def left_behind(evidence: Evidence) -> Hint | None:
     """A model was given one tensor on the CPU, and met a part of it further in."""
     found = verdict_of(evidence, *_DEVICES)
-    if found is None or "cpu" not in found.values.get("devices", ()):
+    if found is None or "cpu" not in found.values.get("devices", ()) or found.values.get("item"):
         return None
     inner = evidence.tensor(found.argument or "")
     if inner is None or inner.expression or inner.device != "cpu":
