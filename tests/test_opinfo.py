@@ -1,6 +1,6 @@
 """Every op of torch's own test database runs under a full check as without: no report, same bits.
 
-The normal run takes two samples of each op; the marker ``full`` takes all of them.
+The normal run takes one sample of each op and dtype; the marker ``full`` takes all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudalens.guarding import PROCESS
 # What it covers is covered elsewhere, and tracing it would take the longest part of a run.
 pytestmark = pytest.mark.no_cover
 
-QUICK_SAMPLES = 2
+QUICK_SAMPLES = 1
 OPS_IN_A_TEST = 25
 """The simulated device starts once a test, which takes longer than an op."""
 GUARDED = (
