@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from cudalens import _torch, eager, source
-from cudalens.facts import Phase
+from cudalens.facts import LineRef, Phase
 from cudalens.files import cell_number, source_lines, torch_path
+from cudalens.syntax import line_text
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _OPS = "_ops.py"
@@ -176,6 +177,5 @@ def worker_line(message: str) -> str:
     if not is_sent or not places:
         return ""
     file, number = places[-1][0], int(places[-1][1])
-    lines, cell = source_lines(file), cell_number(file)
-    where = f"In [{cell}] line {number}" if cell else f"{file}:{number}"
-    return f"{where}: {lines[number - 1].strip()}" if number <= len(lines) else where
+    text = line_text(source_lines(file), number)
+    return LineRef(line=number, text=text, cell=cell_number(file), file=file).spoken
