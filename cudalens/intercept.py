@@ -23,6 +23,7 @@ from cudalens.facts import Violation
 from cudalens.guards import GUARDS, Guard, full_name
 from cudalens.guards._base import Check, schema_parameters
 from cudalens.guards._base import Parameter as Place
+from cudalens.guards._refusals import is_refused
 from cudalens.interrupts import Uninterrupted
 
 
@@ -175,7 +176,7 @@ class Interceptor:
         for plan in plans:
             try:
                 found: object = plan.check(*plan.values(args, kwargs))
-                if found is None or _is_refused(op, args, kwargs):
+                if found is None or is_refused(op, args, kwargs):
                     continue
                 error = self._tell(op, plan.guard, found, args, kwargs)
             except Exception as trouble:  # a guard that fails must never stop a good call
@@ -204,24 +205,6 @@ class Interceptor:
         )
         with Uninterrupted(), _torch.plain_torch():
             return self._on_violation(call, found)
-
-
-def _is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether torch itself refuses a call before any launch: its tensors are not together.
-
-    A number in a tensor without dimensions may stay on the CPU, and so may the indices of
-    ``x[index]`` and the targets and lengths of a CTC loss.
-    """
-    found: set[torch.device] = set()
-    for item in schema_parameters(op):
-        value = item.of(args, kwargs)
-        is_list = isinstance(value, (list, tuple))
-        for tensor in value if is_list else (value,):
-            if isinstance(tensor, Tensor):
-                is_host = tensor.device.type == "cpu"
-                if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
-                    found.add(tensor.device)
-    return len(found) > 1
 
 
 def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:

@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 40
 
 _BY_LAYER = {
     0: """
-        codec errors facts fallback graphfacts model parsing places snapshots tally
+        codec determinism errors facts fallback graphfacts model parsing places snapshots tally
         version
     """,
     1: """

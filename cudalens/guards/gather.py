@@ -71,9 +71,6 @@ def _scatter(
     "aten::scatter.src",
     "aten::scatter.src_out",
     "aten::scatter_.src",
-    "aten::scatter.reduce",
-    "aten::scatter.reduce_out",
-    "aten::scatter_.reduce",
     records=("gather_scatter",),
     frequency="very common",
 )
@@ -92,6 +89,34 @@ def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -
         src,
         guard="scatter_index_in_range",
         device_text=_asserts.GATHER_SCATTER,
+    )
+
+
+@guard(
+    "aten::scatter.reduce",
+    "aten::scatter.reduce_out",
+    "aten::scatter_.reduce",
+    records=("gather_scatter",),
+)
+def scatter_by_reduction_index_in_range(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that is added to or multiplied.
+
+    Source:   ScatterGatherKernel.cu:203, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.scatter(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2), reduce="add")
+    Violates: aten.scatter(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2), reduce="add")
+    """
+    return _scatter(
+        self,
+        dim,
+        index,
+        src,
+        guard="scatter_by_reduction_index_in_range",
+        device_text=_asserts.GATHER_SCATTER,
+        adds=True,
+        may_be_put=reduce == "add",
     )
 
 

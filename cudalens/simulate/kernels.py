@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._prims_common import alert_not_deterministic
 
+from cudalens.determinism import kernel_without_determinism
 from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
 from cudalens.simulate.generators import is_device_generator, new_device_generator
 from cudalens.simulate.memory import out_of_memory
@@ -220,6 +222,7 @@ def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
             # Its parts meet the tensors as they are: the one that minds raises CUDA's own error.
             return call_cpu(facts, values)
         check_devices(facts, values)
+    _check_determinism(facts, values)
     host = lower(runtime, facts, values)
     hit = apply_rule(runtime, facts, host)
     if _waits(facts, host):
@@ -233,6 +236,15 @@ def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
         for i in facts.written_lists:
             torch.autograd.graph.increment_version(values[i])
     return lift(facts, result, values, host)
+
+
+def _check_determinism(facts: OpFacts, values: Sequence[Any]) -> None:
+    """Refuse, or warn of, an op that has no deterministic kernel on CUDA."""
+    if torch.are_deterministic_algorithms_enabled():
+        names = [argument.name for argument in facts.arguments]
+        kernel = kernel_without_determinism(facts.name, dict(zip(names, values, strict=True)))
+        if kernel is not None:
+            alert_not_deterministic(kernel)
 
 
 def _waits(facts: OpFacts, host: Sequence[Any]) -> bool:
