@@ -18,7 +18,6 @@ from cudalens import lostcontext, source
 from cudalens.collect import Limits, forward_place
 from cudalens.facts import (
     OpName,
-    ProvenanceStep,
     Replay,
     TensorFact,
     TensorMeta,
@@ -215,34 +214,3 @@ def _value(key: str, value: Any, copies: Mapping[str, Tensor], zeros: list[str])
     zeros.append(key)
     # Named: the user's default device may be the one that is lost.
     return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device="cpu")
-
-
-def with_modified(evidence: Evidence, recorder: Any, message: str) -> Evidence:
-    """Name who modified the saved tensor that autograd complains of, and who had saved it."""
-    found = recorder.modified_tensor(message)
-    if found is None:
-        return evidence
-    forward = source.locate_entries(list(found.saved_at)) if found.saved_at else None
-    return replace(
-        evidence,
-        forward_source=evidence.forward_source or forward,
-        facts=(*evidence.facts, *_inplace_facts(found)),
-    )
-
-
-def _inplace_facts(found: Any) -> tuple[tuple[str, str], ...]:
-    facts = [("inplace.saved_version", str(found.complaint.saved))]
-    facts.append(("inplace.found_version", str(found.complaint.found)))
-    for key, step in (
-        ("modified", found.written_by[-1].step if found.written_by else None),
-        ("saved", found.made_by),
-        ("read", found.read_by[-1] if found.read_by else None),
-    ):
-        if step is not None:
-            facts += [(f"inplace.{key}_by", step.op or ""), (f"inplace.{key}_at", place(step))]
-    return tuple(facts)
-
-
-def place(step: ProvenanceStep) -> str:
-    """Give a step's line as ``In [3] line 7: w += 1``."""
-    return "" if step.source is None else step.source.spoken

@@ -11,7 +11,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from cudalens.facts import SourceSpan
 from cudalens.model import Evidence
 from cudalens.recorder.passes import FreedPart
 from cudalens.source import StackEntry
-from cudalens.stack import place_of, stack_of
+from cudalens.stack import place_of, running_frame
 from cudalens.syntax import expressions_in, running
 
 MAX_VISITED = 5000
@@ -157,7 +157,7 @@ def _kept(
     way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
 ) -> list[_Fact]:
     """Name the variable that the line read which leads back, and what kind of container it is."""
-    frame = _frame_of(part.read, entries)
+    frame = running_frame(part.read[-1].code, entries) if part.read else None
     if frame is None or part.kept is None:
         return []
     node = way[part.kept]
@@ -192,13 +192,3 @@ def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:
             is_added_to = isinstance(statement, ast.AugAssign) and item is statement.target
             if is_added_to or isinstance(item.ctx, ast.Load):
                 yield item
-
-
-def _frame_of(lines: Sequence[StackEntry], entries: Sequence[TracebackType]) -> FrameType | None:
-    """Give the running frame of the user's deepest line, while it still runs."""
-    if not lines or not entries:
-        return None
-    outside = stack_of(entries[0].tb_frame)[:-1]
-    frames = [*outside, *(item.tb_frame for item in entries)]
-    alike = [item for item in frames if item.f_code is lines[-1].code]
-    return alike[-1] if alike else None

@@ -52,6 +52,11 @@ def module_path(
     return ModulePath(path or None, type(stack[-1]).__name__)
 
 
+def path_below(root: object, module: object) -> str | None:
+    """Give the path of a module below another: empty for itself, ``None`` if it is not there."""
+    return _paths(root, wanted={id(module)}).get(id(module))
+
+
 def _paths(root: object, wanted: set[int]) -> dict[int, str]:
     """Give the paths of the wanted modules below ``root``, in the order of ``named_modules``."""
     paths: dict[int, str] = {}

@@ -19,9 +19,10 @@ from cudalens.calling import locate, phase_of, worker_line
 from cudalens.collect import Limits
 from cudalens.diagnose import is_device_assert
 from cudalens.facts import AutogradNeighbourhood, OpName, Phase, TensorFact
-from cudalens.failedop import with_failed_op, with_modified, with_unread
+from cudalens.failedop import with_failed_op, with_unread
 from cudalens.freedgraph import with_freed
 from cudalens.model import ErrorFacts, Evidence, Report
+from cudalens.modifiedtensor import with_modified
 from cudalens.origin import is_torch_error, visible_entries
 from cudalens.tensorfacts import tensor_facts, tensor_values
 
@@ -79,7 +80,7 @@ def evidence_of_error(
     is_expected = is_device_assert(facts) and not was_lost
     evidence = _with_device_text(evidence, device_text, limits, is_expected=is_expected)
     if recorder is not None:
-        evidence = _with_recorder(evidence, recorder, error, limits)
+        evidence = _with_recorder(evidence, recorder, error, entries, limits)
         evidence = _with_freed(evidence, values, recorder, entries, limits)
         if values and not is_lost:
             evidence = _with_names(evidence, tensors, entries, limits)
@@ -103,11 +104,17 @@ def _of_text(
 
 
 def _with_recorder(
-    evidence: Evidence, recorder: Any, error: BaseException, limits: Limits
+    evidence: Evidence,
+    recorder: Any,
+    error: BaseException,
+    entries: Sequence[TracebackType],
+    limits: Limits,
 ) -> Evidence:
     """Add the op that raised, and who changed a tensor that autograd had saved."""
     evidence = with_failed_op(evidence, recorder, error, limits)
-    return limits.attempt("writer", lambda: with_modified(evidence, recorder, str(error)), evidence)
+    return limits.attempt(
+        "writer", lambda: with_modified(evidence, recorder, str(error), entries), evidence
+    )
 
 
 def _with_names(

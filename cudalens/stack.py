@@ -127,6 +127,16 @@ def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
     return tuple(reversed(found))
 
 
+def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
+    """Give the newest frame of ``code`` that still runs below or above a traceback."""
+    if not entries:
+        return None
+    outside = stack_of(entries[0].tb_frame)[:-1]
+    frames = [*outside, *(item.tb_frame for item in entries)]
+    alike = [item for item in frames if item.f_code is code]
+    return alike[-1] if alike else None
+
+
 def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
     """Give the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
     found = []

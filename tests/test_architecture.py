@@ -31,8 +31,8 @@ _BY_LAYER = {
     """,
     4: """
         callarguments calling collect conclusion distributions environment explain failedop
-        freedgraph guarding livememory lostcontext observations positiontable postmortem process
-        refused rehearsal repeats session tensorfacts
+        freedgraph guarding livememory lostcontext modifiedtensor observations positiontable
+        postmortem process refused rehearsal repeats session tensorfacts
     """,
     5: """
         __main__ cellrun demo magics options publish rewrite status usertrace watch

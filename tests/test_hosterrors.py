@@ -1556,7 +1556,7 @@ def test_every_rule_fires_and_every_fix_is_code(sim: simulate.Simulation) -> Non
             fired.add(hint.rule)
             assert hint.fix is None or ast.parse(hint.fix)
         sim.reset()
-    ours = ("hints.host", "hints.hostvalues", "hints.autograd")
+    ours = ("hints.host", "hints.hostvalues", "hints.autograd", "hints.inplace")
     assert fired >= {entry.name for entry in table() if entry.apply.__module__.endswith(ours)}
 
 

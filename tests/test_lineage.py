@@ -432,6 +432,28 @@ def test_the_line_that_modified_a_saved_result_is_named() -> None:
     assert (found.complaint.saved, found.complaint.found) == (0, 1)
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_new_parameter_that_nothing_read_is_innocent(is_read: bool) -> None:
+    """Its first values are a write too, of the same shape and version; once read, it is another."""
+
+    def run() -> torch.Tensor:
+        w = torch.ones(3, requires_grad=True)
+        other = torch.empty(3, requires_grad=True)
+        z = w * w
+        if is_read:
+            z = z + other
+        with torch.no_grad():
+            other.fill_(1)  # first-values
+            w += 1  # write-parameter
+        return z
+
+    found = modified(run)
+    assert (found is None) is is_read
+    if found is not None:
+        assert [place(item.step)[1] for item in found.written_by] == [line_of("write-parameter")]
+        assert found.is_parameter
+
+
 def test_only_the_writes_between_the_two_versions_are_named() -> None:
     """A write before the tensor was saved is innocent; a reader before the write is listed."""
     x = torch.ones(3, requires_grad=True)

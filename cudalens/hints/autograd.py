@@ -2,106 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
-
 from cudalens.facts import Hint
 from cudalens.hints._base import rule
 from cudalens.hints._fixes import rewritten
 from cudalens.hints._reading import parsed
 from cudalens.hosterrors import verdict_of
 from cudalens.model import Evidence
-from cudalens.parsing import parse
-
-_OPERATORS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Pow: "**",
-    ast.MatMult: "@",
-}
-_NO_TWIN = re.compile(
-    "(apply|bernoulli|cauchy|copy|exponential|fill|fill_diagonal|geometric|log_normal|map|map2"
-    "|normal|random|requires_grad|resize|resize_as|set|share_memory|uniform)_"
-)
-"""Methods in place without one that makes a new tensor of the same values."""
-_IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
-_OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
-"""Functions in place that change gradients only, and no tensor that backward needs."""
-
-
-@rule(priority=30)
-def out_of_place(evidence: Evidence) -> Hint | None:
-    """The recorded line that changed a saved tensor has a form that makes a new one."""
-    found = verdict_of(evidence, "saved_tensor_modified")
-    place = evidence.fact("inplace.modified_at") if found else None
-    if not place:
-        return None
-    code = place.partition(": ")[2]
-    if _only_steps(code):
-        return Hint(
-            text="the step changes the parameters: run backward through this graph before it, or "
-            "the forward pass again after it"
-        )
-    return Hint(
-        text="make a new tensor instead of changing the one that backward needs",
-        fix=_new_tensor(code),
-    )
-
-
-def _only_steps(code: str) -> bool:
-    """Tell whether a line calls an optimizer's step and holds no other change in place."""
-    try:
-        nodes = list(ast.walk(parse(code.strip())))
-    except SyntaxError:
-        return False
-    calls = [item.func for item in nodes if isinstance(item, ast.Call)]
-    names = {item.attr for item in calls if isinstance(item, ast.Attribute)}
-    if any(isinstance(item, ast.AugAssign) for item in nodes):
-        return False
-    return "step" in names and not any(map(_IN_PLACE.fullmatch, names - _OF_GRADIENTS))
-
-
-def _new_tensor(code: str) -> str | None:
-    """Write an in-place statement so that it makes a new tensor."""
-    try:
-        body = parse(code.strip()).body
-    except SyntaxError:
-        return None
-    if len(body) != 1:
-        return None
-    statement = body[0]
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        sign = _OPERATORS.get(type(statement.op))
-        name = statement.target.id
-        value = ast.unparse(statement.value)
-        if not isinstance(statement.value, (ast.Name, ast.Constant, ast.Call, ast.Attribute)):
-            value = f"({value})"
-        return f"{name} = {name} {sign} {value}" if sign else None
-    value_of = getattr(statement, "value", None)
-    if isinstance(value_of, ast.Call) and isinstance(statement, (ast.Expr, ast.Assign)):
-        return _call_of_new_tensor(statement, value_of)
-    return None
-
-
-def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str | None:
-    function = call.func
-    target = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    flagged = [item for item in call.keywords if item.arg == "inplace"]
-    if flagged:
-        call.keywords.remove(flagged[0])
-    elif isinstance(function, ast.Attribute) and _IN_PLACE.fullmatch(function.attr):
-        if _NO_TWIN.fullmatch(function.attr):
-            return None
-        target = target or ast.unparse(function.value)
-        if function.attr == "zero_":
-            return f"{target} = torch.zeros_like({ast.unparse(function.value)})"
-        function.attr = function.attr[:-1]
-    else:
-        return None
-    return f"{target} = {ast.unparse(call)}" if target and target.isidentifier() else None
-
 
 _REMEDIES = {
     "item": "keep the tensor and take item() for printing only",

@@ -11,6 +11,7 @@ import torch
 
 from cudalens.facts import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
+from cudalens.recorder.modulecalls import ModuleCall, module_call
 from cudalens.recorder.ops import Call, is_node_of
 from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import SiteReader, entries_of
@@ -77,6 +78,10 @@ class ModifiedTensor:
     by the call that made it."""
     saved_at: tuple[StackEntry, ...] = ()
     """The user's lines of the call that saved it, outermost first, where only one can have."""
+    is_parameter: bool = False
+    """Whether it certainly is a leaf that requires grad."""
+    written_within: ModuleCall | None = None
+    """The module that made the last write, where a library did."""
 
 
 def read_complaint(message: str) -> Complaint | None:
@@ -169,6 +174,8 @@ def _fit(
         and _reads(call, aliases)
         and not any(item is alias for item in call.outputs for alias in aliases)
     ]
+    if complaint.made_by is None and maker and not readers and not _has_brief(earlier, maker):
+        return None  # nothing has read it: a new parameter that got its first values
     return ModifiedTensor(
         complaint=complaint,
         made_by=None if maker is None else describe_step(maker, reader),
@@ -177,7 +184,14 @@ def _fit(
         ),
         read_by=tuple(describe_step(call, reader) for call in readers),
         saved_at=_saved_at(earlier, maker, readers, complaint),
+        is_parameter=any(map(_is_parameter, fitting)),
+        written_within=module_call(between[-1][0].site),
     )
+
+
+def _is_parameter(tensor: Ref) -> bool:
+    living = tensor()
+    return living is not None and living.is_leaf and living.requires_grad
 
 
 def _saved_at(
@@ -188,12 +202,17 @@ def _saved_at(
     A tensor that was made before the recording may have been saved before it too, and what a
     backward pass read was not noted.
     """
-    if maker is None or any(call.is_brief and call.seq > maker.seq for call in earlier):
+    if maker is None or _has_brief(earlier, maker):
         return ()
     # Autograd names the maker when it is a result that was saved, or when no write has a node.
     is_result = is_node_of(complaint.made_by or "", maker.facts.name)
     saved = [entries_of(call.site) for call in (*([maker] if is_result else []), *readers)]
     return tuple(saved[0]) if saved and all(item == saved[0] for item in saved) else ()
+
+
+def _has_brief(earlier: Sequence[Call], maker: Call) -> bool:
+    """Tell whether a call since then was recorded without what it read."""
+    return any(call.is_brief and call.seq > maker.seq for call in earlier)
 
 
 def _aliases(earlier: Sequence[Call], target: Ref) -> list[Ref]:
