@@ -39,11 +39,16 @@ def _facts(found: Any) -> tuple[_Fact, ...]:
     facts.append(("inplace.found_version", str(found.complaint.found)))
     for key, step in (
         ("modified", found.written_by[-1].step if found.written_by else None),
-        ("saved", found.made_by),
+        ("made", found.made_by),
         ("read", found.read_by[-1] if found.read_by else None),
     ):
         if step is not None:
             facts += [(f"inplace.{key}_by", step.op or ""), (f"inplace.{key}_at", _place(step))]
+    savers = dict.fromkeys((step.op or "", _place(step)) for step in found.saved_by)
+    facts += [
+        (f"inplace.saver_{number}", " at ".join(filter(None, step)))
+        for number, step in enumerate(savers)
+    ]
     if found.is_parameter:
         facts.append(("inplace.parameter", "yes"))
     return tuple(facts)

@@ -441,7 +441,7 @@ def test_a_new_parameter_that_nothing_read_is_innocent(is_read: bool) -> None:
         other = torch.empty(3, requires_grad=True)
         z = w * w
         if is_read:
-            z = z + other
+            z = z * other
         with torch.no_grad():
             other.fill_(1)  # first-values
             w += 1  # write-parameter
@@ -525,7 +525,14 @@ def test_the_only_call_that_can_have_saved_a_tensor_is_named() -> None:
             leaf.add_(1)
         return z
 
+    def copied() -> torch.Tensor:
+        y = x.exp()  # copied-exp
+        z = y.clone() + (y > 1)
+        y += 1
+        return z * 0 + x.exp() * 0 + y.sum()
+
     leaf = torch.ones(3, requires_grad=True)
+    assert saved_lines(copied)[-1:] == [line_of("copied-exp")]
     assert saved_lines(result)[-1:] == [line_of("only-exp")]
     assert saved_lines(read)[-1:] == [line_of("only-reader")]
     assert saved_lines(two) == []

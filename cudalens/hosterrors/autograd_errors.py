@@ -9,6 +9,8 @@ from cudalens.hosterrors._detaching import detaching
 from cudalens.hosterrors._words import called, dtype, expression, ints, named, said
 from cudalens.model import Evidence
 
+_MAX_SAVERS = 3
+
 
 @family(
     r"modified by an inplace operation: \[(?P<kind>[\w.]+) \[(?P<shape>[\d, ]*)\]\],?"
@@ -40,12 +42,17 @@ def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdi
 
 
 def _savers(evidence: Evidence) -> str:
-    """Say which ops can have saved the tensor."""
-    made, read = _step(evidence, "saved"), _step(evidence, "read")
+    """Say which op saved the tensor, or what is known of it besides."""
+    savers = [text for key, text in evidence.facts if key.startswith("inplace.saver_")]
+    if len(savers) == 1:
+        return f"It was saved by {savers[0]}. "
+    if 1 < len(savers) <= _MAX_SAVERS:
+        return f"It was saved by one of these: {'; '.join(savers)}. "
+    made, read = _step(evidence, "made"), _step(evidence, "read")
     if made and read and made != read:
-        return f"It was made by {made} and last read by {read}; one of the two saved it. "
+        return f"It was made by {made} and last read by {read}. "
     if made or read:
-        return f"It was saved by {made or read}. "
+        return f"It was {'made' if made else 'last read'} by {made or read}. "
     return ""
 
 

@@ -40,6 +40,20 @@ _DTYPES: Final = {
     "Bool": torch.bool,
 }
 
+_SAVING_NOTHING: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("add", "sub", "rsub", "neg", "sum", "mean", "cat", "stack", "clone", "copy_", "_to_copy"),
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "any", "all", "argmax"),
+        *("logical_not", "_local_scalar_dense", "equal"),
+    )
+)
+"""Ops that keep no tensor for backward: at most shapes and dtypes.
+
+Source: tools/autograd/derivatives.yaml, torch 2.13.0
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Complaint:
@@ -74,8 +88,9 @@ class ModifiedTensor:
     written_by: tuple[Write, ...]
     """The calls that took it from the saved version to the found one, oldest first."""
     read_by: tuple[ProvenanceStep, ...] = ()
-    """The calls that read it before the first of these writes.  It was saved by one of them, or
-    by the call that made it."""
+    """The calls that read it before the first of these writes and can have saved it."""
+    saved_by: tuple[ProvenanceStep, ...] = ()
+    """The calls of which one saved it; empty where a call that is not recorded may have."""
     saved_at: tuple[StackEntry, ...] = ()
     """The user's lines of the call that saved it, outermost first, where only one can have."""
     is_parameter: bool = False
@@ -167,15 +182,10 @@ def _fit(
         return None
     reader = SiteReader()
     maker = _maker(earlier, fitting[0])
-    readers = [
-        call
-        for call in earlier
-        if not call.facts.is_view
-        and _reads(call, aliases)
-        and not any(item is alias for item in call.outputs for alias in aliases)
-    ]
+    readers = _readers(earlier, aliases)
     if complaint.made_by is None and maker and not readers and not _has_brief(earlier, maker):
         return None  # nothing has read it: a new parameter that got its first values
+    savers = _savers(earlier, maker, readers, complaint)
     return ModifiedTensor(
         complaint=complaint,
         made_by=None if maker is None else describe_step(maker, reader),
@@ -183,10 +193,23 @@ def _fit(
             Write(step=describe_step(call, reader), version=version) for call, version in between
         ),
         read_by=tuple(describe_step(call, reader) for call in readers),
-        saved_at=_saved_at(earlier, maker, readers, complaint),
+        saved_by=tuple(describe_step(call, reader) for call in savers),
+        saved_at=_one_place(savers),
         is_parameter=any(map(_is_parameter, fitting)),
         written_within=module_call(between[-1][0].site),
     )
+
+
+def _readers(earlier: Sequence[Call], aliases: Sequence[Ref]) -> list[Call]:
+    """Give the calls that read a tensor, or a view of it, and can have saved it."""
+    return [
+        call
+        for call in earlier
+        if not call.facts.is_view
+        and call.facts.name not in _SAVING_NOTHING
+        and _reads(call, aliases)
+        and not any(item is alias for item in call.outputs for alias in aliases)
+    ]
 
 
 def _is_parameter(tensor: Ref) -> bool:
@@ -194,20 +217,26 @@ def _is_parameter(tensor: Ref) -> bool:
     return living is not None and living.is_leaf and living.requires_grad
 
 
-def _saved_at(
+def _savers(
     earlier: Sequence[Call], maker: Call | None, readers: Sequence[Call], complaint: Complaint
-) -> tuple[StackEntry, ...]:
-    """Give the one place that can have saved the tensor, if there is only one.
+) -> list[Call]:
+    """Give the calls of which one saved the tensor.
 
-    A tensor that was made before the recording may have been saved before it too, and what a
-    backward pass read was not noted.
+    None where others may have: a tensor that was made before the recording may have been saved
+    before it too, and what a backward pass read was not noted.
     """
     if maker is None or _has_brief(earlier, maker):
-        return ()
+        return []
     # Autograd names the maker when it is a result that was saved, or when no write has a node.
     is_result = is_node_of(complaint.made_by or "", maker.facts.name)
-    saved = [entries_of(call.site) for call in (*([maker] if is_result else []), *readers)]
-    return tuple(saved[0]) if saved and all(item == saved[0] for item in saved) else ()
+    keeps = not maker.facts.is_view and maker.facts.name not in _SAVING_NOTHING
+    return [*([maker] if is_result and keeps else []), *readers]
+
+
+def _one_place(calls: Sequence[Call]) -> tuple[StackEntry, ...]:
+    """Give the user's lines of some calls where all have the same."""
+    places = [entries_of(call.site) for call in calls]
+    return tuple(places[0]) if places and all(item == places[0] for item in places) else ()
 
 
 def _has_brief(earlier: Sequence[Call], maker: Call) -> bool:
