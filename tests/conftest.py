@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -38,6 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Leave tests with ``no_cover`` untraced, in workers too.
+
+    A worker is a subprocess, in which coverage has begun once more for itself: when the plugin
+    pauses its own, that one goes on.
+    """
+    tracer = sys.gettrace()
+    if "no_cover" in item.keywords:
+        sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
 
 
 @pytest.fixture(autouse=True)
