@@ -118,6 +118,26 @@ def test_the_focus_is_seen(reader: Reader) -> None:
         assert item.evaluate(script), query
 
 
+def test_line_numbers_stay_where_long_code_is_scrolled(reader: Reader) -> None:
+    """Once at the edge they stay there, and the text moves under them."""
+    script = """code => {
+        const gutter = code.querySelector('.cl-gutter'), kept = code.getAttribute('style');
+        const left = item => item.getBoundingClientRect().left;
+        const text = document.createRange();
+        text.selectNodeContents(gutter.nextSibling || gutter.parentElement.lastChild);
+        code.style.width = '140px';
+        code.scrollLeft = 20;
+        const before = [left(gutter), left(text)];
+        code.scrollLeft = 60;
+        const after = [left(gutter), left(text)];
+        code.scrollLeft = 0;
+        kept === null ? code.removeAttribute('style') : code.setAttribute('style', kept);
+        return [before[0] - after[0], before[1] - after[1]];
+    }"""
+    moved = reader.lens.locator(".cl-code").first.evaluate(script)
+    assert [round(part) for part in moved] == [0, 40]
+
+
 def test_the_picture_zooms(reader: Reader) -> None:
     """By button and by key, and back."""
     svg = reader.lens.locator(".cl-graph svg")
