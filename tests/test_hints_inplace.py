@@ -53,6 +53,21 @@ PASTED = [
         id="a mask of another tensor",
     ),
     pytest.param(
+        "e = w.exp()\ne[0] = x[0]\ne.sum().backward()",
+        "e = e.clone(); e[0] = x[0]",
+        id="another tensor's row",
+    ),
+    pytest.param(
+        "e = w.exp()\ne[0] -= x[0]\ne.sum().backward()",
+        "e = e.clone(); e[0] -= x[0]",
+        id="an item that is taken from",
+    ),
+    pytest.param(
+        "e = w.exp()\ne[e is not None] = 0\ne.sum().backward()",
+        "e = e.clone(); e[e is not None] = 0",
+        id="no mask",
+    ),
+    pytest.param(
         "e = w.exp()\ne[0] += 1\ne.sum().backward()",
         "e = e.clone(); e[0] += 1",
         id="an item that is added to",
