@@ -40,7 +40,7 @@ def say(line: str) -> None:
 
 def machine(device: str) -> dict[str, Any]:
     """Describe the machine in general words."""
-    kind = torch.cuda.get_device_name() if device == "cuda" else "CPU only"
+    kind = torch.cuda.get_device_name() if device == "cuda" else pages.CPU_ONLY
     return {
         "cores": os.cpu_count(),
         "device": kind,

@@ -19,6 +19,8 @@ WORKLOADS = {
     "bert_base": "BERT-base",
     "gpt2_medium": "GPT-2 medium",
 }
+CPU_ONLY = "CPU only"
+"""What a run says of its device where there is no GPU."""
 BUDGETS = (
     ("guards only, small transformer step", "guards_step_ratio", 1.05, "×"),
     ("full check, same step", "full_step_ratio", 2.0, "×"),
@@ -97,6 +99,20 @@ def _machine(results: dict[str, Any]) -> str:
     )
 
 
+def _is_on_gpu(results: dict[str, Any]) -> bool:
+    return bool(results["machine"]["device"] != CPU_ONLY)
+
+
+def _clock(results: dict[str, Any]) -> str:
+    return "Wall time" if _is_on_gpu(results) else "CPU time"
+
+
+def _acting(results: dict[str, Any]) -> str:
+    if _is_on_gpu(results):
+        return "The guards act on the GPU's tensors"
+    return "The guards are forced to act on CPU tensors"
+
+
 def costs_section(results: dict[str, Any]) -> str:
     """Give the README's short table."""
     ratios = results["steps"]["transformer"]["ratios"]
@@ -104,7 +120,8 @@ def costs_section(results: dict[str, Any]) -> str:
     slowest = max(results["diagnose_s"].values())
     sizes = list(results["diagnose_s"])
     return f"""\
-CPU time of a training step of a 2-layer transformer, in times the plain step: median [95 % range].
+{_clock(results)} of a training step of a 2-layer transformer, in times the plain step: \
+median [95 % range].
 
 {_table(("", "× plain"), rows)}
 
@@ -164,9 +181,9 @@ Measured on {_machine(results)}.
 
 ## A training step
 
-CPU time of whole steps (forward, backward, optimizer), in times the plain step: the median of \
-interleaved repetitions, each between two plain ones, with the 95 % range of that median.  The \
-guards are forced to act on CPU tensors.  The control is the plain step measured as if it were a \
+{_clock(results)} of whole steps (forward, backward, optimizer), in times the plain step: the \
+median of interleaved repetitions, each between two plain ones, with the 95 % range of that \
+median.  {_acting(results)}.  The control is the plain step measured as if it were a \
 tool: it shows the error of the method.  Small steps show overhead at its worst.
 
 {ratios_table(results)}

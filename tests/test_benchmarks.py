@@ -106,6 +106,20 @@ def test_a_ratio_is_a_median_with_its_range() -> None:
     }
 
 
+def test_the_pages_say_what_was_timed_and_where() -> None:
+    """On a GPU it is wall time, and the guards need not be forced."""
+    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    on_gpu = {**stored, "machine": {**stored["machine"], "device": "NVIDIA X"}}
+    on_cpu = {**stored, "machine": {**stored["machine"], "device": pages.CPU_ONLY}}
+    for results, clock, acting in (
+        (on_gpu, "Wall time", "guards act on the GPU's tensors"),
+        (on_cpu, "CPU time", "guards are forced to act on CPU tensors"),
+    ):
+        assert pages.costs_section(results).startswith(f"{clock} of a training step")
+        page = pages.performance_page(results)
+        assert f"{clock} of whole steps" in page and acting in page
+
+
 def test_a_readme_without_marks_is_left_alone(tmp_path: Path) -> None:
     """Nothing is written where no section is marked."""
     file = tmp_path / "README.md"

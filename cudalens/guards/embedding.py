@@ -113,8 +113,8 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violatio
         self.size(0),
         guard="embedding_renorm_indices_in_range",
         related="self",
-        why="Each index names a row whose norm is cut to max_norm; the kernel stops at a row that "
-        "is not there.",
+        # Releases before 2.12 have no assertion here: the kernel reads on.
+        why="Each index names a row whose norm is cut to max_norm; there is no such row.",
         device_text="Embedding.cu:252: embedding_renorm_wrap_indices_kernel: Assertion `index >= "
         '-num_weights && index < num_weights && "embedding_renorm_: index out of bounds"` failed.',
         wraps=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,29 @@ HARD_LIMIT_S = 8 * 60
 _written: list[str] = []
 
 
+def end_at_the_limit() -> None:
+    """End this process in time, also where it only waits for one that the driver holds."""
+    faulthandler.dump_traceback_later(HARD_LIMIT_S, exit=True)
+    # pytest takes that back at the first test that fails.
+    timer = threading.Timer(HARD_LIMIT_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
 @pytest.fixture(scope="session")
 def results() -> Iterator[suite.Results]:
     """Run everything; the page and the texts are written at once, whatever the verdicts are."""
     import torch
 
-    faulthandler.dump_traceback_later(HARD_LIMIT_S, exit=True)
-    found = suite.run_all(suite.Clock(), torch.cuda.get_device_capability())
+    end_at_the_limit()
     about = report.machine()
+    found = suite.run_all(suite.Clock(), torch.cuda.get_device_capability())
     # A machine that keeps nothing: its caller says where to put a second copy.
     extra = [Path(folder) for folder in [os.environ.get("OUT")] if folder]
-    report.write(found, about, report.ROOT, *extra)
+    for folder in extra:
+        suite.keep(found, folder)
+    report.write(found, about, *extra, report.ROOT)
     _written.append(report.page(found, about))
-    faulthandler.cancel_dump_traceback_later()
     yield found
 
 
@@ -41,3 +52,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for text in _written:
         terminalreporter.write_line("")
         terminalreporter.write(text)
+    terminalreporter.flush()

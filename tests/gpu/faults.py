@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 __all__ = ["FAULTS", "SOURCE", "Fault", "run_fault", "unavailable"]
@@ -35,9 +38,11 @@ extern "C" __global__ void pick(const float* table, const long long* rows, float
     out[i] = table[rows[i]];
 }
 """
+# The table comes first: a kernel is loaded into a context, which torch makes with a tensor.
 _KERNEL = (
     f"""
 import torch
+table = torch.arange(8.0, device="cuda")
 kernel = torch.cuda._compile_kernel({SOURCE!r}, "pick")
 """
     + """
@@ -53,7 +58,6 @@ def on_cuda(table, rows, unchecked=0):
 
 library.impl("pick", on_cuda, "CUDA")
 library.impl("pick", lambda table, rows, unchecked=0: table[rows], "CPU")
-table = torch.arange(8.0, device="cuda")
 """
 )
 _BAD = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
@@ -167,8 +171,18 @@ def unavailable(fault: Fault) -> str | None:
     return None
 
 
+def name_a_toolkit() -> None:
+    """Let torch compile a kernel without headers where CUDA's toolkit is not installed.
+
+    It insists on the toolkit's folder, only to have headers searched there.
+    """
+    if not (shutil.which("nvcc") or Path("/usr/local/cuda").exists()):
+        os.environ.setdefault("CUDA_HOME", os.environ.get("CUDA_PATH", sys.prefix))
+
+
 def run_fault(name: str) -> dict[str, Any]:
     """Run a fault under a full check and give its report."""
+    name_a_toolkit()
     import cudalens
     from cudalens.source import register_cell
 
@@ -186,6 +200,7 @@ def run_fault(name: str) -> dict[str, Any]:
     report = session.report
     return {
         "error": type(error).__name__ if error is not None else None,
+        "message": str(error).split("\n", 1)[0] if error is not None else None,
         "code": getattr(error, "error_code", None),
         "report": report.to_dict() if report is not None else None,
     }

@@ -123,7 +123,7 @@ def machine() -> dict[str, str]:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
         version = driver.stdout.strip().split("\n", maxsplit=1)[0]
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         version = ""
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
     return {
@@ -231,7 +231,7 @@ def _fault(result: dict[str, Any]) -> str:
         return f"not run: {result['unavailable']}"
     report = result["report"]
     if report is None:
-        return f"{result['error']}: no report"
+        return f"{result['error']}: {result['message']}: no report"
     named = report["op"]["name"] or "no op named"
     return f"{report['kind']}, {report['certainty']}, {named}: {report['headline']}"
 

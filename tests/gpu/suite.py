@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +25,13 @@ LIMIT_S = 7 * 60
 """What is not begun by then is not begun; the whole run stops itself a minute later."""
 CASE_LIMIT_S = 120
 NOTEBOOK_LIMIT_S = 240
-PROCESSES = 8
+GRACE_S = 15
+"""How long a process that was ended may take to be gone, or to close what it writes to."""
+PROCESSES = min(14, max(4, (os.cpu_count() or 4) - 2))
+"""Each spends most of its time importing torch, on one core."""
+MAX_STDERR = 40_000
+"""Characters kept of the beginning of what a process printed, where ten thousand threads may
+assert, and as many of its end, where Python says why it failed."""
 _WORKER = Path(__file__).with_name("worker.py")
 
 MODES = ("bare", "guarded", "rehearsed", "fault", "harmless", "step", "notebook")
@@ -48,32 +56,50 @@ def run_one(mode: str, name: str, clock: Clock) -> dict[str, Any]:
     if clock.left_s <= 0:
         return {"unavailable": "not begun: the time was up"}
     limit = NOTEBOOK_LIMIT_S if mode == "notebook" else CASE_LIMIT_S
+    child = subprocess.Popen(
+        [sys.executable, str(_WORKER), mode, name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment(mode),
+        start_new_session=True,
+    )
+    is_late = False
     try:
-        done = subprocess.run(
-            [sys.executable, str(_WORKER), mode, name],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=max(1.0, min(limit, clock.left_s)),
-            env=environment(mode),
-            check=False,
-        )
+        said, printed = child.communicate(timeout=max(1.0, min(limit, clock.left_s)))
     except subprocess.TimeoutExpired:
-        return {"unavailable": "stopped: it took too long", "is_broken": True}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
-    if not lines:
-        last = done.stderr.strip().splitlines()[-1:] or [""]
-        return {
-            "unavailable": f"ended with {done.returncode}: {last[0]}",
-            "is_broken": True,
-            "stderr": done.stderr,
-        }
-    return {**json.loads(lines[-1].removeprefix(RESULT)), "stderr": done.stderr}
+        is_late = True
+        said, printed = _end(child)
+    if len(printed) > 2 * MAX_STDERR:
+        printed = f"{printed[:MAX_STDERR]}\n…\n{printed[-MAX_STDERR:]}"
+    lines = [line for line in said.splitlines() if line.startswith(RESULT)]
+    if lines:
+        # What came of it is known, however the process ended: after an assertion some abort.
+        return {**json.loads(lines[-1].removeprefix(RESULT)), "stderr": printed}
+    last = (printed.strip().splitlines() or [""])[-1]
+    why = "stopped: it took too long" if is_late else f"ended with {child.returncode}: {last}"
+    return {"unavailable": why, "is_broken": True, "stderr": printed}
+
+
+def _end(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """End a process and those that it started, and give what they had printed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return child.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired as error:  # stuck in the driver, or its output is held open
+        return _text(error.stdout), _text(error.stderr)
+
+
+def _text(printed: bytes | str | None) -> str:
+    return printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""
 
 
 def environment(mode: str) -> dict[str, str]:
     """Give the environment of a case: the rehearsal must not see the GPU."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    own["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes for one kernel
     own.pop("CUDA_LAUNCH_BLOCKING", None)
     if mode == "rehearsed":
         own["CUDA_VISIBLE_DEVICES"] = ""
@@ -95,7 +121,21 @@ def run_all(clock: Clock, capability: tuple[int, int]) -> Results:
 
 
 def _run(jobs: Iterable[tuple[str, str]], clock: Clock, results: Results, processes: int) -> None:
-    with ThreadPoolExecutor(processes) as pool:
-        running = [(mode, name, pool.submit(run_one, mode, name, clock)) for mode, name in jobs]
-        for mode, name, future in running:
-            results[mode][name] = future.result()
+    pool = ThreadPoolExecutor(processes)
+    running = [(mode, name, pool.submit(run_one, mode, name, clock)) for mode, name in jobs]
+    for mode, name, future in running:
+        try:
+            found = future.result(max(0.0, clock.left_s + 2 * GRACE_S))
+        except TimeoutError:
+            found = {"unavailable": "stopped: it could not be ended", "is_broken": True}
+        except Exception as error:  # our failure in one case must not lose what the others saw
+            found = {"unavailable": f"not read: {error!r}", "is_broken": True}
+        results[mode][name] = found
+    # One that cannot be ended is not waited for: the page is written without it.
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def keep(results: Results, folder: Path) -> None:
+    """Write everything that was seen, also what the page does not say."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    (folder / "results.json").write_text(text, encoding="utf-8")

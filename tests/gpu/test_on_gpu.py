@@ -12,8 +12,11 @@ from faults import FAULTS, Fault
 from harmless import HARMLESS
 from suite import Results
 
+from cudalens.assertlines import fold
+
 pytestmark = pytest.mark.gpu
 ASSERT_CODE = 710
+LAST_LINES = 12
 
 
 def of(results: Results, mode: str, name: str) -> dict[str, Any]:
@@ -22,7 +25,8 @@ def of(results: Results, mode: str, name: str) -> dict[str, Any]:
     if found is None:
         pytest.skip("not for a GPU of this generation")
     if found.get("is_broken"):
-        pytest.fail(f"{mode} {name}: {found['unavailable']}")
+        said = "".join(found.get("stderr", "").splitlines(keepends=True)[-LAST_LINES:])
+        pytest.fail(f"{mode} {name}: {found['unavailable']}\n{said}", pytrace=False)
     if "unavailable" in found:
         pytest.skip(found["unavailable"])
     return found  # type: ignore[no-any-return]
@@ -39,6 +43,7 @@ def test_it_asserts_without_guards(results: Results, case: Case) -> None:
         pytest.skip(f"torch {torch.__version__} reads beyond the end without an assertion")
     assert found["error"] is not None
     assert "device-side assert" in found["message"] or found["code"] == ASSERT_CODE
+    assert fold(found["stderr"]), "CUDA printed no assertion"
     assert case.record not in report.unexpected(results)
 
 
@@ -64,8 +69,9 @@ def test_the_verdict_is_the_rehearsal_s(results: Results, case: Case) -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_failure_that_no_guard_prevents(results: Results, fault: Fault) -> None:
     """Kind, op, true arguments from host memory, and whether the process can go on."""
-    found = of(results, "fault", fault.name)["report"]
-    assert found is not None
+    result = of(results, "fault", fault.name)
+    found = result["report"]
+    assert found is not None, f"{result['error']}: {result['message']}"
     assert found["kind"] == fault.kind
     assert found["context_usable"] is not fault.is_lost
     if fault.is_no_op:

@@ -6,6 +6,7 @@ fault|harmless|step|notebook NAME``.  CUDA's own lines go to standard error, whi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -26,7 +27,12 @@ def run_case(record: str, *, guarded: bool, device: str = "cuda") -> dict[str, A
     names = namespace()
     code = compile(_registered(case.code), "<case>", "exec")
     if not guarded:
-        return _outcome(lambda: _execute(code, names, device))
+        found = _outcome(lambda: _execute(code, names, device))
+        if found["error"] is not None and device == "cuda":
+            # The driver prints on waiting: an error that a launch noticed may come before the text.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize()
+        return found
 
     import cudalens
 
@@ -99,20 +105,21 @@ def main(mode: str, name: str) -> dict[str, Any]:
         from steps import run_step
 
         return run_step(name)
-    if mode != "rehearsed":
-        return run_case(name, guarded=mode == "guarded")
-    from cudalens import simulate
-    from cudalens.simulate.asserts import NOT_SIMULATED
+    with contextlib.ExitStack() as stack:
+        if mode == "rehearsed":
+            from cudalens import simulate
+            from cudalens.simulate.asserts import NOT_SIMULATED
 
-    if name in NOT_SIMULATED:
-        return {"unavailable": NOT_SIMULATED[name]}
-    try:
-        simulation = simulate.start(announce=False)
-    except simulate.SimulationError as error:
-        return {"unavailable": str(error)}
-    with simulation:
-        return run_case(name, guarded=True)
+            if name in NOT_SIMULATED:
+                return {"unavailable": NOT_SIMULATED[name]}
+            try:
+                stack.enter_context(simulate.start(announce=False))
+            except simulate.SimulationError as error:
+                return {"unavailable": str(error)}
+        # One line for both: the frames of their reports are compared too.
+        return run_case(name, guarded=mode != "bare")
 
 
 if __name__ == "__main__":
-    print(RESULT + json.dumps(main(*sys.argv[1:3])), flush=True)
+    # On a line of its own, whatever a kernel printed before it.
+    print("\n" + RESULT + json.dumps(main(*sys.argv[1:3])), flush=True)
