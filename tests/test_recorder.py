@@ -599,6 +599,23 @@ def test_an_unsure_forward_site_is_none() -> None:
     assert recorder.forward_site(number, "SinBackward0") is None
 
 
+def test_a_node_from_before_the_recording_is_nobody_s() -> None:
+    """An op that needs no node sees the counter where the newest node left it, here of its name."""
+    x, plain = torch.ones(2, requires_grad=True), torch.ones(2)
+    before = x.exp()
+    with Recorder() as recorder:
+        plain.exp()
+        within = x.exp()  # exp-within
+        plain.exp()
+    older, newer = before.grad_fn, within.grad_fn
+    assert older._sequence_nr() + 1 == newer._sequence_nr()
+    assert recorder.forward_site(older._sequence_nr(), older.name()) is None
+    assert recorder.forward_site(older._sequence_nr()) is None
+    site = recorder.forward_site(newer._sequence_nr(), newer.name())
+    assert site is not None
+    assert site[0][-1].lineno == line_of("exp-within")
+
+
 def test_watch_sees_every_result_and_may_stop_the_op() -> None:
     """What the watcher raises is raised by the op, which is the failing one then."""
 

@@ -31,10 +31,11 @@ class Snapshot:
     A report asks for the forward call of each of some sixty nodes.
     """
 
-    def __init__(self, calls: Sequence[Call], *, is_complete: bool) -> None:
+    def __init__(self, calls: Sequence[Call], *, is_complete: bool, first_number: int = 0) -> None:
         self.calls = calls
         self.reader = SiteReader()
         self._is_complete = is_complete
+        self._first_number = first_number
 
     def history(self, limit: int) -> tuple[HistoryEntry, ...]:
         """Describe the last ``limit`` calls, oldest first."""
@@ -61,7 +62,10 @@ class Snapshot:
         Autograd draws the number before it runs the op, so the call is the first one that saw
         the counter one further.  ``None`` when that is not certain: the first such call may have
         left the ring, two threads may have drawn the same number, or the op is not the node's.
+        A node from before the recording has none: an op that draws no number sees its counter too.
         """
+        if sequence_nr < self._first_number:
+            return None
         found = self._by_number.get(sequence_nr + 1)
         if found is None or (found[0] is self._forward[0] and not self._is_complete):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -29,6 +29,14 @@ class Recorder(RecordingMode):
     """
 
     _asked: tuple[int, Snapshot | None] = (0, None)
+    _first_number: int | None = None
+    """The sequence number that autograd would have given to the first node of the recording."""
+
+    def __enter__(self) -> Self:
+        """Start recording."""
+        if self._first_number is None:
+            self._first_number = _seam.next_sequence_nr()
+        return super().__enter__()
 
     @property
     def is_synchronous(self) -> bool:
@@ -112,7 +120,11 @@ class Recorder(RecordingMode):
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Call._make(item) for item in self._ring.copy()]
-            snapshot = Snapshot(calls, is_complete=len(calls) < (self._ring.maxlen or 0))
+            snapshot = Snapshot(
+                calls,
+                is_complete=len(calls) < (self._ring.maxlen or 0),
+                first_number=self._first_number or 0,
+            )
             self._asked = (number, snapshot)
         return snapshot
 
