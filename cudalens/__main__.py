@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import io
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -63,7 +64,7 @@ def _dispatch(words: list[str]) -> int:
         raise _UsageError(msg)
     command = _COMMANDS.get(rest[0])
     if command is not None and not count:
-        return command(rest[1:])
+        return _told(command, rest[1:])
     if rest[0] == "-m":
         if len(rest) == 1:
             msg = "-m needs the name of a module"
@@ -74,6 +75,18 @@ def _dispatch(words: list[str]) -> int:
         msg = f"there is no script {rest[0]!r}"
         raise _UsageError(msg)
     return _run(options, lambda: _as_script(script, rest[1:]))
+
+
+def _told(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Run a sub-command whose reader may leave early, as `head` does."""
+    try:
+        status = command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end: that has to go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return status
 
 
 def _options(tokens: list[str]) -> Options:

@@ -266,3 +266,23 @@ def test_show_prints_a_saved_report(run: Run, tmp_path: Path) -> None:
         assert done.stderr.startswith("cudalens: other.json is not a report")
         assert done.stderr.count("\n") == 1
     assert run("show", "missing.json").returncode == 1
+
+
+@pytest.mark.parametrize("words", [["show", "report.json"], ["guards"], ["guards", "--json"]])
+def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path: Path) -> None:
+    """As in ``cudalens guards | head``: nothing on stderr, and a status that says it."""
+    Report(headline="y[3] = 10 is outside").save(tmp_path / "report.json")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "cudalens", *words],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert (done.returncode, done.stderr) == (1, "")
