@@ -27,6 +27,7 @@ __all__ = [
     "needs_await",
     "statement_unit",
     "transformed",
+    "typed_lines",
     "unfit",
 ]
 
@@ -88,6 +89,7 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
     above = _above(raw, body)
     frame = _cell_frame(shell, sys._getframe(1))
     text = transformed(shell, body)
+    typed = typed_lines(body, text)
     if above is None or frame is None:
         above = [f"%%cudacheck {line}".rstrip()]
         text = comment_out(above) + text
@@ -95,7 +97,7 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
     else:
         text = comment_out(above) + text
         filename = frame.f_code.co_filename
-    _remember(shell, filename, text, above)
+    _remember(shell, filename, text, [*above, *typed])
     tree = shell.compile.ast_parse(text, filename=filename)
     return _unit(shell, tree, filename, text, shell.user_ns)
 
@@ -190,12 +192,30 @@ def _above(raw: str | None, body: str) -> list[str] | None:
     return raw_lines[:count]
 
 
+def typed_lines(raw: str, text: str) -> list[str]:
+    """Give the typed lines that stand behind those of ``text``, what the shell made of ``raw``.
+
+    From the first on, as many as are certain: a cell magic takes all below it into one line.
+    """
+    typed, lines = _split(raw), _split(text)
+    blank = len(typed) - len(_split(raw.lstrip()))  # the shell drops blank lines above a cell
+    kept = len(lines) - len(_split(text.lstrip()))
+    typed = typed[max(0, blank - kept) :]
+    if typed[kept:] and typed[kept].startswith("%%"):
+        typed = typed[: kept + 1]
+    elif len(typed) != len(lines):
+        return []
+    pairs = zip(typed, lines, strict=False)
+    is_certain = all(a.rstrip() == b.rstrip() or "get_ipython()" in b for a, b in pairs)
+    return typed if is_certain else []
+
+
 def _split(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def _remember(shell: Any, filename: str, text: str, magics: Sequence[str] = ()) -> None:
-    register_cell(filename, shell.compile._filename_map[filename], _split(text), magics)
+def _remember(shell: Any, filename: str, text: str, typed: Sequence[str] = ()) -> None:
+    register_cell(filename, shell.compile._filename_map[filename], _split(text), typed)
 
 
 def _cell_frame(shell: Any, frame: FrameType | None) -> FrameType | None:

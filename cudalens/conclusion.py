@@ -120,11 +120,17 @@ def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Repo
     return report
 
 
-def saved(report: Report, paths: Iterable[Path]) -> Report:
-    """Write a report to files; what could not be written becomes a limit of it."""
-    for path in paths:
+def saved(report: Report, html: str | Path | None, json: str | Path | None) -> Report:
+    """Write a report to files; what could not be written becomes a limit of it.
+
+    The option says the form, whatever the file is called.
+    """
+    for name, form in ((html, Report.to_html), (json, Report.to_json)):
+        if name is None:
+            continue
+        path = Path(name)
         try:
-            report.save(path)
+            path.write_text(form(report), encoding="utf-8")
         except Exception as trouble:  # a view that fails must not hide the user's error
             line = f"{path.name} was not written: {trouble}"
             report = replace(report, limits=(*report.limits, line))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 _numbers: dict[str, int] = {}
-_magics: dict[str, tuple[str, ...]] = {}
+_typed: dict[str, tuple[str, ...]] = {}
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
@@ -27,22 +27,27 @@ _MACHINERY = frozenset({"IPython", "ipykernel"})
 
 
 def register_cell(
-    filename: str, number: int, lines: Sequence[str], magics: Sequence[str] = ()
+    filename: str, number: int, lines: Sequence[str], typed: Sequence[str] = ()
 ) -> None:
     """Tell that code compiled as ``filename`` is cell ``number`` and reads ``lines``.
 
-    ``magics`` are the first lines as the user typed them, where they are no Python.
+    ``typed`` are its first lines, or all, as the user typed them: some may be no Python.
     """
     _numbers[filename] = number
-    _magics[filename] = tuple(magics)
+    note_typed(filename, typed)
     text = [line if line.endswith("\n") else line + "\n" for line in lines]
     # A modification time of None keeps linecache.checkcache from dropping the entry.
     linecache.cache[filename] = (sum(map(len, text)), None, text, filename)
 
 
+def note_typed(filename: str, typed: Sequence[str]) -> None:
+    """Tell how the user typed the first lines of a cell that the shell knows already."""
+    _typed[filename] = tuple(typed)
+
+
 def forget_cell(filename: str) -> None:
     """Undo :func:`register_cell`; a name that was never registered is fine."""
-    _magics.pop(filename, None)
+    _typed.pop(filename, None)
     if _numbers.pop(filename, None) is not None:
         linecache.cache.pop(filename, None)
 
@@ -71,8 +76,8 @@ def source_lines(filename: str) -> list[str]:
 
 def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
     """Give line ``number`` of ``lines`` as the user typed it."""
-    magics = _magics.get(filename, ())
-    return magics[number - 1] if number <= len(magics) else lines[number - 1]
+    typed = _typed.get(filename, ())
+    return typed[number - 1] if number <= len(typed) else lines[number - 1]
 
 
 def is_user_file(filename: str) -> bool:

@@ -29,6 +29,7 @@ from cudalens.rewrite import MAGIC, rewritten
 from cudalens.watch import CellWatch
 
 if TYPE_CHECKING:
+    from cudalens.model import Report
     from cudalens.session import CheckSession
 
 __all__ = ["FrontEnd", "load", "unload"]
@@ -137,27 +138,27 @@ class FrontEnd:
         self._watch.take_exceptions()
         if unit.is_async:
             return self._checked_async(options, unit)
-        session = _session(options)
+        session, is_shown = _session(options), False
         try:
             with session:
                 return unit.run()
         except BaseException as error:
-            self._watch.note_explained(error)
+            is_shown = self._watch.note_explained(error)
             raise
         finally:
-            finish(self.shell, session, options)
+            finish(self.shell, session, options, is_shown=is_shown)
 
     async def _checked_async(self, options: Options, unit: Unit) -> Any:
         __tracebackhide__ = True
-        session = _session(options)
+        session, is_shown = _session(options), False
         try:
             with session:
                 return await unit.run_async()
         except BaseException as error:
-            self._watch.note_explained(error)
+            is_shown = self._watch.note_explained(error)
             raise
         finally:
-            finish(self.shell, session, options)
+            finish(self.shell, session, options, is_shown=is_shown)
 
     def _rewrite(self, lines: list[str]) -> list[str]:
         return rewritten(self.shell, "".join(lines)).splitlines(keepends=True)
@@ -181,21 +182,27 @@ class FrontEnd:
     def _do_last(self, options: Options, argument: str) -> None:
         import cudalens
 
-        report = cudalens.last_report()
-        if report is None:
-            print("no report yet")
-        else:
-            publish(self.shell, report, widgets=options.widgets)
+        self._show_again(cudalens.last_report(), options, "no report yet")
 
     def _do_explain(self, options: Options, argument: str) -> None:
         _require_torch()
         from cudalens.explain import explain
 
         report = explain(self.shell.user_ns, getattr(sys, "last_value", None))
+        missing = "nothing to explain: no exception of torch was shown"
+        self._show_again(report, options, missing)
+
+    def _show_again(self, report: Report | None, options: Options, missing: str) -> None:
+        """Show, write and bind a report as the options of a check say."""
         if report is None:
-            print("nothing to explain: no exception of torch was shown")
+            print(missing)
         else:
+            from cudalens.conclusion import saved
+
+            report = saved(report, options.html, options.json)
             publish(self.shell, report, widgets=options.widgets)
+        if options.report is not None:
+            self.shell.user_ns[options.report] = report
 
     def _do_simulate(self, options: Options, argument: str) -> None:
         from cudalens import simulate

@@ -24,10 +24,17 @@ __all__ = ["finish", "publish"]
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
-def finish(shell: Any, session: CheckSession, options: Options) -> None:
-    """Show the report of a closed session, if there is one, and bind it as the user asked."""
+def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:
+    """Show the report of a closed session, if there is one, and bind it as the user asked.
+
+    Args:
+        shell, session, options: of the check.
+        is_shown: whether a check inside this one has shown what left both.
+    """
     if options.report is not None:
         shell.user_ns[options.report] = session.report
+    if is_shown and not (session.swallowed or session.warnings):
+        return
     if session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
     if session.swallowed:

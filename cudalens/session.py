@@ -54,7 +54,8 @@ class CheckSession:
         self.max_ops = max_ops
         self.widgets = widgets
         self.force_eager = force_eager
-        self._files = [Path(path) for path in (html, json) if path is not None]
+        # The block may leave the directory in which these names were given.
+        self._files = [None if name is None else Path(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
         self.troubles: list[str] = []
         """What failed in the check itself, one line each; a report has them as ``limits``."""
@@ -165,7 +166,7 @@ class CheckSession:
             self._attempt("variables", partial(snapshots.forget, error))
         if report is not None:
             limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
-            self._publish(saved(replace(report, limits=limits), self._files), error)
+            self._publish(saved(replace(report, limits=limits), *self._files), error)
 
     def _remove(self) -> None:
         for line in self.recorder.limits if self.recorder is not None else ():

@@ -158,7 +158,12 @@ def span_of_run(run: Running) -> SourceSpan:
     place, lines, position = run.place, run.lines, run.place.position
     line = end_line = place.lineno
     column = end_column = None
-    if run.node is not None and position is not None:
+    is_python = all(
+        typed_line(place.filename, lines, number) == lines[number - 1]
+        for number in (() if position is None else {position.line, position.end_line})
+        if 0 < number <= len(lines)
+    )
+    if run.node is not None and position is not None and is_python:
         line, end_line = position.line, position.end_line
         column = column_of(lines[line - 1], position.column)
         end_column = column_of(lines[end_line - 1], position.end_column)

@@ -20,6 +20,7 @@ from cudalens.files import (
     is_user_file,
     source_lines,
     torch_path,
+    typed_line,
 )
 
 MAX_FRAMES = 60
@@ -183,12 +184,13 @@ def _runs_cells(filename: str) -> bool:
 
 
 def _describe(place: Place) -> Frame:
-    lines = source_lines(place.filename)
+    lines, number = source_lines(place.filename), place.lineno
+    is_known = 0 < number <= len(lines)
     return Frame(
         file=place.filename,
         line=place.lineno,
         function=place.code.co_name,
-        text=lines[place.lineno - 1].strip() if 0 < place.lineno <= len(lines) else "",
+        text=typed_line(place.filename, lines, number).strip() if is_known else "",
         is_user=place.is_user,
         cell=cell_number(place.filename),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cudalens.files import source_lines
+from cudalens.files import source_lines, typed_line
 from cudalens.parsing import parse
 from cudalens.stack import Place, Position
 
@@ -55,7 +55,8 @@ class Running:
         line = self.place.lineno
         if self.statement is not None and not _in_decorator(self.statement, line):
             line = self.statement.lineno
-        return line_text(self.lines, line)
+        text = line_text(self.lines, line)
+        return text and typed_line(self.place.filename, self.lines, line).strip()
 
     @property
     def call_text(self) -> str | None:

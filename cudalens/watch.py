@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from cudalens.cellrun import typed_lines
+from cudalens.files import note_typed
 from cudalens.options import Options
 from cudalens.publish import finish
 from cudalens.rewrite import MAGIC
@@ -48,10 +50,16 @@ class CellWatch:
         """The running cell as the user typed it, ``None`` when it is not known."""
         return self._cells[-1].raw if self._cells else None
 
-    def note_explained(self, error: BaseException) -> None:
-        """Remember that ``error`` left a check inside the cell, which has dealt with it."""
-        if self._cells:
-            self._cells[-1].explained = error
+    def note_explained(self, error: BaseException) -> bool:
+        """Remember that ``error`` left a check inside the cell, which has dealt with it.
+
+        Returns:
+            whether a check inside that one had dealt with it before.
+        """
+        if not self._cells:
+            return False
+        before, self._cells[-1].explained = self._cells[-1].explained, error
+        return before is error
 
     def take_exceptions(self) -> None:
         """Show the exceptions of the running cell without the frames of the magics."""
@@ -75,11 +83,27 @@ class CellWatch:
 
     def _before(self, info: Any) -> None:
         cell = _Cell(info.raw_cell)
+        # A cell that goes into the history has raised the count for the next one already.
+        number = self.shell.execution_count - bool(info.store_history)
+        self._note_typed(cell.raw, getattr(info, "transformed_cell", None), number)
         is_checked = any(outer.session is not None for outer in self._cells)
         is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
         self._cells.append(cell)
         if self.always is not None and not is_checked and not is_magic:
             self._open(cell, self.always)
+
+    def _note_typed(self, raw: str, text: str | None, number: int) -> None:
+        """Keep the lines of magics as they were typed: the shell keeps what it made of them."""
+        if raw.lstrip().startswith(f"%%{MAGIC}"):
+            return  # its body is compiled from a text of its own
+        if text is None:  # IPython 8 does not tell
+            try:
+                text = str(self.shell.transform_cell(raw))
+            except Exception:  # of somebody's transformer: the shell says so, and runs nothing
+                return
+        if "get_ipython()" in text:
+            name = self.shell.compile.get_code_name(raw, text, number)
+            note_typed(name, typed_lines(raw, text))
 
     def _open(self, cell: _Cell, options: Options) -> None:
         from cudalens.session import CheckSession

@@ -21,6 +21,7 @@ from traitlets.config import Config
 
 import cudalens
 from cudalens import magics, publish, simulate
+from cudalens.cellrun import typed_lines
 from cudalens.guarding import PROCESS
 
 BAD = "F.embedding(ids, table)"
@@ -415,6 +416,8 @@ def test_a_finding_is_shown_once_and_raised(notebook: Notebook, on_cpu: None) ->
         (f"%%cudacheck  --fast\n{BAD}", ["%%cudacheck  --fast", BAD]),
         (f"\n%%cudacheck\n{BAD}", ["", "%%cudacheck", BAD]),
         (f"%%time\n%%cudacheck\n{BAD}", ["%%time", "%%cudacheck", BAD]),
+        (f"%%cudacheck\n%pwd\nx = !ls\n{BAD}", ["%%cudacheck", "%pwd", "x = !ls", BAD]),
+        (f"%%cudacheck\n\n%pwd\n{BAD}", ["%%cudacheck", "", "%pwd", BAD]),
     ],
 )
 def test_the_lines_around_are_those_that_were_typed(
@@ -426,6 +429,56 @@ def test_the_lines_around_are_those_that_were_typed(
     assert report is not None
     assert report.source is not None
     assert [line.text for line in report.source.context] == typed
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "text"),
+    [
+        (f"%time rows = {BAD}", 1, f"%time rows = {BAD}"),
+        (f"a = 1\nrows = %time {BAD}", 2, f"rows = %time {BAD}"),
+        (f"if True:\n    %time {BAD}", 2, f"%time {BAD}"),
+        (f"%%time\na = 1\n{BAD}", 1, "%%time"),
+        (f"\n\n%%time\n{BAD}", 3, "%%time"),
+        (f"rows = {BAD}\n%pwd", 1, f"rows = {BAD}"),
+    ],
+)
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
+    notebook: Notebook, on_cpu: None, body: str, line: int, text: str, is_on: bool
+) -> None:
+    """Python runs another text there, whose columns are not those of the typed line."""
+    if is_on:
+        notebook.run("%cudacheck on")
+        line -= len(body) - len(body.lstrip())  # the shell drops blank lines above a cell
+    result = notebook.run(body if is_on else f"%%cudacheck\n{body}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert report.source.cell == result.execution_count
+    assert (report.source.line, report.source.text) == (line + (not is_on), text)
+    columns = report.source.column, report.source.end_column
+    assert columns == ((None, None) if "%" in text else (7, 7 + len(BAD)))
+    assert text in notebook.shown[0]["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "typed"),
+    [
+        ("%a\nb", "get_ipython().x\nb\n", ["%a", "b"]),
+        ("\n\n%a", "get_ipython().x\n", ["%a"]),
+        ("\n%a", "\nget_ipython().x\n", ["", "%a"]),
+        ("%%a\nb\nc", "get_ipython().x\n", ["%%a"]),
+        ("\n%%a\nb", "\nget_ipython().x\n", ["", "%%a"]),
+        ("!a \\\n b\nc", "get_ipython().x\nc\n", []),
+        (">>> %a\n>>> b", "get_ipython().x\nb\n", []),
+    ],
+)
+def test_typed_lines_are_given_where_they_are_certain(
+    raw: str, text: str, typed: list[str]
+) -> None:
+    """A magic over several lines, or prompts that were pasted along, move or change the others."""
+    assert typed_lines(raw, text) == typed
 
 
 def test_a_comment_that_looks_like_the_magic_stays_a_comment(
@@ -559,6 +612,24 @@ def test_on_and_a_magic_show_one_report(notebook: Notebook, on_cpu: None, cell: 
     assert len(notebook.shown) == 1
 
 
+@pytest.mark.parametrize(
+    "inner", ["%cudacheck ", "%%cudacheck\n", "%cudacheck await asyncio.sleep(0) or "]
+)
+@pytest.mark.parametrize("statement", [BAD, "table @ table"])
+def test_a_check_inside_a_check_shows_one_report(
+    notebook: Notebook, on_cpu: None, inner: str, statement: str
+) -> None:
+    """Both have it, and it is shown once; what only the outer one saw is shown as well."""
+    notebook.run("import asyncio")
+    assert not notebook.run(f"%%cudacheck -r outer\n{inner}{statement}").success
+    assert len(notebook.shown) == 1
+    assert notebook.names["outer"] is cudalens.last_report()
+    swallowed = f"try: {BAD}\nexcept IndexError: pass\n"
+    if not inner.startswith("%%"):
+        assert not notebook.run(f"%%cudacheck\n{swallowed}{inner}{statement}").success
+        assert len(notebook.shown) == 2
+
+
 def test_on_adds_the_note_before_the_traceback(notebook: Notebook) -> None:
     """The shell shows an exception when the session has already dealt with it."""
     notebook.run("%cudacheck on")
@@ -624,6 +695,27 @@ def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="refused where there is a GPU")
+@pytest.mark.parametrize("word", ["last", "explain"])
+def test_a_report_shown_again_is_bound_and_written_too(
+    notebook: Notebook, on_cpu: None, tmp_path: Path, word: str
+) -> None:
+    """The check was made without the options; a file that cannot be written is named."""
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    notebook.run("1 / 0")  # nothing to explain
+    assert notebook.run(f"%cudacheck {word} -r again --html {page}").success
+    assert notebook.names["again"] is None
+    assert list(tmp_path.iterdir()) == []
+    notebook.run(f"%%cudacheck\n{BAD}")
+    assert notebook.run(f"%cudacheck {word} -r again --html {page} --json {data}").success
+    report = cudalens.last_report()
+    assert report is not None
+    assert notebook.names["again"] is report
+    assert page.read_text("utf-8") == report.to_html()
+    assert json.loads(data.read_text("utf-8")) == report.to_dict()
+    assert notebook.run(f"%cudacheck {word} --json {tmp_path / 'no' / 'r.json'}").success
+    assert "r.json was not written" in notebook.shown[0]["text/plain"]
+
+
 def test_simulate_turns_the_rehearsal_device_on_and_off(notebook: Notebook) -> None:
     """One line says that it is no GPU; the failing op is stopped there too."""
     notebook.run("%cudacheck simulate")

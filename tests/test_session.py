@@ -802,7 +802,31 @@ def test_no_file_is_written_without_a_report(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["missing/r.html", "r.pdf", "."])
+def test_the_option_says_the_form_whatever_the_file_is_called(tmp_path: Path) -> None:
+    """A name without a suffix, or with that of the other form, is as good as any."""
+    page, data = tmp_path / "page", tmp_path / "data.html"
+    with pytest.raises(DeviceIndexError), cudalens.check(html=page, json=data) as session:
+        bad()
+    assert page.read_text("utf-8") == session.report.to_html()
+    assert data.read_text("utf-8") == session.report.to_json()
+    assert session.report.limits == ()
+
+
+def test_a_block_that_changes_the_directory_takes_no_file_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was given where the block began."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(DeviceIndexError), cudalens.check(json="r.json"):
+        monkeypatch.chdir(elsewhere)
+        bad()
+    assert [item.name for item in tmp_path.iterdir() if item.is_file()] == ["r.json"]
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["missing/r.html", "."])
 def test_a_file_that_cannot_be_written_is_a_limit(name: str, tmp_path: Path) -> None:
     """The exception is the user's; the report says what could not be written."""
     target = tmp_path / name
