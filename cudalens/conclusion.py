@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,11 @@ def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Repo
     return report
 
 
+def destination(name: str | Path) -> Path:
+    """Give the whole path that a name means now: the block may leave the directory."""
+    return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  Path's raises without a home
+
+
 def saved(report: Report, html: str | Path | None, json: str | Path | None) -> Report:
     """Write a report to files; what could not be written becomes a limit of it.
 
@@ -128,7 +134,7 @@ def saved(report: Report, html: str | Path | None, json: str | Path | None) -> R
     for name, form in ((html, Report.to_html), (json, Report.to_json)):
         if name is None:
             continue
-        path = Path(name)
+        path = destination(name)
         try:
             path.write_text(form(report), encoding="utf-8")
         except Exception as trouble:  # a view that fails must not hide the user's error

@@ -826,6 +826,20 @@ def test_a_block_that_changes_the_directory_takes_no_file_along(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "place"), [("~/r.json", "home"), ("./~/r.json", "here/~")])
+def test_a_tilde_is_the_user_s_home(
+    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shell, which does not read the options of a cell."""
+    for folder in ("home", "here/~"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(DeviceIndexError), cudalens.check(json=name):
+        bad()
+    assert [item.parent for item in tmp_path.rglob("r.json")] == [tmp_path / place]
+
+
 @pytest.mark.parametrize("name", ["missing/r.html", "."])
 def test_a_file_that_cannot_be_written_is_a_limit(name: str, tmp_path: Path) -> None:
     """The exception is the user's; the report says what could not be written."""
