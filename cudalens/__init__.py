@@ -20,6 +20,7 @@ from cudalens.version import __version__
 
 if TYPE_CHECKING:
     from cudalens import simulate
+    from cudalens.block import check
     from cudalens.errors import (
         DeviceAssertError,
         DeviceIndexError,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from cudalens.model import Report
     from cudalens.process import guard, install, last_report, register_guard, uninstall
     from cudalens.rehearsal import ensure_cuda
-    from cudalens.session import CheckSession, check
+    from cudalens.session import CheckSession
 
 __all__ = [
     "GUARDS",
@@ -68,7 +69,7 @@ _HOMES = {
     "Report": "model",
     "SilentFindingWarning": "errors",
     "Violation": "facts",
-    "check": "session",
+    "check": "block",
     "ensure_cuda": "rehearsal",
     "guard": "process",
     "install": "process",

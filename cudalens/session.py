@@ -282,17 +282,3 @@ def _require_positive(max_ops: object) -> None:
         raise TypeError(told)
     if max_ops < 1:
         raise ValueError(told)
-
-
-def check(**options: Any) -> CheckSession:
-    """Check a block of code as ``%%cudacheck`` checks a cell; options as keyword arguments.
-
-    Args:
-        options: those of :class:`CheckSession`; ``--no-sync`` is ``no_sync=True`` (``sync=False``).
-
-    Returns:
-        a context manager; its ``report`` is the :class:`Report`, ``None`` when nothing is wrong.
-    """
-    for name in [item for item in options if item.startswith("no_")]:
-        options[name.removeprefix("no_")] = not options.pop(name)
-    return CheckSession(**options)

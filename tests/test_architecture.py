@@ -30,7 +30,7 @@ _BY_LAYER = {
         arrivals autograd devicetext eager intercept nonfinite recorder replay
     """,
     4: """
-        callarguments calling collect conclusion distributions environment explain failedop
+        block callarguments calling collect conclusion distributions environment explain failedop
         freedgraph guarding livememory lostcontext modifiedtensor observations positiontable
         postmortem process refused rehearsal repeats session tensorfacts
     """,
@@ -200,7 +200,7 @@ def test_modules_and_functions_stay_small() -> None:
 def test_the_checks_can_fail() -> None:
     """Each reader of the syntax trees sees an offence when there is one."""
     tree = ast.parse(
-        "import torch\nfrom cudalens.session import check\nimport IPython.display\n"
+        "import torch\nfrom cudalens.block import check\nimport IPython.display\n"
         "x = torch._C._get_sequence_nr()\nfrom torch.utils._python_dispatch import Y\n"
     )
     assert imports_of(tree) == {"session"}

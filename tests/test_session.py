@@ -783,6 +783,32 @@ def test_a_silent_finding_without_a_session_is_a_python_warning() -> None:
     assert "= 50" in str(ours[0].message)
 
 
+def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> None:
+    """One for the block, at its line; a front end's session has its report shown."""
+    for kind, count in ((cudalens.check, 1), (cudalens.CheckSession, 0)):
+        with warnings.catch_warnings(record=True) as got:
+            warnings.simplefilter("always")
+            with kind() as session:
+                take(5), take(6)
+        ours = [item for item in got if item.category is cudalens.SilentFindingWarning]
+        assert len(ours) == count
+        assert session.report.kind == "silent"
+        assert all(session.report.headline in str(item.message) for item in ours)
+        assert all(item.filename == __file__ for item in ours)
+
+
+def test_an_exception_needs_no_warning_beside_it() -> None:
+    """What raised is told by its error, what the block did well by nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", cudalens.SilentFindingWarning)
+        with pytest.raises(ZeroDivisionError), cudalens.check():
+            take(5)
+            _ = 1 / 0
+        with cudalens.check() as session:
+            swallowed(bad)
+        assert session.report.kind == "device_assert"
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
