@@ -35,14 +35,8 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type in ACCELERATORS
 
 
-_AUTOGRAD_KEYS = {
-    "cpu": "AutogradCPU",
-    "cuda": "AutogradCUDA",
-    "xpu": "AutogradXPU",
-    "mps": "AutogradMPS",
-    "hpu": "AutogradHPU",
-    "privateuseone": "AutogradPrivateUse1",
-}
+_AUTOGRAD_KEYS = {name: f"Autograd{name.upper()}" for name in ("cpu", "cuda", "xpu", "mps", "hpu")}
+_AUTOGRAD_KEYS["privateuseone"] = "AutogradPrivateUse1"
 
 
 def autograd_keys(devices: Iterable[str]) -> list[str]:
@@ -209,6 +203,15 @@ BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
 """Block that autograd does not see, like :data:`NoTorchFunction`."""
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Tell whether a Python dispatch mode of this thread would see our own torch calls."""
+_has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+
+
+def is_unseen() -> bool:
+    """Tell whether nobody sees our own torch calls without any block, as below most calls."""
+    is_watched = has_dispatch_modes() or _has_function_modes() or _sync_debug_mode()
+    return not is_watched and not _own_waits.count and _is_excluded(_AUTOGRAD)
 
 
 @contextmanager

@@ -153,12 +153,14 @@ class Interceptor:
         ask = self._ask_all
         # Looked up once: between two calls the step throws everything out of the caches.
         unseen, below_autograd = _torch.NoTorchFunction, _torch.BelowAutograd
-        has_modes = _torch.has_dispatch_modes
+        is_unseen, has_modes = _torch.is_unseen, _torch.has_dispatch_modes
 
         def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
             inside.busy = True
             try:
                 self.checked_ops += 1
+                if is_unseen():
+                    return ask(op, plans, args, kwargs)
                 with unseen(), below_autograd():
                     # The modes of an ordinary call have all had their turn before it came here.
                     if not has_modes():

@@ -203,7 +203,7 @@ def test_the_checks_can_fail() -> None:
         "import torch\nfrom cudalens.block import check\nimport IPython.display\n"
         "x = torch._C._get_sequence_nr()\nfrom torch.utils._python_dispatch import Y\n"
     )
-    assert imports_of(tree) == {"session"}
+    assert imports_of(tree) == {"block"}
     assert external_imports(tree) == {"torch", "cudalens", "IPython"}
     assert private_torch(tree) == {"_get_sequence_nr", "_C", "_python_dispatch"}
 
