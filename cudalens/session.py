@@ -12,9 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens import collect, conclusion, fallback, lostcontext, process, snapshots
+from cudalens import collect, fallback, lostcontext, process, snapshots
 from cudalens.calling import hide_own_frames
-from cudalens.conclusion import completed, explained, is_answer, relayed, retold, saved
+from cudalens.conclusion import (
+    completed,
+    destination,
+    explained,
+    is_answer,
+    relayed,
+    retold,
+    saved,
+)
 from cudalens.errors import DeviceAssertError, NonFiniteError
 from cudalens.guarding import PROCESS
 from cudalens.interrupts import Uninterrupted
@@ -54,7 +62,7 @@ class CheckSession:
         self.max_ops = max_ops
         self.widgets = widgets
         self.force_eager = force_eager
-        self._files = [name and conclusion.destination(name) for name in (html, json)]
+        self._files = [name and destination(name) for name in (html, json)]
         self._stack = ExitStack()
         self.troubles: list[str] = []
         """What failed in the check itself, one line each; a report has them as ``limits``."""

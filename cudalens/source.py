@@ -39,6 +39,7 @@ from cudalens.modules import ModulePath, module_path
 from cudalens.stack import (
     Entry,
     Place,
+    Position,
     StackEntry,
     entries_from_traceback,
     frames_of,
@@ -158,12 +159,7 @@ def span_of_run(run: Running) -> SourceSpan:
     place, lines, position = run.place, run.lines, run.place.position
     line = end_line = place.lineno
     column = end_column = None
-    is_python = all(
-        typed_line(place.filename, lines, number) == lines[number - 1]
-        for number in (() if position is None else {position.line, position.end_line})
-        if 0 < number <= len(lines)
-    )
-    if run.node is not None and position is not None and is_python:
+    if run.node is not None and position is not None and _is_as_typed(place, lines, position):
         line, end_line = position.line, position.end_line
         column = column_of(lines[line - 1], position.column)
         end_column = column_of(lines[end_line - 1], position.end_column)
@@ -184,6 +180,14 @@ def span_of_run(run: Running) -> SourceSpan:
             CodeLine(line=number, text=typed_line(place.filename, lines, number))
             for number in range(start, min(stop, start + _MAX_CONTEXT - 1) + 1)
         ),
+    )
+
+
+def _is_as_typed(place: Place, lines: Sequence[str], position: Position) -> bool:
+    """Tell whether columns count in what the user typed, and not in the shell's text of a magic."""
+    return all(
+        typed_line(place.filename, lines, number) == lines[number - 1]
+        for number in (position.line, position.end_line)
     )
 
 
