@@ -16,9 +16,11 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Any
 
 _numbers: dict[str, int] = {}
 _typed: dict[str, tuple[str, ...]] = {}
+_shared: set[str] = set()
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
@@ -50,6 +52,21 @@ def forget_cell(filename: str) -> None:
     _typed.pop(filename, None)
     if _numbers.pop(filename, None) is not None:
         linecache.cache.pop(filename, None)
+
+
+def share_name(filename: str) -> None:
+    """Tell that code of several cells is compiled as ``filename``: the name tells no cell."""
+    _shared.add(filename)
+
+
+def unshare_name(filename: str) -> None:
+    """Undo :func:`share_name`; a name that was never told is fine."""
+    _shared.discard(filename)
+
+
+def is_shared(filename: str) -> bool:
+    """Tell whether code of several cells has this name."""
+    return filename in _shared
 
 
 def cell_number(filename: str) -> int | None:
@@ -86,7 +103,8 @@ def is_user_file(filename: str) -> bool:
     The standard library, installed packages, generated code and this package are not.
     """
     if filename.startswith("<"):
-        return filename.startswith(_TYPED) or cell_number(filename) is not None
+        is_known = filename.startswith(_TYPED) or is_shared(filename)
+        return is_known or cell_number(filename) is not None
     if _IPYKERNEL_NAME.search(filename) or cell_number(filename) is not None:
         return True
     return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
@@ -128,12 +146,16 @@ def is_machinery(filename: str) -> bool:
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  compared as text
 
 
-def _compiler_map() -> dict[str, int]:
-    """Give IPython's own map from file name to cell number; empty without a running shell."""
+def running_shell() -> Any:
+    """Give the running IPython shell, ``None`` where there is none."""
     ipython = sys.modules.get("IPython")
     get_shell = getattr(ipython, "get_ipython", None)
-    shell = get_shell() if get_shell is not None else None
-    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    return get_shell() if get_shell is not None else None
+
+
+def _compiler_map() -> dict[str, int]:
+    """Give IPython's own map from file name to cell number; empty without a running shell."""
+    names = getattr(getattr(running_shell(), "compile", None), "_filename_map", None)
     return names if isinstance(names, dict) else {}
 
 

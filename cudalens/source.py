@@ -185,10 +185,14 @@ def span_of_run(run: Running) -> SourceSpan:
 
 def _is_as_typed(place: Place, lines: Sequence[str], position: Position) -> bool:
     """Tell whether columns count in what the user typed, and not in the shell's text of a magic."""
-    return all(
-        typed_line(place.filename, lines, number) == lines[number - 1]
-        for number in (position.line, position.end_line)
-    )
+    first, last = lines[position.line - 1], lines[position.end_line - 1]
+    # What stands before the expression may be a magic, as long as it takes the same room.
+    start = column_of(first, position.column)
+    typed = typed_line(place.filename, lines, position.line)
+    if typed[start:] != first[start:]:
+        return False
+    is_one_line = position.line == position.end_line
+    return is_one_line or typed_line(place.filename, lines, position.end_line) == last
 
 
 class _Guard:

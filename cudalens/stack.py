@@ -17,11 +17,13 @@ from cudalens.files import (
     cell_number,
     is_machinery,
     is_own_file,
+    is_shared,
     is_user_file,
     source_lines,
     torch_path,
     typed_line,
 )
+from cudalens.timed import Home, home_of
 
 MAX_FRAMES = 60
 OUTERMOST = 5
@@ -69,16 +71,18 @@ class Place(NamedTuple):
     lineno: int
     lasti: int
     frame: FrameType | None
+    home: Home | None = None
+    """Where the code was typed, when that is not where it says itself."""
 
     @property
     def filename(self) -> str:
-        """The file name that the code was compiled with."""
-        return self.code.co_filename
+        """The file name of the code's source."""
+        return self.code.co_filename if self.home is None else self.home.filename
 
     @property
     def is_user(self) -> bool:
-        """Whether the code is the user's."""
-        return is_user_file(self.filename)
+        """Whether the code is the user's, and its source is known to be."""
+        return is_user_file(self.filename) and not is_shared(self.filename)
 
     @property
     def position(self) -> Position | None:
@@ -90,7 +94,8 @@ class Place(NamedTuple):
         line, end_line, column, end_column = found
         if line is None or end_line is None or column is None or end_column is None:
             return None
-        return Position(line, end_line, column, end_column)
+        _, lines, columns = self.home or Home("")
+        return Position(line + lines, end_line + lines, column + columns, end_column + columns)
 
     @property
     def operation(self) -> str:
@@ -111,12 +116,16 @@ def place_of(entry: Entry) -> Place:
     """Make a :class:`Place` of a frame, of one link of a traceback, or of a recorded entry."""
     if isinstance(entry, TracebackType):
         frame = entry.tb_frame
-        return Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
-    if isinstance(entry, FrameType):
+        place = Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
+    elif isinstance(entry, FrameType):
         # f_lineno is None between a frame's lines; the line table answers then.
         line = entry.f_lineno or entry.f_code.co_firstlineno
-        return Place(entry.f_code, line, entry.f_lasti, entry)
-    return Place(entry.code, entry.lineno, entry.lasti, None)
+        place = Place(entry.f_code, line, entry.f_lasti, entry)
+    else:
+        place = Place(entry.code, entry.lineno, entry.lasti, None)
+    if (home := home_of(place.code)) is None:
+        return place
+    return place._replace(home=home, lineno=place.lineno + home.lines)
 
 
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:

@@ -14,6 +14,7 @@ from cudalens.files import note_typed
 from cudalens.options import Options
 from cudalens.publish import finish
 from cudalens.rewrite import MAGIC
+from cudalens.timed import forget, note
 from cudalens.usertrace import without_machinery
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class CellWatch:
         self.always = None
         while self._cells:
             self._after(None)
+        forget()
         self.shell.events.unregister("post_run_cell", self._after)
         self.shell.events.unregister("pre_run_cell", self._before)
 
@@ -85,6 +87,7 @@ class CellWatch:
         cell = _Cell(info.raw_cell)
         # A cell that goes into the history has raised the count for the next one already.
         number = self.shell.execution_count - bool(info.store_history)
+        note(number, cell.raw)
         self._note_typed(cell.raw, getattr(info, "transformed_cell", None), number)
         is_checked = any(outer.session is not None for outer in self._cells)
         is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")

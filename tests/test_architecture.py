@@ -21,7 +21,7 @@ _BY_LAYER = {
     1: """
         _torch apiname assertlines assertsites asserttable asserttexts assertverdict diagnose
         directcall evaluate expressions files hints hosterrors interrupts modules origin
-        publicname render source stack syntax values
+        publicname render source stack syntax timed values
     """,
     2: """
         guards routes simulate

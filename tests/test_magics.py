@@ -432,21 +432,32 @@ def test_the_lines_around_are_those_that_were_typed(
 
 
 @pytest.mark.parametrize(
-    ("body", "line", "text"),
+    ("body", "line", "text", "column"),
     [
-        (f"%time rows = {BAD}", 1, f"%time rows = {BAD}"),
-        (f"a = 1\nrows = %time {BAD}", 2, f"rows = %time {BAD}"),
-        (f"if True:\n    %time {BAD}", 2, f"%time {BAD}"),
-        (f"%%time\na = 1\n{BAD}", 1, "%%time"),
-        (f"\n\n%%time\n{BAD}", 3, "%%time"),
-        (f"rows = {BAD}\n%pwd", 1, f"rows = {BAD}"),
+        (f"%time rows = {BAD}", 1, f"%time rows = {BAD}", 13),
+        (f"a = 1\nrows = %time {BAD}", 2, f"rows = %time {BAD}", 13),
+        (f"if True:\n    %time  {BAD}", 2, f"%time  {BAD}", 11),
+        (f"%cudacheck --fast %time {BAD}", 1, f"%cudacheck --fast %time {BAD}", 24),
+        (f"%%time\na = 1\n{BAD}", 3, BAD, 0),
+        (f"%%time\n{BAD}\na = 1\na", 2, BAD, 0),
+        (f"\n\n%%time\n\n\n{BAD}\n\n", 6, BAD, 0),
+        (f"%%time\nfor _ in range(2):\n    %time rows = {BAD}", 3, f"%time rows = {BAD}", 17),
+        (f"%%time\n%pwd\nrows = ({BAD},\n  1)", 3, f"rows = ({BAD},", 8),
+        (f"%%time\n>>> {BAD}", 2, f">>> {BAD}", None),
+        (f"rows = {BAD}\n%pwd", 1, f"rows = {BAD}", 7),
     ],
 )
 @pytest.mark.parametrize("is_on", [False, True])
 def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
-    notebook: Notebook, on_cpu: None, body: str, line: int, text: str, is_on: bool
+    notebook: Notebook,
+    on_cpu: None,
+    body: str,
+    line: int,
+    text: str,
+    column: int | None,
+    is_on: bool,
 ) -> None:
-    """Python runs another text there, whose columns are not those of the typed line."""
+    """Python runs another text there, and counts the lines of a timed one from the magic on."""
     if is_on:
         notebook.run("%cudacheck on")
         line -= len(body) - len(body.lstrip())  # the shell drops blank lines above a cell
@@ -458,7 +469,7 @@ def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
     assert report.source.cell == result.execution_count
     assert (report.source.line, report.source.text) == (line + (not is_on), text)
     columns = report.source.column, report.source.end_column
-    assert columns == ((None, None) if "%" in text else (7, 7 + len(BAD)))
+    assert columns == ((None, None) if column is None else (column, column + len(BAD)))
     assert text in notebook.shown[0]["text/plain"]
 
 
