@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import linecache
 import sys
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from cudalens.files import register_cell
+from cudalens.files import cells_of, note_cell, register_cell
 
 __all__ = [
     "Unit",
@@ -30,6 +32,9 @@ __all__ = [
     "typed_lines",
     "unfit",
 ]
+
+
+_NO_CODE = (tokenize.COMMENT, tokenize.ENDMARKER, tokenize.NEWLINE, tokenize.NL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,7 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
     if above is None or frame is None:
         above = [f"%%cudacheck {line}".rstrip()]
         text = comment_out(above) + text
-        filename = shell.compile.cache(text, shell.execution_count)
+        filename = _new_name(shell, text, frame)
     else:
         text = comment_out(above) + text
         filename = frame.f_code.co_filename
@@ -107,7 +112,7 @@ def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> U
     text = shell.transform_cell(statement).rstrip("\n")
     frame = _caller_of_magic(shell, sys._getframe(1))
     if frame is None or "\n" in text:
-        filename = shell.compile.cache(text, shell.execution_count)
+        filename = _new_name(shell, text, _cell_frame(shell, sys._getframe(1)))
         _remember(shell, filename, text)
         tree = shell.compile.ast_parse(text, filename=filename)
         return _unit(shell, tree, filename, text, user_locals)
@@ -172,9 +177,16 @@ def _unit(
         shell=shell,
         tree=tree,
         filename=filename,
-        is_silenced=shell.displayhook.semicolon_at_end_of_expression(text),
+        is_silenced=_ends_in_semicolon(text),
         user_locals=user_locals,
     )
+
+
+def _ends_in_semicolon(text: str) -> bool:
+    # As the shell tells it; before 8.0 it tells it of nothing but the cell as a whole.
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    code = [item for item in tokens if item.type not in _NO_CODE]
+    return bool(code) and code[-1].string == ";"
 
 
 def _above(raw: str | None, body: str) -> list[str] | None:
@@ -215,12 +227,23 @@ def _split(text: str) -> list[str]:
 
 
 def _remember(shell: Any, filename: str, text: str, typed: Sequence[str] = ()) -> None:
-    register_cell(filename, shell.compile._filename_map[filename], _split(text), typed)
+    register_cell(filename, cells_of(shell)[filename], _split(text), typed)
+
+
+def _new_name(shell: Any, text: str, frame: FrameType | None) -> str:
+    """Have the shell name a text of its own, in the cell that ``frame`` runs."""
+    names = cells_of(shell)
+    number = shell.execution_count if frame is None else names[frame.f_code.co_filename]
+    filename = str(shell.compile.cache(text, number))
+    if filename not in names:
+        note_cell(filename, number)
+    return filename
 
 
 def _cell_frame(shell: Any, frame: FrameType | None) -> FrameType | None:
     """Find the innermost frame that runs the text of a cell."""
-    while frame is not None and frame.f_code.co_filename not in shell.compile._filename_map:
+    names = cells_of(shell)
+    while frame is not None and frame.f_code.co_filename not in names:
         frame = frame.f_back
     return frame
 
@@ -230,7 +253,7 @@ def _caller_of_magic(shell: Any, frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_name != "run_line_magic":
         frame = frame.f_back
     caller = frame.f_back if frame is not None else None
-    if caller is None or caller.f_code.co_filename not in shell.compile._filename_map:
+    if caller is None or caller.f_code.co_filename not in cells_of(shell):
         return None
     return caller
 

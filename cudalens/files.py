@@ -14,13 +14,14 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 _numbers: dict[str, int] = {}
 _typed: dict[str, tuple[str, ...]] = {}
 _shared: set[str] = set()
+_noted: dict[str, int] = {}
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
@@ -39,7 +40,9 @@ def register_cell(
     note_typed(filename, typed)
     text = [line if line.endswith("\n") else line + "\n" for line in lines]
     # A modification time of None keeps linecache.checkcache from dropping the entry.
-    linecache.cache[filename] = (sum(map(len, text)), None, text, filename)
+    entry = (sum(map(len, text)), None, text, filename)
+    for cache in _line_caches():
+        cache[filename] = entry
 
 
 def note_typed(filename: str, typed: Sequence[str]) -> None:
@@ -51,7 +54,19 @@ def forget_cell(filename: str) -> None:
     """Undo :func:`register_cell`; a name that was never registered is fine."""
     _typed.pop(filename, None)
     if _numbers.pop(filename, None) is not None:
-        linecache.cache.pop(filename, None)
+        for cache in _line_caches():
+            cache.pop(filename, None)
+
+
+def note_cell(filename: str, number: int) -> None:
+    """Tell the number of a cell, for a shell that keeps no map of its own."""
+    _noted[filename] = number
+
+
+def cells_of(shell: Any) -> Mapping[str, int]:
+    """Give a shell's map from the file names of its cells to their numbers."""
+    names = getattr(shell.compile, "_filename_map", None)  # since IPython 8.0
+    return names if isinstance(names, dict) else _noted
 
 
 def share_name(filename: str) -> None:
@@ -95,6 +110,11 @@ def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
     """Give line ``number`` of ``lines`` as the user typed it."""
     typed = _typed.get(filename, ())
     return typed[number - 1] if number <= len(typed) else lines[number - 1]
+
+
+def is_top(name: str) -> bool:
+    """Tell whether code of this name is that of a module or of a cell, and no function's."""
+    return name == "<module>" or name.startswith("<cell line: ")  # so before IPython 8
 
 
 def is_user_file(filename: str) -> bool:
@@ -153,15 +173,20 @@ def running_shell() -> Any:
     return get_shell() if get_shell is not None else None
 
 
-def _compiler_map() -> dict[str, int]:
-    """Give IPython's own map from file name to cell number; empty without a running shell."""
-    names = getattr(getattr(running_shell(), "compile", None), "_filename_map", None)
-    return names if isinstance(names, dict) else {}
+def _compiler_map() -> Mapping[str, int]:
+    shell = running_shell()
+    return {} if shell is None else cells_of(shell)
 
 
 def _torch_root() -> str | None:
     file = getattr(sys.modules.get("torch"), "__file__", None)
     return None if file is None else str(PurePath(file).parent)
+
+
+def _line_caches() -> tuple[dict[str, Any], ...]:
+    """Give Python's cache of lines, and that which IPython 7 writes over it."""
+    shells = getattr(linecache, "_ipython_cache", {})
+    return cast("dict[str, Any]", linecache.cache), shells
 
 
 def _is_below(filename: str, root: str) -> bool:

@@ -18,6 +18,7 @@ from cudalens.files import (
     is_machinery,
     is_own_file,
     is_shared,
+    is_top,
     is_user_file,
     source_lines,
     torch_path,
@@ -198,7 +199,7 @@ def _describe(place: Place) -> Frame:
     return Frame(
         file=place.filename,
         line=place.lineno,
-        function=place.code.co_name,
+        function="<module>" if is_top(place.code.co_name) else place.code.co_name,
         text=typed_line(place.filename, lines, number).strip() if is_known else "",
         is_user=place.is_user,
         cell=cell_number(place.filename),

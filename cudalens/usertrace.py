@@ -10,6 +10,7 @@ from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
 
+from cudalens.files import is_top
 from cudalens.rewrite import MAGIC
 
 __all__ = ["without_machinery"]
@@ -52,4 +53,4 @@ def _is_machinery(entry: TracebackType) -> bool:
 
 def _is_line_of_cell(entry: TracebackType, cells: Container[str]) -> bool:
     code = entry.tb_frame.f_code
-    return code.co_filename in cells and code.co_name == "<module>"
+    return code.co_filename in cells and is_top(code.co_name)

@@ -5,12 +5,13 @@ The shell is only talked to, never imported.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cudalens.cellrun import typed_lines
-from cudalens.files import note_typed
+from cudalens.files import cells_of, note_cell, note_typed
 from cudalens.options import Options
 from cudalens.publish import finish
 from cudalens.rewrite import MAGIC
@@ -85,27 +86,37 @@ class CellWatch:
 
     def _before(self, info: Any) -> None:
         cell = _Cell(info.raw_cell)
-        # A cell that goes into the history has raised the count for the next one already.
-        number = self.shell.execution_count - bool(info.store_history)
+        number = self._number(info)
         note(number, cell.raw)
-        self._note_typed(cell.raw, getattr(info, "transformed_cell", None), number)
+        self._note_name(cell.raw, getattr(info, "transformed_cell", None), number)
         is_checked = any(outer.session is not None for outer in self._cells)
         is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
         self._cells.append(cell)
         if self.always is not None and not is_checked and not is_magic:
             self._open(cell, self.always)
 
-    def _note_typed(self, raw: str, text: str | None, number: int) -> None:
-        """Keep the lines of magics as they were typed: the shell keeps what it made of them."""
-        if raw.lstrip().startswith(f"%%{MAGIC}"):
-            return  # its body is compiled from a text of its own
-        if text is None:  # IPython 8 does not tell
+    def _number(self, info: Any) -> int:
+        """Give the number of the cell that is about to run."""
+        # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
+        is_raised = info.store_history and _version() >= (9, 8)
+        return int(self.shell.execution_count) - bool(is_raised)
+
+    def _note_name(self, raw: str, text: str | None, number: int) -> None:
+        """Keep what the shell does not: numbers of cells, lines of magics as they were typed."""
+        keeps_numbers = hasattr(self.shell.compile, "_filename_map")
+        # The body of the magic is compiled from a text of its own.
+        is_magic = raw.lstrip().startswith(f"%%{MAGIC}")
+        if is_magic and keeps_numbers:
+            return
+        if text is None:  # before IPython 9.4 it does not tell
             try:
                 text = str(self.shell.transform_cell(raw))
             except Exception:  # of somebody's transformer: the shell says so, and runs nothing
                 return
-        if "get_ipython()" in text:
-            name = self.shell.compile.get_code_name(raw, text, number)
+        name = self.shell.compile.get_code_name(raw, text, number)
+        if not keeps_numbers:
+            note_cell(name, number)
+        if "get_ipython()" in text and not is_magic:
             note_typed(name, typed_lines(raw, text))
 
     def _open(self, cell: _Cell, options: Options) -> None:
@@ -132,7 +143,7 @@ class CellWatch:
         if isinstance(error, handled):
             show(kind, error, trace, tb_offset=tb_offset)
             return
-        users = trace and without_machinery(trace, shell.compile._filename_map)
+        users = trace and without_machinery(trace, cells_of(shell))
         shell.showtraceback(
             (kind, error, users or trace),
             tb_offset=tb_offset,
@@ -149,6 +160,16 @@ class CellWatch:
         if not self._cells:
             return  # the cell that loaded the extension
         cell = self._cells.pop()
-        self._close(cell, getattr(result, "error_in_exec", None))
+        error = getattr(result, "error_in_exec", None)
+        self._close(cell, error)
+        if _version() < (8, 14):  # which shows no notes of an exception
+            for line in getattr(error, "__notes__", ()):
+                if line.startswith("cudalens: "):
+                    print(line, file=sys.stderr)
         if cell.shell_handling is not None:
             self.shell.custom_exceptions, self.shell.CustomTB = cell.shell_handling
+
+
+def _version() -> tuple[int, ...]:
+    found: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
+    return found

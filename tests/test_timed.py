@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
 
+import IPython
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
@@ -16,11 +17,12 @@ import cudalens
 from cudalens import timed
 from cudalens.files import is_user_file, source_lines
 from cudalens.guarding import PROCESS
+from cudalens.model import Report
 from cudalens.stack import StackEntry, place_of
 
 EXEC = "<timed exec>"
 BAD = "F.embedding(ids, table)"
-Run = Callable[[str], BaseException | None]
+Run = Callable[[str], "Report | None"]
 
 
 @pytest.fixture
@@ -41,14 +43,19 @@ def shell() -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def run(shell: InteractiveShell) -> Run:
-    """Run a cell with the extension; give its exception."""
+    """Run a cell with the extension; give the last report."""
     for cell in (
         "%load_ext cudalens",
         "import torch, torch.nn.functional as F",
         "table = torch.zeros(5, 2, requires_grad=True); ids = torch.tensor([1, 7, 2])",
     ):
         shell.run_cell(cell, store_history=True)
-    return lambda cell: shell.run_cell(cell, store_history=True).error_in_exec
+
+    def run(cell: str) -> Report | None:
+        shell.run_cell(cell, store_history=True)
+        return cudalens.last_report()
+
+    return run
 
 
 def code_of(text: str, name: str = EXEC, mode: str = "exec") -> CodeType:
@@ -92,7 +99,7 @@ def test_code_is_where_the_cell_gives_the_very_same(
 
 def test_a_cell_whose_lines_the_shell_joins_tells_no_line(shell: InteractiveShell) -> None:
     """Its code is found, and which line is which is not certain."""
-    raw = "%%time\nb = !ls \\\n  .\na = 1"
+    raw = "%%time\n!ls \\\n  .\na = 1"
     timed.note(1, raw)
     body = shell.transform_cell(raw.partition("\n")[2])
     assert body.count("\n") == 2
@@ -185,9 +192,8 @@ def test_without_a_shell_nothing_is_looked_for() -> None:
 def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     """Its line is one of the cell that defined it; the frames tell both cells."""
     with PROCESS.acting_on("cpu", "cuda"):
-        assert run(f"%%time\ndef look(ids):\n    return {BAD}") is None
-        assert isinstance(run("%%cudacheck\n%%time\nlook(ids)\n1"), cudalens.DeviceIndexError)
-    report = cudalens.last_report()
+        run(f"%%time\ndef look(ids):\n    return {BAD}")
+        report = run("%%cudacheck\n%%time\nlook(ids)\n1")
     assert report is not None
     assert report.source is not None
     assert (report.source.cell, report.source.line) == (4, 3)
@@ -195,15 +201,16 @@ def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     assert "ids[1] = 7 is outside the 5 rows of table" in report.to_text()
 
 
+@pytest.mark.skipif(IPython.version_info < (9, 4), reason="%time tells nobody of an exception")
 def test_a_backward_error_names_the_timed_line_of_its_forward(run: Run) -> None:
     """The recorder keeps the timed lines too, and the lens tells them."""
     cell = (
         "%%cudacheck\n%%time\nhalf = table * 0.5\nloss = half.exp().sum()\n"
         "loss.backward()\nloss.backward()\n"
     )
-    assert isinstance(run(cell), RuntimeError)
-    report = cudalens.last_report()
+    report = run(cell)
     assert report is not None
+    assert report.kind == "autograd_error"
     assert report.source is not None
     assert (report.source.line, report.source.text) == (6, "loss.backward()")
     lines = {op.source.line for op in report.history if op.source is not None}
@@ -216,11 +223,12 @@ def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
     texts = []
     for above in ("%%cudacheck\n\n", "%%cudacheck\n%%time\n"):
         with PROCESS.acting_on("cpu", "cuda"):
-            assert isinstance(run(above + body), cudalens.DeviceIndexError)
-        report = cudalens.last_report()
+            report = run(above + body)
         assert report is not None
         assert report.source is not None
-        texts.append(report.to_text().replace(f"In [{report.source.cell}]", "In [N]"))
+        text = " ".join(report.to_text().split()).replace(f"In [{report.source.cell}]", "In [N]")
+        # Before 9.4 the magic shows an exception itself, and the cell goes on.
+        texts.append(text.replace(" The block handled it; a guard fired once.", ""))
     assert "ids = torch.tensor(batch) + 0" in texts[0]
     assert texts[0] == texts[1]
 
