@@ -14,7 +14,7 @@ ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 COVER ?= --cov=cudalens --cov-branch --cov-report=
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean
+.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean colab
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -53,6 +53,16 @@ notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="
 
 pages-update: $(STAMP) ## write the reports on the pages of docs/errors anew
 	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py
+
+COLAB = $(CURDIR)/build/colab/site-packages
+ON_COLAB = $(addprefix tests/test_,magics.py timed.py explain.py publish.py kernel.py widget.py)
+
+$(COLAB)/.installed: $(STAMP) tests/colab.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COLAB) -r tests/colab.txt
+	touch $@
+
+colab: $(COLAB)/.installed ## the front end on the IPython, kernel and widgets that Colab has
+	PYTHONPATH=$(COLAB) CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile -m "not full and not browser" $(ON_COLAB)
 
 test: lint types unit notebooks ## everything that needs Python alone; CI adds package and test-browser
 

@@ -26,7 +26,7 @@ from cudalens.options import (
 )
 from cudalens.publish import finish, publish
 from cudalens.rewrite import MAGIC, rewritten
-from cudalens.watch import CellWatch
+from cudalens.watch import CellWatch, last_shown, shown_since
 
 if TYPE_CHECKING:
     from cudalens.model import Report
@@ -139,9 +139,12 @@ class FrontEnd:
         if unit.is_async:
             return self._checked_async(options, unit)
         session, is_shown = _session(options), False
+        shown = last_shown()
         try:
             with session:
-                return unit.run()
+                value = unit.run()
+                session.kept = shown_since(shown)
+                return value
         except BaseException as error:
             is_shown = self._watch.note_explained(error)
             raise
@@ -151,9 +154,12 @@ class FrontEnd:
     async def _checked_async(self, options: Options, unit: Unit) -> Any:
         __tracebackhide__ = True
         session, is_shown = _session(options), False
+        shown = last_shown()
         try:
             with session:
-                return await unit.run_async()
+                value = await unit.run_async()
+                session.kept = shown_since(shown)
+                return value
         except BaseException as error:
             is_shown = self._watch.note_explained(error)
             raise

@@ -79,6 +79,8 @@ class CheckSession:
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
         self._told_before: Report | None = None
+        self.kept: BaseException | None = None
+        """An exception that ended the block's code and was shown, yet does not leave the block."""
 
     @property
     def findings(self) -> tuple[Report, ...]:
@@ -193,8 +195,9 @@ class CheckSession:
         traceback: TracebackType | None,
     ) -> None:
         """Close the session; the exception goes on."""
+        kept, self.kept = self.kept, None
         try:
-            self._close(error)
+            self._close(error or kept)
         finally:
             self._remove()  # once more: an interrupt may have come where it began
 

@@ -11,17 +11,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cudalens.cellrun import typed_lines
-from cudalens.files import cells_of, note_cell, note_typed
+from cudalens.files import cells_of, is_shared, note_cell, note_typed
 from cudalens.options import Options
 from cudalens.publish import finish
 from cudalens.rewrite import MAGIC
+from cudalens.stack import entries_from_traceback
 from cudalens.timed import forget, note
 from cudalens.usertrace import without_machinery
 
 if TYPE_CHECKING:
     from cudalens.session import CheckSession
 
-__all__ = ["CellWatch"]
+__all__ = ["CellWatch", "last_shown", "shown_since"]
 
 
 @dataclass
@@ -29,6 +30,8 @@ class _Cell:
     """A cell that is running."""
 
     raw: str
+    shown: int
+    """The exception that the shell had shown last when it began."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
     options: Options = field(default_factory=Options)
@@ -85,7 +88,7 @@ class CellWatch:
         self.shell.events.unregister("pre_run_cell", self._before)
 
     def _before(self, info: Any) -> None:
-        cell = _Cell(info.raw_cell)
+        cell = _Cell(info.raw_cell, last_shown())
         number = self._number(info)
         note(number, cell.raw)
         self._note_name(cell.raw, getattr(info, "transformed_cell", None), number)
@@ -161,6 +164,8 @@ class CellWatch:
             return  # the cell that loaded the extension
         cell = self._cells.pop()
         error = getattr(result, "error_in_exec", None)
+        if error is None:
+            error = shown_since(cell.shown)
         self._close(cell, error)
         if _version() < (8, 14):  # which shows no notes of an exception
             for line in getattr(error, "__notes__", ()):
@@ -168,6 +173,25 @@ class CellWatch:
                     print(line, file=sys.stderr)
         if cell.shell_handling is not None:
             self.shell.custom_exceptions, self.shell.CustomTB = cell.shell_handling
+
+
+def last_shown() -> int:
+    """Tell by its ``id`` which exception a shell has shown last; nothing is kept alive."""
+    return id(getattr(sys, "last_value", None))
+
+
+def shown_since(before: int) -> BaseException | None:
+    """Give the exception that ``%time`` has shown and kept, as it does before IPython 9.4.
+
+    Args:
+        before: what :func:`last_shown` gave when the code began.
+    """
+    error = getattr(sys, "last_value", None)
+    if id(error) == before or not isinstance(error, BaseException):
+        return None
+    links = entries_from_traceback(error.__traceback__)
+    is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
+    return error if is_timed else None
 
 
 def _version() -> tuple[int, ...]:

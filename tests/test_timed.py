@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
 
-import IPython
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
@@ -201,7 +200,47 @@ def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     assert "ids[1] = 7 is outside the 5 rows of table" in report.to_text()
 
 
-@pytest.mark.skipif(IPython.version_info < (9, 4), reason="%time tells nobody of an exception")
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%cudacheck\n%%time\ntable @ table", 3),
+        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n%time table @ table", 4),
+        ("%cudacheck on\n", None),
+        ("%cudacheck %time table @ table", 1),
+    ],
+)
+def test_an_exception_that_the_magic_shows_itself_is_explained(
+    run: Run, shell: InteractiveShell, cell: str, line: int | None
+) -> None:
+    """As it does before IPython 9.4: the cell goes on, and is told of all the same."""
+
+    def shows_itself(line: str, cell: str = "") -> None:
+        try:
+            exec(code_of(shell.transform_cell(cell or line)), shell.user_ns)
+        except Exception:
+            shell.showtraceback()
+
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind]["time"] = shows_itself
+    report = run(cell)
+    if line is None:
+        report, line = run("a = 1\n%time table @ table"), 2
+    assert report is not None
+    assert report.kind == "host_error"
+    assert "table has 5 rows" in report.to_text()
+    assert report.source is not None
+    assert report.source.line == line
+    assert "table @ table" in str(report.source.text)
+    assert run("%cudacheck 1") is report
+
+
+def test_an_exception_that_something_else_has_shown_is_not_of_the_cell(
+    run: Run, shell: InteractiveShell
+) -> None:
+    """A cell that runs another one, which fails: the outer one is good."""
+    assert run("%%cudacheck\nget_ipython().run_cell('table @ table')") is None
+
+
 def test_a_backward_error_names_the_timed_line_of_its_forward(run: Run) -> None:
     """The recorder keeps the timed lines too, and the lens tells them."""
     cell = (
