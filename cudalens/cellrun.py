@@ -11,30 +11,24 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import linecache
 import sys
-import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+from cudalens.celltext import (
+    comment_out,
+    ends_in_semicolon,
+    lines_above,
+    split_lines,
+    transformed,
+    typed_lines,
+)
 from cudalens.files import cells_of, note_cell, register_cell
 
-__all__ = [
-    "Unit",
-    "cell_unit",
-    "comment_out",
-    "needs_await",
-    "statement_unit",
-    "transformed",
-    "typed_lines",
-    "unfit",
-]
-
-
-_NO_CODE = (tokenize.COMMENT, tokenize.ENDMARKER, tokenize.NEWLINE, tokenize.NL)
+__all__ = ["Unit", "cell_unit", "needs_await", "statement_unit", "unfit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +85,7 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
         line: the rest of the magic's line.
         body: what the shell took for the body.
     """
-    above = _above(raw, body)
+    above = lines_above(raw, body)
     frame = _cell_frame(shell, sys._getframe(1))
     text = transformed(shell, body)
     typed = typed_lines(body, text)
@@ -158,18 +152,6 @@ def unfit(shell: Any, text: str) -> str | None:
     return None
 
 
-def transformed(shell: Any, body: str) -> str:
-    """Turn the magics and shell escapes of ``body`` into Python, at their lines."""
-    # The transformation drops leading blank lines, which would shift every line number.
-    start = body.rfind("\n", 0, len(body) - len(body.lstrip())) + 1
-    return "\n" * body.count("\n", 0, start) + str(shell.transform_cell(body[start:]))
-
-
-def comment_out(lines: Sequence[str]) -> str:
-    """Give the lines as comments, so that the line numbers below them stay."""
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
-
-
 def _unit(
     shell: Any, tree: ast.Module, filename: str, text: str, user_locals: dict[str, Any]
 ) -> Unit:
@@ -177,57 +159,13 @@ def _unit(
         shell=shell,
         tree=tree,
         filename=filename,
-        is_silenced=_ends_in_semicolon(text),
+        is_silenced=ends_in_semicolon(text),
         user_locals=user_locals,
     )
 
 
-def _ends_in_semicolon(text: str) -> bool:
-    # As the shell tells it; before 8.0 it tells it of nothing but the cell as a whole.
-    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    code = [item for item in tokens if item.type not in _NO_CODE]
-    return bool(code) and code[-1].string == ";"
-
-
-def _above(raw: str | None, body: str) -> list[str] | None:
-    """Give the lines that stand above the body in the raw cell.
-
-    ``None`` when the body is not the end of the raw cell: somebody called the magic by hand.
-    """
-    if raw is None:
-        return None
-    raw_lines, lines = _split(raw), _split(body)
-    count = len(raw_lines) - len(lines)
-    tail = zip(raw_lines[count:], lines, strict=False)
-    if count < 1 or not all(full.rstrip().endswith(part.strip()) for full, part in tail):
-        return None
-    return raw_lines[:count]
-
-
-def typed_lines(raw: str, text: str) -> list[str]:
-    """Give the typed lines that stand behind those of ``text``, what the shell made of ``raw``.
-
-    From the first on, as many as are certain: a cell magic takes all below it into one line.
-    """
-    typed, lines = _split(raw), _split(text)
-    blank = len(typed) - len(_split(raw.lstrip()))  # the shell drops blank lines above a cell
-    kept = len(lines) - len(_split(text.lstrip()))
-    typed = typed[max(0, blank - kept) :]
-    if typed[kept:] and typed[kept].startswith("%%"):
-        typed = typed[: kept + 1]
-    elif len(typed) != len(lines):
-        return []
-    pairs = zip(typed, lines, strict=False)
-    is_certain = all(a.rstrip() == b.rstrip() or "get_ipython()" in b for a, b in pairs)
-    return typed if is_certain else []
-
-
-def _split(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n")
-
-
 def _remember(shell: Any, filename: str, text: str, typed: Sequence[str] = ()) -> None:
-    register_cell(filename, cells_of(shell)[filename], _split(text), typed)
+    register_cell(filename, cells_of(shell)[filename], split_lines(text), typed)
 
 
 def _new_name(shell: Any, text: str, frame: FrameType | None) -> str:

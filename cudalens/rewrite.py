@@ -12,7 +12,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from cudalens.cellrun import comment_out, needs_await, transformed, unfit
+from cudalens.cellrun import needs_await, unfit
+from cudalens.celltext import comment_out, transformed
 from cudalens.options import OptionsError, split_line, subcommand
 
 __all__ = ["MAGIC", "rewritten"]

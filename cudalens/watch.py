@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cudalens.cellrun import typed_lines
+from cudalens.celltext import typed_lines
 from cudalens.files import cells_of, is_shared, note_cell, note_typed
 from cudalens.options import Options
 from cudalens.publish import finish

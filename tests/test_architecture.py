@@ -35,7 +35,7 @@ _BY_LAYER = {
         postmortem process refused rehearsal repeats session tensorfacts
     """,
     5: """
-        __main__ cellrun demo magics options publish rewrite status usertrace watch
+        __main__ cellrun celltext demo magics options publish rewrite status usertrace watch
     """,
     6: """
         __init__

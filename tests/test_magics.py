@@ -22,7 +22,7 @@ from traitlets.config import Config
 
 import cudalens
 from cudalens import magics, publish, simulate
-from cudalens.cellrun import typed_lines
+from cudalens.celltext import typed_lines
 from cudalens.guarding import PROCESS
 
 BAD = "F.embedding(ids, table)"

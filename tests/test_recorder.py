@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import cudalens.recorder.mode
 from cudalens import simulate
 from cudalens.recorder import OpRecord, Recorder
+from cudalens.recorder.failure import Failures
 
 
 @pytest.fixture(autouse=True)
@@ -517,6 +518,40 @@ def test_the_failing_op_is_kept_with_its_arguments() -> None:
     assert record.entries[-1].lineno == line_of("failing-product")
     assert record.failed
     assert not record.is_from_sync
+
+
+def test_a_later_exception_at_the_same_address_is_another() -> None:
+    """Once the first is gone its memory is taken again, and sticky errors are worded alike."""
+    recorder = Recorder()
+    with recorder:
+        try:
+            torch.ones(2) + torch.ones(3)
+        except RuntimeError as error:
+            text, address = str(error), id(error)
+    others = [RuntimeError(text) for _ in range(1000)]
+    assert address in map(id, others)
+    assert all(recorder.in_flight(other) is None for other in others)
+
+
+def test_a_check_inside_a_check_knows_the_exception_too() -> None:
+    """Both met it as it passed; an exception that forbids attributes is no obstacle."""
+
+    class ClosedError(RuntimeError):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    inner, outer = Recorder(), Recorder()
+    with outer, inner, pytest.raises(RuntimeError) as caught:
+        torch.ones(2) + torch.ones(3)
+    assert inner.in_flight(caught.value) is not None
+    assert outer.in_flight(caught.value) is not None
+    failures = Failures()
+    record = inner.in_flight(caught.value)
+    assert record is not None
+    error = ClosedError("of the user")
+    assert failures.find(error, 0) is None
+    failures.note(record, error)
+    assert failures.find(error, 0) is record
 
 
 def test_only_the_exception_of_the_op_gets_its_record() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, field
 from types import CodeType
@@ -49,21 +50,20 @@ class OpRecord:
     failed: bool = True
 
 
+_MARK = "__cudalens_op__"
+_marks = itertools.count(1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
     """A record and how to recognise its exception without keeping it, and its frames, alive."""
 
     record: OpRecord
-    error_id: int
-    error_type: type[BaseException]
-    error_text: str
+    mark: int
+    """An attribute of the exception: its ``id`` may be that of a later one."""
 
     def is_of(self, error: BaseException) -> bool:
-        return (
-            self.error_id == id(error)
-            and self.error_type is type(error)
-            and self.error_text == _text_of(error)
-        )
+        return bool(error.__dict__.get(_MARK) == self.mark)
 
 
 class Failures:
@@ -74,9 +74,8 @@ class Failures:
 
     def note(self, record: OpRecord, error: BaseException) -> None:
         """Remember that ``error`` came out of the recorded op."""
-        failure = _Failure(
-            record=record, error_id=id(error), error_type=type(error), error_text=_text_of(error)
-        )
+        # A check around this one may have met it before.  No attribute access: that runs user code.
+        failure = _Failure(record=record, mark=error.__dict__.setdefault(_MARK, next(_marks)))
         # Inserted anew, so that the newest is last.
         self._by_thread.pop(threading.get_ident(), None)
         self._by_thread[threading.get_ident()] = failure
@@ -149,7 +148,3 @@ def _argument(name: str, value: Any) -> Argument:
         if plain:
             return Argument(name=name, tensors=tuple(plain.values()), places=tuple(plain))
     return Argument(name=name, text=str(value)[:_MAX_TEXT])
-
-
-def _text_of(error: BaseException) -> str:
-    return str(error.args[0])[:200] if error.args and isinstance(error.args[0], str) else ""

@@ -12,6 +12,7 @@ from typing import Any
 from cases import CASES, NOT_TRIGGERED, Case, is_too_old
 
 from cudalens.assertlines import fold
+from cudalens.assertsites import as_printed_by
 from cudalens.asserttexts import folded
 
 ROOT = Path(__file__).parent.parent.parent
@@ -109,7 +110,11 @@ def unexpected(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _listed(texts: Any) -> list[str]:
-    return texts if isinstance(texts, list) else [texts]
+    """Give the inventory's texts of a record, as torch 2.13 and as this torch prints them."""
+    import torch
+
+    listed = texts if isinstance(texts, list) else [texts]
+    return [*listed, *filter(None, (as_printed_by(torch.__version__, text) for text in listed))]
 
 
 # --- pages ----------------------------------------------------------------------------------------
