@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import tensor
 
+from cudalens.guards import _groups
+from cudalens.simulate import Simulation
 from tests.cpu_guards import Collector, guarded, positions
 from tests.releases import here
 
@@ -173,3 +175,17 @@ def test_scales_that_are_no_recipe_are_the_host_s(guards: Collector) -> None:
     flat = torch.ones(4).to(torch.float8_e8m0fnu)
     guards.unguarded(lambda: aten._scaled_grouped_mm(eight, eight.t(), flat, flat, ends))
     assert guards.found == []
+
+
+@pytest.mark.parametrize(
+    ("major", "plain", "scaled"),
+    [(8, False, False), (9, True, False), (10, True, True), (11, False, False)],
+)
+def test_the_architectures_with_a_kernel_that_asserts(
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch, major: int, plain: bool, scaled: bool
+) -> None:
+    """Hopper's scaled products are another kernel; elsewhere torch loops over the groups."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    tensor_there, scales = torch.zeros(1, device="cuda"), (torch.zeros(1), torch.zeros(1))
+    assert _groups._asserts(tensor_there, None) is plain
+    assert _groups._asserts(tensor_there, scales) is scaled

@@ -14,6 +14,7 @@ import cudalens
 from cudalens.facts import Violation
 from cudalens.guards import GUARDS, full_name, rows
 from cudalens.guards._base import schema_parameters
+from cudalens.guards.indexing import _writes_by_sorting
 from cudalens.intercept import GuardedCall, Interceptor
 
 tensor, zeros, ones, aten = torch.tensor, torch.zeros, torch.ones, torch.ops.aten
@@ -257,6 +258,40 @@ def test_each_sparse_invariant(
     assert (found.argument, found.offenders.first[0].position) == (argument, position)
     with pytest.raises(RuntimeError, match="is not satisfied"):
         op(*call)
+
+
+@pytest.mark.parametrize(
+    ("plain", "position"),
+    [([[0, 1], [0, 1]], None), ([[0, 1], [1, 0]], (1, 1)), ([[1, 0], [0, 1]], (0, 1))],
+)
+def test_each_matrix_of_a_sparse_batch_has_rows_of_its_own(
+    plain: list[list[int]], position: tuple[int, ...] | None
+) -> None:
+    """A row of one matrix begins anew what a row of the other goes on with."""
+    op = aten._validate_compressed_sparse_indices.default
+    starts = tensor([[0, 2, 2], [0, 0, 2]])
+    found = findings(op, True, starts, tensor(plain), 2, 2, 2)
+    assert [item.offenders.first[0].position for item in found] == ([position] if position else [])
+    if position is None:
+        op(True, starts, tensor(plain), 2, 2, 2)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_one_value_is_written_without_sorting(is_deterministic: bool) -> None:
+    """Two are sorted first where the order counts, and always when they are added up."""
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        assert not _writes_by_sorting(ones(1), accumulate=False)
+        assert _writes_by_sorting(ones(2), accumulate=False) is is_deterministic
+        assert _writes_by_sorting(ones(1), accumulate=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_tensor_of_one_element_has_a_bound() -> None:
+    """An empty one has none: nothing is launched."""
+    assert only(aten.index_copy_.default, zeros(1), 0, tensor([1]), ones(1)).bounds.text == "0 … 0"
+    assert findings(aten.index_copy_.default, zeros(1, 0), 0, tensor([1]), ones(1, 0)) == []
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")

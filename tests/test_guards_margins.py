@@ -34,6 +34,31 @@ def test_multi_margin_targets(guards: Collector) -> None:
         assert positions(found) == [(1,)]
 
 
+@pytest.mark.parametrize("target", [tensor(3), tensor([3])])
+def test_multi_margin_scores_of_one_sample(guards: Collector, target: torch.Tensor) -> None:
+    """Without a dimension of samples there is one; more labels than samples are refused."""
+    assert guards.look(lambda: F.multi_margin_loss(torch.zeros(4), target)) is None
+    found = guards.look(lambda: F.multi_margin_loss(torch.zeros(3), target))
+    assert found is not None
+    assert found.bounds.text == "0 … 2"
+    refused = guards.unguarded(lambda: F.multi_margin_loss(torch.zeros(3), tensor([0, 3])))
+    assert isinstance(refused, RuntimeError)
+    assert guards.found == []
+
+
+@pytest.mark.parametrize(("steps", "lengths"), [(3, 2), (2, 3), (1, 2), (2, 1)])
+def test_ctc_lengths_that_are_not_one_for_each_sample(
+    guards: Collector, steps: int, lengths: int
+) -> None:
+    """Torch refuses them on the host; the guard has nothing to say, and does not fail."""
+    scores = torch.zeros(5, 2, 4).log_softmax(2)
+    given = tensor([5] * steps), tensor([2] * lengths)
+    refused = guards.unguarded(lambda: F.ctc_loss(scores, tensor([[9, 9]] * 2), *given))
+    assert isinstance(refused, RuntimeError)
+    assert guards.found == []
+    assert guards.trouble == []
+
+
 def test_multi_margin_target_of_33_bits_is_refused_as_on_the_cpu(guards: Collector) -> None:
     """A label that the kernel cuts to a class asserts nothing on CUDA; no text is quoted."""
     found = guards.look(lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([0, 2**32 + 1])))

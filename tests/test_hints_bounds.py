@@ -248,3 +248,102 @@ def test_a_transposed_operand_is_shown_with_its_new_shape(sim: Simulation) -> No
     (found,) = report.hints
     assert found.text == "the right operand fits transposed: (2, 5, 4)"
     assert found.fix == "torch.bmm(a, b.transpose(1, 2))"
+
+
+# --- the step beside -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "is_pair"),
+    [
+        ((1 << 24) - 1, 7, True),
+        (1 << 24, 7, False),
+        (1 << 20, (1 << 24) - 1, True),
+        (1 << 20, 1 << 24, False),
+        (-(1 << 20), 7, False),
+    ],
+)
+def test_two_small_numbers_in_one_are_told(high: int, low: int, is_pair: bool) -> None:
+    """Ids of half the width that were read as whole ones; large halves are mere bits."""
+    value = (high << 32) + low
+    (found, *_) = find_hints(given.labels([0, value], 10))
+    assert found.rule == "garbage_ids"
+    assert (f"as two int32 numbers it is {low} and {high}" in found.text) is is_pair
+
+
+GRADIENTS = """\
+class Three(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, z):
+        return x * y
+    @staticmethod
+    def backward(ctx, grad):
+        return {given}
+Three.apply(torch.ones(2, device=d, requires_grad=True), 2, 3).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "fix"),
+    [("grad", "return grad, None, None"), ("(grad, None)", None)],
+)
+def test_missing_gradients_are_added_where_there_is_one(
+    sim: Simulation, answer: str, fix: str | None
+) -> None:
+    """Which of two gradients belongs to which input nobody knows."""
+    report = of_cell(GRADIENTS.format(given=answer))
+    (hint,) = (item for item in report.hints if item.rule == "count_of_gradients")
+    assert hint.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("shape", "fix"),
+    [
+        ("(1, 4, 3)", "y.squeeze(0)"),
+        ("(4, 1, 3)", "y.squeeze(1)"),
+        ("(4, 3, 1)", "y.squeeze(2)"),
+        ("(2, 4, 3)", None),
+    ],
+)
+def test_the_dimension_too_many_is_found_wherever_it_is(
+    sim: Simulation, shape: str, fix: str | None
+) -> None:
+    """The first, the last or between; a dimension of size 2 is none too many."""
+    text = f"x = torch.zeros(4, 3, device=d)\ny = torch.zeros{shape}.to(d)\n"
+    call = "F.binary_cross_entropy_with_logits(x, {})"
+    report = of_cell(text + call.format("y"))
+    found = [item.fix for item in report.hints if item.rule == "loss_dimension"]
+    assert found == ([] if fix is None else [call.format(fix)])
+
+
+@pytest.mark.parametrize(("classes", "fires"), [(2, True), (3, False)])
+def test_one_hot_labels_have_a_place_for_each_class(
+    sim: Simulation, classes: int, fires: bool
+) -> None:
+    """Zeros and ones of another width are something else."""
+    text = f"x = torch.zeros(4, {classes}, device=d)\ny = torch.tensor([[0, 1]] * 4, device=d)\n"
+    report = of_cell(text + "F.nll_loss(x, y)\n")
+    hints = [item for item in report.hints if item.rule == "label_class_dimension"]
+    assert [item.fix for item in hints] == ["F.nll_loss(x, y.argmax(1))"] * fires
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fix"),
+    [("float32", "x"), ("float64", "x.half().float()")],
+)
+def test_a_cast_is_left_out_where_that_is_enough(sim: Simulation, dtype: str, fix: str) -> None:
+    """The tensor before the user's own cast is taken as it is when it has the wanted dtype."""
+    text = f"x = torch.zeros(2, 3, dtype=torch.{dtype}, device=d)\n"
+    report = of_cell(text + "net = torch.nn.Linear(3, 4).to(d)\nnet(x.half())\n", fast=False)
+    assert [item.fix for item in report.hints] == [f"net({fix})"]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("half", "float16"), ("double", "float64")])
+@pytest.mark.parametrize("bias", ["", ", torch.zeros(4, device=d)"])
+def test_both_spellings_of_a_dtype_are_read(
+    sim: Simulation, dtype: str, name: str, bias: str
+) -> None:
+    """With a bias and without, torch's words differ: ``Half`` and ``c10::Half``."""
+    text = f"x = torch.zeros(2, 3, dtype=torch.{dtype}, device=d)\nw = torch.zeros(4, 3, device=d)"
+    report = of_cell(f"{text}\nF.linear(x, w{bias})\n", fast=False)
+    assert report.headline == f"input is {name}, the weight is float32"

@@ -50,8 +50,8 @@ def layer_dtype(evidence: Evidence, match: re.Match[str]) -> HostVerdict | None:
 
 @family(
     r"mat1 and mat2 must have the same dtype, but got (?P<a>\w+) and (?P<b>\w+)"
-    r"|expected m1 and m2 to have the same dtype, but got: (?P<a2>[\w ]+?) != (?P<b2>[\w:]+)"
-    r"|expected mat1 and mat2 to have the same dtype, but got: (?P<a3>[\w ]+?) != (?P<b3>[\w:]+)"
+    r"|expected m1 and m2 to have the same dtype, but got: (?P<a2>[\w: ]+?) != (?P<b2>[\w:]+)"
+    r"|expected mat1 and mat2 to have the same dtype, but got: (?P<a3>[\w: ]+?) != (?P<b3>[\w:]+)"
     r"|expected both vectors to have same dtype, but found (?P<a4>\w+) and (?P<b4>\w+)"
 )
 def product_dtypes(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
