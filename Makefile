@@ -12,6 +12,8 @@ ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
 # What `make unit` measures the branch coverage with; half as long again as without.
 COVER ?= --cov=cudalens --cov-branch --cov-report=
+# One more than there are cores: some tests wait for a process of their own.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean colab
@@ -38,7 +40,7 @@ types: $(STAMP) ## mypy, strict
 
 unit: $(STAMP) ## the tests without the notebooks, and their branch coverage; COVER= leaves it out
 	mkdir -p build
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --junitxml=build/junit.xml -m "not full and not gpu and not browser" $(COVER)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=build/junit.xml -m "not full and not gpu and not browser" $(COVER)
 ifneq ($(COVER),)
 	@echo "branch coverage in per cent, at least 92 asked; then that of the simulated device alone:"
 	@$(BIN)/python -m coverage report --omit="*/simulate/*" --format=total --fail-under=92
@@ -62,9 +64,9 @@ $(COLAB)/.installed: $(STAMP) tests/colab.txt
 	touch $@
 
 colab: $(COLAB)/.installed ## the front end on the IPython, kernel and widgets that Colab has
-	PYTHONPATH=$(COLAB) CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile -m "not full and not browser" $(ON_COLAB)
+	PYTHONPATH=$(COLAB) CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile -m "not full and not browser" -k "not hostile" $(ON_COLAB)
 
-test: lint types unit notebooks ## everything that needs Python alone; CI adds package and test-browser
+test: lint types unit notebooks ## everything that needs Python alone; CI adds colab, package and test-browser
 
 test-all: $(STAMP) ## as test, with torch's whole operator database
 	$(BIN)/python -m pytest -m "not gpu and not browser"

@@ -64,8 +64,9 @@ class Kernel:
             elif message["msg_type"] == "error":
                 reply.traceback = "\n".join(content["traceback"])
 
+        # Without the last: an older kernel throws away what comes soon after a failing cell.
         answer = self.client.execute_interactive(
-            cell, timeout=TIMEOUT_S, output_hook=take, allow_stdin=False
+            cell, timeout=TIMEOUT_S, output_hook=take, allow_stdin=False, stop_on_error=False
         )["content"]
         reply.status, reply.name = answer["status"], answer.get("ename", "")
         reply.count = answer["execution_count"]
