@@ -27,7 +27,11 @@ _NAMES = ("<timed exec>", "<timed eval>")
 _MAX_CELLS = 256
 _PASSED_ON = frozenset({"capture", "cudacheck"})
 """Cell magics that hand their body on as it is, so that the magic below them has its turn."""
-_LINE = re.compile(r"\s*(?:[\w.,\s]+=\s*)?(?:%cudacheck\s+(?:-\S+\s+)*)?%time\s+(?:-\S+\s+)*(?=\S)")
+_LINE = re.compile(
+    r"\s*(?:[\w.,][\w.,\s]*=\s*)?"  # what its value is bound to
+    r"(?:%cudacheck\s+(?:\S+\s+)*?)?"
+    r"%time\s+(?:-\S+\s+)*(?=\S)"
+)
 _STAND_IN = "pass;"
 """As long as ``%time``: the statement behind it keeps its columns, and the line is Python."""
 

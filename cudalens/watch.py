@@ -167,12 +167,17 @@ class CellWatch:
         if error is None:
             error = shown_since(cell.shown)
         self._close(cell, error)
-        if _version() < (8, 14):  # which shows no notes of an exception
-            for line in getattr(error, "__notes__", ()):
-                if line.startswith("cudalens: "):
-                    print(line, file=sys.stderr)
+        if error is not None and _version() < (8, 14):  # which shows no notes of an exception
+            for line in _own_notes(error):
+                print(line, file=sys.stderr)
         if cell.shell_handling is not None:
             self.shell.custom_exceptions, self.shell.CustomTB = cell.shell_handling
+
+
+def _own_notes(error: BaseException) -> list[str]:
+    notes = error.__dict__.get("__notes__")
+    found = notes if isinstance(notes, list) else []
+    return [note for note in found if isinstance(note, str) and note.startswith("cudalens: ")]
 
 
 def last_shown() -> int:

@@ -21,7 +21,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets.config import Config
 
 import cudalens
-from cudalens import magics, publish, simulate
+from cudalens import magics, publish, simulate, watch
 from cudalens.celltext import typed_lines
 from cudalens.guarding import PROCESS
 
@@ -681,6 +681,18 @@ def test_on_adds_the_note_before_the_traceback(notebook: Notebook) -> None:
     assert len(result.error_in_exec.__notes__) == 1
     # A shell that shows no notes has it below the traceback.
     assert result.error_in_exec.__notes__[0].split("\n")[0] in notebook.out + notebook.err
+
+
+def test_notes_are_printed_where_the_shell_shows_none(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the traceback, as in IPython before 8.14; those of the user are the user's."""
+    monkeypatch.setattr(watch, "_version", lambda: (8, 13))
+    result = notebook.run("%%cudacheck\ntorch.ones(2, 3) @ torch.ones(4, 5)")
+    assert result.error_in_exec.__notes__[0] in notebook.err
+    for notes in ("None", "5", "[3, 'mine']"):
+        assert not notebook.run(f"e = ValueError()\ne.__notes__ = {notes}\nraise e").success
+        assert notebook.err == ""
 
 
 def test_on_leaves_the_users_exception_handler(notebook: Notebook) -> None:
