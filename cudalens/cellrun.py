@@ -26,7 +26,8 @@ from cudalens.celltext import (
     transformed,
     typed_lines,
 )
-from cudalens.files import cells_of, note_cell, register_cell
+from cudalens.files import cell_number, cells_of, note_cell, register_cell, typed_of
+from cudalens.timed import Home, home_of
 
 __all__ = ["Unit", "cell_unit", "needs_await", "statement_unit", "unfit"]
 
@@ -110,12 +111,16 @@ def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> U
         _remember(shell, filename, text)
         tree = shell.compile.ast_parse(text, filename=filename)
         return _unit(shell, tree, filename, text, user_locals)
-    filename, number = frame.f_code.co_filename, frame.f_lineno
+    home = home_of(frame.f_code) or Home(frame.f_code.co_filename)
+    filename, number = home.filename, frame.f_lineno + home.lines
     lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
     column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2] or 0
-    before = lines[number - 1].encode()[:column].decode().removesuffix("await ")
+    before = lines[number - 1].encode()[: column + (home.columns or 0)].decode()
+    before = before.removesuffix("await ")
     lines[number - 1] = before + text
-    _remember(shell, filename, "\n".join(lines))
+    typed = list(typed_of(filename)) if home.filename != frame.f_code.co_filename else []
+    typed[number - 1 : number] = lines[number - 1 : number] if typed else []
+    _remember(shell, filename, "\n".join(lines), typed)
     tree = shell.compile.ast_parse("\n" * (number - 1) + text, filename=filename)
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.stmt):
@@ -165,7 +170,9 @@ def _unit(
 
 
 def _remember(shell: Any, filename: str, text: str, typed: Sequence[str] = ()) -> None:
-    register_cell(filename, cells_of(shell)[filename], split_lines(text), typed)
+    number = cell_number(filename)
+    assert number is not None
+    register_cell(filename, number, split_lines(text), typed)
 
 
 def _new_name(shell: Any, text: str, frame: FrameType | None) -> str:
@@ -191,7 +198,9 @@ def _caller_of_magic(shell: Any, frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_name != "run_line_magic":
         frame = frame.f_back
     caller = frame.f_back if frame is not None else None
-    if caller is None or caller.f_code.co_filename not in cells_of(shell):
+    if caller is None or home_of(caller.f_code) is not None:
+        return caller
+    if caller.f_code.co_filename not in cells_of(shell):
         return None
     return caller
 

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from types import FrameType
 from typing import Any, cast
 
 _numbers: dict[str, int] = {}
@@ -25,6 +26,8 @@ _noted: dict[str, int] = {}
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
+_CELL_NAME = "<cell line: "
+"""So begins the name of a cell's code before IPython 8."""
 _TYPED = ("<stdin>", "<python-input-", "<doctest ")
 _MACHINERY = frozenset({"IPython", "ipykernel"})
 
@@ -61,6 +64,20 @@ def forget_cell(filename: str) -> None:
 def note_cell(filename: str, number: int) -> None:
     """Tell the number of a cell, for a shell that keeps no map of its own."""
     _noted[filename] = number
+
+
+def note_running(shell: Any) -> None:
+    """Tell the number of the cell that is running, where nobody else will."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_name.startswith(_CELL_NAME):
+        frame = frame.f_back
+    if frame is not None:
+        note_cell(frame.f_code.co_filename, shell.execution_count)
+
+
+def forget_noted() -> None:
+    """Undo every :func:`note_cell`."""
+    _noted.clear()
 
 
 def cells_of(shell: Any) -> Mapping[str, int]:
@@ -106,6 +123,11 @@ def source_lines(filename: str) -> list[str]:
     return [line.rstrip("\r\n") for line in lines]
 
 
+def typed_of(filename: str) -> tuple[str, ...]:
+    """Give the first lines of a cell as the user typed them, none where nobody told."""
+    return _typed.get(filename, ())
+
+
 def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
     """Give line ``number`` of ``lines`` as the user typed it."""
     typed = _typed.get(filename, ())
@@ -114,7 +136,7 @@ def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
 
 def is_top(name: str) -> bool:
     """Tell whether code of this name is that of a module or of a cell, and no function's."""
-    return name == "<module>" or name.startswith("<cell line: ")  # so before IPython 8
+    return name == "<module>" or name.startswith(_CELL_NAME)
 
 
 def is_user_file(filename: str) -> bool:

@@ -144,6 +144,7 @@ class FrontEnd:
             with session:
                 value = unit.run()
                 session.kept = shown_since(shown)
+                is_shown = session.kept is not None and self._watch.note_explained(session.kept)
                 return value
         except BaseException as error:
             is_shown = self._watch.note_explained(error)
@@ -159,6 +160,7 @@ class FrontEnd:
             with session:
                 value = await unit.run_async()
                 session.kept = shown_since(shown)
+                is_shown = session.kept is not None and self._watch.note_explained(session.kept)
                 return value
         except BaseException as error:
             is_shown = self._watch.note_explained(error)

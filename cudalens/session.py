@@ -197,7 +197,7 @@ class CheckSession:
         """Close the session; the exception goes on."""
         kept, self.kept = self.kept, None
         try:
-            self._close(error or kept)
+            self._close(kept if error is None else error)
         finally:
             self._remove()  # once more: an interrupt may have come where it began
 

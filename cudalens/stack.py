@@ -96,6 +96,8 @@ class Place(NamedTuple):
         if line is None or end_line is None or column is None or end_column is None:
             return None
         _, lines, columns = self.home or Home("")
+        if columns is None:
+            return None
         return Position(line + lines, end_line + lines, column + columns, end_column + columns)
 
     @property

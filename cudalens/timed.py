@@ -2,7 +2,8 @@
 
 IPython compiles all such code under the same two names, whatever the cell, and counts its lines
 from the magic on.  The code itself tells where it belongs: each cell that was noted is compiled
-again, as the magic did, and the one that gives the very same code is its home.
+again, as the magic did, and the one that gives the very same code is its home.  Where two places
+give it, none is certain.
 
 IPython is only talked to, never imported.
 """
@@ -11,14 +12,21 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from cudalens.files import forget_cell, register_cell, running_shell, share_name, unshare_name
+from cudalens.files import (
+    forget_cell,
+    is_shared,
+    register_cell,
+    running_shell,
+    share_name,
+    unshare_name,
+)
 from cudalens.parsing import parse
 
 __all__ = ["Home", "forget", "home_of", "note"]
@@ -34,8 +42,7 @@ _LINE = re.compile(
 )
 _STAND_IN = "pass;"
 """As long as ``%time``: the statement behind it keeps its columns, and the line is Python."""
-
-_cells: OrderedDict[str, _Cell] = OrderedDict()
+_OPTION = "--no-raise-error"
 
 
 class Home(NamedTuple):
@@ -43,15 +50,8 @@ class Home(NamedTuple):
 
     filename: str
     lines: int = 0
-    columns: int = 0
-
-
-class _Cell(NamedTuple):
-    """A cell in which something is timed."""
-
-    number: int
-    lines: tuple[str, ...]
-    """As typed, from the line on that counts as the first."""
+    columns: int | None = 0
+    """``None`` where the text that ran is not the typed one: its columns mean nothing."""
 
 
 class _Part(NamedTuple):
@@ -59,7 +59,31 @@ class _Part(NamedTuple):
 
     text: str
     lines: int
-    columns: int
+    columns: int | None
+
+
+@dataclass(kw_only=True)
+class _Cell:
+    """A cell in which something is timed."""
+
+    number: int
+    lines: tuple[str, ...]
+    """As typed, from the line on that counts as the first."""
+    codes: list[tuple[CodeType, _Part]] | None = field(default=None, repr=False)
+    """What the magic makes of it, once somebody has asked."""
+
+
+class _Memory:
+    """What was noted, and what was found since then."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, _Cell] = {}
+        """By the name that their lines have in Python's cache; the newest is last."""
+        self.answers: dict[int, tuple[CodeType, Home | None]] = {}
+        """By ``id``: to compare codes is to compare their constants, the user's objects."""
+
+
+_memory = _Memory()
 
 
 def note(number: int, raw: str) -> None:
@@ -70,52 +94,82 @@ def note(number: int, raw: str) -> None:
     if not raw.lstrip().startswith("%%cudacheck"):  # the shell drops the blank lines above others
         while lines and not lines[0].strip():
             lines.pop(0)
-    cell = _Cell(number, tuple(lines))
-    _cells[f"<timed-input-{number}-{zlib.crc32(raw.encode()):08x}>"] = cell
-    for name in _NAMES:
-        share_name(name)
-    while len(_cells) > _MAX_CELLS:
-        forget_cell(_cells.popitem(last=False)[0])
-    home_of.cache_clear()
+    name = f"<timed-input-{number}-{zlib.crc32(raw.encode(errors='replace')):08x}>"
+    _memory.cells.pop(name, None)
+    _memory.cells[name] = _Cell(number=number, lines=tuple(lines))
+    for shared in _NAMES:
+        share_name(shared)
+    while len(_memory.cells) > _MAX_CELLS:
+        _forget(next(iter(_memory.cells)))
+    _memory.answers = {}
 
 
 def forget() -> None:
     """Undo every :func:`note`."""
-    while _cells:
-        forget_cell(_cells.popitem()[0])
-    for name in _NAMES:
-        unshare_name(name)
-    home_of.cache_clear()
+    for name in list(_memory.cells):
+        _forget(name)
+    for shared in _NAMES:
+        unshare_name(shared)
+    _memory.answers = {}
 
 
-@lru_cache(maxsize=1024)
 def home_of(code: CodeType) -> Home | None:
     """Give the place where timed code was typed, ``None`` for other code and where none is certain.
 
-    The newest cell wins: one that was run twice gives the same code.
+    The newest of several cells with the same text is meant: one that was run again.
     """
-    if code.co_filename not in _NAMES or (shell := running_shell()) is None:
+    if not is_shared(code.co_filename):
         return None
+    # Another thread may note a cell meanwhile: what is found then goes with the old answers.
+    answers = _memory.answers
+    found = answers.get(id(code))
+    if found is None or found[0] is not code:
+        found = answers[id(code)] = (code, _certain(code))
+    return found[1]
+
+
+def _forget(name: str) -> None:
+    _memory.cells.pop(name, None)
+    forget_cell(name)
+
+
+def _certain(code: CodeType) -> Home | None:
+    shell = running_shell()
     try:
-        return _find(shell, code)
+        return None if shell is None else _find(shell, code)
     except Exception:  # of a transformer that somebody gave the shell
         return None
 
 
 def _find(shell: Any, code: CodeType) -> Home | None:
-    for name, cell in reversed(_cells.items()):
-        for part in _parts(shell, cell.lines):
-            if any(_is_same(code, item) for item in _codes(shell, part.text)):
-                return _home(shell, name, cell, part)
-    return None
+    home = text = None
+    for name, cell in reversed(list(_memory.cells.items())):
+        if text is not None and cell.lines == text:
+            continue
+        places = {part[1:] for item, part in _codes_of(shell, cell) if _is_same(code, item)}
+        if not places:
+            continue
+        if len(places) > 1 or text is not None:
+            return None
+        home, text = _home(shell, name, cell, *places.pop()), cell.lines
+        if code.co_name == "<module>":
+            break  # it runs once, and no cell below the newest is running
+    return home
 
 
-def _home(shell: Any, name: str, cell: _Cell, part: _Part) -> Home | None:
+def _home(shell: Any, name: str, cell: _Cell, number: int, columns: int | None) -> Home | None:
     lines = _as_python(shell, cell.lines)
     if len(lines) != len(cell.lines):
         return None  # a magic over several lines: nobody can tell which line is which
     register_cell(name, cell.number, lines, cell.lines)
-    return Home(name, part.lines, part.columns)
+    return Home(name, number, columns)
+
+
+def _codes_of(shell: Any, cell: _Cell) -> list[tuple[CodeType, _Part]]:
+    if cell.codes is None:
+        parts = list(_parts(shell, cell.lines))
+        cell.codes = [(code, part) for part in parts for code in _codes(shell, part.text)]
+    return cell.codes
 
 
 def _parts(shell: Any, lines: Sequence[str]) -> Iterator[_Part]:
@@ -127,7 +181,20 @@ def _parts(shell: Any, lines: Sequence[str]) -> Iterator[_Part]:
         yield _Part(shell.transform_cell(body), above + blank, 0)
     for number, line in enumerate(lines):
         if number >= above and (found := _LINE.match(line)):
-            yield _Part(shell.transform_cell(line[found.end() :]), number, found.end())
+            text = line[found.end() :]
+            yield _Part(shell.transform_cell(text), number, found.end())
+            if (other := _as_arguments(text)) not in (None, text):
+                yield _Part(shell.transform_cell(other), number, None)
+
+
+def _as_arguments(text: str) -> str | None:
+    """Give the text that the magic runs since it has an option: words, with one blank between."""
+    words = shlex.shlex(text, posix=False)
+    words.whitespace_split, words.commenters = True, ""
+    try:
+        return " ".join(word for word in words if word != _OPTION)
+    except ValueError:
+        return None
 
 
 def _as_python(shell: Any, lines: Sequence[str]) -> list[str]:

@@ -5,13 +5,21 @@ The shell is only talked to, never imported.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cudalens.celltext import typed_lines
-from cudalens.files import cells_of, is_shared, note_cell, note_typed
+from cudalens.files import (
+    cells_of,
+    forget_noted,
+    is_shared,
+    note_cell,
+    note_running,
+    note_typed,
+)
 from cudalens.options import Options
 from cudalens.publish import finish
 from cudalens.rewrite import MAGIC
@@ -25,13 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["CellWatch", "last_shown", "shown_since"]
 
 
+_SEEN = "__cudalens_seen__"
+_moments = itertools.count(1)
+
+
 @dataclass
 class _Cell:
     """A cell that is running."""
 
     raw: str
     shown: int
-    """The exception that the shell had shown last when it began."""
+    """When it began, as :func:`last_shown` counts."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
     options: Options = field(default_factory=Options)
@@ -75,6 +87,7 @@ class CellWatch:
 
     def attach(self) -> None:
         """Register with the shell's events."""
+        note_running(self.shell)
         self.shell.events.register("pre_run_cell", self._before)
         self.shell.events.register("post_run_cell", self._after)
 
@@ -84,17 +97,18 @@ class CellWatch:
         while self._cells:
             self._after(None)
         forget()
+        forget_noted()
         self.shell.events.unregister("post_run_cell", self._after)
         self.shell.events.unregister("pre_run_cell", self._before)
 
     def _before(self, info: Any) -> None:
         cell = _Cell(info.raw_cell, last_shown())
-        number = self._number(info)
-        note(number, cell.raw)
-        self._note_name(cell.raw, getattr(info, "transformed_cell", None), number)
         is_checked = any(outer.session is not None for outer in self._cells)
         is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
         self._cells.append(cell)
+        number = self._number(info)
+        note(number, cell.raw)
+        self._note_name(cell.raw, getattr(info, "transformed_cell", None), number)
         if self.always is not None and not is_checked and not is_magic:
             self._open(cell, self.always)
 
@@ -167,6 +181,8 @@ class CellWatch:
         if error is None:
             error = shown_since(cell.shown)
         self._close(cell, error)
+        if self._cells and (last := getattr(sys, "last_value", None)) is not None:
+            last.__dict__[_SEEN] = 0  # a cell that another one runs keeps its errors to itself
         if error is not None and _version() < (8, 14):  # which shows no notes of an exception
             for line in _own_notes(error):
                 print(line, file=sys.stderr)
@@ -181,8 +197,8 @@ def _own_notes(error: BaseException) -> list[str]:
 
 
 def last_shown() -> int:
-    """Tell by its ``id`` which exception a shell has shown last; nothing is kept alive."""
-    return id(getattr(sys, "last_value", None))
+    """Count a moment, and mark what the shell has shown last as older; nothing is kept alive."""
+    return _mark(next(_moments))
 
 
 def shown_since(before: int) -> BaseException | None:
@@ -192,11 +208,22 @@ def shown_since(before: int) -> BaseException | None:
         before: what :func:`last_shown` gave when the code began.
     """
     error = getattr(sys, "last_value", None)
-    if id(error) == before or not isinstance(error, BaseException):
+    if _version() >= (9, 4) or not isinstance(error, BaseException):
+        return None
+    mark = error.__dict__.get(_SEEN)
+    if mark is not None and mark <= before:
         return None
     links = entries_from_traceback(error.__traceback__)
     is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
     return error if is_timed else None
+
+
+def _mark(moment: int) -> int:
+    # Not its address: the next exception may have the same once this one is gone.
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        error.__dict__.setdefault(_SEEN, moment)
+    return moment
 
 
 def _version() -> tuple[int, ...]:

@@ -10,10 +10,11 @@ from types import CodeType
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import cudalens
-from cudalens import timed
+from cudalens import timed, watch
 from cudalens.files import is_user_file, source_lines
 from cudalens.guarding import PROCESS
 from cudalens.model import Report
@@ -205,6 +206,21 @@ def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     assert "ids[1] = 7 is outside the 5 rows of table" in report.to_text()
 
 
+@pytest.fixture
+def old_time(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The magic as it is before IPython 9.4: it shows an exception itself."""
+
+    def shows_itself(line: str, cell: str = "") -> None:
+        try:
+            exec(code_of(shell.transform_cell(cell or line)), shell.user_ns)
+        except Exception:
+            shell.showtraceback()
+
+    monkeypatch.setattr(watch, "_version", lambda: (9, 3))
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind]["time"] = shows_itself
+
+
 @pytest.mark.parametrize(
     ("cell", "line"),
     [
@@ -215,18 +231,9 @@ def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     ],
 )
 def test_an_exception_that_the_magic_shows_itself_is_explained(
-    run: Run, shell: InteractiveShell, cell: str, line: int | None
+    run: Run, old_time: None, cell: str, line: int | None
 ) -> None:
-    """As it does before IPython 9.4: the cell goes on, and is told of all the same."""
-
-    def shows_itself(line: str, cell: str = "") -> None:
-        try:
-            exec(code_of(shell.transform_cell(cell or line)), shell.user_ns)
-        except Exception:
-            shell.showtraceback()
-
-    for kind in ("cell", "line"):
-        shell.magics_manager.magics[kind]["time"] = shows_itself
+    """The cell goes on, and is told of all the same."""
     report = run(cell)
     if line is None:
         report, line = run("a = 1\n%time table @ table"), 2
@@ -239,11 +246,135 @@ def test_an_exception_that_the_magic_shows_itself_is_explained(
     assert run("%cudacheck 1") is report
 
 
-def test_an_exception_that_something_else_has_shown_is_not_of_the_cell(
-    run: Run, shell: InteractiveShell
+def test_each_exception_that_the_magic_shows_is_a_new_one(run: Run, old_time: None) -> None:
+    """The second may have the address of the first, which is gone by then."""
+    cell = "%%cudacheck\n%time table @ table\nx = [0]\n%time table @ table"
+    reports = [run(cell) for _ in range(5)]
+    assert None not in reports
+    assert len(set(map(id, reports))) == 5
+    assert run("%%cudacheck\n1") is reports[-1]
+
+
+def test_what_a_check_inside_has_shown_is_not_shown_again(run: Run, old_time: None) -> None:
+    """Under ``on`` the line is checked, and so is the cell around it."""
+    run("%cudacheck on")
+    with capture_output() as shown:
+        run("a = 1\n%cudacheck %time table @ table")
+    assert len(shown.outputs) == 1
+
+
+@pytest.mark.parametrize("inner", ["table @ table", "%time table @ table"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_exception_of_a_cell_that_is_run_inside_is_not_of_the_cell(
+    run: Run, request: pytest.FixtureRequest, inner: str, is_old: bool
 ) -> None:
-    """A cell that runs another one, which fails: the outer one is good."""
-    assert run("%%cudacheck\nget_ipython().run_cell('table @ table')") is None
+    """The inner one keeps its errors to itself."""
+    if is_old:
+        request.getfixturevalue("old_time")
+    assert run(f"%%cudacheck\nget_ipython().run_cell('{inner}')\nz = 1") is None
+
+
+def test_an_exception_with_a_truth_of_its_own_ends_the_block() -> None:
+    """Nobody asks whether it is true, and it arrives as it is."""
+
+    class OddError(RuntimeError):
+        def __bool__(self) -> bool:
+            raise ValueError("asked")
+
+    with pytest.raises(OddError), cudalens.check():
+        raise OddError("x")
+
+
+# --- certain or silent ----------------------------------------------------------------------------
+
+OK = "ok = torch.tensor([1]); d = {}"
+AT = "F.embedding({}, table)"
+BAD_AT = AT.format("ids")
+
+
+def place(run: Run, *cells: str) -> tuple[int, int, str | None, int | None]:
+    """Run checked cells of which the last fails; tell how many cells ago it is said to have."""
+    with PROCESS.acting_on("cpu", "cuda"):
+        run("%cudacheck on")
+        for cell in (OK, *cells):
+            report = run(cell)
+    assert report is not None
+    assert report.source is not None
+    assert report.source.cell is not None
+    newest = 5 + len(cells)
+    return newest - report.source.cell, report.source.line, report.source.text, report.source.column
+
+
+@pytest.mark.parametrize(
+    ("body", "line"), [(BAD_AT, 1), ("f = lambda i: F.embedding(i, table)\nf(ids)", 1)]
+)
+def test_a_cell_with_the_text_of_a_timed_one_is_itself(run: Run, body: str, line: int) -> None:
+    """The same text without the magic is another cell; with it once more, the newer one."""
+    assert place(run, f"%%time\n{body}\n1", body)[:2] == (0, line)
+    assert place(run, f"%%time\n{body}\n1", f"%%time\n{body}\n1")[1] == 1 + line
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        (f"i = ok\n%time r = {AT.format('i')}\ni = ids\n%time r = {AT.format('i')}", 4),
+        (f"if 0:\n    %time {BAD_AT}\nelse:\n    %time {BAD_AT}", 4),
+        (f"s = '''\n%time {BAD_AT}\n'''\n%time {BAD_AT}", 4),
+    ],
+)
+def test_of_two_lines_alike_the_one_that_runs_is_named(run: Run, cell: str, line: int) -> None:
+    """Their code is the same: the call of the magic tells the line, and nobody the column."""
+    back, found, text, column = place(run, cell)
+    assert (back, found, column) == (0, line, None)
+    assert text == cell.split("\n")[line - 1].strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["y = F.embedding(ids,  table)", "'a'; y = F.embedding(ids, table)"]
+)
+def test_a_text_that_the_magic_changed_has_its_line(run: Run, text: str) -> None:
+    """Since it has an option it joins its words with one blank, maybe to those of another cell."""
+    like = f"%time {' '.join(text.split())}".replace("ids", "ok")
+    assert place(run, like, f"a = 1\n%time {text}")[:3] == (0, 2, f"%time {text}")
+
+
+def test_like_functions_of_two_cells_have_no_line(run: Run) -> None:
+    """The call of theirs that runs has one."""
+    made = "%%time\n{} = lambda x: F.embedding(x, table)"
+    assert place(run, made.format("f"), made.format("g"), "f(ids)")[:3] == (0, 1, "f(ids)")
+
+
+def test_timed_code_without_a_home_leaves_the_line_of_its_call(run: Run) -> None:
+    """In the history too: what IPython allows before the magic is more than we know."""
+    report = run(
+        "%%cudacheck\nd = {}\nhalf = table * 0.5\nd['x'] = %time half.exp()\n"
+        "half.sum().backward()\nhalf.sum().backward()"
+    )
+    assert report is not None
+    lines = {op.op: op.source.line for op in report.history if op.source is not None}
+    assert lines["aten::exp"] == 4
+
+
+def test_a_check_inside_a_timed_body_is_at_its_line(run: Run) -> None:
+    """The line magic's statement is placed in the cell, wherever that is compiled."""
+    cell = f"%%time\nx = 1\n%cudacheck {BAD_AT}"
+    assert place(run, cell) == (0, 3, BAD_AT, 0)
+
+
+def test_the_users_constants_are_not_asked(shell: InteractiveShell) -> None:
+    """Codes of other files are told by their name; a constant may be anything."""
+
+    class Odd:
+        def __hash__(self) -> int:
+            raise AssertionError
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+    timed.note(1, "%time a = 1")
+    for name in ("<cell>", EXEC):
+        code = code_of("a = 2", name).replace(co_consts=(Odd(), [1], torch.ones(1)))
+        assert timed.home_of(code) is None
 
 
 def test_a_backward_error_names_the_timed_line_of_its_forward(run: Run) -> None:

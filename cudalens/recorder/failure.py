@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from dataclasses import dataclass, field
 from types import CodeType
@@ -51,7 +50,6 @@ class OpRecord:
 
 
 _MARK = "__cudalens_op__"
-_marks = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +57,11 @@ class _Failure:
     """A record and how to recognise its exception without keeping it, and its frames, alive."""
 
     record: OpRecord
-    mark: int
+    mark: object
     """An attribute of the exception: its ``id`` may be that of a later one."""
 
     def is_of(self, error: BaseException) -> bool:
-        return bool(error.__dict__.get(_MARK) == self.mark)
+        return error.__dict__.get(_MARK) is self.mark
 
 
 class Failures:
@@ -74,8 +72,8 @@ class Failures:
 
     def note(self, record: OpRecord, error: BaseException) -> None:
         """Remember that ``error`` came out of the recorded op."""
-        # A check around this one may have met it before.  No attribute access: that runs user code.
-        failure = _Failure(record=record, mark=error.__dict__.setdefault(_MARK, next(_marks)))
+        # A check around this one may have met it before; a class may forbid attributes.
+        failure = _Failure(record=record, mark=error.__dict__.setdefault(_MARK, object()))
         # Inserted anew, so that the newest is last.
         self._by_thread.pop(threading.get_ident(), None)
         self._by_thread[threading.get_ident()] = failure

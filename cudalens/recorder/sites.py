@@ -17,11 +17,12 @@ from weakref import ref
 from torch import nn
 
 from cudalens.facts import LineRef, Phase
-from cudalens.files import is_user_file, torch_path
+from cudalens.files import is_shared, is_user_file, torch_path
 from cudalens.recorder import _seam
 from cudalens.source import StackEntry, locate_entries
+from cudalens.timed import home_of
 
-_OTHER, _USER, _MODULE, _ENGINE, _OPTIMIZER = range(5)
+_OTHER, _USER, _SHARED, _MODULE, _ENGINE, _OPTIMIZER = range(6)
 _STEP_RANGE: Final = "Optimizer.step#"
 _MAX_TASKS: Final = 32
 _current_task = _seam.current_task
@@ -83,10 +84,10 @@ class SiteTracker:
             except KeyError:
                 kind = kinds[code.co_filename] = _kind_of(code.co_filename)
             if kind:
-                if kind == _USER:
+                if kind == _USER or (kind == _SHARED and home_of(code) is not None):
                     if user is None:
                         user, lasti = code, frame.f_lasti
-                    if code.co_name == "<module>":
+                    if code.co_name == "<module>" or code.co_name[:11] == "<cell line:":
                         break
                 elif kind == _MODULE:
                     # Only a live frame is looked up, and each call of a module overwrites what a
@@ -181,6 +182,8 @@ def _kind_of(filename: str) -> int:
         return _ENGINE
     if path.startswith("optim/"):
         return _OPTIMIZER
+    if is_shared(filename):
+        return _SHARED
     return _USER if is_user_file(filename) else _OTHER
 
 
