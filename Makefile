@@ -57,7 +57,7 @@ pages-update: $(STAMP) ## write the reports on the pages of docs/errors anew
 	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py
 
 COLAB = $(CURDIR)/build/colab/site-packages
-ON_COLAB = $(addprefix tests/test_,magics.py timed.py explain.py publish.py kernel.py widget.py)
+ON_COLAB = $(addprefix tests/test_,magics.py timed.py kernel.py widget.py)
 
 $(COLAB)/.installed: $(STAMP) tests/colab.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COLAB) -r tests/colab.txt
