@@ -1,7 +1,7 @@
 """Every op of torch's own test database runs under a full check as without: no report, same bits.
 
-The normal run takes one sample of each op, with its backward pass where it has one, and of the ops
-that a guard looks at one of each dtype and direction; the marker ``full`` takes all of them.
+The normal run takes one sample of every second op, with its backward pass where it has one, and one
+of each dtype and direction of the ops that a guard looks at; the marker ``full`` takes them all.
 """
 
 from __future__ import annotations
@@ -245,7 +245,8 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("ops", GROUPS)
 def test_a_check_changes_nothing(ops: list[Any], sim: simulate.Simulation) -> None:
     """No report, no warning, the same bits and random states as without a check."""
-    cases = [case for op in ops for case in quick_cases_of(op)]
+    chosen = [op for number, op in enumerate(ops) if number % 2 == 0 or op.name in GUARDED]
+    cases = [case for op in chosen for case in quick_cases_of(op)]
     assert [line for case in cases for line in complaints(case, QUICK_SAMPLES)] == []
     assert not sim.is_poisoned
 
