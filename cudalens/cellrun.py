@@ -170,7 +170,8 @@ def _unit(
 
 
 def _remember(shell: Any, filename: str, text: str, typed: Sequence[str] = ()) -> None:
-    number = cell_number(filename)
+    # The shell's own number first: a kernel names a cell by its text, also when it runs again.
+    number = cells_of(shell).get(filename) or cell_number(filename)
     assert number is not None
     register_cell(filename, number, split_lines(text), typed)
 

@@ -5,6 +5,7 @@ The shell is only talked to, never imported.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["finish", "publish"]
 
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
+_WIDGETS = 8
 
 
 def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:
@@ -76,9 +78,20 @@ def _has_widgets(shell: Any) -> bool:
     return (
         getattr(shell, "kernel", None) is not None
         and wish != "0"
-        and (wish == "1" or _is_attended(shell))
+        and (wish == "1" or (_is_attended(shell) and _has_new_widgets()))
         and importlib.util.find_spec("cudalens.render.widget") is not None
     )
+
+
+def _has_new_widgets() -> bool:
+    """Tell whether ipywidgets is the one that the lens was seen with; an older one may fail.
+
+    Seen so: JupyterLab 4 draws none of its widgets, and an error in place of the whole bundle.
+    """
+    try:
+        return int(importlib.metadata.version("ipywidgets").partition(".")[0]) >= _WIDGETS
+    except (ImportError, ValueError):
+        return False
 
 
 def _is_attended(shell: Any) -> bool:

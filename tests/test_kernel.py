@@ -105,6 +105,16 @@ def kernel(running: Kernel) -> Iterator[Kernel]:
     assert running.run(GOOD).value == "2.303"
 
 
+def test_a_cell_that_runs_again_has_its_new_number(kernel: Kernel) -> None:
+    """The kernel names a cell by its text, which is the same."""
+    for _ in range(2):
+        reply = kernel.run(f"%%cudacheck --no-widgets\nloss = {BAD}")
+        assert f"In [{reply.count}] line 2" in reply.shown[0]["text/plain"]
+    for _ in range(2):
+        reply = kernel.run(f"%cudacheck --no-widgets loss = {BAD}")
+        assert f"In [{reply.count}] line 1" in reply.shown[0]["text/plain"]
+
+
 def test_a_failing_cell_is_an_error_and_the_next_one_trains(kernel: Kernel) -> None:
     """Reply status error, one bundle with text and HTML, then a training step to completion."""
     reply = kernel.run(f"%%cudacheck --no-widgets\n\nloss = {BAD}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -93,11 +94,13 @@ def test_static_output_has_no_name(view: None) -> None:
     assert screen.sent == [(None, False)]
 
 
-@pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended"])
+@pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended", "old"])
 def test_static_output(view: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """Each way to ask for static output gives text and HTML only."""
     if why == "environment":
         monkeypatch.setenv("CUDALENS_WIDGETS", "0")
+    if why == "old":  # an ipywidgets that the lens was not seen with
+        monkeypatch.setattr(importlib.metadata, "version", lambda _: "7.7.1")
     kernel = None if why == "terminal" else object()
     screen = Screen(kernel=kernel, allow_stdin=why != "unattended")
     publish.publish(screen, REPORT, widgets=why != "option")
@@ -105,8 +108,9 @@ def test_static_output(view: None, monkeypatch: pytest.MonkeyPatch, why: str) ->
 
 
 def test_the_environment_can_ask_for_the_view(view: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDALENS_WIDGETS=1 shows it where nobody is known to look."""
+    """CUDALENS_WIDGETS=1 shows it where nobody is known to look, and with any ipywidgets."""
     monkeypatch.setenv("CUDALENS_WIDGETS", "1")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "7.7.1")
     screen = Screen(kernel=object(), allow_stdin=False)
     publish.publish(screen, REPORT, widgets=True)
     assert publish.WIDGET_TYPE in screen.bundles[0]
