@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cudalens import _torch, eager, source
 from cudalens.facts import LineRef, Phase
-from cudalens.files import cell_number, is_shared, source_lines, torch_path
+from cudalens.files import cell_number, is_user_source, source_lines, torch_path
 from cudalens.syntax import line_text
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -173,13 +173,9 @@ def worker_line(message: str) -> str:
     Empty where the message holds no such traceback, or nothing of the user's is on it.
     """
     _, is_sent, sent = message.partition("\nOriginal Traceback (most recent call last):")
-    places = [item for item in _SENT_LINE.findall(sent) if _is_known(item[0])]
+    places = [item for item in _SENT_LINE.findall(sent) if is_user_source(item[0])]
     if not is_sent or not places:
         return ""
     file, number = places[-1][0], int(places[-1][1])
     text = line_text(source_lines(file), number)
     return LineRef(line=number, text=text, cell=cell_number(file), file=file).spoken
-
-
-def _is_known(file: str) -> bool:
-    return source.is_user_file(file) and not is_shared(file)

@@ -199,11 +199,11 @@ def _caller_of_magic(shell: Any, frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_name != "run_line_magic":
         frame = frame.f_back
     caller = frame.f_back if frame is not None else None
-    if caller is None or home_of(caller.f_code) is not None:
-        return caller
-    if caller.f_code.co_filename not in cells_of(shell):
+    if caller is None:
         return None
-    return caller
+    home = home_of(caller.f_code)
+    is_placed = home is not None and home.columns is not None
+    return caller if is_placed or caller.f_code.co_filename in cells_of(shell) else None
 
 
 def _is_coroutine(code: CodeType) -> bool:

@@ -152,6 +152,11 @@ def is_user_file(filename: str) -> bool:
     return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
 
 
+def is_user_source(filename: str) -> bool:
+    """Tell whether code of this file is the user's, and the name tells of which text."""
+    return is_user_file(filename) and not is_shared(filename)
+
+
 def is_own_file(filename: str) -> bool:
     """Tell whether the file belongs to this package."""
     return _is_below(filename, _OWN_ROOT)

@@ -17,9 +17,8 @@ from cudalens.files import (
     cell_number,
     is_machinery,
     is_own_file,
-    is_shared,
     is_top,
-    is_user_file,
+    is_user_source,
     source_lines,
     torch_path,
     typed_line,
@@ -83,7 +82,7 @@ class Place(NamedTuple):
     @property
     def is_user(self) -> bool:
         """Whether the code is the user's, and its source is known to be."""
-        return is_user_file(self.filename) and not is_shared(self.filename)
+        return is_user_source(self.filename)
 
     @property
     def position(self) -> Position | None:

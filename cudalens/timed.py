@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
+from cudalens.celltext import comment_out, transformed
 from cudalens.files import (
     forget_cell,
     is_shared,
@@ -200,11 +201,8 @@ def _as_arguments(text: str) -> str | None:
 def _as_python(shell: Any, lines: Sequence[str]) -> list[str]:
     """Give the lines of a cell as Python: its magics as comments or as calls of the shell."""
     above = _magics_above(lines)
-    body = lines[above:]
-    blank = next((number for number, line in enumerate(body) if line.strip()), len(body))
-    text = str(shell.transform_cell("\n".join(body[blank:])))
-    found = [f"# {line}".rstrip() for line in lines[:above]] + [""] * blank
-    found += text.rstrip().split("\n")
+    text = comment_out(lines[:above]) + transformed(shell, "\n".join(lines[above:]))
+    found = text.rstrip().split("\n")
     for number, line in enumerate(lines):
         match = _LINE.match(line) if number >= above else None
         if match and number < len(found):

@@ -181,7 +181,7 @@ class CellWatch:
         if error is None:
             error = shown_since(cell.shown)
         self._close(cell, error)
-        if self._cells and (last := getattr(sys, "last_value", None)) is not None:
+        if self._cells and isinstance(last := getattr(sys, "last_value", None), BaseException):
             last.__dict__[_SEEN] = 0  # a cell that another one runs keeps its errors to itself
         if error is not None and _version() < (8, 14):  # which shows no notes of an exception
             for line in _own_notes(error):
@@ -198,7 +198,11 @@ def _own_notes(error: BaseException) -> list[str]:
 
 def last_shown() -> int:
     """Count a moment, and mark what the shell has shown last as older; nothing is kept alive."""
-    return _mark(next(_moments))
+    moment, error = next(_moments), getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        # Not its address: the next exception may have the same once this one is gone.
+        error.__dict__.setdefault(_SEEN, moment)
+    return moment
 
 
 def shown_since(before: int) -> BaseException | None:
@@ -216,14 +220,6 @@ def shown_since(before: int) -> BaseException | None:
     links = entries_from_traceback(error.__traceback__)
     is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
     return error if is_timed else None
-
-
-def _mark(moment: int) -> int:
-    # Not its address: the next exception may have the same once this one is gone.
-    error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException):
-        error.__dict__.setdefault(_SEEN, moment)
-    return moment
 
 
 def _version() -> tuple[int, ...]:

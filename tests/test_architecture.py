@@ -19,8 +19,8 @@ _BY_LAYER = {
         version
     """,
     1: """
-        _torch apiname assertlines assertsites asserttable asserttexts assertverdict diagnose
-        directcall evaluate expressions files hints hosterrors interrupts modules origin
+        _torch apiname assertlines assertsites asserttable asserttexts assertverdict celltext
+        diagnose directcall evaluate expressions files hints hosterrors interrupts modules origin
         publicname render source stack syntax timed values
     """,
     2: """
@@ -35,7 +35,7 @@ _BY_LAYER = {
         postmortem process refused rehearsal repeats session tensorfacts
     """,
     5: """
-        __main__ cellrun celltext demo magics options publish rewrite status usertrace watch
+        __main__ cellrun demo magics options publish rewrite status usertrace watch
     """,
     6: """
         __init__
