@@ -57,7 +57,7 @@ pages-update: $(STAMP) ## write the reports on the pages of docs/errors anew
 	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py
 
 COLAB = $(CURDIR)/build/colab/site-packages
-ON_COLAB = $(addprefix tests/test_,magics.py timed.py kernel.py widget.py)
+ON_COLAB = $(addprefix tests/,notebook/test_magics.py source/test_timed_cells.py notebook/test_kernel.py render/test_widget.py)
 
 $(COLAB)/.installed: $(STAMP) tests/colab.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COLAB) -r tests/colab.txt
@@ -82,7 +82,7 @@ test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pi
 	$(BIN)/python -m pytest tests/browser -m browser --reruns 2
 
 pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
-	$(BIN)/python tests/browser/pictures.py docs
+	$(BIN)/python -m tests.browser.pictures docs
 
 package: $(STAMP) ## build sdist and wheel, install each into an empty environment, run its demo
 	rm -rf dist build/package

@@ -18,8 +18,8 @@ from torch.nn import functional as F  # noqa: N812  torch's own custom
 import cudalens
 from benchmarks.measure import Ratio, compare
 from benchmarks.tools import FULL, GUARDS, TOOLS
-from cudalens.guarding import PROCESS
-from cudalens.source import register_cell
+from cudalens.guards.process import PROCESS
+from cudalens.source.files import register_cell
 
 ROWS, CLASSES, BAD = 32, 10, 17
 

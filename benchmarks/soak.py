@@ -30,7 +30,7 @@ from torch.nn.modules import module as hooks
 from traitlets.config import Config
 
 import cudalens
-from cudalens.guarding import PROCESS
+from cudalens.guards.process import PROCESS
 
 MAX_GROWTH_BYTES = 96 << 20
 """Resident memory may grow so much over the second half, most of it the shell's own history."""

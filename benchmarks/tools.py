@@ -16,7 +16,7 @@ import torch
 import cudalens
 from benchmarks.measure import Opener
 from benchmarks.steps import Step, TrainingStep
-from cudalens.guarding import PROCESS
+from cudalens.guards.process import PROCESS
 
 
 @dataclass(frozen=True, kw_only=True)

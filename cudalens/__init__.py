@@ -16,12 +16,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cudalens.version import __version__
+from cudalens.core.version import __version__
 
 if TYPE_CHECKING:
     from cudalens import simulate
-    from cudalens.block import check
-    from cudalens.errors import (
+    from cudalens.core.errors import (
         DeviceAssertError,
         DeviceIndexError,
         DeviceValueError,
@@ -29,12 +28,13 @@ if TYPE_CHECKING:
         NonFiniteError,
         SilentFindingWarning,
     )
-    from cudalens.facts import Violation
+    from cudalens.core.report import Report
+    from cudalens.core.report_types import Violation
     from cudalens.guards import GUARDS
-    from cudalens.model import Report
-    from cudalens.process import guard, install, last_report, register_guard, uninstall
-    from cudalens.rehearsal import ensure_cuda
-    from cudalens.session import CheckSession
+    from cudalens.session.block import check
+    from cudalens.session.process import guard, install, last_report, register_guard, uninstall
+    from cudalens.session.rehearsal import ensure_cuda
+    from cudalens.session.session import CheckSession
 
 __all__ = [
     "GUARDS",
@@ -60,22 +60,22 @@ __all__ = [
 
 _HOMES = {
     "GUARDS": "guards",
-    "CheckSession": "session",
-    "DeviceAssertError": "errors",
-    "DeviceIndexError": "errors",
-    "DeviceValueError": "errors",
-    "GuardRegistrationError": "errors",
-    "NonFiniteError": "errors",
-    "Report": "model",
-    "SilentFindingWarning": "errors",
-    "Violation": "facts",
-    "check": "block",
-    "ensure_cuda": "rehearsal",
-    "guard": "process",
-    "install": "process",
-    "last_report": "process",
-    "register_guard": "process",
-    "uninstall": "process",
+    "CheckSession": "session.session",
+    "DeviceAssertError": "core.errors",
+    "DeviceIndexError": "core.errors",
+    "DeviceValueError": "core.errors",
+    "GuardRegistrationError": "core.errors",
+    "NonFiniteError": "core.errors",
+    "Report": "core.report",
+    "SilentFindingWarning": "core.errors",
+    "Violation": "core.report_types",
+    "check": "session.block",
+    "ensure_cuda": "session.rehearsal",
+    "guard": "session.process",
+    "install": "session.process",
+    "last_report": "session.process",
+    "register_guard": "session.process",
+    "uninstall": "session.process",
 }
 
 
@@ -99,13 +99,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics: called by ``%load_ext cudalens``."""
-    from cudalens import magics
+    from cudalens.notebook import magics
 
     magics.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove everything again: called by ``%unload_ext cudalens``."""
-    from cudalens import magics
+    from cudalens.notebook import magics
 
     magics.unload(shell)

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cudalens.options import Options, OptionsError, help_text, parse, take
+from cudalens.session.options import Options, OptionsError, help_text, parse, take
 
 if TYPE_CHECKING:
-    from cudalens.model import Report
+    from cudalens.core.report import Report
 
 __all__ = ["main"]
 
@@ -131,7 +131,7 @@ def _import_from(folder: Path) -> None:
 def _run(options: Options, program: Callable[[], None]) -> int:
     """Run the user's program checked; what it raised is shown as Python shows it."""
     try:
-        from cudalens.session import CheckSession
+        from cudalens.session.session import CheckSession
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -185,7 +185,7 @@ def _complain(line: str, status: int) -> int:
 
 def _demo(arguments: list[str]) -> int:
     _expect(arguments, "cudalens demo", 0)
-    from cudalens import demo
+    from cudalens.session import demo
     from cudalens.simulate import SimulationError
 
     page = Path("demo") / "report.html"
@@ -245,7 +245,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 def _show(arguments: list[str]) -> int:
     _expect(arguments, "cudalens show report.json", 1)
-    from cudalens.model import Report
+    from cudalens.core.report import Report
 
     try:
         data = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))

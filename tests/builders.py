@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from cudalens.model import (
+from cudalens.core.report import (
     AutogradNeighbourhood,
     Bounds,
     CodeLine,

@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from cudalens import simulate
-from cudalens.guarding import PROCESS
+from cudalens.guards.process import PROCESS
 
 HAS_GPU = torch.cuda.is_available()
 LONGEST = ("test_opinfo.py", "test_widget.py", "test_benchmarks.py", "test_fault_injection.py")

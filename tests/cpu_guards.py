@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
-from cudalens.intercept import GuardedCall, Interceptor
+from cudalens.guards.interceptor import GuardedCall, Interceptor
 
 
 class Stopped(Exception):  # noqa: N818  not an error of torch or of ours

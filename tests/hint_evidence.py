@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cudalens.facts import (
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import (
     FIRST_BAD,
     Bounds,
     CodeLine,
@@ -22,7 +23,6 @@ from cudalens.facts import (
     TensorSummary,
     Violation,
 )
-from cudalens.model import Evidence
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cudalens
-from cudalens.model import Report
-from cudalens.source import forget_cell, register_cell
+from cudalens.core.report import Report
+from cudalens.source.files import forget_cell, register_cell
 
 _numbers = itertools.count(1)
 

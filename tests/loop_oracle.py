@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from tests.cpu_guards import strided, transposed
 
 Position = tuple[int, ...]

@@ -27,11 +27,15 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).parent.parent
 FAMILIES = {
-    "guards": ("tests/test_guards*.py",),
-    "hints": ("tests/test_hints*.py", "tests/test_hosterrors.py", "tests/test_nonfinite.py"),
+    "guards": ("tests/guards/test_*.py",),
+    "diagnosis/hints": (
+        "tests/diagnosis/hints/test_*.py",
+        "tests/diagnosis/host_errors/test_host_errors.py",
+        "tests/recorder/test_nonfinite.py",
+    ),
 }
 """Folders of the package that are mutated, and the tests that concern each."""
-FIRST = {"hostvalues": "hosterrors", "autograd": "hosterrors"}
+FIRST = {"hostvalues": "test_host_errors", "autograd": "test_host_errors"}
 """Modules whose own tests are not named after them."""
 NOT_COPIED = (".*", "build", "dist", "docs", "notebooks", "__pycache__", "*.egg-info")
 SAME = ("_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
@@ -144,7 +148,7 @@ def tests_of(path: str) -> list[str]:
     module = Path(path)
     files = [
         str(file.relative_to(ROOT))
-        for pattern in FAMILIES[module.parent.name]
+        for pattern in FAMILIES[module.parent.relative_to("cudalens").as_posix()]
         for file in sorted(ROOT.glob(pattern))
     ]
     own = FIRST.get(module.stem, module.stem.strip("_"))

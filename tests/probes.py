@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cudalens import source
+from cudalens.source.files import forget_cell, register_cell
+from cudalens.source.locate import CallSite, locate
+from cudalens.source.stack import stack_of
 
 _numbers = itertools.count(1000)
 
@@ -36,21 +38,21 @@ class Probe(TorchDispatchMode):
     def __init__(self, op: str) -> None:
         super().__init__()
         self.op = f"aten::{op}"
-        self.sites: list[source.CallSite] = []
+        self.sites: list[CallSite] = []
 
     @property
-    def site(self) -> source.CallSite:
+    def site(self) -> CallSite:
         """The site of the only call."""
         assert len(self.sites) == 1, [site.call_text for site in self.sites]
         return self.sites[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name == self.op:
-            frames = source.stack_of(sys._getframe())
+            frames = stack_of(sys._getframe())
             frames = frames[
                 : next(i for i, f in enumerate(frames) if f.f_locals.get("self") is self)
             ]
-            self.sites.append(source.locate(frames, _values(func, args), same))
+            self.sites.append(locate(frames, _values(func, args), same))
         return func(*args, **(kwargs or {}))
 
 
@@ -75,14 +77,14 @@ def run_cell(text: str, names: dict[str, Any], number: int = 7) -> None:
 def cell(text: str, number: int = 7) -> Iterator[Any]:
     """Compile text as a registered cell and forget it afterwards."""
     filename = f"<cell {next(_numbers)}>"
-    source.register_cell(filename, number, text.splitlines())
+    register_cell(filename, number, text.splitlines())
     try:
         yield compile(text, filename, "exec")
     finally:
-        source.forget_cell(filename)
+        forget_cell(filename)
 
 
-def site_of(text: str, op: str, **names: Any) -> source.CallSite:
+def site_of(text: str, op: str, **names: Any) -> CallSite:
     """Run text as a cell and locate its only call of ``op``."""
     probe = Probe(op)
     with probe:
@@ -90,6 +92,6 @@ def site_of(text: str, op: str, **names: Any) -> source.CallSite:
     return probe.site
 
 
-def named(site: source.CallSite) -> dict[str, str]:
+def named(site: CallSite) -> dict[str, str]:
     """The user's expression for each argument that has one."""
     return {name.key: name.expression for name in site.names}

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from cudalens.model import Report
+from cudalens.core.report import Report
 
 GOLDEN = Path(__file__).with_name("golden")
 VOID = {"meta", "br", "hr", "img", "input", "link"}

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from probes import cell
 from torch import Tensor
 from torch.nn import functional as F
 
 import cudalens
 from cudalens import DeviceIndexError, Report
+from tests.probes import cell
 
 ROOT = Path(__file__).parent.parent
 HAS_GPU = torch.cuda.is_available()
@@ -75,7 +75,7 @@ def test_no_gpu_and_no_simulation_says_what_to_do(call: str) -> None:
         "%load_ext cudalens",
         "import torch",
         f"%%cudacheck -r found\n{call}",
-        "from cudalens.guarding import PROCESS",
+        "from cudalens.guards.process import PROCESS",
         "print('said', '%cudacheck simulate' in f'{found.explanation} {found.hints}')",
         "print('left', PROCESS.is_installed)",
     )

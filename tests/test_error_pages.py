@@ -19,7 +19,7 @@ import torch
 
 import cudalens
 from cudalens import simulate
-from cudalens.files import register_cell
+from cudalens.source.files import register_cell
 
 FOLDER = Path(__file__).parent.parent / "docs" / "errors"
 INDEX = FOLDER / "README.md"

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_guards import guarded
 
-from cudalens import asserttexts, simulate
+from cudalens import simulate
+from cudalens.diagnosis import assert_meanings
 from cudalens.guards import GUARDS, full_name
 from cudalens.guards._unguarded import UNGUARDABLE
 from cudalens.simulate.asserts import NOT_SIMULATED
+from tests.cpu_guards import guarded
 
 GPU = Path(__file__).parent / "gpu"
 sys.path.insert(0, str(GPU))
@@ -285,12 +286,12 @@ def test_an_assertion_that_a_release_has_not_is_not_missed(release: str, is_olde
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
     """What was printed on hardware gets the op and the argument that the guard found."""
     report.write(SEEN, ABOUT, tmp_path)
-    file = tmp_path / "cudalens" / "data" / "assert_texts_9.9.9.json"
+    file = tmp_path / "cudalens" / "core" / "data" / "assert_texts_9.9.9.json"
     (text,) = json.loads(file.read_text(encoding="utf-8"))["texts"]
     assert (text["record"], text["function"], text["line"]) == ("take", "kern", 7)
     assert text["arguments"] == [["aten::take", "index"]]
-    read = asserttexts.read_harvest(file.read_text(encoding="utf-8"))
-    assert read[asserttexts.folded(TAKE)].argument == "index"
+    read = assert_meanings.read_harvest(file.read_text(encoding="utf-8"))
+    assert read[assert_meanings.folded(TAKE)].argument == "index"
     assert (tmp_path / "docs" / "verified.md").read_text(encoding="utf-8") == report.page(
         SEEN, ABOUT
     )

@@ -9,9 +9,8 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
-from hostcells import run_cell  # noqa: E402
-
 from cudalens import simulate  # noqa: E402
+from tests.hostcells import run_cell  # noqa: E402
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cudalens.model import Report
+from cudalens.core.report import Report
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -11,7 +11,8 @@ from tests.mutation import Mutant, Outcome
 
 
 def mutant(line: int) -> Mutant:
-    return Mutant(path="cudalens/hints/labels.py", operator="core/AddNot", occurrence=0, line=line)
+    path = "cudalens/diagnosis/hints/labels.py"
+    return Mutant(path=path, operator="core/AddNot", occurrence=0, line=line)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,11 @@ def test_annotations_are_no_behaviour(before: str, after: str, is_same: bool) ->
 def test_a_module_is_judged_by_its_family_own_tests_first() -> None:
     """The file named after the module runs first, so that a mutant dies early."""
     losses = mutation.tests_of("cudalens/guards/losses.py")
-    assert losses[0] == "tests/test_guards_losses.py"
-    assert "tests/test_guards.py" in losses
+    assert losses[0] == "tests/guards/test_losses.py"
+    assert "tests/guards/test_catalogue.py" in losses
     assert not any("hints" in name for name in losses)
-    assert mutation.tests_of("cudalens/hints/hostvalues.py")[0] == "tests/test_hosterrors.py"
+    first = mutation.tests_of("cudalens/diagnosis/hints/hostvalues.py")[0]
+    assert first == "tests/diagnosis/host_errors/test_host_errors.py"
 
 
 def test_the_score_counts_what_was_noticed() -> None:
@@ -45,7 +47,7 @@ def test_the_score_counts_what_was_noticed() -> None:
     ]
     text = mutation.report(outcomes)
     assert text.splitlines()[-1] == "1 of 2 mutants killed: 50.0 %"
-    assert "SURVIVED cudalens/hints/labels.py:7 core/AddNot" in text
+    assert "SURVIVED cudalens/diagnosis/hints/labels.py:7 core/AddNot" in text
     assert "x > 0  →  x >= 0" in text
     assert ":3 core" not in text
 
@@ -54,13 +56,13 @@ def test_a_mutant_is_judged_in_the_copy_and_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tests see the changed file; the file is as before afterwards, also when they fail."""
-    file = tmp_path / "cudalens/hints/labels.py"
+    file = tmp_path / "cudalens/diagnosis/hints/labels.py"
     file.parent.mkdir(parents=True)
     file.write_text("limit = 1\n")
     seen: list[str] = []
 
     def passes(root: Path, tests: list[str]) -> bool:
-        seen.append((root / "cudalens/hints/labels.py").read_text())
+        seen.append((root / "cudalens/diagnosis/hints/labels.py").read_text())
         return False
 
     monkeypatch.setattr(mutation, "mutated", lambda mutant, source: source.replace("1", "2"))

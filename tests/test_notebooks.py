@@ -12,7 +12,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from notebook_outputs import NOTEBOOKS, STORED, cleaner
+
+from tests.notebook_outputs import NOTEBOOKS, STORED, cleaner
 
 NAMES = (
     "quickstart",

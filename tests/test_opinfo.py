@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import cudalens
 from cudalens import simulate
-from cudalens.guarding import PROCESS
+from cudalens.guards.process import PROCESS
 
 # What it covers is covered elsewhere, and tracing it would take the longest part of a run.
 pytestmark = pytest.mark.no_cover

@@ -7,9 +7,9 @@ calls it an assert; where a real assert lies in wait the value is named before t
 from __future__ import annotations
 
 import pytest
-from hostcells import Outcome, run_cell
 
 from cudalens import simulate
+from tests.hostcells import Outcome, run_cell
 
 HEAD = """
 import numpy as np, torch

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.soak import Result, soak
-from cudalens import collect
+from cudalens.evidence import finding
 
 LIMIT_S = 600.0
 
@@ -39,5 +39,5 @@ def test_forty_cells_leave_nothing_behind() -> None:
 
 def test_the_soak_notices_a_wrong_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without a place, as when the stack cannot be read, are problems."""
-    monkeypatch.setattr(collect, "calling_frames", lambda **options: [])
+    monkeypatch.setattr(finding, "calling_frames", lambda **options: [])
     assert any("place" in line or "line is" in line for line in run(1, 7).problems)

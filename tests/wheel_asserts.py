@@ -2,9 +2,10 @@
 
 ``python -m tests.wheel_asserts SITE_PACKAGES`` unpacks the device images of ``libtorch_cuda.so``
 below that folder, finds each call of the assertion handler in the disassembly, reads expression,
-file, line and function out of its arguments, and stores in ``cudalens/data/assert_sites.json`` what
-differs from torch 2.13.0, whose own assertions are kept beside the tests.  Triton's wheel brings
-the disassembler; ``pip install pyelftools`` does the rest.  It takes some minutes and no GPU.
+file, line and function out of its arguments, and stores what differs from torch 2.13.0 in
+``cudalens/core/data/assert_sites.json``.  That release's own assertions are kept beside the tests.
+Triton's wheel brings the disassembler; ``pip install pyelftools`` does the rest.  It takes some
+minutes and no GPU.
 
 An assertion of 2.13.0 is found again by file, function and expression; where that is no longer the
 whole of it, by file and function, or by file and expression, if just one candidate is left.
@@ -23,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cudalens.assertsites import KNOWN_RELEASE
+from cudalens.core.assertsites import KNOWN_RELEASE
 
 ROOT = Path(__file__).parent.parent
-DATA = ROOT / "cudalens" / "data" / "assert_sites.json"
+DATA = ROOT / "cudalens" / "core" / "data" / "assert_sites.json"
 KNOWN = ROOT / "tests" / "data" / f"assert_sites_{KNOWN_RELEASE}.json"
 HANDLER = "__assertfail"
 ARCHITECTURE = "sm_90"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards import _base
 from cudalens.guards._base import Check, Guard, full_name, resolve
 from cudalens.guards._ranges import lies_within, out_of_range
@@ -25,8 +25,9 @@ __all__ = [
     "register",
 ]
 
+_NO_GUARDS = frozenset({"interceptor", "process", "routes"})
 for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
+    if not _module.name.startswith("_") and _module.name not in _NO_GUARDS:
         importlib.import_module(f"{__name__}.{_module.name}")
 
 _table: dict[Any, tuple[Guard, ...]] = {}

@@ -2,8 +2,8 @@
 
 A guard is one short function that looks at the values of an op's arguments before the kernel is
 launched.  Its parameters are named after the schema arguments that it needs; it returns ``None``
-or a :class:`~cudalens.facts.Violation`, changes nothing and reads the device at most once while
-nothing is wrong.  Its docstring has five parts, and the tests run the last two::
+or a :class:`~cudalens.core.report_types.Violation`, changes nothing and reads the device at most
+once while nothing is wrong.  Its docstring has five parts, and the tests run the last two::
 
     The precondition in one sentence, with the bound as an interval.
 
@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from cudalens._torch import has_kernel
-from cudalens.errors import GuardRegistrationError
-from cudalens.facts import Bounds, Offenders, Violation
+from cudalens.core._torch import has_kernel
+from cudalens.core.errors import GuardRegistrationError
+from cudalens.core.report_types import Bounds, Offenders, Violation
 
 Check = Callable[..., "Violation | None"]
 _SECTIONS = ("Source", "Cost", "Passes", "Violates")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards._ranges import lies_within, out_of_range
 
 INDEX_DTYPES = (torch.int64, torch.int32)

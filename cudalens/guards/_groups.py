@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._ranges import out_of_range, spelled
-from cudalens.values import find_offenders
 
 _MOST_GROUPS = 1023
 _TMA_BYTES = 16

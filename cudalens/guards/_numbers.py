@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Number, Offender, Offenders, Violation
+from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._ranges import extremes, spelled
-from cudalens.values import find_offenders
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """The dtypes that the sampling and loss kernels are compiled for; others are host errors."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Offenders, Violation
-from cudalens.values import find_offenders, outside
+from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.core.tensor_values import find_offenders, outside
 
 FEW = 64
 """So many integers are looked at one by one in the time that it takes to launch a reduction."""

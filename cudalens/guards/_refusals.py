@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.determinism import kernel_without_determinism
+from cudalens.core.deterministic_ops import kernel_without_determinism
 from cudalens.guards._base import full_name, schema_parameters
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._dims import INDEX_DTYPES
 from cudalens.guards._ranges import lies_within, spelled
-from cudalens.values import find_offenders
 
 
 def spans_lie_inside(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import spelled
-from cudalens.values import find_offenders
 
 _MESSAGE_LIMIT = 255
 """Longer messages are refused on the host."""

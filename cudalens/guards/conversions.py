@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import INDEX_DTYPES, counted
 from cudalens.guards._ranges import lies_within, out_of_range

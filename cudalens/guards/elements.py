@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import NEGATIVES_WRAP, broadcast, counted
 from cudalens.guards._ranges import lies_within, out_of_range, unexpanded
-from cudalens.values import find_offenders
 
 
 def _flat_index(self: Tensor, index: Tensor, *, guard: str) -> Violation | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import (
@@ -19,7 +20,6 @@ from cudalens.guards._dims import (
     written,
 )
 from cudalens.guards._ranges import lies_within, out_of_range, spelled
-from cudalens.values import find_offenders
 
 _MODE_MAX = 2
 

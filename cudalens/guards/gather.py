@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import Text, broadcast, dim_size, fits, index_of_dim

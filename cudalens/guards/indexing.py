@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import INDEX_DTYPES, NEGATIVES_WRAP, Text, broadcast, written

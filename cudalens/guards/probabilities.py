@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._numbers import FLOATS, bad_numbers, lies_between, outside_mask
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import INDEX_DTYPES, counted
 from cudalens.guards._ranges import lies_within, out_of_range

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import counts_in_32_bits, dim_size, index_of_dim

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import broadcast, counted
 from cudalens.guards._numbers import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from cudalens.facts import Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import counted
 from cudalens.guards._spans import spans_lie_inside

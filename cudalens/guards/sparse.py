@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cudalens.facts import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._dims import INDEX_DTYPES, counted
 from cudalens.guards._ranges import interval_text, spelled
-from cudalens.values import find_offenders
 
 _TEXT = "ValidateCompressedIndicesCommon.h:44: _assert: Assertion `cond && message` failed."
 _WHY = (

@@ -4,7 +4,7 @@ While it is open it notes little and keeps no tensor alive; all questions are an
 failure, and only as far as the recorded facts prove the answer.
 """
 
-from cudalens.facts import FIRST_BAD
+from cudalens.core.report_types import FIRST_BAD
 from cudalens.recorder.failure import OpRecord
 from cudalens.recorder.inplace import ModifiedTensor, Write
 from cudalens.recorder.lineage import Lineage

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from cudalens._torch import wait_for
+from cudalens.core._torch import wait_for
 
 __all__ = [
     "ENGINE_FUNCTION",

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from cudalens.files import is_user_file, torch_path
+from cudalens.source.files import is_user_file, torch_path
 
 LOADER_RANGE = "enumerate(DataLoader)#"
 """How the name of the profiler range around a loader's ``next()`` begins."""

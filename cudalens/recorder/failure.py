@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from cudalens._torch import is_plain, meta_of
-from cudalens.facts import Argument, Phase
+from cudalens.core._torch import is_plain, meta_of
+from cudalens.core.report_types import Argument, Phase
 from cudalens.recorder import _seam
 from cudalens.recorder.hostcopies import without_tensors
 from cudalens.recorder.ops import OpFacts
 from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
-from cudalens.source import StackEntry
+from cudalens.source.stack import StackEntry
 
 _MAX_TEXT = 80
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudalens.facts import HistoryEntry
+from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.ops import Call, is_node_of, short_meta
 from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import Site, SiteReader, entries_of, phase_of, shared_site
-from cudalens.source import StackEntry
+from cudalens.source.stack import StackEntry
 
 
 @dataclass(frozen=True)

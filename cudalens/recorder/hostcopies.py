@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens._torch import (
+from cudalens.core._torch import (
     is_accelerator,
     is_capturing,
     is_plain,

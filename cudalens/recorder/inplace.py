@@ -9,13 +9,13 @@ from typing import Final
 
 import torch
 
-from cudalens.facts import ProvenanceStep
+from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
 from cudalens.recorder.modulecalls import ModuleCall, module_call
 from cudalens.recorder.ops import Call, is_node_of
 from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import SiteReader, entries_of
-from cudalens.source import StackEntry
+from cudalens.source.stack import StackEntry
 
 _COMPLAINT: Final = re.compile(
     # "torch.cuda.FloatTensor"; torch spells CUDABFloat16Type and CUDABoolType as they are inside.

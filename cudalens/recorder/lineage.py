@@ -14,7 +14,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from cudalens.facts import ProvenanceStep
+from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.history import known_metas
 from cudalens.recorder.ops import Call, version_and_base

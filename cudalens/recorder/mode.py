@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cudalens._torch import is_accelerator, is_plain
+from cudalens.core._torch import is_accelerator, is_plain
 from cudalens.recorder import _seam, failure
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies

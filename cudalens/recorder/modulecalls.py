@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from cudalens.recorder.sites import RawSite, Site, entries_of
-from cudalens.source import StackEntry
+from cudalens.source.stack import StackEntry
 
 
 class ModuleCall(NamedTuple):

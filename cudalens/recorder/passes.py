@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.sites import entries_of, phase_of
-from cudalens.source import StackEntry
+from cudalens.source.stack import StackEntry
 
 Node = tuple[int, str]
 """Sequence number and name of an autograd node."""

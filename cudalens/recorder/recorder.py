@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from cudalens._torch import no_dispatch_modes, plain_torch
-from cudalens.facts import HistoryEntry, ProvenanceStep
+from cudalens.core._torch import no_dispatch_modes, plain_torch
+from cudalens.core.report_types import HistoryEntry, ProvenanceStep
 from cudalens.recorder import _seam, inplace
 from cudalens.recorder.failure import OpRecord
 from cudalens.recorder.history import Snapshot
@@ -19,7 +19,7 @@ from cudalens.recorder.ops import Call
 from cudalens.recorder.overwrites import IsBad
 from cudalens.recorder.passes import FreedPart, Node, find_freed, is_of_earlier_graph
 from cudalens.recorder.walk import way_of
-from cudalens.source import StackEntry
+from cudalens.source.stack import StackEntry
 
 
 class Recorder(RecordingMode):

@@ -16,11 +16,12 @@ from weakref import ref
 
 from torch import nn
 
-from cudalens.facts import LineRef, Phase
-from cudalens.files import is_shared, is_user_file, torch_path
+from cudalens.core.report_types import LineRef, Phase
 from cudalens.recorder import _seam
-from cudalens.source import StackEntry, locate_entries
-from cudalens.timed import home_of
+from cudalens.source.files import is_shared, is_user_file, torch_path
+from cudalens.source.locate import locate_entries
+from cudalens.source.stack import StackEntry
+from cudalens.source.timed_cells import home_of
 
 _OTHER, _USER, _SHARED, _MODULE, _ENGINE, _OPTIMIZER = range(6)
 _STEP_RANGE: Final = "Optimizer.step#"

@@ -12,8 +12,8 @@ from weakref import ref
 from torch import Tensor
 from torch.nn import Parameter
 
-from cudalens._torch import is_accelerator
-from cudalens.facts import FIRST_BAD, ProvenanceStep
+from cudalens.core._torch import is_accelerator
+from cudalens.core.report_types import FIRST_BAD, ProvenanceStep
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.lineage import FROM_PYTHON, Lineage, value_inputs, writes_among
 from cudalens.recorder.ops import Call

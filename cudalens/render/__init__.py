@@ -1,4 +1,4 @@
-"""Views of a report: each takes a :class:`cudalens.model.Report` and draws it, deciding nothing.
+"""Draws a report: text, HTML, widget.  Nothing about the failure is computed here.
 
 Renderers share a shape, not a base class, and are loaded when they are asked for, so that
 ipywidgets, jinja2 and networkx stay away from a process that shows nothing.

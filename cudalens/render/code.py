@@ -11,7 +11,7 @@ from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
 
-from cudalens.model import CodeLine, Report, SourceSpan, TensorFact
+from cudalens.core.report import CodeLine, Report, SourceSpan, TensorFact
 from cudalens.render import words
 from cudalens.render.safe import one_line, visible
 

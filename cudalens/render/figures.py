@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 from markupsafe import Markup
 
-from cudalens.model import Bounds, OffenderMap, Report, TensorFact
+from cudalens.core.report import Bounds, OffenderMap, Report, TensorFact
 from cudalens.render import words
 from cudalens.render.graph import graph_rows, graph_svg, graph_title
 from cudalens.render.safe import clip

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from cudalens.model import AutogradNeighbourhood, GraphNode, Role
+from cudalens.core.report import AutogradNeighbourhood, GraphNode, Role
 from cudalens.render import words
 from cudalens.render.safe import clip, clip_left, one_line
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
-from cudalens.model import AutogradNeighbourhood, GraphNode
+from cudalens.core.report import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
 from cudalens.render.edges import ARROW, LABEL_SIZE, Labels, Line
 from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, node_name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import warnings
 
-from cudalens.model import Report
-from cudalens.parsing import parse_expression
+from cudalens.core.parsing import parse_expression
+from cudalens.core.report import Report
 from cudalens.render.safe import one_line
 from cudalens.render.words import KINDS, bounds_text, number
 

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from cudalens.model import HistoryEntry, Report, TensorFact
+from cudalens.core.report import HistoryEntry, Report, TensorFact
 from cudalens.render import figures, words
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.headline import headline, headline_parts

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cudalens.model import Report
+from cudalens.core.report import Report
 from cudalens.render import words
 from cudalens.render.code import code_rows, crop, unplaced_tensors
 from cudalens.render.headline import headline_parts

@@ -15,7 +15,7 @@ from typing import Any
 
 import ipywidgets
 
-from cudalens.model import Report
+from cudalens.core.report import Report
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.graphpane import GraphPane
 from cudalens.render.lens.keys import Keys

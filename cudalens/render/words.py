@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from cudalens.model import LineRef, Number, OpName, ProvenanceStep, Report, SourceSpan, TensorFact
+from cudalens.core.report import (
+    LineRef,
+    Number,
+    OpName,
+    ProvenanceStep,
+    Report,
+    SourceSpan,
+    TensorFact,
+)
 from cudalens.render.safe import one_line
 
 Tone = Literal["ok", "bad", "warn", "plain"]

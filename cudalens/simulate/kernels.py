@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import alert_not_deterministic
 
-from cudalens.determinism import kernel_without_determinism
+from cudalens.core.deterministic_ops import kernel_without_determinism
 from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
 from cudalens.simulate.generators import is_device_generator, new_device_generator
 from cudalens.simulate.memory import out_of_memory

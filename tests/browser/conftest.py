@@ -12,10 +12,18 @@ if importlib.util.find_spec("playwright") is None:
     # `make test-browser` installs it; every other run leaves these tests out.
     collect_ignore_glob = ["test_*.py"]
 else:
-    import cells
-    from labpage import Reader, chromium, open_notebook, run_cell, wait_for_lens, write_notebook
-    from labserver import Lab, running_lab
     from playwright.sync_api import Browser, BrowserContext, Error, sync_playwright
+
+    from tests.browser import cells
+    from tests.browser.labpage import (
+        Reader,
+        chromium,
+        open_notebook,
+        run_cell,
+        wait_for_lens,
+        write_notebook,
+    )
+    from tests.browser.labserver import Lab, running_lab
 
     NO_BROWSER = (
         "No Chromium could be started: install it with `apt-get install chromium` "

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from labserver import Lab
     from playwright.sync_api import Browser, Locator, Page, Playwright
+
+    from tests.browser.labserver import Lab
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SWITCHES = (

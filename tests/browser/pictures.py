@@ -7,11 +7,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-import cells
-from labpage import Reader, chromium, open_notebook, run_cell, wait_for_lens, write_notebook
-from labserver import Lab, running_lab
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser import cells
+from tests.browser.labpage import (
+    Reader,
+    chromium,
+    open_notebook,
+    run_cell,
+    wait_for_lens,
+    write_notebook,
+)
+from tests.browser.labserver import Lab, running_lab
 
 SIZE = {"width": 1400, "height": 1700}
 COLOURS = 256

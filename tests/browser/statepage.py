@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import bundles
 import ipywidgets
 from ipywidgets.embed import dependency_state, embed_data
-from labpage import WAIT_MS, Reader
 
 from cudalens.render import widget as lens
+from tests.browser import bundles
+from tests.browser.labpage import WAIT_MS, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from playwright.sync_api import Browser, Route
 
-    from cudalens.model import Report
+    from cudalens.core.report import Report
 
 # Not a secure origin, like many a page that shows notebooks, and no host that exists.
 ORIGIN = "http://frontend.test"

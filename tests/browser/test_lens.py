@@ -6,11 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
-from labpage import LENS, Reader, open_notebook, run_cell, wait_for_lens, write_notebook
-from labserver import Lab
 from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.browser import cells
+from tests.browser.labpage import (
+    LENS,
+    Reader,
+    open_notebook,
+    run_cell,
+    wait_for_lens,
+    write_notebook,
+)
+from tests.browser.labserver import Lab
 
 pytestmark = pytest.mark.browser
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
 
-import bundles
 import pytest
-from builders import REPRESENTATIVE, make_report
-from labpage import Reader
 from playwright.sync_api import Browser, expect
-from statepage import Saved, StatePage, Theme
+
+from tests.browser import bundles
+from tests.browser.labpage import Reader
+from tests.browser.statepage import Saved, StatePage, Theme
+from tests.builders import REPRESENTATIVE, make_report
 
 pytestmark = pytest.mark.browser
 

@@ -184,7 +184,7 @@ def run_fault(name: str) -> dict[str, Any]:
     """Run a fault under a full check and give its report."""
     name_a_toolkit()
     import cudalens
-    from cudalens.source import register_cell
+    from cudalens.source.files import register_cell
 
     fault = next(item for item in FAULTS if item.name == name)
     if reason := unavailable(fault):

@@ -24,7 +24,8 @@ def run_notebook(name: str) -> dict[str, Any]:
     if missing:
         return {"unavailable": f"not installed: {', '.join(missing)}"}
     import nbformat
-    from notebook_outputs import executed
+
+    from tests.notebook_outputs import executed
 
     return told(executed(nbformat.reads(text, as_version=4)))
 

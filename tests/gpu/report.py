@@ -11,13 +11,13 @@ from typing import Any
 
 from cases import CASES, NOT_TRIGGERED, Case, is_too_old
 
-from cudalens.assertlines import fold
-from cudalens.assertsites import as_printed_by
-from cudalens.asserttexts import folded
+from cudalens.core.assertsites import as_printed_by
+from cudalens.core.device_asserts import fold
+from cudalens.diagnosis.assert_meanings import folded
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "verified.md"
-DATA = ROOT / "cudalens" / "data"
+DATA = ROOT / "cudalens" / "core" / "data"
 INVENTORY = ROOT / "tests" / "data" / "device_asserts.json"
 HEAD = "# What was seen on real hardware\n\n"
 WRITTEN = "Written by the GPU suite (`make test-gpu`)"

@@ -12,7 +12,7 @@ from faults import FAULTS, Fault
 from harmless import HARMLESS
 from suite import Results
 
-from cudalens.assertlines import fold
+from cudalens.core.device_asserts import fold
 
 pytestmark = pytest.mark.gpu
 ASSERT_CODE = 710

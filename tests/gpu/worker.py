@@ -50,7 +50,7 @@ def run_case(record: str, *, guarded: bool, device: str = "cuda") -> dict[str, A
 
 def _registered(code: str) -> str:
     """Let the report know the text of the case as that of a cell."""
-    from cudalens.source import register_cell
+    from cudalens.source.files import register_cell
 
     register_cell("<case>", 1, code.splitlines())
     return code

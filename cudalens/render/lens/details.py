@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from cudalens.model import Report
+from cudalens.core.report import Report
 from cudalens.render import words
 from cudalens.render.graph import graph_rows
 from cudalens.render.safe import one_line

@@ -6,7 +6,7 @@ from typing import Any
 
 import ipywidgets
 
-from cudalens.model import Report
+from cudalens.core.report import Report
 from cudalens.render.html import draw_part
 from cudalens.render.lens.details import details
 from cudalens.render.lens.keys import Keys

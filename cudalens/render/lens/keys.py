@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from cudalens.model import GraphNode, HistoryEntry, LineRef, Report, SourceSpan, TensorFact
+from cudalens.core.report import GraphNode, HistoryEntry, LineRef, Report, SourceSpan, TensorFact
 from cudalens.render import words
 from cudalens.render.fold import node_name
 from cudalens.render.safe import clip, one_line

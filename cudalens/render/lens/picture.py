@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from cudalens.model import GraphNode, Report
+from cudalens.core.report import GraphNode, Report
 from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, is_within
 from cudalens.render.graph import graph_svg
 from cudalens.render.lens.keys import Keys

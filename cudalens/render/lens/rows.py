@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from markupsafe import Markup
 
-from cudalens.model import Offender, OffenderMap, Offenders, Report
+from cudalens.core.report import Offender, OffenderMap, Offenders, Report
 from cudalens.render import words
 from cudalens.render.figures import value_map_svg
 from cudalens.render.safe import one_line

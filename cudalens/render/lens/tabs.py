@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import ipywidgets
 from markupsafe import Markup, escape
 
-from cudalens.model import HistoryEntry, Report
+from cudalens.core.report import HistoryEntry, Report
 from cudalens.render import words
 from cudalens.render.html import draw_part, history_entries
 from cudalens.render.lens import rows

@@ -1,0 +1,74 @@
+"""The exceptions of cudalens.
+
+::
+
+    RuntimeError
+     ├── DeviceAssertError            a guard stopped an op that would have asserted on the device
+     │    ├── DeviceIndexError        … also an IndexError: the CPU would have called it one
+     │    └── DeviceValueError        … also a ValueError
+     └── NonFiniteError               an op made a NaN or an infinity (only with ``nan``)
+
+``except RuntimeError`` catches them as it does CUDA's own error, ``except IndexError`` and
+``except ValueError`` as on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudalens.core.report import Report
+
+__all__ = [
+    "DeviceAssertError",
+    "DeviceIndexError",
+    "DeviceValueError",
+    "GuardRegistrationError",
+    "NonFiniteError",
+    "SilentFindingWarning",
+]
+
+
+class DeviceAssertError(RuntimeError):
+    """An op was stopped before its launch because a device-side assert would have fired.
+
+    ``str()`` is complete by itself; ``report`` holds everything that is known.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Multiprocessing and DataLoader workers pickle exceptions; args alone lose the report.
+        return (type(self), (str(self), self.report))
+
+
+class DeviceIndexError(DeviceAssertError, IndexError):
+    """An index, label or id lies outside the tensor, table or classes that it selects from."""
+
+
+class DeviceValueError(DeviceAssertError, ValueError):
+    """A value lies outside the interval that the op accepts, or is not a number."""
+
+
+class NonFiniteError(RuntimeError, FloatingPointError):
+    """An op made a NaN or an infinity that was not among its inputs.
+
+    Raised only where it was asked for: ``%%cudacheck --nan`` or ``check(nan=True)``.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.report))
+
+
+class GuardRegistrationError(ValueError):
+    """A guard was registered for an op that does not exist, or in a form that cannot be called."""
+
+
+class SilentFindingWarning(UserWarning):
+    """An op's result is certainly wrong, although neither CUDA nor the CPU complains."""

@@ -1,0 +1,207 @@
+"""The report, and the evidence that it is made from.
+
+A :class:`Report` survives the tensors, frames and exceptions that it describes, so it can be kept,
+saved, sent and rendered long after the failure.  Its pieces live in
+:mod:`cudalens.core.report_types` and are offered here too, so that this module is the whole data
+model to its readers.
+
+This module imports the standard library only.  The rendering methods of :class:`Report` are doors,
+not code: each looks its renderer up by name when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cudalens.core.codec import from_plain, to_plain
+from cudalens.core.report_types import *  # noqa: F403  the pieces are part of this module's face
+from cudalens.core.report_types import (
+    AutogradNeighbourhood,
+    Bounds,
+    Certainty,
+    Environment,
+    Frame,
+    Hint,
+    HistoryEntry,
+    Kind,
+    Offenders,
+    OpName,
+    Phase,
+    ProvenanceStep,
+    Replay,
+    SourceSpan,
+    TensorFact,
+    Timing,
+    Violation,
+)
+
+SCHEMA_VERSION = 1
+MAX_OFFENDERS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFacts:
+    """What an exception says of itself, without the exception."""
+
+    type_name: str
+    """The class name, such as ``RuntimeError``."""
+    bases: tuple[str, ...] = ()
+    """The names of all its base classes, nearest first."""
+    message: str = ""
+    origin: str | None = None
+    """The innermost function that raised it, as ``file.py:function`` below the package root."""
+    error_code: int | None = None
+    """The CUDA error code when torch gave one (710 is an assert)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything that was collected about one failure, before any conclusion is drawn.
+
+    The lists hold only what was proven: an expression is in ``tensors`` only when its value *is*
+    the tensor that the op was given.
+    """
+
+    violation: Violation | None = None
+    error: ErrorFacts | None = None
+    op: OpName = field(default_factory=OpName)
+    phase: Phase = "unknown"
+    prevented: bool = False
+    context_usable: bool | None = None
+    source: SourceSpan | None = None
+    forward_source: SourceSpan | None = None
+    call_text: str | None = None
+    """Source text of the running call in the user's line, such as ``F.cross_entropy(z, y)``."""
+    module_path: str | None = None
+    module_type: str | None = None
+    """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""
+    frames: tuple[Frame, ...] = ()
+    tensors: tuple[TensorFact, ...] = ()
+    """The op's tensor arguments first, then other tensors on the failing line (argument None)."""
+    scalars: tuple[tuple[str, str], ...] = ()
+    """Other arguments of the op by schema name, as text: ``("ignore_index", "-100")``."""
+    replay: Replay = field(default_factory=Replay)
+    device_text: str | None = None
+    graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
+    provenance: tuple[ProvenanceStep, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """Named observations of collectors, such as ``("inplace.line", "7")``; hint rules read them."""
+    libraries: tuple[str, ...] = ()
+    """Libraries in use that some hints name: ``transformers``, ``torch_geometric``."""
+    environment: Environment = field(default_factory=Environment)
+    timing: Timing = field(default_factory=Timing)
+    limits: tuple[str, ...] = ()
+
+    def tensor(self, argument: str) -> TensorFact | None:
+        """Give the tensor that the op received as ``argument`` (its schema name)."""
+        return next((item for item in self.tensors if item.argument == argument), None)
+
+    def scalar(self, name: str) -> str | None:
+        """Give the text of another argument of the op, ``None`` when it was not given."""
+        return dict(self.scalars).get(name)
+
+    def fact(self, name: str) -> str | None:
+        """Give a named observation, ``None`` when no collector made it."""
+        return dict(self.facts).get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything that is known of one failure.  See the README for each key of its JSON form."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: Kind = "device_assert"
+    certainty: Certainty = "unknown"
+    prevented: bool = False
+    context_usable: bool | None = None
+    phase: Phase = "unknown"
+    headline: str = ""
+    explanation: str = ""
+    op: OpName = field(default_factory=OpName)
+    argument: str | None = None
+    expression: str | None = None
+    offenders: Offenders | None = None
+    bounds: Bounds | None = None
+    source: SourceSpan | None = None
+    forward_source: SourceSpan | None = None
+    module_path: str | None = None
+    frames: tuple[Frame, ...] = ()
+    replay: Replay = field(default_factory=Replay)
+    device_text: str | None = None
+    tensors: tuple[TensorFact, ...] = ()
+    graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
+    provenance: tuple[ProvenanceStep, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    environment: Environment = field(default_factory=Environment)
+    timing: Timing = field(default_factory=Timing)
+    limits: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the report as plain dictionaries, lists, strings and numbers; every key is there."""
+        return typing.cast("dict[str, Any]", to_plain(self))
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Give :meth:`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: the schema version is not one that this release reads.
+        """
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            msg = f"schema_version {version!r} cannot be read: this release reads {SCHEMA_VERSION}"
+            raise ValueError(msg)
+        return from_plain(cls, data)
+
+    def to_text(self, *, width: int = 100, color: bool = False) -> str:
+        """Render for a terminal of ``width`` columns, with ANSI colours on request."""
+        return typing.cast(str, _renderer("text").render(self, width=width, color=color))
+
+    def to_html(self) -> str:
+        """Render as one self-contained HTML file."""
+        return typing.cast(str, _renderer("html").render_page(self))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report to ``path``; its suffix (.html .json .txt) chooses the form.
+
+        Raises:
+            ValueError: the suffix is none of the three.
+        """
+        target = Path(path)
+        writers = {".html": self.to_html, ".json": self.to_json, ".txt": self.to_text}
+        try:
+            text = writers[target.suffix.lower()]()
+        except KeyError:
+            msg = f"cannot save a report as {target.name!r}: use the suffix .html, .json or .txt"
+            raise ValueError(msg) from None
+        target.write_text(text, encoding="utf-8")
+        return target
+
+    def widget(self) -> Any:
+        """Give the interactive view, an ipywidgets widget."""
+        return _renderer("widget").build(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {
+            "text/plain": self.to_text(),
+            "text/html": _renderer("html").render_fragment(self),
+        }
+
+    def __repr__(self) -> str:
+        return f"<cudalens Report {self.kind}: {self.headline}>"
+
+
+def _renderer(name: str) -> Any:
+    # A string, not an import statement: the model stands below every renderer.
+    return importlib.import_module(f"cudalens.render.{name}")

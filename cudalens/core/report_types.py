@@ -1,0 +1,286 @@
+"""The pieces of a report: frozen, keyword-only dataclasses of strings, numbers and tuples.
+
+Each says one thing that was established about a failure.  Unknown facts are ``None`` or an empty
+tuple, never a guess.  None of them holds a tensor, a frame or an exception.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from cudalens.core.graphfacts import (
+    FIRST_BAD,
+    AutogradNeighbourhood,
+    GraphEdge,
+    GraphNode,
+    ProvenanceStep,
+    Role,
+)
+from cudalens.core.places import CodeLine, Frame, LineRef, SourceSpan
+
+__all__ = [
+    "FIRST_BAD",
+    "Argument",
+    "AutogradNeighbourhood",
+    "Bounds",
+    "Certainty",
+    "CodeLine",
+    "Environment",
+    "Frame",
+    "GraphEdge",
+    "GraphNode",
+    "Hint",
+    "Histogram",
+    "HistoryEntry",
+    "Kind",
+    "LineRef",
+    "Number",
+    "Offender",
+    "OffenderMap",
+    "Offenders",
+    "OpName",
+    "Phase",
+    "ProvenanceStep",
+    "Replay",
+    "ReplayOutcome",
+    "Role",
+    "SourceSpan",
+    "TensorFact",
+    "TensorMeta",
+    "TensorSummary",
+    "Timing",
+    "Violation",
+]
+
+
+Kind = Literal[
+    "device_assert",
+    "host_error",
+    "autograd_error",
+    "nonfinite",
+    "silent",
+    "cuda_error",
+    "python_error",
+]
+Certainty = Literal["proven", "likely", "unknown"]
+Phase = Literal["forward", "backward", "optimizer", "unknown"]
+ReplayOutcome = Literal["raised", "returned", "unavailable"]
+Number: TypeAlias = int | float | str | None
+"""A number of a tensor as JSON can hold it: NaN and the infinities are the texts nan, inf, -inf."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorMeta:
+    """What can be told of a tensor without reading its values; safe after a context is lost."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    stride: tuple[int, ...] | None = None
+    storage_offset: int = 0
+    requires_grad: bool = False
+    is_leaf: bool = True
+    grad_fn: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """Counts of the finite values between consecutive edges: ``len(edges) == len(counts) + 1``."""
+
+    edges: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSummary:
+    """Values of a tensor in short; every field is ``None`` where it was not computed."""
+
+    min: Number = None
+    max: Number = None
+    mean: Number = None
+    nan: int | None = None
+    inf: int | None = None
+    unique: tuple[int, ...] | None = None
+    """The distinct values of an integer tensor when there are at most 32 of them, else ``None``."""
+    histogram: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One argument of a recorded call: a tensor's metadata, a list of them, or a short text."""
+
+    name: str
+    tensors: tuple[TensorMeta, ...] = ()
+    text: str | None = None
+    places: tuple[int, ...] | None = None
+    """Where in a list each of the tensors stood: ``[None, rows]`` holds one at place 1."""
+
+    @property
+    def keyed(self) -> tuple[tuple[str, TensorMeta], ...]:
+        """The tensors by their own names: ``rows``, or ``boxes[1]`` for one of a list."""
+        if self.places is None:
+            return tuple((self.name, item) for item in self.tensors)
+        places = zip(self.places, self.tensors, strict=True)
+        return tuple((f"{self.name}[{place}]", item) for place, item in places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpName:
+    """An op by its schema name and overload, and the function that the user called to reach it."""
+
+    name: str | None = None
+    overload: str | None = None
+    api: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offender:
+    """One bad element: its position in the tensor that the op was given, and its value."""
+
+    position: tuple[int, ...]
+    value: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffenderMap:
+    """Where the bad elements lie, on a grid of at most 32 rows by 64 columns.
+
+    Lists are row-major.  A one-dimensional tensor has one row; more dimensions fold into columns.
+    """
+
+    rows: int
+    columns: int
+    bad: tuple[int, ...]
+    low: tuple[Number, ...]
+    high: tuple[Number, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offenders:
+    """How many elements are bad, of how many, and the first of them in row-major order."""
+
+    count: int = 0
+    total: int = 0
+    first: tuple[Offender, ...] = ()
+    map: OffenderMap | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The closed interval of allowed values, single values allowed besides, and both as text."""
+
+    min: Number = None
+    max: Number = None
+    also_allowed: tuple[int, ...] = ()
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A guard's finding: which argument of which op breaks which bound, and where.
+
+    ``headline`` is a template: ``{argument}`` stands for the argument at fault, ``{related}`` for
+    ``related``, so that the reader sees his own names where they can be proven.
+    """
+
+    headline: str
+    guard: str = ""
+    op: str = ""
+    overload: str = ""
+    argument: str = ""
+    explanation: str = ""
+    offenders: Offenders = field(default_factory=Offenders)
+    bounds: Bounds = field(default_factory=Bounds)
+    notes: tuple[tuple[str, str], ...] = ()
+    """Named observations of the guard's, for the cause rules."""
+    is_index: bool = True
+    """Whether the CPU would call it an IndexError (else a ValueError)."""
+    related: str | None = None
+    """The schema name of the argument that sets the bound, such as ``weight``."""
+    size: int | None = None
+    """The number that sets the bound: classes, rows, length of the indexed dimension."""
+    dim: int | None = None
+    """The dimension of ``related`` that is indexed, when there is one."""
+    list_position: int | None = None
+    """Which element of a list argument (``indices``) is at fault."""
+    device_text: str | None = None
+    """The assertion CUDA would have printed; ``None`` for a silent finding."""
+    is_silent: bool = False
+    """No assert fires on CUDA, but the result is certainly wrong."""
+    is_nonfinite: bool = False
+    """Not a guard's finding: the op's *result* holds the first NaN or infinity."""
+    is_replay_safe: bool = True
+    """False when the CPU kernel reads or writes out of bounds on this very input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What the same overload did with the same arguments on the CPU."""
+
+    outcome: ReplayOutcome = "unavailable"
+    exception: str | None = None
+    message: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorFact:
+    """A tensor on the failing line, under its schema name and the user's own expression."""
+
+    argument: str | None
+    expression: str | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    stride: tuple[int, ...] | None = None
+    requires_grad: bool = False
+    grad_fn: str | None = None
+    summary: TensorSummary = field(default_factory=TensorSummary)
+    span: tuple[int, int, int] | None = None
+    """Line, first and end column of the expression in the user's source, for drawing."""
+    bad_at: tuple[int, ...] | None = None
+    """Where the first bad value lies in a tensor that the op was given in another shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry:
+    """One recorded op before the failure, oldest first."""
+
+    seq: int
+    op: str
+    shapes: str = ""
+    source: LineRef | None = None
+    module_path: str | None = None
+    phase: Phase = "forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hint:
+    """A likely cause that the evidence carries, and the code that mends it."""
+
+    text: str
+    fix: str | None = None
+    rule: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where the failure happened."""
+
+    cudalens: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    device: str | None = None
+    simulated: bool = False
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Counts of what was checked and recorded, and seconds from failure to finished report."""
+
+    checked_ops: int = 0
+    recorded_ops: int = 0
+    diagnose_s: float | None = None

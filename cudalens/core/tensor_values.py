@@ -1,0 +1,288 @@
+"""What the values of a tensor look like: summaries, bad positions and where they lie.
+
+Everything here reads the device and is called only after something went wrong, while the context
+is alive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from cudalens.core.report_types import (
+    Histogram,
+    Number,
+    Offender,
+    OffenderMap,
+    Offenders,
+    TensorSummary,
+)
+
+MAX_FIRST = 20
+MAX_UNIQUE = 32
+MAP_ROWS, MAP_COLUMNS = 32, 64
+HISTOGRAM_BINS = 24
+HOST_NUMEL = 1 << 20
+"""Up to this many elements a tensor is copied to the host once and examined there."""
+_LISTED = 1 << 20
+"""Up to this many bad elements their positions are listed, which is faster than counting."""
+_COUNTED = 1 << 16
+"""Up to this span of integers the distinct ones are found by counting instead of sorting."""
+_HISTOGRAM_NUMEL = 1 << 24
+_HOST_PIECE, _DEVICE_PIECE = 1 << 18, 1 << 24
+"""Elements that are worked on at a time: the host's stay in its cache, a device's are few."""
+_EXACT_SIGNIFICANT = 6
+
+
+def number(value: float) -> Number:
+    """Give a Python number that JSON can hold: NaN and infinities as text."""
+    if isinstance(value, (bool, int)):
+        return int(value)
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return float(f"{value:.7g}")
+
+
+# --- bad positions -------------------------------------------------------------------------------
+
+
+def outside(tensor: Tensor, low: float, high: float) -> Tensor:
+    """Mark the elements outside ``[low, high]``; NaN is not marked.
+
+    Returns:
+        bool[shape of tensor]
+    """
+    bad = torch.empty(tensor.shape, dtype=torch.bool, device=tensor.device)
+    for piece, mark in zip(_pieces(tensor.reshape(-1)), _pieces(bad.view(-1)), strict=True):
+        mark.copy_((piece < low) | (piece > high))
+    return bad
+
+
+def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
+    """Count the bad elements of ``tensor`` and give the first ones in row-major order.
+
+    Args:
+        tensor: the tensor that the op was given, any shape.
+        bad: bool[shape of tensor], true where the value breaks the bound.
+    """
+    if tensor.numel() <= HOST_NUMEL:
+        tensor, bad = tensor.detach().cpu(), bad.cpu()
+    marks = bad.reshape(-1)
+    count = int(marks.count_nonzero())
+    listed = marks.nonzero().squeeze(1).cpu() if count <= _LISTED else None
+    places = _first_places(marks) if listed is None else listed[:MAX_FIRST].tolist()
+    positions = [unravel(place, tuple(bad.shape)) for place in places]
+    first = tuple(
+        Offender(position=position, value=number(tensor[position].item())) for position in positions
+    )
+    has_map = tensor.dim() and tensor.numel() and not tensor.is_complex()
+    grid = _offender_map(tensor, bad, listed) if has_map else None
+    return Offenders(count=count, total=tensor.numel(), first=first, map=grid)
+
+
+def _first_places(marks: Tensor) -> list[int]:
+    # Piece by piece: nonzero() of a whole tensor takes eight bytes for each bad element.
+    found: list[int] = []
+    start = 0
+    for piece in _pieces(marks):
+        if len(found) >= MAX_FIRST:
+            break
+        here = piece.nonzero()[: MAX_FIRST - len(found), 0]
+        found.extend(start + item for item in here.tolist())
+        start += piece.numel()
+    return found
+
+
+def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Give the position of flat element ``index`` in a row-major tensor of ``shape``."""
+    position = []
+    for size in reversed(shape):
+        index, rest = divmod(index, size)
+        position.append(rest)
+    return tuple(reversed(position))
+
+
+def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> OffenderMap:
+    """Count and bound the values in each cell of a coarse grid over rows and columns.
+
+    Args:
+        listed: the flat positions of the bad elements, when they are known.
+    """
+    values = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
+    if values.dtype == torch.bool:
+        values = values.to(torch.uint8)
+    rows, columns = min(values.shape[0], MAP_ROWS), min(values.shape[1], MAP_COLUMNS)
+    low, high = _grid(values, rows, columns, _bounds)
+    if listed is None:
+        marks = bad.reshape(values.shape)
+        counts = _grid(marks, rows, columns, lambda block: block.sum((1, 3)))
+    else:
+        row = _part_of(listed // values.shape[1], values.shape[0], rows)
+        column = _part_of(listed % values.shape[1], values.shape[1], columns)
+        counts = torch.bincount(row * columns + column, minlength=rows * columns)
+    return OffenderMap(
+        rows=rows,
+        columns=columns,
+        bad=tuple(counts.reshape(-1).tolist()),
+        low=tuple(map(number, low.reshape(-1).tolist())),
+        high=tuple(map(number, high.reshape(-1).tolist())),
+    )
+
+
+def _grid(values: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Reduce a matrix to ``rows`` by ``columns`` cells, cut as ``tensor_split`` cuts."""
+    bands = []
+    for top, down, height in _cuts(values.shape[0], rows):
+        band = values[top : top + down * height].unflatten(0, (down, height))
+        cells = [
+            reduce(band[:, :, left : left + across * width].unflatten(2, (across, width)))
+            for left, across, width in _cuts(values.shape[1], columns)
+        ]
+        bands.append(torch.cat(cells, dim=-1))
+    return torch.cat(bands, dim=-2)
+
+
+def _bounds(block: Tensor) -> Tensor:
+    # One dimension at a time, the longer first: several times as fast as both at once.
+    longer = 3 if block.shape[3] >= block.shape[1] else 1
+    low, high = torch.aminmax(block, dim=longer, keepdim=True)
+    return torch.stack((low.amin((1, 3)), high.amax((1, 3))))
+
+
+def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:
+    """Give start, number and width of the longer parts, then of the shorter ones."""
+    width, longer = divmod(size, parts)
+    if longer:
+        yield 0, longer, width + 1
+    yield longer * (width + 1), parts - longer, width
+
+
+def _part_of(index: Tensor, size: int, parts: int) -> Tensor:
+    """Tell in which part each index lies."""
+    width, longer = divmod(size, parts)
+    edge = longer * (width + 1)
+    return torch.where(index < edge, index // (width + 1), longer + (index - edge) // width)
+
+
+# --- summaries -----------------------------------------------------------------------------------
+
+
+def summarise(tensor: Tensor) -> TensorSummary:
+    """Describe the values of a tensor: range, mean, NaN and infinity counts, histogram.
+
+    Empty, complex, quantised and sparse tensors give an empty summary.
+    """
+    if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+        return TensorSummary()
+    if tensor.numel() == 0:
+        return TensorSummary()
+    values = tensor.detach()
+    if values.numel() <= HOST_NUMEL:
+        values = values.cpu()
+    if values.dtype == torch.bool:
+        values = values.to(torch.uint8)
+    values = values.reshape(-1)
+    return _summarise_float(values) if values.is_floating_point() else _summarise_int(values)
+
+
+def _pieces(values: Tensor) -> Sequence[Tensor]:
+    pieces: Sequence[Tensor] = values.split(
+        _HOST_PIECE if values.device.type == "cpu" else _DEVICE_PIECE
+    )
+    return pieces
+
+
+def _summarise_float(values: Tensor) -> TensorSummary:
+    # Half precision overflows in sums, and fp8 has no arithmetic at all.
+    wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    nan = inf = 0
+    smallest, largest = (item.item() for item in torch.aminmax(wide))
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        nan = sum(int(piece.isnan().count_nonzero()) for piece in _pieces(wide))
+        inf = sum(int(piece.isinf().count_nonzero()) for piece in _pieces(wide))
+        wide = wide[wide.isfinite()]
+        if wide.numel() == 0:
+            return TensorSummary(nan=nan, inf=inf)
+        smallest, largest = (item.item() for item in torch.aminmax(wide))
+    return TensorSummary(
+        min=number(smallest),
+        max=number(largest),
+        mean=number(_mean(wide)),
+        nan=nan,
+        inf=inf,
+        histogram=_histogram(wide, smallest, largest),
+    )
+
+
+def _summarise_int(values: Tensor) -> TensorSummary:
+    smallest, largest = (int(item.item()) for item in torch.aminmax(values))
+    # A sum of int64 is exact unless it overflows.
+    is_exact = max(abs(smallest), abs(largest)) * values.numel() < 1 << 63
+    return TensorSummary(
+        min=smallest,
+        max=largest,
+        mean=number(int(values.sum()) / values.numel() if is_exact else _mean(values)),
+        nan=0,
+        inf=0,
+        unique=_distinct(values, smallest, largest),
+        histogram=_histogram(values, smallest, largest),
+    )
+
+
+def _mean(values: Tensor) -> float:
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    sums = [piece.sum(dtype=dtype) for piece in _pieces(values)]
+    return float(torch.stack(sums).sum().item()) / values.numel()
+
+
+def _distinct(values: Tensor, smallest: int, largest: int) -> tuple[int, ...] | None:
+    if values.numel() > HOST_NUMEL:
+        return None
+    if largest - smallest < _COUNTED:
+        found = torch.bincount(values.long() - smallest).nonzero().squeeze(1) + smallest
+    else:
+        found = values.unique()
+    return tuple(found.tolist()) if found.numel() <= MAX_UNIQUE else None
+
+
+def _histogram(values: Tensor, smallest: float, largest: float) -> Histogram:
+    if values.numel() > _HISTOGRAM_NUMEL:
+        return Histogram()
+    bins = HISTOGRAM_BINS
+    is_int = not values.is_floating_point()
+    if is_int:
+        # One bin a value while there are few, so that classes can be read off.
+        bins = max(1, min(bins, int(largest) - int(smallest) + 1))
+    span = float(largest) - float(smallest)
+    if not math.isfinite(span):
+        return Histogram()
+    if span == 0 or bins == 1:
+        return Histogram(edges=(float(smallest), float(largest)), counts=(int(values.numel()),))
+    if is_int and bins == span + 1:
+        parts = [
+            torch.bincount(piece.long() - int(smallest), minlength=bins)
+            for piece in _pieces(values)
+        ]
+    else:
+        parts = [_binned(piece, smallest, largest, bins) for piece in _pieces(values)]
+    counts = torch.stack(parts).sum(0)
+    edges = tuple(
+        float(f"{smallest + span * index / bins:.{_EXACT_SIGNIFICANT}g}")
+        for index in range(bins + 1)
+    )
+    return Histogram(edges=edges, counts=tuple(int(item) for item in counts.tolist()))
+
+
+def _binned(piece: Tensor, smallest: float, largest: float, bins: int) -> Tensor:
+    """Count the values in each of ``bins`` equal parts from the smallest to the largest."""
+    low, high = float(smallest), float(largest)
+    if piece.device.type == "cpu":
+        return torch.histc(piece.double(), bins=bins, min=low, max=high)
+    # A GPU's histc refuses floats under deterministic algorithms; counting whole numbers does not.
+    index = ((piece.double() - low) * (bins / (high - low))).long().clamp_(0, bins - 1)
+    return torch.bincount(index, minlength=bins)

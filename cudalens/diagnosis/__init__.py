@@ -1,0 +1,1 @@
+"""Evidence in, report out: pure functions of strings and numbers, no torch."""

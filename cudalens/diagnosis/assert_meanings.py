@@ -1,0 +1,134 @@
+"""Translate the assertions that CUDA prints: which ops, which argument, what it means.
+
+The built-in table holds the texts of the kernels of torch 2.14 and those of older releases.  Texts
+that the GPU suite met on hardware are read from ``data/assert_texts_<version>.json`` where present;
+they fill gaps and replace nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+from cudalens.core.device_asserts import AssertLine
+from cudalens.diagnosis.asserttable import TEXTS
+
+__all__ = ["Meaning", "folded", "harvested", "known_texts", "meaning_of"]
+
+_LITERAL = re.compile(r'\s*&&\s*"(?:[^"\\]|\\.)*"\s*$')
+_COMPILED = re.compile(r"index out of bounds: (?P<low>.+?) <= (?P<index>.+?) < (?P<size>.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What an assertion text says."""
+
+    arguments: tuple[tuple[str, str], ...]
+    """The ops whose kernels print it, each with the schema name of the argument at fault."""
+    sentence: str
+    """What is wrong with the values, in words; begins small, without a full stop."""
+    is_compiled: bool = False
+    """Whether code that torch.compile generated printed it: no op of the table's is to blame."""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The ops whose kernels print it, as ``aten::embedding``."""
+        return tuple(op for op, _ in self.arguments)
+
+    @property
+    def argument(self) -> str | None:
+        """The argument at fault when it has the same name in all these ops."""
+        names = {name for _, name in self.arguments}
+        return names.pop() if len(names) == 1 else None
+
+    def argument_of(self, op: str | None) -> str | None:
+        """Give the argument at fault in this op, in-place or not; ``None`` for another op."""
+        return dict(self.arguments).get((op or "").rstrip("_"))
+
+
+def folded(expression: str) -> str:
+    """Give an expression without blanks and without the message behind its last ``&&``."""
+    return "".join(_LITERAL.sub("", expression).split())
+
+
+def meaning_of(line: AssertLine, torch_version: str | None = None) -> Meaning | None:
+    """Give what an assertion means, ``None`` for one that no table knows.
+
+    Args:
+        line: the assertion as it was printed.
+        torch_version: such as ``2.13.0+cu130``; chooses the texts met on hardware.
+    """
+    compiled = _COMPILED.search(line.expression)
+    if compiled is not None:
+        return _compiled(compiled)
+    key = folded(line.expression)
+    for name in (f"{line.file}:{key}", key, f"{line.file}:*"):
+        if name in _TABLE:
+            return _TABLE[name]
+    return harvested(torch_version).get(key) or _own_message(line)
+
+
+def _own_message(line: AssertLine) -> Meaning | None:
+    """Read the assertion of ``torch._assert_async``, which prints the caller's own words."""
+    if "_assert_async" not in line.function:
+        return None
+    return Meaning(
+        arguments=(("aten::_assert_async", "self"),),
+        sentence=f"a check that the code itself makes on the device failed: {line.expression}",
+    )
+
+
+def known_texts() -> Mapping[str, Meaning]:
+    """Give the built-in table by folded expression."""
+    return MappingProxyType(_TABLE)
+
+
+def _compiled(match: re.Match[str]) -> Meaning:
+    low, size = match["low"].strip(), match["size"].strip()
+    high = str(int(size) - 1) if size.isdigit() else f"{size} - 1"
+    return Meaning(
+        arguments=(),
+        sentence=f"an index in code that torch.compile generated is outside {low} … {high}",
+        is_compiled=True,
+    )
+
+
+@cache
+def harvested(torch_version: str | None) -> Mapping[str, Meaning]:
+    """Give the texts met on hardware with a torch release; empty where none were harvested."""
+    release = (torch_version or "").partition("+")[0]
+    file = resources.files("cudalens") / "core" / "data" / f"assert_texts_{release}.json"
+    if not release or not file.is_file():
+        return MappingProxyType({})
+    return read_harvest(file.read_text(encoding="utf-8"))
+
+
+def read_harvest(text: str) -> Mapping[str, Meaning]:
+    """Read the file of texts that the GPU suite writes."""
+    found: dict[str, Meaning] = {}
+    for item in json.loads(text)["texts"]:
+        known = found.get(folded(item["expression"]))
+        pairs = (*(known.arguments if known else ()), *map(tuple, item["arguments"]))
+        found[folded(item["expression"])] = Meaning(
+            arguments=tuple(dict.fromkeys(pairs)), sentence=item["sentence"]
+        )
+    return MappingProxyType(found)
+
+
+def _entries(texts: Iterable[tuple[str, str, str]]) -> dict[str, Meaning]:
+    found = {}
+    for text, ops, sentence in texts:
+        pairs = [item.rpartition(":")[::2] for item in ops.split()]
+        found[folded(text)] = Meaning(
+            arguments=tuple((op if "::" in op else f"aten::{op}", name) for op, name in pairs),
+            sentence=sentence,
+        )
+    return found
+
+
+_TABLE = _entries(TEXTS)

@@ -1,0 +1,194 @@
+"""Conclude from a device-side assert that has happened: which op, which argument, how certainly.
+
+What counts: the op that the recorder had in flight, the text that CUDA printed, and a replay of the
+op on copies that were taken before.  They are weighed against each other, never added up.
+"""
+
+from __future__ import annotations
+
+from cudalens.core.device_asserts import AssertLine, fold
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Certainty
+from cudalens.diagnosis.assert_meanings import Meaning, meaning_of
+from cudalens.diagnosis.host_errors import HostVerdict
+
+_GONE = (
+    "The assert has ended the CUDA context of this process: no tensor on the device can be "
+    "read and no kernel launched any more. Restart the kernel to use the GPU again."
+)
+_COMPILED = (
+    "Code that torch.compile generated printed it, and its ops cannot be told apart; the line "
+    "shown is where it was met. Next step: run the cell without --no-force-eager; "
+    "the functions then run eagerly and the op is named."
+)
+_EARLIER = (
+    "It happened before this cell ran. Next step: restart the kernel, run %cudacheck on, and run "
+    "the cells again: the one at fault is then named."
+)
+_UNWAITED = (
+    "Ops were not waited for, so the line shown may be an innocent one. Next step: restart the "
+    "kernel, and run the cell with neither --no-sync nor --fast: the op at fault is then named."
+)
+_STRANGER = (
+    "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
+    "CuPy or the replay of a CUDA graph, may have run at the same time."
+)
+_ELSEWHERE = (
+    "Each op that the cell called in its own thread was waited for, and none of them raised it: "
+    "another thread did, or a kernel that was launched past torch's ops, as Triton and CuPy do."
+)
+_WAIT = (
+    "Next step: restart the kernel, and run the cell without --no-sync: the op at fault is then "
+    "named."
+)
+_OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
+_MET_AGAIN = "The op's own error did not leave the block: code there handled or replaced it."
+_MAX_OPS = 3
+
+
+def explain_assert(evidence: Evidence) -> HostVerdict:
+    """Say what a device-side assert means, from the text, the recorded op and its replay."""
+    lines = fold(evidence.device_text or "")
+    line = lines[0] if lines else None
+    meaning = meaning_of(line, evidence.environment.torch) if line is not None else None
+    certainty, headline = _conclusion(evidence, line, meaning)
+    argument = meaning.argument_of(evidence.op.name) if meaning is not None else None
+    parts = [
+        _EARLIER if evidence.fact("device.lost_before") else "",
+        _MET_AGAIN if evidence.fact("device.met_again") else "",
+        _of_text(line, meaning) if meaning is not None else "",
+        _copied(evidence),
+        _not_waited(evidence),
+        _UNWAITED if _was_hurried(evidence, meaning) else "",
+        _stranger(evidence) if _is_strange(evidence, line, meaning) else "",
+        _ELSEWHERE if _is_elsewhere(evidence, meaning) else "",
+        _COMPILED if meaning is not None and meaning.is_compiled else "",
+        f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
+        _GONE,
+    ]
+    return HostVerdict(
+        kind="device_assert",
+        certainty=certainty,
+        headline=headline,
+        explanation=" ".join(filter(None, parts)),
+        argument=argument,
+    )
+
+
+def _conclusion(
+    evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
+) -> tuple[Certainty, str]:
+    if evidence.op.name is None:
+        return _without_op(evidence, line, meaning)
+    name = evidence.op.name
+    where = f"{name} in the backward pass" if evidence.phase == "backward" else name
+    if evidence.replay.outcome == "raised":
+        # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
+        certainty: Certainty = "likely" if evidence.replay.reason else "proven"
+        return certainty, f"{where} asserted on the device: {evidence.replay.message}"
+    if evidence.fact("op.waited_for") and (meaning is None or not meaning.argument_of(name)):
+        said = f": {meaning.sentence}" if meaning is not None else ""
+        return "unknown", f"CUDA reported a device-side assert while {where} was called{said}"
+    if meaning is None:
+        if line is None:
+            return "likely", f"{where} is the op after which CUDA reported a device-side assert"
+        if name.startswith("aten::"):
+            return "unknown", f"CUDA asserted `{line.expression}` by the end of {where}"
+        return "likely", f"{where} asserted on the device: `{line.expression}` failed"
+    if meaning.is_compiled:
+        return "likely", f"compiled code asserted on the device: {meaning.sentence}"
+    if argument := meaning.argument_of(name):
+        said = _values(evidence, argument)
+        return "likely", f"{where} asserted on the device: {argument}: {meaning.sentence}{said}"
+    if not name.startswith("aten::"):
+        return "likely", f"{where} asserted on the device: {meaning.sentence}"
+    return (
+        "unknown",
+        f"CUDA printed the assert of {_spoken(meaning)}, but {name} was the op that reported it: "
+        f"{meaning.sentence}",
+    )
+
+
+def _is_strange(evidence: Evidence, line: AssertLine | None, meaning: Meaning | None) -> bool:
+    """Tell whether an op of torch's reported an assert that is none of its kernels' known ones."""
+    is_own = (evidence.op.name or "").startswith("aten::")
+    return line is not None and meaning is None and is_own
+
+
+def _stranger(evidence: Evidence) -> str:
+    """Say who may have printed an assert that none of torch's kernels is known to print."""
+    names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history)
+    others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
+    if not evidence.fact("op.waited_for") or not others:
+        return _STRANGER
+    said = ", ".join(others[:_MAX_OPS])
+    return f"No kernel of torch's is known to print it; not of torch, and called before: {said}."
+
+
+def _is_elsewhere(evidence: Evidence, meaning: Meaning | None) -> bool:
+    """Tell whether all recorded ops are cleared of an assert that the block met."""
+    if evidence.op.name is not None or evidence.fact("device.lost_before"):
+        return False
+    return evidence.fact("check.waits") == "yes" and (meaning is None or not meaning.is_compiled)
+
+
+def _without_op(
+    evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
+) -> tuple[Certainty, str]:
+    if meaning is not None:
+        where = "compiled code" if meaning.is_compiled else _spoken(meaning)
+        return "likely", f"{where} asserted on the device: {meaning.sentence}"
+    if evidence.fact("device.lost_before"):
+        return "unknown", "CUDA reported a device-side assert that came before this cell"
+    said = f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
+    return "unknown", f"{said}, and no recorded op can be blamed for it"
+
+
+def _spoken(meaning: Meaning) -> str:
+    """Name the ops that print a text: ``gather, scatter, scatter_add or another``."""
+    names = [name.removeprefix("aten::") for name in meaning.ops]
+    if len(names) > _MAX_OPS:
+        return f"{', '.join(names[:_MAX_OPS])} or another"
+    *first, last = names or ["a kernel"]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _not_waited(evidence: Evidence) -> str:
+    if not evidence.fact("op.waited_for"):
+        return ""
+    previous = evidence.fact("op.previous")
+    before = f" {previous} ran just before and may be the cause." if previous else ""
+    return f"Ops were not waited for, so an earlier one can be at fault.{before} {_WAIT}"
+
+
+def _was_hurried(evidence: Evidence, meaning: Meaning | None) -> bool:
+    """Tell whether waiting for each op would have named the one at fault."""
+    if evidence.op.name is not None or evidence.fact("check.waits") != "no":
+        return False
+    return meaning is None or not meaning.is_compiled
+
+
+def _values(evidence: Evidence, argument: str) -> str:
+    """Give the range that a host copy holds, empty where no copy exists."""
+    fact = evidence.tensor(argument)
+    if fact is None or fact.summary.min is None:
+        return ""
+    return f"; {fact.expression or argument} holds {fact.summary.min} … {fact.summary.max}"
+
+
+def _copied(evidence: Evidence) -> str:
+    """Give the ranges that the host copies hold, where no word of the CPU's tells a value."""
+    if evidence.replay.outcome == "raised" or evidence.fact("op.waited_for"):
+        return ""
+    held = [
+        f"{item.argument} {item.summary.min} … {item.summary.max}"
+        for item in evidence.tensors
+        if item.argument and item.summary.min is not None
+    ]
+    return f"Before the call its arguments held: {', '.join(held)}." if held else ""
+
+
+def _of_text(line: AssertLine | None, meaning: Meaning) -> str:
+    if line is None or not line.expression or meaning.is_compiled:
+        return ""
+    return f"CUDA printed `{line.expression}`, the check of {_spoken(meaning)}."

@@ -1,0 +1,228 @@
+"""Turn evidence into a report: pure functions of strings and numbers, no torch, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cudalens.core.report import ErrorFacts, Evidence, Report
+from cudalens.core.report_types import Certainty, Hint, Kind, Violation
+from cudalens.diagnosis.assert_verdict import explain_assert
+from cudalens.diagnosis.fallback import bounds_of, offenders_of, trouble_line
+from cudalens.diagnosis.hints import find_hints
+from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
+
+ASSERT_CODE = 710
+_ASSERT_SENTENCE = "device-side assert triggered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The part of a report that is a conclusion rather than an observation."""
+
+    kind: Kind
+    certainty: Certainty
+    headline: str
+    explanation: str
+    argument: str | None = None
+    context_usable: bool | None = True
+
+
+def diagnose(evidence: Evidence) -> Report:
+    """Draw the conclusions that the evidence carries, and none that it does not."""
+    verdict = _verdict(evidence)
+    violation = evidence.violation
+    hints, limits = _hints(evidence)
+    return Report(
+        kind=verdict.kind,
+        certainty=verdict.certainty,
+        prevented=evidence.prevented,
+        context_usable=verdict.context_usable,
+        phase=evidence.phase,
+        headline=verdict.headline,
+        explanation=verdict.explanation,
+        op=evidence.op,
+        argument=verdict.argument,
+        expression=_expression(evidence, verdict.argument),
+        offenders=offenders_of(violation) if violation else None,
+        bounds=bounds_of(violation) if violation else None,
+        source=evidence.source,
+        forward_source=evidence.forward_source,
+        module_path=evidence.module_path,
+        frames=evidence.frames,
+        replay=evidence.replay,
+        device_text=evidence.device_text,
+        tensors=evidence.tensors,
+        graph=evidence.graph,
+        provenance=evidence.provenance,
+        history=evidence.history,
+        hints=hints,
+        environment=evidence.environment,
+        timing=evidence.timing,
+        limits=(*evidence.limits, *limits),
+    )
+
+
+def _hints(evidence: Evidence) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
+    """Give the hints, and a line instead when a rule fails: the rest of the report stands."""
+    try:
+        return tuple(find_hints(evidence)), ()
+    except Exception as trouble:
+        return (), (trouble_line("hints", trouble),)
+
+
+def _verdict(evidence: Evidence) -> Verdict:
+    if evidence.violation is not None:
+        return _of_violation(evidence, evidence.violation)
+    if evidence.error is None:
+        return Verdict(kind="python_error", certainty="unknown", headline="", explanation="")
+    return explain_error(evidence, evidence.error)
+
+
+def _expression(evidence: Evidence, argument: str | None) -> str | None:
+    if argument is None:
+        return None
+    position = evidence.violation.list_position if evidence.violation else None
+    names = [argument] if position is None else [f"{argument}[{position}]", argument]
+    for name in names:
+        if (fact := evidence.tensor(name)) is not None and fact.expression:
+            return fact.expression
+    return None
+
+
+# --- a guard's finding ---------------------------------------------------------------------------
+
+
+def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
+    if violation.is_nonfinite:
+        return Verdict(
+            kind="nonfinite",
+            certainty="proven",
+            headline=violation.headline,
+            explanation=violation.explanation,
+        )
+    headline = fill(violation.headline, violation.argument, _spoken(evidence, violation.related))
+    parts = [violation.explanation.strip()]
+    if violation.is_silent:
+        parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
+    elif violation.device_text is None:
+        parts.append(f"The guard {violation.guard} stopped the op before its launch.")
+    else:
+        parts.append(
+            "On CUDA this stops the kernel with a device-side assert, and every tensor on the "
+            "device is lost; the value was found before the launch."
+        )
+    return Verdict(
+        kind="silent" if violation.is_silent else "device_assert",
+        certainty="proven",
+        headline=headline,
+        explanation=" ".join(part for part in parts if part),
+        argument=violation.argument or None,
+        context_usable=True,
+    )
+
+
+def fill(template: str, argument: str, related: str | None) -> str:
+    """Put names into a guard's headline; text without placeholders comes back as it is."""
+    return template.replace("{argument}", argument).replace("{related}", related or "the input")
+
+
+def _spoken(evidence: Evidence, related: str | None) -> str | None:
+    """Give the name under which the manual of the called function knows the op's ``self``."""
+    functional = (evidence.op.api or "").startswith("torch.nn.functional.")
+    return "input" if related == "self" and functional else related
+
+
+def counted(report: Report) -> str:
+    """Give the headline with bounds and count: the one sentence that says everything."""
+    sentence = report.headline
+    if report.bounds is not None and report.bounds.text:
+        sentence += f" (allowed {report.bounds.text})"
+    offenders = report.offenders
+    if offenders is not None and offenders.total > 1:
+        verb = "is" if offenders.count == 1 else "are"
+        sentence += f"; {offenders.count} of {offenders.total} {verb} bad"
+    return sentence
+
+
+# --- an exception --------------------------------------------------------------------------------
+
+
+def is_device_assert(error: ErrorFacts) -> bool:
+    """Tell whether an exception is CUDA's own report of a device-side assert."""
+    return error.error_code == ASSERT_CODE or _ASSERT_SENTENCE in error.message
+
+
+def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
+    """Conclude from an exception that CUDA, torch or a library on top of it raised."""
+    if is_device_assert(error):
+        found = explain_assert(evidence)
+    else:
+        found = _with_fault(evidence, error, explain_host_error(evidence, error))
+    return Verdict(
+        kind=found.kind,
+        certainty=found.certainty,
+        headline=found.headline,
+        explanation=found.explanation,
+        argument=found.argument,
+        context_usable=evidence.context_usable if found.has_device else None,
+    )
+
+
+def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> HostVerdict:
+    """Add what the device itself says to an exception that does not speak of it."""
+    device = evidence.fact("device.error")
+    if device is None:
+        return found
+    said = error.message.strip().split("\n", 1)[0]
+    if found.kind == "cuda_error" and evidence.fact("device.fault") == "assert":
+        real = explain_assert(evidence)
+        hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
+        return replace(real, explanation=f"{hidden} {real.explanation}")
+    rest = f"Besides, the device had failed before ({device}): restart the kernel to use it again."
+    return replace(found, explanation=f"{found.explanation} {rest}")
+
+
+# --- the sentence of the exception ---------------------------------------------------------------
+
+
+def message(report: Report) -> str:
+    """Give the text of a guard's exception: complete without the report.
+
+    Order: observed and allowed, op and argument, place in the user's code, what to do, CUDA.
+    """
+    lines = [counted(report)]
+    called = " → ".join(name for name in (report.op.api, report.op.name) if name)
+    if called:
+        named = f", argument {report.argument}" if report.argument else ""
+        known = f" ({report.expression})" if report.expression else ""
+        module = f" in module {report.module_path}" if report.module_path else ""
+        lines.append(f"  op     {called}{named}{known}{module}")
+    if place := where_text(report):
+        lines.append(f"  where  {place}")
+    if forward := where_text(report, forward=True):
+        lines.append(f"  from   forward call at {forward}")
+    lines.extend(f"  try    {hint.fix or ''}  {hint.text}".rstrip() for hint in report.hints[:1])
+    if report.prevented:
+        lines.append("  CUDA   is fine: nothing was launched")
+    return "\n".join(lines)
+
+
+def where_text(report: Report, *, forward: bool = False) -> str | None:
+    """Give the user's line as ``In [7] line 12: loss = …`` or ``train.py:12: …``."""
+    source = report.forward_source if forward else report.source
+    if source is None or source.line is None:
+        return None
+    if source.cell is not None:
+        place = f"In [{source.cell}] line {source.line}"
+    else:
+        place = f"{source.file or '?'}:{source.line}"
+    text = source.ref.text
+    return f"{place}: {text}" if text else place
+
+
+def note(report: Report) -> str:
+    """Give the one line that is added to an exception which torch raised itself."""
+    place = where_text(report)
+    fix = next((hint.fix or hint.text for hint in report.hints), None)
+    parts = [report.headline, f"at {place}" if place else None, f"try {fix}" if fix else None]
+    return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])

@@ -1,0 +1,28 @@
+"""Likely causes and the line to change: a table of small rules over evidence."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint
+from cudalens.diagnosis.hints._base import RuleEntry, matching, rule, table
+
+__all__ = ["MAX_HINTS", "RuleEntry", "find_hints", "rule", "table"]
+
+MAX_HINTS = 4
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def find_hints(evidence: Evidence, troubles: list[str] | None = None) -> tuple[Hint, ...]:
+    """Give the hints that the evidence carries, surest first, at most ``MAX_HINTS``.
+
+    Args:
+        evidence: what was collected about the failure.
+        troubles: takes one line for each rule that failed.
+    """
+    return tuple(matching(evidence, [] if troubles is None else troubles))[:MAX_HINTS]

@@ -1,0 +1,188 @@
+"""Write fixes in the user's own words: his call, with the expression at fault replaced.
+
+Expressions are found by their place in the syntax tree, never by counting texts, and a fix that
+cannot be read back as Python is not given.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import TensorFact
+from cudalens.diagnosis.hints._reading import parsed
+
+_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
+_TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> str | None:
+    """Give the call with ``fact`` replaced by ``template``, where ``{x}`` stands for itself.
+
+    Where the call does not spell the expression, as in ``model(**batch)``, the fix is an
+    assignment before it.
+    """
+    node = parsed(fact.expression) if fact and fact.expression else None
+    if fact is None or fact.expression is None or node is None:
+        return None
+    name = fact.expression
+    inner = name if isinstance(node, _ATOMS) else f"({name})"
+    value = template.replace("{x}", inner)
+    changed = _in_call(evidence, fact, node, value)
+    if changed is None and isinstance(node, _TARGETS):
+        changed = f"{name} = {value}"
+    return changed
+
+
+def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -> str | None:
+    call = evidence.call_text
+    tree = parsed(call) if call and "#" not in call else None
+    if call is None or tree is None:
+        return None
+    places = _places(tree, node)
+    if len(places) > 1:
+        places = _by_column(evidence, fact, places, call) or _direct(tree, places)
+    if len(places) != 1:
+        return None
+    found, parent = places[0]
+    if not _stands_alone(found, parent) and not isinstance(parsed(value), _ATOMS):
+        value = f"({value})"
+    return spliced(call, found, value)
+
+
+def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
+    """Tell whether any expression can take the node's place without parentheses."""
+    if isinstance(parent, ast.Call):
+        return parent.func is not node
+    if isinstance(parent, ast.Subscript):
+        return parent.slice is node
+    return parent is None or isinstance(parent, ast.keyword | ast.Tuple | ast.List)
+
+
+_Place = tuple[ast.expr, ast.AST | None]
+
+
+def _places(tree: ast.AST, wanted: ast.expr) -> list[_Place]:
+    found: list[_Place] = []
+    key = ast.dump(wanted)
+    waiting: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
+    while waiting:
+        node, parent = waiting.pop()
+        if isinstance(node, ast.expr) and ast.dump(node) == key:
+            found.append((node, parent))
+            continue
+        waiting.extend((child, node) for child in ast.iter_child_nodes(node))
+    return found
+
+
+def _by_column(
+    evidence: Evidence, fact: TensorFact, places: list[_Place], call: str
+) -> list[_Place]:
+    source = evidence.source
+    if source is None or source.column is None or fact.span is None or "\n" in call:
+        return []
+    if fact.span[0] != source.line:
+        return []
+    # One parenthesis is put before the text when it is read.
+    column = fact.span[1] - source.column + 1
+    return [item for item in places if _offset(f"({call}", item[0].col_offset) == column]
+
+
+def _direct(tree: ast.expr, places: list[_Place]) -> list[_Place]:
+    return [item for item in places if item[1] is tree or isinstance(item[1], ast.keyword)]
+
+
+def spliced(call: str, node: ast.expr, value: str) -> str | None:
+    """Put ``value`` in the place of ``node``, which was read from ``call`` by ``parsed``."""
+    lines = f"({call}\n)".split("\n")
+    start_line, end_line = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    start = _offset(lines[start_line], node.col_offset)
+    end = _offset(lines[end_line], node.end_col_offset or 0)
+    head = "\n".join([*lines[:start_line], lines[start_line][:start]])
+    tail = "\n".join([lines[end_line][end:], *lines[end_line + 1 :]])
+    text = " ".join(line.strip() for line in f"{head}{value}{tail}".strip().split("\n"))
+    text = text.removeprefix("(").removesuffix(")").strip()
+    return text if parsed(text) is not None else None
+
+
+def _offset(line: str, bytes_before: int) -> int:
+    # The syntax tree counts bytes of UTF-8, texts count characters.
+    return len(line.encode()[:bytes_before].decode(errors="ignore"))
+
+
+def with_keyword(
+    evidence: Evidence,
+    functions: Iterable[str],
+    keyword: str,
+    value: str,
+    position: int | None = None,
+) -> str | None:
+    """Give the call with ``keyword=value`` added or replaced.
+
+    An argument that stands at ``position`` without its keyword is replaced there.
+
+    ``None`` when the line does not spell a call of one of ``functions``, by its last name.
+    """
+    call = evidence.call_text
+    tree = parsed(call) if call and "#" not in call else None
+    if call is None or tree is None:
+        return None
+    names = set(functions)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and last_name(node.func) in names:
+            if position is not None and len(node.args) > position:
+                return spliced(call, node.args[position], value)
+            return _with_keyword(call, node, keyword, value)
+    return None
+
+
+def _with_keyword(call: str, node: ast.Call, keyword: str, value: str) -> str | None:
+    for item in node.keywords:
+        if item.arg == keyword:
+            return spliced(call, item.value, value)
+    if any(item.arg is None for item in node.keywords):
+        return None
+    written = ast.get_source_segment(f"({call}\n)", node)
+    if written is None:
+        return None
+    inside = written[:-1].rstrip().rstrip(",")
+    comma = "" if inside.endswith("(") else ", "
+    return spliced(call, node, f"{inside}{comma}{keyword}={value})")
+
+
+def last_name(node: ast.expr) -> str | None:
+    """Give the last part of a dotted name: ``cross_entropy`` of ``F.cross_entropy``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def called(evidence: Evidence) -> str | None:
+    """Give the dotted name that the user's line calls, such as ``self.bert`` or ``F.one_hot``."""
+    tree = parsed(evidence.call_text or "")
+    if not isinstance(tree, ast.Call):
+        return None
+    text = ast.unparse(tree.func)
+    return text if all(part.isidentifier() for part in text.split(".")) else None
+
+
+def renamed(evidence: Evidence, old: str, new: str) -> str | None:
+    """Give the call with its function ``old`` replaced by ``new``, the arguments as they are."""
+    call = evidence.call_text
+    tree = parsed(call) if call and "#" not in call else None
+    if call is None or tree is None:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and last_name(node.func) == old:
+            func = ast.unparse(node.func)
+            return spliced(call, node.func, func[: len(func) - len(old)] + new)
+    return None
+
+
+def list_of(values: Iterable[int], limit: int = 4) -> str:
+    """Give a few numbers for reading: ``10, 11, 12 and 3 more``."""
+    ordered = sorted(values)
+    shown = ", ".join(str(value) for value in ordered[:limit])
+    rest = len(ordered) - limit
+    return f"{shown} and {rest} more" if rest > 0 else shown

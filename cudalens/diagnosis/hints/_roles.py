@@ -1,0 +1,231 @@
+"""What the integers at fault number: classes, tokens, positions, nodes; exactly one role each.
+
+One role for each finding keeps the rules of two causes from speaking about the same values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import TensorFact, Violation
+
+Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "action", "index"]
+
+LABEL_OPS = frozenset(
+    {
+        "aten::nll_loss_forward",
+        "aten::nll_loss_backward",
+        "aten::nll_loss2d_forward",
+        "aten::nll_loss2d_backward",
+        "aten::multi_margin_loss",
+    }
+)
+LOOKUP_OPS = frozenset(
+    {
+        "aten::embedding",
+        "aten::embedding_renorm_",
+        "aten::embedding_renorm",
+        "aten::_embedding_bag",
+        "aten::_embedding_bag_forward_only",
+        "aten::embedding_dense_backward",
+    }
+)
+INTEGERS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
+
+_BOX_TABLE = re.compile(r"^[xyhw]_position_embeddings$")
+_SEGMENT = re.compile(r"token_type|segment|(^|_)seg(_|$)")
+_POSITION = re.compile(r"(?<!com)(?<!dis)position|(^|[._])pos(_|$|emb|enc|ids)|^wpe$")
+_VOCABULARY = re.compile(r"word_emb|^wte$|tok(en)?s?_?(emb|$)|embed_(tok|in$)|^shared$|input_ids")
+_LABEL_WORD = re.compile(r"label|target|mask|(^|\W)(y|gt)(\W|$)")
+_EDGE_HALVES = ({"row", "col"}, {"src", "dst"}, {"senders", "receivers"}, {"head", "tail"})
+_WORDS: dict[Role, re.Pattern[str]] = {
+    "label": _LABEL_WORD,
+    "one_hot": _LABEL_WORD,
+    "box": re.compile(r"bbox|(^|\W)box(es)?(\W|$)"),
+    "edge": re.compile(r"(^|[^a-z])edges?([^a-z]|$)"),
+    "action": re.compile(r"(^|[^a-z])act(ion)?s?([^a-z]|$)"),
+}
+
+
+def fault(evidence: Evidence) -> tuple[Violation, TensorFact] | None:
+    """Give the finding with the tensor at fault."""
+    violation = evidence.violation
+    if violation is None:
+        return None
+    position = violation.list_position
+    key = violation.argument if position is None else f"{violation.argument}[{position}]"
+    fact = evidence.tensor(key)
+    return None if fact is None else (violation, fact)
+
+
+def bad_values(evidence: Evidence) -> frozenset[int]:
+    """Give the bad integers: all where the distinct values are known, else the listed ones."""
+    found = fault(evidence)
+    if found is None:
+        return frozenset()
+    violation, fact = found
+    low, high = violation.bounds.min, violation.bounds.max
+    unique = fact.summary.unique
+    if unique is not None and isinstance(low, int) and isinstance(high, int):
+        allowed = violation.bounds.also_allowed
+        return frozenset(v for v in unique if not low <= v <= high and v not in allowed)
+    listed = violation.offenders.first
+    return frozenset(item.value for item in listed if isinstance(item.value, int))
+
+
+def role_of(evidence: Evidence) -> Role | None:
+    """Say what the integers at fault number, ``None`` when they are no index."""
+    found = fault(evidence)
+    if found is None or found[1].dtype not in INTEGERS:
+        return None
+    violation, fact = found
+    if violation.size is None or not isinstance(violation.bounds.max, int):
+        return None
+    name = evidence.op.name or ""
+    if name.endswith("_backward"):
+        return None  # they were in range in the forward call: no counting mistake
+    if name in LABEL_OPS:
+        return "label" if violation.argument == "target" else None
+    if name in LOOKUP_OPS:
+        return _role_in_table(evidence, fact) if violation.argument == "indices" else None
+    if not violation.is_index:
+        return None
+    return _role_of_index(evidence, fact)
+
+
+def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
+    if _writes_ones(evidence):
+        return "one_hot"
+    if _gathers_positions(evidence, fact):
+        return "position"
+    if _is_half_of_edges(evidence, fact):
+        return "edge"
+    roles: tuple[Role, ...] = ("edge", "action")
+    for role in roles:
+        if origin(evidence, role, by_word=True) is not None:
+            return role
+    return "index"
+
+
+def _is_half_of_edges(evidence: Evidence, fact: TensorFact) -> bool:
+    """Tell whether the indices are called ``row`` or ``dst``, and the other half is there too."""
+    spoken = {item.expression: item for item in evidence.tensors}
+    for pair in _EDGE_HALVES:
+        if fact.expression in pair and len(pair & set(spoken)) == 2:
+            return all(spoken[name].shape == fact.shape for name in pair)
+    return False
+
+
+def _writes_ones(evidence: Evidence) -> bool:
+    if (evidence.op.api or "").endswith(".one_hot"):
+        return True
+    is_scatter = evidence.op.name in ("aten::scatter", "aten::scatter_")
+    return is_scatter and evidence.scalar("value") in ("1", "1.0", "True")
+
+
+def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
+    """Tell whether a library reads a buffer at position ids, as RoBERTa does for token types."""
+    if evidence.op.name != "aten::gather" or fact.expression is not None or not is_run(fact):
+        return False
+    is_embedding = (evidence.module_type or "").endswith("Embeddings")
+    is_inside = is_embedding and in_library(evidence, "transformers")
+    return is_inside or evidence.fact("library.index") == "position_ids"
+
+
+def _role_in_table(evidence: Evidence, fact: TensorFact) -> Role:
+    name = table_name(evidence)
+    kind = (evidence.module_type or "").lower()
+    variable = evidence.fact("library.indices") or fact.expression or ""
+    if _BOX_TABLE.match(name):
+        return "box"
+    # The table's own name tells most; then its class, unless it holds tables of both kinds; the
+    # name of the ids comes last.
+    for text in (name, kind if _VOCABULARY.search(kind) is None else "", variable.lower()):
+        if _SEGMENT.search(text):
+            return "segment"
+        if _POSITION.search(text):
+            return "position"
+        if _VOCABULARY.search(text):
+            return "token"
+    return "token"
+
+
+def table_name(evidence: Evidence) -> str:
+    """Give the last part of the module's path: the name under which the model holds the table."""
+    return (evidence.module_path or "").rpartition(".")[2].lower()
+
+
+def is_vocabulary(evidence: Evidence) -> bool:
+    """Tell whether the table is one of a language model's tokens."""
+    found = fault(evidence)
+    expression = (found[1].expression or "").lower() if found else ""
+    texts = (table_name(evidence), expression)
+    return any(_VOCABULARY.search(text) for text in texts) or in_library(evidence, "transformers")
+
+
+def is_run(fact: TensorFact) -> bool:
+    """Tell whether the values are consecutive and no more than the last dimension holds."""
+    low, high = fact.summary.min, fact.summary.max
+    if not isinstance(low, int) or not isinstance(high, int) or not fact.shape:
+        return False
+    count, length, unique = high - low + 1, fact.shape[-1], fact.summary.unique
+    if unique is not None:
+        return len(unique) == count and count <= length
+    return length < 2 * count <= 2 * length
+
+
+def in_library(evidence: Evidence, name: str) -> bool:
+    """Tell whether the op was reached through a library, below the user's line."""
+    last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
+    below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
+    return any(f"/{name}/" in file for file in below)
+
+
+# --- the user's name -----------------------------------------------------------------------------
+
+
+def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFact | None:
+    """Give the tensor on the line that the bad ids are, or were cut out of without arithmetic.
+
+    Args:
+        by_word: only a tensor whose expression names the role.
+    """
+    found = fault(evidence)
+    if found is None:
+        return None
+    fact, word = found[1], _WORDS.get(role)
+    if fact.expression is not None and (not by_word or _says(fact, word)):
+        return fact
+    others = [
+        item
+        for item in evidence.tensors
+        if item is not fact and item.expression and item.dtype in INTEGERS
+    ]
+    bad = bad_values(evidence)
+    spoken = [item for item in others if _says(item, word) and _holds(item, fact, bad)]
+    if by_word or spoken:
+        return spoken[0] if len(spoken) == 1 else None
+    twins = [item for item in others if _is_twin(item, fact)]
+    return twins[0] if len(twins) == 1 else None
+
+
+def _says(fact: TensorFact, word: re.Pattern[str] | None) -> bool:
+    return bool(word and fact.expression and word.search(fact.expression.lower()))
+
+
+def _is_twin(item: TensorFact, fact: TensorFact) -> bool:
+    same_range = (item.summary.min, item.summary.max) == (fact.summary.min, fact.summary.max)
+    return same_range and _long(item.shape) == _long(fact.shape)
+
+
+def _long(shape: tuple[int, ...]) -> list[int]:
+    return sorted(size for size in shape if size != 1)
+
+
+def _holds(item: TensorFact, fact: TensorFact, bad: Iterable[int]) -> bool:
+    if item.summary.unique is not None:
+        return set(bad) <= set(item.summary.unique)
+    return item.summary.max == fact.summary.max or item.summary.min == fact.summary.min

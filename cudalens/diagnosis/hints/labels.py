@@ -1,0 +1,239 @@
+"""Causes of class numbers outside the classes, in losses and in one-hot codes."""
+
+from __future__ import annotations
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint
+from cudalens.diagnosis.hints._base import rule
+from cudalens.diagnosis.hints._fixes import called, list_of, rewritten, with_keyword
+from cudalens.diagnosis.hints._reading import Ids, ids_of, is_wrapped, parsed, shifting_step
+from cudalens.diagnosis.hints._roles import bad_values, fault, in_library
+from cudalens.diagnosis.hints.heads import MAX_CLASSES, head_of, is_gray
+
+LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
+MARKS = (-1, -100)
+_ONES = 4
+"""So many labels are seldom all 1 where 0 is a class too."""
+
+
+_CHECKED_IN_FORWARD = {
+    "aten::nll_loss_backward": "labels",
+    "aten::nll_loss2d_backward": "labels",
+    "aten::embedding_dense_backward": "ids",
+}
+
+
+@rule(priority=3)
+def changed_since_forward(evidence: Evidence) -> Hint | None:
+    """The values were in range in the forward call: somebody wrote over them before backward."""
+    what, violation = _CHECKED_IN_FORWARD.get(evidence.op.name or ""), evidence.violation
+    if violation is None or not violation.offenders.first or what is None:
+        return None
+    if evidence.tensor(violation.argument) is None:
+        return None
+    steps = [step for step in evidence.provenance if step.op and step.source is not None]
+    writer = next((step for step in steps if (step.op or "").split(".")[0].endswith("_")), None)
+    where = f", in line {writer.source.line}" if writer is not None and writer.source else ""
+    return Hint(
+        text=f"the forward call took these {what}, so they were in range then: the tensor was "
+        f"written over between forward and backward{where}",
+        fix=f"{what}.clone()  # give the forward call a copy, where the buffer is filled again",
+    )
+
+
+@rule(priority=10)
+def binary_labels_one_output(evidence: Evidence) -> Hint | None:
+    """Labels 0 and 1 meet a head with a single output."""
+    ids = ids_of(evidence, "label")
+    if ids is None or ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
+        return None
+    return Hint(
+        text="the labels are 0 and 1 but the scores have one column: this loss wants one column a "
+        "class, so 2; or use binary cross entropy on the single one",
+        fix=_binary_loss(evidence, ids)
+        or "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())",
+    )
+
+
+def _binary_loss(evidence: Evidence, ids: Ids) -> str | None:
+    scores = evidence.tensor("input") or evidence.tensor("self")
+    if scores is None or not scores.expression or ids.named is None or not ids.named.expression:
+        return None
+    name = called(evidence) or "F.cross_entropy"
+    home = name.removesuffix("cross_entropy") if name.endswith(".cross_entropy") else "F."
+    loss = f"{home}binary_cross_entropy_with_logits"
+    fix = f"{loss}({scores.expression}.squeeze(1), {ids.named.expression}.float())"
+    return fix if parsed(fix) is not None else None
+
+
+@rule(priority=12)
+def mask_of_0_and_255(evidence: Evidence) -> Hint | None:
+    """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or ids.distinct != (0, 255) or ids.size < 2:
+        return None
+    text = "the mask holds only 0 and 255, as an image does: class numbers are 0 and 1"
+    if ids.size > 2:
+        text += "; if 255 marks what to leave out, use ignore_index=255"
+    fix = rewritten(evidence, ids.named, "({x} == 255).long()")
+    return Hint(text=text, fix=fix or "mask = (mask == 255).long()")
+
+
+@rule(priority=14)
+def ignored_255(evidence: Evidence) -> Hint | None:
+    """255 marks the pixels that no class was given to, and the loss is not told to ignore it."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or not ids.only_bad(255) or ids.distinct == (0, 255) or ids.size < 2:
+        return None
+    if ids.size == 255:
+        return None
+    if ids.role == "one_hot":
+        return Hint(
+            text="255 usually marks what belongs to no class, and a one-hot code has no place for "
+            "it: leave it out",
+            fix=_without(evidence, ids, "{x}.masked_fill({x} == 255, 0)", "!= 255"),
+        )
+    return Hint(
+        text=f"255 usually marks what belongs to no class; {_ignored(evidence)}",
+        fix=_ignoring(evidence, ids, 255),
+    )
+
+
+@rule(priority=14)
+def mark_not_ignored(evidence: Evidence) -> Hint | None:
+    """Labels are marked with -1 or -100 to be left out, and the loss ignores another number."""
+    ids = ids_of(evidence, "label")
+    if ids is None or not any(ids.only_bad(mark) for mark in MARKS) or shifting_step(evidence):
+        return None
+    if _is_sign_coded(evidence, ids):
+        return None
+    (mark,) = ids.bad
+    text = f"{mark} usually marks labels to leave out; {_ignored(evidence)}"
+    shifted = ids.distinct == tuple(range(-1, ids.size - 1)) and mark == -1
+    if shifted:
+        text += (
+            f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was taken away once too often"
+        )
+    if ids.size == 2 and ids.distinct == (-1, 1):
+        text += "; if the two classes are coded -1 and 1, use (labels + 1) // 2"
+    return Hint(text=text, fix=_ignoring(evidence, ids, mark))
+
+
+@rule(priority=14)
+def sign_coded_labels(evidence: Evidence) -> Hint | None:
+    """The two classes are coded -1 and 1, as for a margin loss."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or not _is_sign_coded(evidence, ids) or shifting_step(evidence):
+        return None
+    return Hint(
+        text="the labels are -1 and 1, and none is 0: the classes are 0 and 1 here",
+        fix=rewritten(evidence, ids.named, "({x} + 1) // 2") or "labels = (labels + 1) // 2",
+    )
+
+
+def _is_sign_coded(evidence: Evidence, ids: Ids) -> bool:
+    """Tell whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
+    if evidence.violation is None or ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
+        return False
+    return not ids.has_zero_around and ids.count - evidence.violation.offenders.count >= _ONES
+
+
+def _ignored(evidence: Evidence) -> str:
+    index = evidence.scalar("ignore_index")
+    return "this loss ignores nothing" if index is None else f"the loss ignores {index}"
+
+
+def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
+    index = evidence.scalar("ignore_index")
+    if index is None:
+        return None
+    call = with_keyword(evidence, LOSSES, "ignore_index", str(mark))
+    if call is not None:
+        return call
+    if in_library(evidence, "transformers"):
+        return rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {mark}, {index})")
+    kind = evidence.module_type if evidence.module_type in LOSSES else "CrossEntropyLoss"
+    return f"nn.{kind}(ignore_index={mark})"
+
+
+@rule(priority=14)
+def wrapped_in_uint8(evidence: Evidence) -> Hint | None:
+    """A negative mark was stored in uint8, which has no negative numbers."""
+    found, bad = fault(evidence), bad_values(evidence)
+    if found is None or not is_wrapped(evidence):
+        return None
+    was = " and ".join(f"{value - 256} became {value}" for value in sorted(bad, reverse=True))
+    fix = None
+    if len(bad) == 1 and evidence.scalar("ignore_index") is not None:
+        fix = with_keyword(evidence, LOSSES, "ignore_index", str(next(iter(bad))))
+    return Hint(
+        text=f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
+        "become negative",
+        fix=fix or "labels = labels.long()  # before -1 or -100 is put in",
+    )
+
+
+@rule(priority=16)
+def gray_mask(evidence: Evidence) -> Hint | None:
+    """A mask holds gray levels or colours, or values that resizing has invented."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or not is_gray(ids) or ids.only_bad(255):
+        return None
+    seen = "more than 32" if ids.distinct is None else str(len(ids.distinct))
+    return Hint(
+        text=f"the mask holds {seen} different values up to {ids.high}, the model has {ids.size} "
+        "classes: gray levels, or values that resizing made up between the classes",
+        fix='F.interpolate(mask[:, None].float(), size, mode="nearest")[:, 0].long()',
+    )
+
+
+@rule(priority=20)
+def one_based_labels(evidence: Evidence) -> Hint | None:
+    """Labels run from 1 to C: shift them down by one."""
+    ids = ids_of(evidence, "label", "one_hot")
+    if ids is None or ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
+        return None
+    return Hint(
+        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
+        fix=rewritten(evidence, ids.named, "{x} - 1") or "labels = labels - 1",
+    )
+
+
+@rule(priority=20)
+def one_hot_too_small(evidence: Evidence) -> Hint | None:
+    """The one-hot code has fewer places than the values need."""
+    ids = ids_of(evidence, "one_hot")
+    if ids is None or not ids.is_above or ids.high >= MAX_CLASSES or ids.only_bad(255):
+        return None
+    if ids.counts_from_one or ids.distinct == (0, 255) or is_gray(ids):
+        return None
+    base = "; if they count from 1, take 1 away" if ids.may_count_from_one else ""
+    fix = with_keyword(evidence, ("one_hot",), "num_classes", str(ids.high + 1), position=1)
+    return Hint(
+        text=f"values up to {ids.high} need {ids.high + 1} places, the code has {ids.size}{base}",
+        fix=fix or f"num_classes = {ids.high + 1}",
+    )
+
+
+@rule(priority=20)
+def negative_in_one_hot(evidence: Evidence) -> Hint | None:
+    """A mark such as -1 or -100 is given to a one-hot code, which has no place for it."""
+    ids = ids_of(evidence, "one_hot")
+    if ids is None or max(ids.bad) >= 0 or shifting_step(evidence):
+        return None
+    if _is_sign_coded(evidence, ids):
+        return None
+    return Hint(
+        text=f"{list_of(ids.bad)} is no class: a one-hot code has no place for marks, leave them "
+        "out",
+        fix=_without(evidence, ids, "{x}.clamp(min=0)", ">= 0"),
+    )
+
+
+def _without(evidence: Evidence, ids: Ids, harmless: str, kept: str) -> str | None:
+    """Give the one-hot code of harmless values, with zeros where the mark was."""
+    code = rewritten(evidence, ids.named, harmless)
+    is_code = (called(evidence) or "").rpartition(".")[2] == "one_hot"
+    if code is None or ids.named is None or not is_code:
+        return None
+    return f"{code} * ({ids.named.expression} {kept})[..., None]"

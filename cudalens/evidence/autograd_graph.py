@@ -1,0 +1,229 @@
+"""The neighbourhood of one call in the autograd graph: the few dozen nodes nearest to it.
+
+The walk is breadth first from the call's tensor arguments towards the leaves and bounded, so its
+time does not grow with the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cudalens.core._torch import all_op_names, dtype_name, has_kernel, plain_torch
+from cudalens.core.report_types import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
+
+MAX_VISITED = 5000
+"""Nodes that a walk looks at; a larger graph's size stays unknown."""
+FOCUS = "nF"
+LIMIT = 60
+
+SiteOf: TypeAlias = Callable[[int], tuple[LineRef | None, str | None]]
+"""Sequence number of a node -> the user's line and the module path of its forward call."""
+
+
+def neighbourhood(
+    arguments: Mapping[str, Tensor],
+    *,
+    op_name: str,
+    bad: str | None,
+    site: SiteOf | None = None,
+    limit: int = LIMIT,
+    node: Any | None = None,
+    names: Mapping[int, str] | None = None,
+) -> AutogradNeighbourhood:
+    """Draw the graph around a call.
+
+    Args:
+        arguments: the call's tensors by schema name.
+        op_name: the op that failed, such as ``aten::embedding``.
+        bad: the argument at fault, when one is.
+        site: finds the forward line and module of a node.
+        limit: how many nodes are kept; the call itself is one of them.
+        node: the autograd node that was running, when the call was made in a backward pass.
+        names: parameter names by ``id`` of the parameter.
+
+    Returns:
+        nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
+        the call and its inputs included, and is ``None`` beyond ``MAX_VISITED``.
+    """
+    walk = _Walk(site, limit - 1, names or {})
+    with plain_torch():
+        for position, (name, tensor) in enumerate(arguments.items()):
+            walk.add_argument(name, tensor, position, is_bad=name == bad)
+        if node is not None:
+            walk.add_running(node, first_input=len(arguments))
+        walk.run()
+    focus = GraphNode(
+        id=FOCUS,
+        name=op_name if node is None else _name_of(node),
+        op=op_name,
+        role="failed",
+        source=None if node is None else walk.site_of(node)[0],
+        module_path=None if node is None else walk.site_of(node)[1],
+    )
+    return AutogradNeighbourhood(
+        nodes=(*walk.nodes.values(), focus),
+        edges=tuple(edge for edge in walk.edges if edge.src in walk.nodes),
+        focus=FOCUS,
+        total_nodes=walk.total,
+    )
+
+
+class _Walk:
+    """One breadth-first walk; it holds autograd's nodes only as long as it runs."""
+
+    def __init__(self, site: SiteOf | None, limit: int, names: Mapping[int, str]) -> None:
+        self.nodes: dict[str, GraphNode] = {}
+        self.edges: list[GraphEdge] = []
+        self._site = site
+        self._limit = limit
+        self._names = names
+        self._ids: dict[Any, str] = {}
+        self._waiting: deque[Any] = deque()
+        self._visited = 0
+        self._beside = 1  # the call itself, and its inputs that have no node of autograd's
+        self._is_cut = False
+
+    @property
+    def total(self) -> int | None:
+        """How many nodes the graph has, ``None`` when the walk was cut."""
+        return None if self._is_cut else self._visited + self._beside
+
+    def add_argument(self, name: str, tensor: Tensor, position: int, *, is_bad: bool) -> None:
+        """Start from one tensor of the call."""
+        grad_fn = tensor.grad_fn if tensor.requires_grad else None
+        role: Role | None = "bad_input" if is_bad else None
+        if grad_fn is not None:
+            self._edge(self._discover(grad_fn, role), FOCUS, position)
+            return
+        self._beside += 1
+        identifier = f"n{len(self.nodes)}"
+        if len(self.nodes) < self._limit:
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            self.nodes[identifier] = GraphNode(
+                id=identifier,
+                name=self._names.get(id(tensor), name),
+                shape=_shape_of(tensor),
+                dtype=dtype_name(tensor.dtype),
+                device=str(tensor.device),
+                role=role or ("parameter" if is_parameter else "leaf"),
+                module_path=self._module_of(tensor),
+            )
+            self._edge(identifier, FOCUS, position)
+
+    def add_running(self, node: Any, first_input: int) -> None:
+        """Start from the node that a backward pass was running."""
+        self._visited += 1
+        self._beside -= 1  # this node is the call
+        self._ids[node] = FOCUS
+        for position, (following, _) in enumerate(node.next_functions):
+            if following is not None:
+                self._edge(self._discover(following), FOCUS, first_input + position)
+
+    def run(self) -> None:
+        """Walk on towards the leaves until everything was seen, or enough."""
+        while self._waiting:
+            node = self._waiting.popleft()
+            for position, (following, _) in enumerate(node.next_functions):
+                if following is None:
+                    continue
+                if following not in self._ids and self._visited >= MAX_VISITED:
+                    self._is_cut = True
+                    return
+                self._edge(self._discover(following), self._ids[node], position)
+
+    def site_of(self, node: Any) -> tuple[LineRef | None, str | None]:
+        """Give the forward line and module of a node."""
+        number = getattr(node, "_sequence_nr", None)
+        if self._site is None or number is None:
+            return None, None
+        return self._site(int(number()))
+
+    def _discover(self, node: Any, role: Role | None = None) -> str:
+        known = self._ids.get(node)
+        if known is not None:
+            return known
+        self._visited += 1
+        self._waiting.append(node)
+        identifier = f"n{len(self.nodes)}" if len(self.nodes) < self._limit else ""
+        self._ids[node] = identifier
+        if identifier:
+            self.nodes[identifier] = self._describe(identifier, node, role)
+        return identifier
+
+    def _describe(self, identifier: str, node: Any, role: Role | None) -> GraphNode:
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            is_parameter = isinstance(variable, torch.nn.Parameter)
+            return GraphNode(
+                id=identifier,
+                name=self._names.get(id(variable), _name_of(node)),
+                shape=_shape_of(variable),
+                dtype=dtype_name(variable.dtype),
+                device=str(variable.device),
+                role=role or ("parameter" if is_parameter else "leaf"),
+                module_path=self._module_of(variable),
+            )
+        source, module_path = self.site_of(node)
+        meta = next(iter(getattr(node, "_input_metadata", ())), None)
+        return GraphNode(
+            id=identifier,
+            name=_name_of(node),
+            op=op_of(_name_of(node)),
+            shape=None if meta is None else _shape_of(meta),
+            dtype=None if meta is None else dtype_name(meta.dtype),
+            device=None if meta is None else str(meta.device),
+            role=role or "upstream",
+            source=source,
+            module_path=module_path,
+        )
+
+    def _module_of(self, tensor: Tensor) -> str | None:
+        return self._names.get(id(tensor), "").rpartition(".")[0] or None
+
+    def _edge(self, source: str, target: str, position: int) -> None:
+        # Nodes beyond the limit have no name, and no edges.
+        if source and target:
+            self.edges.append(GraphEdge(src=source, dst=target, input=position))
+
+
+def _shape_of(holder: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(size) for size in holder.shape)
+    except (RuntimeError, TypeError):  # nested tensors have no shape
+        return None
+
+
+def _name_of(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2]
+
+
+def op_of(node_name: str) -> str | None:
+    """Give the op whose derivative a node such as ``AddmmBackward0`` is, ``None`` when unsure."""
+    stem = node_name.rstrip("0123456789")
+    if stem == node_name or not stem.endswith("Backward"):
+        return None
+    found = _ops_by_stem().get(stem.removesuffix("Backward").lower(), frozenset())
+    return next(iter(found)) if len(found) == 1 else None
+
+
+@functools.cache
+def _ops_by_stem() -> dict[str, frozenset[str]]:
+    """Map op names without underscores to the ops of that name that have a derivative."""
+    found: dict[str, set[str]] = {}
+    for full in all_op_names():
+        namespace, _, rest = full.partition("::")
+        name = rest.partition(".")[0]
+        # Autograd names a node of an op in place, too, after the op's plain form.
+        if namespace != "aten" or name.endswith("_") or full.endswith("out"):
+            continue
+        if has_kernel(full, "Autograd") and not has_kernel(full, "CompositeImplicitAutograd"):
+            stem = name.replace("_", "").lower()
+            found.setdefault(stem, set()).add(f"aten::{name}")
+            found.setdefault(stem.removesuffix("forward"), set()).add(f"aten::{name}")
+    return {stem: frozenset(names) for stem, names in found.items()}

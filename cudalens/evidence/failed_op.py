@@ -1,0 +1,218 @@
+"""Say what the recorder knows of the op that an exception came out of.
+
+Everything comes from host memory: metadata noted before the call, and the copies of an extension's
+arguments, so it can be told after the device's context is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core.parsing import parse_expression
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import (
+    OpName,
+    Replay,
+    TensorFact,
+    TensorMeta,
+    TensorSummary,
+)
+from cudalens.core.tensor_values import summarise
+from cudalens.diagnosis.host_errors import is_sticky
+from cudalens.evidence import lost_context
+from cudalens.evidence.finding import Limits, forward_place
+from cudalens.evidence.replay import replay
+from cudalens.evidence.tensors import of_meta
+from cudalens.source.locate import locate_entries
+from cudalens.source.stack import frames_of
+
+_LISTS = (ast.List, ast.Tuple, ast.Starred, ast.keyword)
+"""What only carries the arguments of a call."""
+
+
+def with_failed_op(
+    evidence: Evidence, recorder: Any, error: BaseException, limits: Limits
+) -> Evidence:
+    """Add the op that raised ``error``, its arguments, its forward line and its replay.
+
+    Where the device's context had ended before, that is the op that ended it, if it was one.
+    """
+    evidence = replace(evidence, history=limits.attempt("history", recorder.history, ()))
+    record = limits.attempt("failing op", lambda: recorder.in_flight(error), None)
+    if _is_lost(evidence) and recorder.is_over and recorder.fatal is not record:
+        record = recorder.fatal
+        evidence = evidence if record is None else _moved(evidence, record, limits)
+    if record is None:
+        return evidence
+    forward, module_path = limits.attempt(
+        "forward source",
+        lambda: forward_place(recorder, record.node_sequence_nr, record.node_name),
+        (None, None),
+    )
+    spans = limits.attempt("source", lambda: locate_entries(record.entries), None)
+    facts = list(evidence.facts)
+    if not (recorder.is_synchronous or record.is_from_sync):
+        facts.append(("op.waited_for", "no"))
+        if record.previous_op is not None:
+            facts.append(("op.previous", record.previous_op))
+    return replace(
+        evidence,
+        facts=tuple(facts),
+        op=OpName(name=record.name, overload=record.overload, api=evidence.op.api),
+        phase=record.phase,
+        source=evidence.source or spans,
+        forward_source=forward,
+        module_path=evidence.module_path or record.module_path or module_path,
+        tensors=_merged(evidence, record, limits),
+        replay=limits.attempt("replay", lambda: _replay(record), evidence.replay),
+    )
+
+
+def _is_lost(evidence: Evidence) -> bool:
+    return evidence.error is not None and lost_context.is_lost(evidence.error)
+
+
+def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
+    """Leave the place where an error was met again for that of the op that had raised it first."""
+    place = limits.attempt("source", lambda: locate_entries(record.entries), None)
+    return replace(
+        evidence,
+        op=OpName(),
+        source=place,
+        call_text=None,
+        module_path=record.module_path,
+        module_type=None,
+        frames=limits.attempt("frames", lambda: frames_of(record.entries), ()),
+        tensors=(),
+        facts=(*evidence.facts, ("device.met_again", "yes")),
+    )
+
+
+def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact, ...]:
+    """Put the op's own arguments first; a tensor of the line with the same metadata names one.
+
+    Not one that the line only makes an argument of: ``x`` in ``torch.cat([net(x), y])``.
+    """
+    rest = list(evidence.tensors)
+    passed = _passed(evidence.call_text)
+    given = [pair for item in record.arguments for pair in item.keyed]
+    found = []
+    for key, meta in given:
+        alike = [item for item in rest if _is_alike(item, meta) and _is_passed(item, passed)]
+        # Of two alike that it was given, the line may spell only the other one.
+        is_only = len(alike) == 1 == sum(_is_alike(alike[0], other) for _, other in given)
+        if is_only:
+            rest.remove(alike[0])
+            found.append(replace(alike[0], argument=key))
+        else:
+            found.append(of_meta(key, meta))
+        copy = record.host_copies.get(key)
+        if copy is not None and not isinstance(copy, (list, tuple)):
+            found[-1] = replace(found[-1], summary=_summary(copy, limits))
+    # What has no name of the user's is an argument of the function that he called, not of the op.
+    return (*found, *(item for item in rest if item.expression is not None))
+
+
+def with_unread(
+    evidence: Evidence, named: tuple[TensorFact, ...], unread: Mapping[str, str]
+) -> tuple[TensorFact, ...]:
+    """Keep the called function's names, and add what only the recorder knows of its arguments.
+
+    The user called a function, not the op inside it.  Where both are one, ``x.gather(1, f(y))``,
+    the op's arguments are those of the line.
+
+    Args:
+        evidence: with the failed op and its arguments.
+        named: the tensors by the names of the function that the user called.
+        unread: the texts of the arguments that no variable holds, by name.
+    """
+    op, called = ((name or "").rpartition(mark)[2] for name, mark in _names(evidence.op))
+    if not op or op.strip("_") != called.strip("_"):
+        return named
+    known = {item.argument: item for item in evidence.tensors if item.argument}
+    added = [replace(known[key], expression=text) for key, text in unread.items() if key in known]
+    return tuple(sorted((*named, *added), key=lambda item: item.argument is None))
+
+
+def _names(op: OpName) -> tuple[tuple[str | None, str], ...]:
+    return (op.name, "::"), (op.api, ".")
+
+
+def _passed(call: str | None) -> frozenset[str] | None:
+    """Give what a call passes on as it stands, ``None`` where the line spells no call."""
+    try:
+        node: ast.AST = parse_expression(f"({call}\n)").body
+    except (SyntaxError, ValueError):
+        return None
+    found, waiting = set(), [node]
+    while waiting:
+        item = waiting.pop()
+        if item is node or isinstance(item, _LISTS):
+            waiting.extend(ast.iter_child_nodes(item))
+        elif isinstance(item, ast.Attribute) and item is getattr(node, "func", None):
+            found.add(ast.unparse(item.value))
+        elif isinstance(item, ast.expr):
+            found.add(ast.unparse(item))
+    return frozenset(found)
+
+
+def _is_passed(fact: TensorFact, passed: frozenset[str] | None) -> bool:
+    if passed is None or fact.expression is None:
+        return True
+    # ``batch["ids"]`` goes along with ``batch``.
+    return any(fact.expression == text or fact.expression.startswith(f"{text}[") for text in passed)
+
+
+def _summary(copy: Tensor, limits: Limits) -> TensorSummary:
+    return limits.attempt("values", lambda: summarise(copy), TensorSummary())
+
+
+def _is_alike(fact: TensorFact, meta: TensorMeta) -> bool:
+    return (fact.shape, fact.dtype, fact.device, fact.stride) == (
+        meta.shape,
+        meta.dtype,
+        meta.device,
+        meta.stride,
+    )
+
+
+def _replay(record: Any) -> Replay:
+    """Run an extension's op again on the host copies; what was not copied becomes zeros."""
+    if not record.host_copies:
+        return Replay()  # torch's own ops raise on the host by themselves
+    if record.call is None:
+        return Replay(reason="the op was given something that cannot be kept for a second call")
+    namespace, _, name = record.name.partition("::")
+    op = getattr(getattr(getattr(torch.ops, namespace), name), record.overload or "default")
+    zeros: list[str] = []
+    values = {
+        name: _value(name, value, record.host_copies, zeros) for name, value in record.call.items()
+    }
+    positional = [item.name for item in op._schema.arguments if not item.kwarg_only]
+    result = replay(
+        op,
+        tuple(values[name] for name in positional if name in values),
+        {name: value for name, value in values.items() if name not in positional},
+    )
+    if result.outcome == "raised" and is_sticky(result.message or ""):
+        return Replay(reason="the op's CPU kernel asks for the GPU, which is gone")
+    if zeros and result.outcome != "unavailable":
+        return replace(result, reason=f"{', '.join(zeros)} replayed as zeros: not copied in time")
+    return result
+
+
+def _value(key: str, value: Any, copies: Mapping[str, Tensor], zeros: list[str]) -> Any:
+    """Give an argument of the host's: a copy, or zeros where a tensor was not copied."""
+    if isinstance(value, list):
+        return [_value(f"{key}[{n}]", item, copies, zeros) for n, item in enumerate(value)]
+    if not isinstance(value, TensorMeta) or key in copies:
+        return copies.get(key, value)
+    zeros.append(key)
+    # Named: the user's default device may be the one that is lost.
+    return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device="cpu")

@@ -1,0 +1,308 @@
+"""Collect the evidence of one failure from live objects: stack, tensors, replay, graph, recorder.
+
+Each collector stands alone: one that fails leaves one line in ``limits`` and the others go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from cudalens.core import _torch, snapshots
+from cudalens.core.errors import (
+    DeviceAssertError,
+    DeviceIndexError,
+    DeviceValueError,
+    NonFiniteError,
+    SilentFindingWarning,
+)
+from cudalens.core.report import ErrorFacts, Evidence, Report
+from cudalens.core.report_types import (
+    AutogradNeighbourhood,
+    LineRef,
+    OpName,
+    ProvenanceStep,
+    Replay,
+    SourceSpan,
+    Timing,
+    Violation,
+)
+from cudalens.diagnosis import fallback
+from cudalens.diagnosis.diagnose import diagnose, message
+from cudalens.evidence import autograd_graph, environment
+from cudalens.evidence.call_stack import (
+    api_arguments,
+    calling_frames,
+    locate,
+    parameter_names,
+    phase_of,
+)
+from cudalens.evidence.context import observe
+from cudalens.evidence.repeats import is_repeated
+from cudalens.evidence.replay import replay
+from cudalens.evidence.tensors import (
+    bad_key,
+    breaks,
+    facts_of,
+    in_own_words,
+    scalars_of,
+    tensor_values,
+)
+from cudalens.guards.interceptor import GuardedCall
+from cudalens.guards.process import PROCESS
+from cudalens.source.directcall import Signature
+from cudalens.source.locate import CallSite, locate_entries
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+_HISTORY = 200
+
+
+@dataclass
+class Limits:
+    """Collects one line for each thing that could not be established."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def attempt(self, what: str, collect: Callable[[], _T], otherwise: _U) -> _T | _U:
+        """Give what ``collect`` gives; when it fails, note why and give ``otherwise``."""
+        try:
+            result = collect()
+            if otherwise is not None and not isinstance(result, type(otherwise)):
+                msg = f"it gave {type(result).__name__}"
+                raise TypeError(msg)
+        except Exception as trouble:  # our failure must never hide the user's
+            self.lines.append(fallback.trouble_line(what, trouble))
+            return otherwise
+        return result
+
+
+# --- findings while the code runs ----------------------------------------------------------------
+
+
+def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
+    """Make the report of a guard's finding, tell who listens, and give the exception to raise."""
+    if violation.is_silent and is_repeated(violation):
+        return None
+    violation = replace(
+        violation, op=str(call.op._schema.name), overload=str(call.op._overloadname)
+    )
+    report = _report_of(violation, call.arguments, lambda: _replayed(call, violation))
+    if violation.is_silent:
+        _tell_silent(report)
+        return None
+    PROCESS.found(report)
+    kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
+    return kind(_message(report), report)
+
+
+def on_nonfinite(
+    op: Any, arguments: Mapping[str, Any], result: Tensor, violation: Violation
+) -> BaseException | None:
+    """Make the report of the first NaN or infinity, and give the exception to raise."""
+    shown = Replay()
+    report = _report_of(violation, arguments, lambda: shown)
+    PROCESS.found(report)
+    return NonFiniteError(_message(report), report)
+
+
+def _report_of(
+    violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
+) -> Report:
+    started, limits = time.perf_counter(), Limits()
+
+    def full() -> Report:
+        scene = make_scene(violation, arguments)
+        return diagnose(timed(evidence_of(scene, replayed), started))
+
+    report = limits.attempt("diagnosis", full, fallback.of_violation(violation))
+    limits.attempt("variables", snapshots.forget, None)
+    return replace(report, limits=(*report.limits, *limits.lines))
+
+
+def _message(report: Report) -> str:
+    # The sentence of the exception must be there whatever else goes wrong.
+    return Limits().attempt("message", lambda: message(report), fallback.sentence(report))
+
+
+def _replayed(call: GuardedCall, violation: Violation) -> Replay:
+    return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
+
+
+def _tell_silent(report: Report) -> None:
+    PROCESS.found(report)
+    if not PROCESS.listeners:
+        warnings.warn(_message(report), SilentFindingWarning, stacklevel=2)
+
+
+def timed(evidence: Evidence, started: float) -> Evidence:
+    """Put the counts, and the seconds since ``started``, into the evidence."""
+    recorder = _recorder()
+    timing = Timing(
+        checked_ops=PROCESS.checked_ops,
+        recorded_ops=recorder.recorded_ops if recorder is not None else 0,
+        diagnose_s=round(time.perf_counter() - started, 4),
+    )
+    return replace(evidence, timing=timing)
+
+
+def _recorder() -> Any:
+    listener = PROCESS.listener
+    return listener.recorder if listener is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The live objects around a finding; it exists only while the report is made."""
+
+    violation: Violation
+    arguments: Mapping[str, Any]
+    values: Mapping[str, Tensor]
+    bad: str
+    frames: Sequence[FrameType]
+    node: Any
+    recorder: Any
+    limits: Limits
+
+
+def make_scene(violation: Violation, arguments: Mapping[str, Any]) -> Scene:
+    """Take in the stack and the tensors of the running call."""
+    limits, node = Limits(), _torch.current_node()
+    nothing: list[FrameType] = []
+    return Scene(
+        violation=violation,
+        arguments=arguments,
+        values=tensor_values(arguments),
+        bad=bad_key(violation),
+        frames=limits.attempt(
+            "frames", lambda: calling_frames(in_backward=node is not None), nothing
+        ),
+        node=node,
+        recorder=_recorder(),
+        limits=limits,
+    )
+
+
+def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
+    """Collect everything about a call that a finding was made in; the context is alive."""
+    limits = scene.limits
+    evidence = _placed(scene, limits)
+    evidence = replace(
+        evidence,
+        replay=limits.attempt("replay", replayed, Replay()),
+        graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood()),
+    )
+    evidence = with_recording(in_own_words(evidence, scene.bad), scene, limits)
+    return replace(evidence, limits=(*evidence.limits, *limits.lines))
+
+
+def _placed(scene: Scene, limits: Limits) -> Evidence:
+    """Say what the call is, where it stands in the user's code, and what its tensors hold."""
+    violation, values, frames = scene.violation, scene.values, scene.frames
+    signature = Signature(violation.op, tuple(scene.arguments))
+    site = limits.attempt("source", lambda: locate(frames, values, signature), CallSite())
+    node = scene.node
+    sequence_nr = None if node is None else _torch.node_sequence_nr(node)
+    node_name = None if node is None else type(node).__name__
+    unknown: tuple[SourceSpan | None, str | None] = (None, None)
+    forward, forward_module = limits.attempt(
+        "forward source",
+        lambda: forward_place(scene.recorder, sequence_nr, node_name),
+        unknown,
+    )
+    return Evidence(
+        violation=violation,
+        op=OpName(name=violation.op, overload=violation.overload, api=site.api),
+        phase=phase_of(frames, scene.node),
+        prevented=not (violation.is_silent or violation.is_nonfinite),
+        context_usable=True,
+        source=site.source,
+        forward_source=forward,
+        call_text=site.call_text,
+        module_path=site.module_path or forward_module,
+        module_type=site.module_type,
+        frames=site.frames,
+        tensors=limits.attempt(
+            "tensors",
+            lambda: facts_of(violation, values, site, api_arguments(frames)),
+            (),
+        ),
+        scalars=scalars_of(scene.arguments),
+        facts=(
+            *violation.notes,
+            *limits.attempt("observations", lambda: observe(frames, site), ()),
+        ),
+        device_text=violation.device_text,
+        environment=environment.describe(),
+        libraries=libraries(),
+        limits=site.limits,
+    )
+
+
+def graph_of(scene: Scene) -> AutogradNeighbourhood:
+    """Draw the autograd graph around the failing op."""
+    return autograd_graph.neighbourhood(
+        scene.values,
+        op_name=scene.violation.op,
+        bad=scene.bad,
+        site=lambda number: forward_line(scene.recorder, number),
+        node=scene.node,
+        names=parameter_names(scene.frames),
+    )
+
+
+def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence:
+    """Add what the flight recorder knows: the last ops and the way of the bad values."""
+    recorder, bad = scene.recorder, scene.values.get(scene.bad)
+    if recorder is None:
+        return evidence
+    history = limits.attempt("history", lambda: recorder.history(_HISTORY), ())
+    provenance: tuple[ProvenanceStep, ...] = ()
+    if bad is not None:
+        provenance = limits.attempt(
+            "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), ()
+        )
+    return replace(evidence, history=history, provenance=provenance)
+
+
+def libraries() -> tuple[str, ...]:
+    """Name the imported libraries that some hints speak of."""
+    known = ("transformers", "torch_geometric", "torchvision", "accelerate", "datasets")
+    return tuple(name for name in known if name in sys.modules)
+
+
+def error_facts(error: BaseException) -> ErrorFacts:
+    """Describe an exception without keeping it."""
+    code = getattr(error, "error_code", None)
+    return ErrorFacts(
+        type_name=type(error).__name__,
+        bases=tuple(item.__name__ for item in type(error).__mro__[1:-1]),
+        message=str(error),
+        error_code=code if isinstance(code, int) else None,
+    )
+
+
+def forward_place(
+    recorder: Any, sequence_nr: int | None, node_name: str | None = None
+) -> tuple[SourceSpan | None, str | None]:
+    """Give the place and the module of the forward call behind an autograd node."""
+    found = None
+    if recorder is not None and sequence_nr is not None:
+        found = recorder.forward_site(sequence_nr, node_name)
+    if found is None:
+        return None, None
+    entries, module_path = found
+    return locate_entries(entries), module_path
+
+
+def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None]:
+    """Give :func:`forward_place` in the short form that graphs use."""
+    span, module_path = forward_place(recorder, sequence_nr)
+    return None if span is None else span.ref, module_path

@@ -1,0 +1,193 @@
+"""Where a second backward leads into a graph that an earlier one has freed, and through what.
+
+A node of autograd's tells whether what it saved is gone.  No value is read, and what hooks of the
+user's have packed is not unpacked.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from cudalens.core._torch import no_dispatch_modes, plain_torch
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import SourceSpan
+from cudalens.recorder.passes import FreedPart
+from cudalens.source.locate import locate_entries
+from cudalens.source.running_node import expressions_in, running
+from cudalens.source.safe_eval import evaluator_for, value_or
+from cudalens.source.stack import StackEntry, place_of, running_frame
+
+MAX_VISITED = 5000
+"""Nodes that are looked at."""
+_MAX_WAYS = 8
+"""Freed nodes that are asked how they came to be reached."""
+_MAX_ITEMS = 64
+_COMPLAINT = "Trying to backward through the graph a second time"
+_ROOTS = ("self", "tensors", "outputs")
+_Fact = tuple[str, str]
+
+
+def with_freed(
+    evidence: Evidence,
+    arguments: Mapping[str, Tensor],
+    recorder: Any,
+    entries: Sequence[TracebackType],
+) -> Evidence:
+    """Add where the freed part was made, which backward freed it and what leads back into it.
+
+    Args:
+        arguments: the tensors that backward was asked of, among others, by name.
+        entries: the traceback.
+    """
+    if evidence.error is None or _COMPLAINT not in evidence.error.message:
+        return evidence
+    roots = [
+        tensor.grad_fn
+        for name, tensor in arguments.items()
+        if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
+    ]
+    with plain_torch(), no_dispatch_modes():
+        ways = _ways(roots, recorder.is_of_earlier_graph)
+        found = [(way, recorder.freed_part(way)) for way in ways]
+        known = [(way, part) for way, part in found if part is not None]
+        if not known:
+            return evidence
+        way, part = next((item for item in known if item[1].read), known[0])
+        facts = (("freed.node", _name(way[-1])), *_facts(part, evidence.source))
+        facts += tuple(_kept(way, part, recorder, entries))
+    place = locate_entries(part.made)
+    return replace(
+        evidence, facts=(*evidence.facts, *facts), forward_source=evidence.forward_source or place
+    )
+
+
+# --- the graph -----------------------------------------------------------------------------------
+
+
+def _ways(roots: Iterable[Any], is_of_earlier: Callable[[Any], bool]) -> list[tuple[Any, ...]]:
+    """Give the shortest ways from where backward began to the first nodes freed earlier."""
+    before: dict[Any, Any] = dict.fromkeys(roots)
+    waiting, found = deque(before), list[tuple[Any, ...]]()
+    while waiting and len(before) < MAX_VISITED and len(found) < _MAX_WAYS:
+        node = waiting.popleft()
+        if is_freed(node) and is_of_earlier(node):
+            found.append(_way_to(node, before))
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in before:
+                before[following] = node
+                waiting.append(following)
+    return found
+
+
+def _way_to(node: Any, before: Mapping[Any, Any]) -> tuple[Any, ...]:
+    way = []
+    while node is not None:
+        way.append(node)
+        node = before[node]
+    return tuple(reversed(way))
+
+
+def is_freed(node: Any) -> bool:
+    """Tell whether a backward pass has freed what a node had saved."""
+    kind: Any = type(node)
+    for name in _saved_names(kind):
+        try:
+            raw = getattr(node, name)
+        except RuntimeError:  # lists of them, and those of custom Functions, say it at once
+            return True
+        if isinstance(raw, (list, tuple)):
+            continue
+        try:
+            # What hooks have packed lives; to unpack it could run anything.
+            if raw.unpack_hook is not None or raw.data is not None:
+                continue
+            getattr(node, name.removeprefix("_raw"))
+        except RuntimeError as error:
+            if _COMPLAINT in str(error):
+                return True
+        except AttributeError:  # another release of torch's
+            continue
+    return False
+
+
+@functools.cache
+def _saved_names(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2]
+
+
+# --- the lines -----------------------------------------------------------------------------------
+
+
+def _facts(part: FreedPart, here: SourceSpan | None) -> tuple[_Fact, ...]:
+    lines = {"made": part.made, "kept": part.source, "by": part.freed, "read": part.read}
+    found = [(f"freed.{key}_at", _place(entries, here)) for key, entries in lines.items()]
+    found.append(("freed.stepped", "yes" if part.has_stepped else ""))
+    found.append(("freed.again", "yes" if part.is_made_again else ""))
+    return tuple(item for item in found if item[1])
+
+
+def _place(entries: Sequence[StackEntry], here: SourceSpan | None) -> str:
+    """Give the user's deepest line as ``line 7: w += 1``, with its cell or file when elsewhere."""
+    span = locate_entries(entries[-1:]) if entries else None
+    if span is None or span.line is None:
+        return ""
+    if here is None or (span.cell, span.file) != (here.cell, here.file):
+        return span.ref.spoken
+    return f"line {span.line}: {span.text}"
+
+
+# --- the variable --------------------------------------------------------------------------------
+
+
+def _kept(
+    way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
+) -> list[_Fact]:
+    """Name the variable that the line read which leads back, and what kind of container it is."""
+    frame = running_frame(part.read[-1].code, entries) if part.read else None
+    if frame is None or part.kept is None:
+        return []
+    node = way[part.kept]
+    target = recorder.forward_site(int(node._sequence_nr()), _name(node))
+
+    def is_it(tensor: Tensor) -> bool:
+        """Tell whether a tensor is what was read, or what its line has made of it since."""
+        own = tensor.grad_fn
+        if own is None or type(own) is not type(node):
+            return False
+        if own is node:
+            return True
+        site = recorder.forward_site(int(own._sequence_nr()), _name(own))
+        return bool(part.is_made_again and target and site and site[0] == target[0])
+
+    statement = running(place_of(part.read[-1])).statement
+    reader = evaluator_for(frame)
+    for item in _names_read(statement):
+        value = value_or(reader, item, None)
+        kind = type(value)
+        tensors = list(value)[:_MAX_ITEMS] if kind in (tuple, list) else [value]
+        if all(isinstance(each, Tensor) for each in tensors) and any(map(is_it, tensors)):
+            shape = kind.__name__ if kind in (tuple, list) else "tensor"
+            return [("freed.name", ast.unparse(item)), ("freed.kind", shape)]
+    return []
+
+
+def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:
+    """Give the names and attributes whose values a statement uses."""
+    for item in expressions_in(statement) if statement is not None else ():
+        if isinstance(item, ast.Name | ast.Attribute):
+            is_added_to = isinstance(statement, ast.AugAssign) and item is statement.target
+            if is_added_to or isinstance(item.ctx, ast.Load):
+                yield item

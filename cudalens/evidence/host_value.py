@@ -1,0 +1,200 @@
+"""Which value the host refused: the guard of the op that raised is asked after the fact.
+
+The kernels of the CPU check the same bounds as those of CUDA, but say neither where the bad value
+is nor, often, what it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Argument, TensorMeta, Violation
+from cudalens.evidence.call_arguments import call_arguments
+from cudalens.evidence.distributions import with_refused_parameter
+from cudalens.evidence.tensors import tensor_values
+from cudalens.evidence.torch_errors import visible_entries
+from cudalens.guards import GUARDS
+from cudalens.guards._base import Parameter, schema_parameters
+from cudalens.source.files import is_own_file, is_user_file
+
+_VALUE_ERROR = re.compile(
+    r"index out of range in self"
+    r"|[Ii]ndex -?\d+ (?:is )?out of (?:bounds|range)"
+    r"|Target -?\d+ is out of bounds"
+    r"|all elements of (?:input|target) should be between 0 and 1"
+    r"|probability tensor contains either"
+    r"|invalid multinomial distribution"
+    r"|out of range: tried to access index"
+    r"|takes value -?\d+ which is not in the valid range"
+    r"|invalid Poisson rate"
+    r"|index out of range|target out of range"
+    r"|Expected p_in >= 0 && p_in <= 1"
+)
+"""What CPU kernels say of a bad value, and of nothing else."""
+_SAME_NAMES = {"self": ("self", "input")}
+
+
+def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any) -> Evidence | None:
+    """Add the value and its position to an exception that was raised because of it.
+
+    By a distribution, or by a CPU kernel.
+
+    Returns:
+        ``None`` where neither can be asked, or nothing is found.
+    """
+    if evidence.error is None or not evidence.context_usable:
+        return None
+    entries = visible_entries(
+        error.__traceback__, is_own=is_own_file, is_user=is_user_file
+    )
+    refused = with_refused_parameter(evidence, entries)
+    if refused is not None or recorder is None:
+        return refused
+    if not _VALUE_ERROR.search(evidence.error.message):
+        return None
+    record = recorder.in_flight(error)
+    op = None if record is None else _overload(record.name, record.overload)
+    if op not in GUARDS:
+        return None
+    values = tensor_values(call_arguments(entries))
+    given = {item.name: item for item in record.arguments}
+    keys: dict[str, str] = {}
+    arguments = {
+        item.name: _value(item, given.get(item.name), _free(values, item.name, given), keys)
+        for item in schema_parameters(op)
+    }
+    found = _ask(op, arguments)
+    return None if found is None else _named(replace(evidence, violation=found), keys, given)
+
+
+def _overload(name: str, overload: str | None) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace, None), rest, None)
+    return getattr(packet, overload or "default", None)
+
+
+def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
+    """Give the first finding of the op's guards; one that lacks the values finds nothing."""
+    for guard in GUARDS[op]:
+        try:
+            with _torch.plain_torch(), _torch.no_dispatch_modes():
+                found = guard.check(*[arguments[name] for name in guard.parameters])
+        except (RuntimeError, AttributeError):  # it read a stand-in
+            continue
+        if found is not None and not found.is_silent:
+            return found
+    return None
+
+
+def _value(
+    parameter: Parameter,
+    given: Argument | None,
+    values: Mapping[str, Tensor],
+    keys: dict[str, str],
+) -> object:
+    """Give an argument of the op: its default, a plain value, or the tensor that it certainly was.
+
+    A tensor that nothing of the user's certainly is becomes a stand-in without values.
+
+    Args:
+        keys: is told which of ``values`` became which argument.
+    """
+    if given is None:
+        return parameter.default
+    if not given.tensors:
+        return _plain(given.text)
+    found: list[object] = []
+    subscripts = _subscripts(given, values)
+    for name, meta in given.keyed:
+        key = subscripts.get(name) if subscripts else _key_of(name, meta, values)
+        if key is None:
+            found.append(_stand_in(meta))
+        else:
+            keys[key] = name
+            found.append(values[key])
+    if given.places is None:
+        return found[0]
+    placed = dict(zip(given.places, found, strict=True))
+    return [placed.get(place) for place in range(max(placed) + 1)]
+
+
+def _stand_in(meta: TensorMeta) -> Tensor:
+    dtype = getattr(torch, meta.dtype)
+    if meta.stride is None:
+        return torch.empty(meta.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device="meta")
+
+
+def _plain(text: str | None) -> object:
+    try:
+        return ast.literal_eval(text or "None")
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _free(
+    values: Mapping[str, Tensor], name: str, given: Mapping[str, Argument]
+) -> dict[str, Tensor]:
+    """Leave out the tensors that go by the name of another argument of the op."""
+    return {
+        key: value
+        for key, value in values.items()
+        if (owner := key.partition("[")[0]) == name or owner not in given
+    }
+
+
+def _key_of(name: str, meta: TensorMeta, values: Mapping[str, Tensor]) -> str | None:
+    """Name the tensor of the user's call that the op was given: by its name, or alone alike."""
+    alike = [key for key, value in values.items() if _is_alike(_torch.meta_of(value), meta)]
+    same = [key for key in alike if key in _SAME_NAMES.get(name, (name, name.removesuffix("[0]")))]
+    if same:
+        return same[0]
+    return alike[0] if len(alike) == 1 and "[" not in name else None
+
+
+def _subscripts(given: Argument, values: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name the tensors between the brackets for an op that indexes by tensors.
+
+    ``x[0, ..., i, j]`` reaches it without what is no tensor, at other places and in this order.
+    """
+    written = [key for key in values if key == "indices" or key.startswith("indices[")]
+    if given.name != "indices" or len(written) != len(given.tensors):
+        return {}
+    pairs = list(zip(written, given.keyed, strict=True))
+    is_same = all(_is_alike(_torch.meta_of(values[key]), meta) for key, (_, meta) in pairs)
+    return {name: key for key, (name, _) in pairs} if is_same else {}
+
+
+def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
+    return (left.shape, left.dtype, left.device, left.stride, left.storage_offset) == (
+        right.shape,
+        right.dtype,
+        right.device,
+        right.stride,
+        right.storage_offset,
+    )
+
+
+def _named(evidence: Evidence, keys: Mapping[str, str], given: Mapping[str, Argument]) -> Evidence:
+    """Let the tensors go by the names of the op's arguments, which the finding speaks of.
+
+    One of the same name that the op was not given keeps none: ``x`` of ``x[0, i]``, for ``self``.
+    """
+    taken = {name.partition("[")[0] for name in given}
+
+    def name_of(argument: str | None) -> str | None:
+        if argument in keys or argument is None:
+            return keys.get(argument or "")
+        return None if argument.partition("[")[0] in taken else argument
+
+    tensors = tuple(replace(fact, argument=name_of(fact.argument)) for fact in evidence.tensors)
+    return replace(evidence, tensors=tensors)

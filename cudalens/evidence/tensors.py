@@ -1,0 +1,214 @@
+"""Describe the tensors of a call and those on the user's line, with their values where readable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import TensorFact, TensorMeta, TensorSummary, Violation
+from cudalens.core.tensor_values import summarise, unravel
+from cudalens.diagnosis.fallback import trouble_line
+from cudalens.guards._ranges import extremes
+from cudalens.guards.process import PROCESS
+from cudalens.source.locate import CallSite
+
+
+def bad_key(violation: Violation) -> str:
+    """Give the key of the tensor at fault among :func:`tensor_values`."""
+    if violation.list_position is None:
+        return violation.argument
+    return f"{violation.argument}[{violation.list_position}]"
+
+
+def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Give the tensors among the arguments, elements of lists as ``indices[1]``."""
+    found: dict[str, Tensor] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif isinstance(value, (list, tuple)):
+            for position, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    found[f"{name}[{position}]"] = item
+    return found
+
+
+def scalars_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Give the arguments that are plain numbers, texts or ``None``, as text."""
+    return tuple(
+        (name, str(value))
+        for name, value in arguments.items()
+        if value is None or isinstance(value, (bool, int, float, str))
+    )
+
+
+def tensor_facts(
+    values: Mapping[str, Tensor],
+    site: CallSite,
+    bad: str | None,
+    *,
+    api: Sequence[tuple[str, object]] = (),
+    first_bad: tuple[int, ...] | None = None,
+    read: bool = True,
+) -> tuple[TensorFact, ...]:
+    """Describe the op's tensors and the others on the failing line.
+
+    Args:
+        values: the op's tensor arguments by schema name.
+        site: the user's expressions for them, and the other tensors on his line.
+        bad: the key of the tensor at fault.
+        api: names and values of the arguments of the function that the user called.
+        first_bad: position of the first bad value in the tensor at fault.
+        read: false when no value may be read because the device's context is lost.
+
+    A tensor that the user cannot see (an intermediate of a library) is left out when the line
+    shows others, unless it is the one at fault.
+    """
+    named = {key: (text, span) for key, text, span in site.names}
+    shown = {key: item for key, item in values.items() if key in named or key == bad}
+    rest = [
+        (item, item.value)
+        for item in site.others
+        if isinstance(item.value, Tensor) and not _is_any(item.value, shown.values())
+    ]
+    if not shown and not rest:
+        shown = dict(values)
+    facts = [
+        _fact(key, tensor, *named.get(key, (None, None)), read=read)
+        for key, tensor in shown.items()
+    ]
+    given = values.get(bad or "")
+    for item, tensor in rest:
+        fact = _fact(_api_name(tensor, api), tensor, item.expression, item.span, read=read)
+        if given is not None and first_bad is not None and read:
+            fact = replace(fact, bad_at=same_spot(tensor, given, first_bad))
+        facts.append(fact)
+    return tuple(facts)
+
+
+def facts_of(
+    violation: Violation,
+    values: Mapping[str, Tensor],
+    site: CallSite,
+    api: Sequence[tuple[str, object]],
+) -> tuple[TensorFact, ...]:
+    """Describe the tensors around a guard's finding, with the first bad value's place in each."""
+    first = next((item.position for item in violation.offenders.first), None)
+    return tensor_facts(values, site, bad_key(violation), api=api, first_bad=first)
+
+
+def same_spot(tensor: Tensor, given: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Translate a position of the op's tensor to one that holds the same values in another shape.
+
+    A loss gives its op ``[N, 1, L]`` for the user's ``[N, L]``: known when all values agree.
+    """
+    if tensor.shape == given.shape or tensor.numel() != given.numel():
+        return None
+    if tensor.dtype != given.dtype or tensor.device != given.device:
+        return None
+    with _torch.plain_torch(), _torch.no_dispatch_modes():
+        if not tensor.reshape(-1).equal(given.reshape(-1)):
+            return None
+    index = 0
+    for size, place in zip(given.shape, position, strict=True):
+        index = index * size + place
+    return unravel(index, tuple(tensor.shape))
+
+
+def _api_name(tensor: object, api: Sequence[tuple[str, object]]) -> str | None:
+    return next((name for name, value in api if value is tensor), None)
+
+
+def _is_any(tensor: object, others: Any) -> bool:
+    return any(_torch.same_tensor(tensor, other) for other in others)
+
+
+def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
+    """Read the values of a tensor; what cannot be read leaves a line in the report."""
+    try:
+        with _torch.plain_torch(), _torch.no_dispatch_modes():
+            return summarise(tensor)
+    except RuntimeError as trouble:
+        PROCESS.trouble(trouble_line(f"values of {name or 'a tensor'}", trouble))
+        return TensorSummary()
+
+
+def _fact(
+    argument: str | None,
+    tensor: Tensor,
+    expression: str | None,
+    span: tuple[int, int, int] | None,
+    *,
+    read: bool,
+) -> TensorFact:
+    meta = _torch.meta_of(tensor)
+    is_readable = read and _torch.is_plain(tensor) and tensor.device.type != "meta"
+    summary = _summary(tensor, expression or argument) if is_readable else TensorSummary()
+    return TensorFact(
+        argument=argument,
+        expression=expression,
+        shape=meta.shape,
+        dtype=meta.dtype,
+        device=meta.device,
+        stride=meta.stride,
+        requires_grad=meta.requires_grad,
+        grad_fn=meta.grad_fn,
+        summary=summary,
+        span=span,
+    )
+
+
+def breaks(violation: Violation) -> Callable[[Tensor], bool]:
+    """Give a test that tells whether a tensor holds a value outside the violated bound."""
+    if violation.offenders.first and violation.offenders.first[0].value == "nan":
+        # Numbers outside the bound are another matter: the first NaN is what is looked for.
+        return lambda tensor: tensor.is_floating_point() and bool(tensor.isnan().any())
+    low, high = violation.bounds.min, violation.bounds.max
+    also = violation.bounds.also_allowed
+
+    def is_bad(tensor: Tensor) -> bool:
+        if low is None or high is None or tensor.numel() == 0:
+            return False
+        smallest, largest = extremes(tensor)
+        if float(low) <= smallest and largest <= float(high):
+            return False
+        if not also:
+            return True
+        inside = tensor >= float(low)
+        inside &= tensor <= float(high)
+        for value in also:
+            inside |= tensor == value
+        return not bool(inside.all())
+
+    return is_bad
+
+
+def in_own_words(evidence: Evidence, bad: str) -> Evidence:
+    """Call the bad input in the graph what the user calls it, where that is proven."""
+    fact = evidence.tensor(bad)
+    if fact is None or not fact.expression:
+        return evidence
+    nodes = tuple(
+        replace(node, name=fact.expression) if node.role == "bad_input" else node
+        for node in evidence.graph.nodes
+    )
+    return replace(evidence, graph=replace(evidence.graph, nodes=nodes))
+
+
+def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = None) -> TensorFact:
+    """Describe a tensor from its metadata alone, safe after a context is lost."""
+    return TensorFact(
+        argument=argument,
+        expression=expression,
+        shape=meta.shape,
+        dtype=meta.dtype,
+        device=meta.device,
+        stride=meta.stride,
+        requires_grad=meta.requires_grad,
+        grad_fn=meta.grad_fn,
+    )

@@ -1,0 +1,162 @@
+"""Decide whether an exception is torch's business: raised by torch, or by a library on top of it.
+
+Everything else passes through a checked cell untouched and unexplained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+
+from cudalens.diagnosis.host_errors import is_known_message
+from cudalens.source.stack import entries_from_traceback, place_of
+
+_NEVER = (
+    OSError,
+    ImportError,
+    MemoryError,
+    StopIteration,
+    SyntaxError,
+    NameError,
+    ArithmeticError,
+    UnicodeError,
+)
+"""Kinds that say something of the file system or of Python, wherever they were raised."""
+
+# Torch re-raises what a worker raised as a new exception whose text ends in the old traceback.
+_RERAISED = re.compile(r"^Caught \w+ in .*\.\nOriginal Traceback", re.DOTALL)
+_FILE = re.compile(r'^  File "(.+)", line \d+, in ', re.MULTILINE)
+_NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attribute ")
+_DISPATCHED = frozenset(
+    {
+        "RecordingMode.__torch_dispatch__",
+        "Interceptor._kernel.<locals>.guarded",
+        "_Named.__call__",
+        "GenericKernel.__call__",
+    }
+)
+"""Functions of this package that only torch's dispatcher calls, each time for an op."""
+_LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
+_RAISE = "RAISE_VARARGS"
+
+OfFile = Callable[[str], bool]
+
+
+def package_of(frame: FrameType) -> str | None:
+    """Give the top-level package of a frame's module, ``None`` where it has no name."""
+    name = frame.f_globals.get("__name__")
+    return name.partition(".")[0] if isinstance(name, str) else None
+
+
+def stands_on_torch(frame: FrameType) -> bool:
+    """Tell whether a frame's module uses torch: it *is* torch, or has it among its names."""
+    names = frame.f_globals
+    if package_of(frame) == "torch":
+        return True
+    torch_like = ("torch", "nn", "F")
+    return any(getattr(names.get(name), "__name__", "").startswith("torch") for name in torch_like)
+
+
+def visible_entries(
+    traceback: TracebackType | None, *, is_own: OfFile, is_user: OfFile
+) -> Sequence[TracebackType]:
+    """Give the entries of a traceback, outermost first, up to where it enters this package.
+
+    What this package's own frames called further in (a simulated kernel, a recorded op) stands for
+    the C++ code that would have run there, so the error belongs to the frame outside of them.
+    Code of the user's that was called back from there is kept.
+    """
+    entries = entries_from_traceback(traceback)
+    files = [item.tb_frame.f_code.co_filename for item in entries]
+    outside = [at for at, file in enumerate(files) if not is_own(file)]
+    if not outside:
+        return ()
+    start = max((at for at in outside if is_user(files[at])), default=outside[0])
+    end = next((at for at in range(start, len(files)) if is_own(files[at])), len(files))
+    return [entries[at] for at in outside if at < end]
+
+
+def is_torch_error(
+    error: BaseException,
+    *,
+    is_own: OfFile,
+    is_user: OfFile,
+    runs_torch: Callable[[TracebackType], bool],
+) -> bool:
+    """Tell whether torch, or a library on top of it, raised ``error``.
+
+    Args:
+        is_own: whether a file belongs to this package.
+        is_user: whether a file is the user's own code.
+        runs_torch: whether the expression that was running in a traceback entry calls or indexes
+            something of torch's.
+    """
+    if _is_of_package(error, "torch") or str(error).startswith("CUDA error"):
+        return True
+    if not isinstance(error, Exception) or isinstance(error, _NEVER):
+        return False
+    entries = visible_entries(error.__traceback__, is_own=is_own, is_user=is_user)
+    if not entries or _is_of_package(error, "cudalens"):
+        return False
+    innermost = entries[-1]
+    if isinstance(error, AttributeError):
+        return _is_torch_attribute(error, innermost, is_user)
+    if _is_raised_in_op(innermost):
+        return True
+    if is_user(innermost.tb_frame.f_code.co_filename):
+        return _is_raised_below(error, innermost, runs_torch)
+    if _RERAISED.match(text := _text_of(error)):
+        return _is_torch_worker(text, is_user)
+    return stands_on_torch(innermost.tb_frame) or is_known_message(text)
+
+
+def _is_raised_below(
+    error: BaseException, entry: TracebackType, runs_torch: Callable[[TracebackType], bool]
+) -> bool:
+    """Tell whether C++ code of torch's, called on the user's line, raised the error."""
+    if place_of(entry).operation == _RAISE:
+        return False  # a raise or assert statement of his own
+    return runs_torch(entry) or is_known_message(_text_of(error))
+
+
+def _is_raised_in_op(entry: TracebackType) -> bool:
+    """Tell whether an entry's line had torch run an op, and the error came out of that op.
+
+    It needs nothing of the line itself: the dispatcher called this package for the op.
+    """
+    below = entry.tb_next
+    if below is None or package_of(below.tb_frame) != "cudalens":
+        return False
+    return below.tb_frame.f_code.co_qualname in _DISPATCHED
+
+
+def _is_torch_attribute(error: AttributeError, entry: TracebackType, is_user: OfFile) -> bool:
+    """Tell whether torch itself says that something lacks an attribute, or may not have it yet.
+
+    A look-up of a name that is not there is a mistake of spelling, on a module as on any object.
+    """
+    frame = entry.tb_frame
+    if is_user(frame.f_code.co_filename):
+        return False
+    if _NOT_A_TENSOR.match(str(error)):
+        return stands_on_torch(frame)
+    is_raise = place_of(entry).operation == _RAISE and frame.f_code.co_name not in _LOOKUPS
+    return package_of(frame) == "torch" and is_raise
+
+
+def _is_torch_worker(text: str, is_user: OfFile) -> bool:
+    """Tell whether an error that crossed from a worker was raised by torch there."""
+    original = _FILE.findall(text)
+    message = text.rstrip().rpartition("\n")[2].partition(": ")[2]
+    return is_known_message(message) or bool(original and not is_user(original[-1]))
+
+
+def _text_of(error: BaseException) -> str:
+    # A KeyError shows the repr of its text; the message is the text itself.
+    first = error.args[0] if error.args else ""
+    return str(first) if isinstance(first, str) or type(first).__name__.endswith("Message") else ""
+
+
+def _is_of_package(error: BaseException, package: str) -> bool:
+    return any(kind.__module__.partition(".")[0] == package for kind in type(error).__mro__)

@@ -1,0 +1,248 @@
+"""Put the guards into the dispatcher, and take them out again.
+
+A kernel is registered for the ``BackendSelect`` key of each guarded overload: below autograd and
+autocast, above the device's kernel.  It sees forward, backward, in-place and ``out=`` calls from
+every thread, looks at the values, and passes the call on unchanged.  Ops without a guard pay
+nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from cudalens.core import _torch
+from cudalens.core._python import Uninterrupted
+from cudalens.core.assertsites import as_printed_by
+from cudalens.core.report_types import Violation
+from cudalens.guards import GUARDS, Guard, full_name, routes
+from cudalens.guards._base import Check, schema_parameters
+from cudalens.guards._base import Parameter as Place
+from cudalens.guards._refusals import is_refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardedCall:
+    """A call that a guard looked at, while it is being made; it must not be kept."""
+
+    op: Any
+    guard: Guard
+    arguments: Mapping[str, Any]
+    """Every schema argument by name, live tensors included."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
+OnTrouble = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """A guard of one overload, and where in a call its arguments are."""
+
+    guard: Guard
+    check: Check
+    parameters: tuple[Place, ...]
+    positions: tuple[int, ...]
+    last: int
+
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Give the arguments that the guard looks at."""
+        if not kwargs and self.last < len(args):
+            return [args[position] for position in self.positions]
+        return [item.of(args, kwargs) for item in self.parameters]
+
+
+class _Inside(threading.local):
+    """Whether this thread is already inside a guard."""
+
+    busy = False
+
+
+class Interceptor:
+    """Guards in the dispatcher: :meth:`install` puts them in, :meth:`uninstall` takes them out.
+
+    Args:
+        on_violation: told of each finding; what it returns is raised in place of the call.
+        on_trouble: told, in one line, when a guard itself failed; the call goes on.
+        devices: device types to act on, instead of the accelerators.
+    """
+
+    def __init__(
+        self,
+        on_violation: OnViolation,
+        on_trouble: OnTrouble,
+        *,
+        devices: Iterable[str] | None = None,
+    ) -> None:
+        self._on_violation = on_violation
+        self._on_trouble = on_trouble
+        self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
+        self._libraries: list[Any] = []
+        self._covered: set[Any] = set()
+        self._inside = _Inside()
+        self.checked_ops = 0
+
+    @property
+    def is_installed(self) -> bool:
+        """Tell whether anything is registered in the dispatcher."""
+        return bool(self._libraries)
+
+    def install(self) -> None:
+        """Register a kernel for each guarded overload that has none yet; does nothing twice."""
+        fresh = {op: entries for op, entries in GUARDS.items() if op not in self._covered}
+        if not fresh:
+            return
+        if not self._covered:
+            self._libraries.extend(routes.install())
+        for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
+            is_above = key != _torch.BACKEND_SELECT
+            kernels = {
+                full_name(op): self._kernel(op, key)
+                for op, entries in fresh.items()
+                if entries[0].is_composite or not is_above
+            }
+            self._libraries.extend(_torch.register_kernels(kernels, key))
+        self._covered.update(fresh)
+
+    def uninstall(self) -> None:
+        """Remove every registration; does nothing when there is none."""
+        while self._libraries:
+            _torch.destroy([self._libraries.pop()])
+        self._covered.clear()
+
+    def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
+        covers_inner = any(entry.covers_inner for entry in GUARDS[op])
+        go_on, below = _torch.redispatcher(op, key)
+        look = self._looker(op)
+        inside = self._inside
+        acts_on = _acting(self._devices)
+
+        # Every call of a guarded op passes here, so nothing is done for beauty.
+        def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if inside.busy or not acts_on(args, kwargs):
+                return go_on(keyset & below, *args, **kwargs)
+            error = look(args, kwargs)
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    # The traceback keeps this frame: it must keep neither itself nor tensors.
+                    del error, args, kwargs
+            if not covers_inner:
+                return go_on(keyset & below, *args, **kwargs)
+            inside.busy = True
+            try:
+                return go_on(keyset & below, *args, **kwargs)
+            finally:
+                inside.busy = False
+
+        return guarded
+
+    def _looker(self, op: Any) -> Callable[..., BaseException | None]:
+        plans = _plans(op)
+        inside = self._inside
+        ask = self._ask_all
+        # Looked up once: between two calls the step throws everything out of the caches.
+        unseen, below_autograd = _torch.NoTorchFunction, _torch.BelowAutograd
+        is_unseen, has_modes = _torch.is_unseen, _torch.has_dispatch_modes
+
+        def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
+            inside.busy = True
+            try:
+                self.checked_ops += 1
+                if is_unseen():
+                    return ask(op, plans, args, kwargs)
+                with unseen(), below_autograd():
+                    # The modes of an ordinary call have all had their turn before it came here.
+                    if not has_modes():
+                        return ask(op, plans, args, kwargs)
+                    with Uninterrupted(), _torch.no_dispatch_modes():
+                        return ask(op, plans, args, kwargs)
+            finally:
+                inside.busy = False
+
+        return look
+
+    def _ask_all(
+        self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BaseException | None:
+        for plan in plans:
+            try:
+                found: object = plan.check(*plan.values(args, kwargs))
+                if found is None or is_refused(op, args, kwargs):
+                    continue
+                error = self._tell(op, plan.guard, found, args, kwargs)
+            except Exception as trouble:  # a guard that fails must never stop a good call
+                kind = type(trouble).__name__
+                self._on_trouble(f"guard {plan.guard.name} failed: {kind}: {trouble}")
+                continue
+            if error is not None:
+                return error
+        return None
+
+    def _tell(
+        self, op: Any, guard: Guard, found: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BaseException | None:
+        if not isinstance(found, Violation):
+            msg = f"it gave {type(found).__name__}"
+            raise TypeError(msg)
+        if found.device_text is not None:
+            printed = as_printed_by(torch.__version__, found.device_text)
+            found = replace(found, device_text=printed)
+        call = GuardedCall(
+            op=op,
+            guard=guard,
+            arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
+            args=args,
+            kwargs=kwargs,
+        )
+        with Uninterrupted(), _torch.plain_torch():
+            return self._on_violation(call, found)
+
+
+def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+    """Give what tells whether the guards look at a call with some arguments."""
+    is_plain, is_capturing = _torch.is_plain, _torch.is_capturing
+
+    def acts_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        acts = False
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                acts = acts or value.device.type in devices
+            elif kind is list or kind is tuple or isinstance(value, Tensor):
+                for item in value if kind is list or kind is tuple else (value,):
+                    if isinstance(item, Tensor):
+                        if not is_plain(item):
+                            return False
+                        acts = acts or item.device.type in devices
+        return acts and not is_capturing()
+
+    return acts_on
+
+
+def _plans(op: Any) -> tuple[_Plan, ...]:
+    parameters = {item.name: item for item in schema_parameters(op)}
+    plans = []
+    for entry in GUARDS[op]:
+        asked = tuple(parameters[name] for name in entry.parameters)
+        positions = tuple(item.position for item in asked)
+        plans.append(
+            _Plan(
+                guard=entry,
+                check=entry.check,
+                parameters=asked,
+                positions=positions,
+                last=max(positions, default=0),
+            )
+        )
+    return tuple(plans)

@@ -1,0 +1,227 @@
+"""Follows the cells of a shell: the text of the running one, and its session under ``on``.
+
+The shell is only talked to, never imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cudalens.notebook.display import finish
+from cudalens.notebook.input_transform import MAGIC
+from cudalens.notebook.traceback import without_machinery
+from cudalens.session.options import Options
+from cudalens.source.cell_text import typed_lines
+from cudalens.source.files import (
+    cells_of,
+    forget_noted,
+    is_shared,
+    note_cell,
+    note_running,
+    note_typed,
+)
+from cudalens.source.stack import entries_from_traceback
+from cudalens.source.timed_cells import forget, note
+
+if TYPE_CHECKING:
+    from cudalens.session.session import CheckSession
+
+__all__ = ["CellWatch", "last_shown", "shown_since"]
+
+
+_SEEN = "__cudalens_seen__"
+_moments = itertools.count(1)
+
+
+@dataclass
+class _Cell:
+    """A cell that is running."""
+
+    raw: str
+    shown: int
+    """When it began, as :func:`last_shown` counts."""
+    session: CheckSession | None = None
+    """Its own session, until that is closed."""
+    options: Options = field(default_factory=Options)
+    explained: BaseException | None = None
+    """The last exception that a magic inside it has shown a report of."""
+    shell_handling: tuple[Any, Any] | None = None
+    """How the shell showed exceptions before, when this cell has changed it."""
+
+
+class CellWatch:
+    """The running cells of one shell; ``always`` makes each following one a checked cell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.always: Options | None = None
+        """The options of ``%cudacheck on``, ``None`` when it is off."""
+        self._cells: list[_Cell] = []
+
+    @property
+    def raw(self) -> str | None:
+        """The running cell as the user typed it, ``None`` when it is not known."""
+        return self._cells[-1].raw if self._cells else None
+
+    def note_explained(self, error: BaseException) -> bool:
+        """Remember that ``error`` left a check inside the cell, which has dealt with it.
+
+        Returns:
+            whether a check inside that one had dealt with it before.
+        """
+        if not self._cells:
+            return False
+        before, self._cells[-1].explained = self._cells[-1].explained, error
+        return before is error
+
+    def take_exceptions(self) -> None:
+        """Show the exceptions of the running cell without the frames of the magics."""
+        if self._cells and all(cell.shell_handling is None for cell in self._cells):
+            before = (self.shell.custom_exceptions, self.shell.CustomTB)
+            self._cells[-1].shell_handling = before
+            self.shell.set_custom_exc((Exception,), self._on_error)
+
+    def attach(self) -> None:
+        """Register with the shell's events."""
+        note_running(self.shell)
+        self.shell.events.register("pre_run_cell", self._before)
+        self.shell.events.register("post_run_cell", self._after)
+
+    def detach(self) -> None:
+        """Close what is open and leave the shell's events."""
+        self.always = None
+        while self._cells:
+            self._after(None)
+        forget()
+        forget_noted()
+        self.shell.events.unregister("post_run_cell", self._after)
+        self.shell.events.unregister("pre_run_cell", self._before)
+
+    def _before(self, info: Any) -> None:
+        cell = _Cell(info.raw_cell, last_shown())
+        is_checked = any(outer.session is not None for outer in self._cells)
+        is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
+        self._cells.append(cell)
+        number = self._number(info)
+        note(number, cell.raw)
+        self._note_name(cell.raw, getattr(info, "transformed_cell", None), number)
+        if self.always is not None and not is_checked and not is_magic:
+            self._open(cell, self.always)
+
+    def _number(self, info: Any) -> int:
+        """Give the number of the cell that is about to run."""
+        # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
+        is_raised = info.store_history and _version() >= (9, 8)
+        return int(self.shell.execution_count) - bool(is_raised)
+
+    def _note_name(self, raw: str, text: str | None, number: int) -> None:
+        """Keep what the shell does not: numbers of cells, lines of magics as they were typed."""
+        keeps_numbers = hasattr(self.shell.compile, "_filename_map")
+        # The body of the magic is compiled from a text of its own.
+        is_magic = raw.lstrip().startswith(f"%%{MAGIC}")
+        if is_magic and keeps_numbers:
+            return
+        if text is None:  # before IPython 9.4 it does not tell
+            try:
+                text = str(self.shell.transform_cell(raw))
+            except Exception:  # of somebody's transformer: the shell says so, and runs nothing
+                return
+        name = self.shell.compile.get_code_name(raw, text, number)
+        if not keeps_numbers:
+            note_cell(name, number)
+        if "get_ipython()" in text and not is_magic:
+            note_typed(name, typed_lines(raw, text))
+
+    def _open(self, cell: _Cell, options: Options) -> None:
+        from cudalens.session.session import CheckSession
+
+        cell.options = options
+        cell.session = CheckSession(**options.for_session()).open()
+        # The session has to see an exception before the shell shows it: it adds the note, and
+        # cuts the traceback where a debugger is to land.
+        self.take_exceptions()
+
+    def _on_error(
+        self,
+        shell: Any,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+        tb_offset: int | None = None,
+    ) -> None:
+        # A cell that this one runs keeps its errors to itself: the checked one goes on.
+        self._close(self._cells[-1], error)
+        outer = (cell.shell_handling for cell in self._cells if cell.shell_handling is not None)
+        handled, show = next(outer)
+        if isinstance(error, handled):
+            show(kind, error, trace, tb_offset=tb_offset)
+            return
+        users = trace and without_machinery(trace, cells_of(shell))
+        shell.showtraceback(
+            (kind, error, users or trace),
+            tb_offset=tb_offset,
+            running_compiled_code=True,
+        )
+
+    def _close(self, cell: _Cell, error: BaseException | None) -> None:
+        session, cell.session = cell.session, None
+        if session is not None:
+            session.close(None if error is cell.explained else error)
+            finish(self.shell, session, cell.options)
+
+    def _after(self, result: Any) -> None:
+        if not self._cells:
+            return  # the cell that loaded the extension
+        cell = self._cells.pop()
+        error = getattr(result, "error_in_exec", None)
+        if error is None:
+            error = shown_since(cell.shown)
+        self._close(cell, error)
+        if self._cells and isinstance(last := getattr(sys, "last_value", None), BaseException):
+            last.__dict__[_SEEN] = 0  # a cell that another one runs keeps its errors to itself
+        if error is not None and _version() < (8, 14):  # which shows no notes of an exception
+            for line in _own_notes(error):
+                print(line, file=sys.stderr)
+        if cell.shell_handling is not None:
+            self.shell.custom_exceptions, self.shell.CustomTB = cell.shell_handling
+
+
+def _own_notes(error: BaseException) -> list[str]:
+    notes = error.__dict__.get("__notes__")
+    found = notes if isinstance(notes, list) else []
+    return [note for note in found if isinstance(note, str) and note.startswith("cudalens: ")]
+
+
+def last_shown() -> int:
+    """Count a moment, and mark what the shell has shown last as older; nothing is kept alive."""
+    moment, error = next(_moments), getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        # Not its address: the next exception may have the same once this one is gone.
+        error.__dict__.setdefault(_SEEN, moment)
+    return moment
+
+
+def shown_since(before: int) -> BaseException | None:
+    """Give the exception that ``%time`` has shown and kept, as it does before IPython 9.4.
+
+    Args:
+        before: what :func:`last_shown` gave when the code began.
+    """
+    error = getattr(sys, "last_value", None)
+    if _version() >= (9, 4) or not isinstance(error, BaseException):
+        return None
+    mark = error.__dict__.get(_SEEN)
+    if mark is not None and mark <= before:
+        return None
+    links = entries_from_traceback(error.__traceback__)
+    is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
+    return error if is_timed else None
+
+
+def _version() -> tuple[int, ...]:
+    found: tuple[int, ...] = sys.modules["IPython"].version_info[:2]
+    return found

@@ -1,0 +1,104 @@
+"""Shows what a session found in the running shell: one display bundle for one report.
+
+The shell is only talked to, never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cudalens.render import renderer
+
+if TYPE_CHECKING:
+    from cudalens.core.report import Report
+    from cudalens.session.options import Options
+    from cudalens.session.session import CheckSession
+
+__all__ = ["finish", "publish"]
+
+WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
+_WIDGETS = 8
+
+
+def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:
+    """Show the report of a closed session, if there is one, and bind it as the user asked.
+
+    Args:
+        shell, session, options: of the check.
+        is_shown: whether a check inside this one has shown what left both.
+    """
+    if options.report is not None:
+        shell.user_ns[options.report] = session.report
+    if is_shown and not (session.swallowed or session.warnings):
+        return
+    if session.report is None or session.is_reminder:
+        return  # the exception's own note says what happened earlier
+    if session.swallowed:
+        print(f"cudalens: warning: {session.fate.warning()}", file=sys.stderr)
+    try:
+        publish(shell, session.report, widgets=options.widgets)
+    except Exception as error:
+        # The cell's own exception is on its way: ours must not take its place.
+        print(f"cudalens: the report could not be shown: {error!r}", file=sys.stderr)
+
+
+def publish(shell: Any, report: Report, *, widgets: bool) -> None:
+    """Show a report as one bundle of text, HTML and, where it can live, the interactive view."""
+    bundle: dict[str, Any] = dict(report._repr_mimebundle_())
+    # The name of the output, by which the view can be replaced with its static twins.
+    named = {"display_id": uuid.uuid4().hex}
+
+    def keep() -> None:
+        static = dict(report._repr_mimebundle_())
+        shell.display_pub.publish(data=static, metadata={}, transient=named, update=True)
+
+    view = _view(report, keep) if widgets and _has_widgets(shell) else {}
+    more = {"transient": named} if view else {}
+    shell.display_pub.publish(data=bundle | view, metadata={}, **more)
+
+
+def _view(report: Report, keep: Callable[[], None]) -> dict[str, Any]:
+    try:
+        model = renderer("widget")(report, keep=keep).model_id
+    except Exception as error:
+        # The static twins in the same bundle say everything: the view is a convenience.
+        print(f"cudalens: no interactive view here: {error!r}", file=sys.stderr)
+        return {}
+    return {WIDGET_TYPE: {"version_major": 2, "version_minor": 0, "model_id": model}}
+
+
+def _has_widgets(shell: Any) -> bool:
+    wish = os.environ.get("CUDALENS_WIDGETS")
+    return (
+        getattr(shell, "kernel", None) is not None
+        and wish != "0"
+        and (wish == "1" or (_is_attended(shell) and _has_new_widgets()))
+        and importlib.util.find_spec("cudalens.render.widget") is not None
+    )
+
+
+def _has_new_widgets() -> bool:
+    """Tell whether ipywidgets is the one that the lens was seen with; an older one may fail.
+
+    Seen so: JupyterLab 4 draws none of its widgets, and an error in place of the whole bundle.
+    """
+    try:
+        return int(importlib.metadata.version("ipywidgets").partition(".")[0]) >= _WIDGETS
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_attended(shell: Any) -> bool:
+    """Tell whether somebody sits at the front end: whoever can, says that input may be asked for.
+
+    nbclient, and with it papermill, nbconvert and nbval, say that it may not: there nobody would
+    ever see a view whose state lies in this kernel.
+    """
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    return bool((parent or {}).get("content", {}).get("allow_stdin", True))

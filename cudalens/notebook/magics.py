@@ -1,0 +1,251 @@
+"""The IPython front end: ``%cudacheck`` and ``%%cudacheck``.
+
+It parses, runs the cell inside a session and shows the session's report; it decides nothing.
+Loading it imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import needs_local_scope, no_var_expand
+
+from cudalens.notebook.cells import CellWatch, last_shown, shown_since
+from cudalens.notebook.display import finish, publish
+from cudalens.notebook.input_transform import MAGIC, rewritten
+from cudalens.notebook.run_cell import Unit, cell_unit, statement_unit
+from cudalens.session.options import (
+    Command,
+    Options,
+    OptionsError,
+    help_text,
+    joined,
+    split_line,
+    subcommand,
+)
+
+if TYPE_CHECKING:
+    from cudalens.core.report import Report
+    from cudalens.session.session import CheckSession
+
+__all__ = ["FrontEnd", "load", "unload"]
+
+HELP = help_text()
+
+_loaded: weakref.WeakKeyDictionary[Any, FrontEnd] = weakref.WeakKeyDictionary()
+
+
+def load(shell: Any) -> None:
+    """Register the magics with a shell; harmless when they are."""
+    if shell not in _loaded:
+        _loaded[shell] = FrontEnd(shell)
+        _loaded[shell].attach()
+
+
+def unload(shell: Any) -> None:
+    """Undo :func:`load` and everything that was turned on through the magics."""
+    front_end = _loaded.pop(shell, None)
+    if front_end is not None:
+        front_end.detach()
+
+
+class FrontEnd:
+    """The magics of one shell, and what the user turned on with them."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._watch = CellWatch(shell)
+        self._simulation: Any = None
+        """The simulation that ``%cudacheck simulate`` started, not one that was there before."""
+        self._hidden: dict[str, Any] = {}
+        """Magics of other people that ours replaced."""
+
+    def attach(self) -> None:
+        """Register magics, event callbacks and the input transformation."""
+        magics = self.shell.magics_manager.magics
+        self._hidden = {kind: magics[kind].get(MAGIC) for kind in ("line", "cell")}
+        for kind in magics:
+            magics[kind][MAGIC] = self.cudacheck
+        self._watch.attach()
+        self.shell.input_transformers_post.append(self._rewrite)
+
+    def detach(self) -> None:
+        """Take everything back."""
+        self._watch.detach()
+        self.shell.input_transformers_post.remove(self._rewrite)
+        magics = self.shell.magics_manager.magics
+        for kind, previous in self._hidden.items():
+            magics[kind].pop(MAGIC, None)
+            if previous is not None:
+                magics[kind][MAGIC] = previous
+        if self._simulation is not None:
+            self._simulation.stop()
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @needs_local_scope  # type: ignore[untyped-decorator]
+    def cudacheck(
+        self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the magic; IPython shows :data:`HELP` in place of this text."""
+        __tracebackhide__ = True
+        options, rest = _split(line)
+        if options.help or (cell is None and not line.strip()):
+            print(HELP)
+            return None
+        if cell is None:
+            return self._line(options, rest, local_ns)
+        if rest:
+            msg = f"%%{MAGIC} takes options only, not {rest!r}: put the code below it"
+            raise UsageError(msg)
+        if not cell.strip():
+            if options.report is not None:  # nothing is wrong, as in any good cell
+                self.shell.user_ns[options.report] = None
+            return None
+        _require_torch()
+        return self._checked(options, cell_unit(self.shell, self._watch.raw, line, cell))
+
+    cudacheck.__doc__ = HELP
+
+    def _line(self, options: Options, rest: str, local_ns: dict[str, Any] | None) -> Any:
+        __tracebackhide__ = True
+        if not rest:
+            msg = f"nothing to check: give a statement, or put %%{MAGIC} over a cell"
+            raise UsageError(msg)
+        command = subcommand(rest)
+        if command is not None:
+            return self._command(command, options)
+        _require_torch()
+        user_locals = self.shell.user_ns if local_ns is None else local_ns
+        return self._checked(options, statement_unit(self.shell, rest, user_locals))
+
+    def _command(self, command: Command, options: Options) -> None:
+        given, rest = _split(command.options)
+        if rest:
+            msg = f"%{MAGIC} {command.word} takes options only, not {rest!r}"
+            raise UsageError(msg)
+        if given.help:
+            print(HELP)
+            return
+        getattr(self, f"_do_{command.word}")(joined(options, given), command.argument)
+
+    def _checked(self, options: Options, unit: Unit) -> Any:
+        """Run under a session and show its report; an exception of the code passes through."""
+        __tracebackhide__ = True
+        self._watch.take_exceptions()
+        if unit.is_async:
+            return self._checked_async(options, unit)
+        session, is_shown = _session(options), False
+        shown = last_shown()
+        try:
+            with session:
+                value = unit.run()
+                session.kept = shown_since(shown)
+                is_shown = session.kept is not None and self._watch.note_explained(session.kept)
+                return value
+        except BaseException as error:
+            is_shown = self._watch.note_explained(error)
+            raise
+        finally:
+            finish(self.shell, session, options, is_shown=is_shown)
+
+    async def _checked_async(self, options: Options, unit: Unit) -> Any:
+        __tracebackhide__ = True
+        session, is_shown = _session(options), False
+        shown = last_shown()
+        try:
+            with session:
+                value = await unit.run_async()
+                session.kept = shown_since(shown)
+                is_shown = session.kept is not None and self._watch.note_explained(session.kept)
+                return value
+        except BaseException as error:
+            is_shown = self._watch.note_explained(error)
+            raise
+        finally:
+            finish(self.shell, session, options, is_shown=is_shown)
+
+    def _rewrite(self, lines: list[str]) -> list[str]:
+        return rewritten(self.shell, "".join(lines)).splitlines(keepends=True)
+
+    def _do_on(self, options: Options, argument: str) -> None:
+        _require_torch()
+        self._watch.always = options
+        print("cudacheck is on: every following cell is checked")
+
+    def _do_off(self, options: Options, argument: str) -> None:
+        self._watch.always = None
+        print("cudacheck is off")
+
+    def _do_status(self, options: Options, argument: str) -> None:
+        _require_torch()
+        from cudalens.session.status import status
+
+        print("every cell:   " + ("as it is" if self._watch.always is None else "checked"))
+        print(status())
+
+    def _do_last(self, options: Options, argument: str) -> None:
+        import cudalens
+
+        self._show_again(cudalens.last_report(), options, "no report yet")
+
+    def _do_explain(self, options: Options, argument: str) -> None:
+        _require_torch()
+        from cudalens.session.explain import explain
+
+        report = explain(self.shell.user_ns, getattr(sys, "last_value", None))
+        missing = "nothing to explain: no exception of torch was shown"
+        self._show_again(report, options, missing)
+
+    def _show_again(self, report: Report | None, options: Options, missing: str) -> None:
+        """Show, write and bind a report as the options of a check say."""
+        if report is None:
+            print(missing)
+        else:
+            from cudalens.session.exit import saved
+
+            report = saved(report, options.html, options.json)
+            publish(self.shell, report, widgets=options.widgets)
+        if options.report is not None:
+            self.shell.user_ns[options.report] = report
+
+    def _do_simulate(self, options: Options, argument: str) -> None:
+        from cudalens import simulate
+
+        if argument == "off":
+            running = simulate.current()
+            if running is not None:
+                running.stop()
+            print("no rehearsal device" if running is None else "rehearsal device off")
+            return
+        _require_torch()
+        try:
+            if simulate.current() is None:
+                self._simulation = simulate.start(announce=False)
+        except simulate.SimulationError as error:
+            raise UsageError(str(error)) from None
+        print(simulate.ANNOUNCEMENT)
+
+
+def _split(line: str) -> tuple[Options, str]:
+    try:
+        return split_line(line)
+    except OptionsError as error:
+        raise UsageError(str(error)) from None
+
+
+def _require_torch() -> None:
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        msg = f"cudalens needs torch, which cannot be imported here ({error})"
+        raise UsageError(msg) from None
+
+
+def _session(options: Options) -> CheckSession:
+    from cudalens.session.session import CheckSession
+
+    return CheckSession(**options.for_session())

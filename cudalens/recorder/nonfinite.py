@@ -1,0 +1,253 @@
+"""Find the op that made the first NaN or infinity, forward or backward.
+
+Each result is judged by its sum: one reduction and one number for the host.  Only when the sum is
+not finite are the values looked at, and only values that were not among the inputs count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core._python import Uninterrupted
+from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
+from cudalens.core.tensor_values import find_offenders, number
+from cudalens.recorder.arrivals import WATCHED, arrival, is_from_python
+
+OnNonFinite = Callable[[Any, Mapping[str, Any], Tensor, Violation], BaseException | None]
+MAX_INPUTS = 3
+_SOFTMAXES = frozenset({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"})
+MAX_KNOWN = 10_000
+"""So many tensors are known to be finite before those that died are forgotten."""
+
+
+class NonFiniteWatch:
+    """Called after each op; raises what ``on_found`` gives for the first op that makes one.
+
+    Args:
+        on_found: told of the op, its arguments by name, its result and the finding.
+        devices: device types to look at; all of them by default.
+    """
+
+    def __init__(self, on_found: OnNonFinite) -> None:
+        self._on_found = on_found
+        self._skipped: dict[Any, bool] = {}
+        self._finite: dict[int, ref[Tensor]] = {}
+        self.facts: tuple[tuple[str, str], ...] = (WATCHED,)
+        """What the cause rules may know: that there was a watch, and how the first NaN came."""
+        self._has_met_nan = False
+
+    def __call__(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Judge one call; a result that merely passes a non-finite input on is not its making."""
+        skip = self._skipped.get(op)
+        if skip is None:
+            skip = self._skipped[op] = _makes_no_values(op)
+        if skip:
+            return
+        with _torch.NoTorchFunction(), _torch.BelowAutograd():
+            if not _torch.has_dispatch_modes():
+                self._look(op, args, kwargs, result)
+                return
+            with Uninterrupted(), _torch.no_dispatch_modes():
+                self._look(op, args, kwargs, result)
+
+    def _look(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        for tensor in _floats((result,) if result is not None else args[:1]):
+            if _is_finite(tensor):
+                self._remember(tensor)
+            else:
+                with torch.no_grad():
+                    self._judge(op, args, kwargs, tensor)
+
+    def _judge(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+    ) -> None:
+        bad = ~torch.isfinite(result)
+        if not bool(bad.any()):
+            return
+        has_nan = bool(result.isnan().any())
+        if has_nan and not self._has_met_nan:
+            self._note_first(op, args, kwargs, result)
+        if _is_given(args, kwargs):
+            return
+        written = _written(op, args)
+        if not all(self._was_finite(item) for item in written.values()):
+            return  # overwritten in place: what it held before is gone
+        inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in written]
+        # NaN out of infinities is new; an infinity out of infinities is not.
+        if has_nan and any(bool(item.isnan().any()) for item in inputs):
+            return
+        if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
+            return
+        arguments = {
+            item.name: value for item, value in zip(op._schema.arguments, args, strict=False)
+        }
+        arguments.update(kwargs)
+        violation = _violation(op, arguments, result, bad)
+        error = self._on_found(op, arguments, result, violation)
+        if error is not None:
+            raise error
+
+    def _note_first(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+    ) -> None:
+        """Note how the first NaN came, where the op was given it."""
+        self._has_met_nan = True
+        changed = {id(item) for item in (result, *_floats(_targets(op, args, kwargs)))}
+        values = (*args, *kwargs.values())
+        inputs = [item for item in _floats(values) if id(item) not in changed]
+        bringing = [item for item in inputs if bool(item.isnan().any())]
+        is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
+        if bringing or is_typed or is_from_python(op):
+            with suppress(Exception):  # a user's module may refuse to name its parameters
+                self.facts = (WATCHED, *arrival(op, bringing))
+
+    def _remember(self, tensor: Tensor) -> None:
+        if len(self._finite) >= MAX_KNOWN:
+            self._finite = {key: item for key, item in self._finite.items() if item() is not None}
+        self._finite[id(tensor)] = ref(tensor)
+
+    def _was_finite(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor, or what it is a view of, was last seen with finite values."""
+        known = (tensor, _torch.base_of(tensor))
+        return any(
+            item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
+            for item in known
+        )
+
+
+def _makes_no_values(op: Any) -> bool:
+    """Views show old values, and memory that was only reserved holds anything."""
+    name = str(op._schema.name)
+    uninitialised = ("empty", "resize_", "new_empty", "set_", "record_stream")
+    is_view = bool(op.is_view) and not is_from_python(op)
+    return is_view or name.partition("::")[2].strip("_").startswith(uninitialised)
+
+
+def _floats(values: Iterable[Any]) -> list[Tensor]:
+    return [
+        item
+        for value in values
+        for item in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(item, Tensor) and _has_floats(item)
+    ]
+
+
+def _has_floats(tensor: Tensor) -> bool:
+    is_inexact = tensor.is_floating_point() or tensor.is_complex()
+    return bool(
+        is_inexact
+        and tensor.numel()
+        and tensor.device.type != "meta"
+        and tensor.layout == torch.strided
+        and _torch.is_plain(tensor)
+    )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    total = tensor.sum().item()
+    return math.isfinite(abs(total))
+
+
+def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether the caller asked for it: ``masked_fill(mask, -inf)``, ``full(…, nan)``."""
+    return any(
+        isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values())
+    )
+
+
+def _written(op: Any, args: tuple[Any, ...]) -> dict[int, Tensor]:
+    return {id(item): item for item in _targets(op, args, {}) if isinstance(item, Tensor)}
+
+
+def _targets(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Give the arguments that an op writes to."""
+    schema = op._schema.arguments
+    given = {item.name: value for item, value in zip(schema, args, strict=False)} | dict(kwargs)
+    written = [item.name for item in schema if item.alias_info and item.alias_info.is_write]
+    return [given[name] for name in written if name in given]
+
+
+def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tensor) -> Violation:
+    offenders = find_offenders(result.abs() if result.is_complex() else result, bad)
+    first = offenders.first[0]
+    at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
+    name = str(op._schema.name)
+    inputs = _inputs_at(arguments, result, first)
+    given = f" from {', '.join(map(' = '.join, inputs))}" if inputs else ""
+    return Violation(
+        guard="nonfinite",
+        op=name,
+        overload=str(op._overloadname),
+        argument="",
+        headline=f"{name} made {first.value} at {at or 'its result'}{given}",
+        explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(arguments)),
+        offenders=offenders,
+        bounds=Bounds(),
+        is_index=False,
+        is_nonfinite=True,
+        notes=(
+            *((f"nonfinite.{name}", value) for name, value in inputs),
+            *_masked_row(name, arguments, first),
+        ),
+    )
+
+
+def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
+    """Say how much of the result is bad; a NaN may be new where infinities came in."""
+    none_before = "none of them was" if offenders.count > 1 else "it was not"
+    before = f"{none_before} among the inputs."
+    if has_infinite_inputs:
+        before = "the inputs held infinities, but no NaN."
+    if offenders.total == 1:
+        return f"The result is not finite, and {before}"
+    verb = "is" if offenders.count == 1 else "are"
+    return (
+        f"{offenders.count} of {offenders.total} values of the result {verb} not finite, and "
+        f"{before}"
+    )
+
+
+def _has_infinity(arguments: Mapping[str, Any]) -> bool:
+    return any(bool(item.isinf().any()) for item in _floats(arguments.values()))
+
+
+def _masked_row(
+    name: str, arguments: Mapping[str, Any], first: Offender
+) -> tuple[tuple[str, str], ...]:
+    """Note that a softmax was given a row of -inf alone: every place of it was masked."""
+    scores, dim = arguments.get("self"), arguments.get("dim")
+    if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
+        return ()
+    at: list[Any] = list(first.position)
+    if not at:
+        return ()
+    at[dim] = slice(None)
+    row = scores[tuple(at)]
+    return (("nonfinite.row", "masked"),) if bool(row.isneginf().all()) else ()
+
+
+def _inputs_at(
+    arguments: Mapping[str, Any], result: Tensor, first: Offender
+) -> list[tuple[str, str]]:
+    """Give the inputs at the first offending position, where they can be lined up with it."""
+    found = []
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.numel() and _torch.is_plain(value):
+            try:
+                at = value.expand(result.shape)[first.position]
+            except RuntimeError:  # a matrix product has no input at a position of its result
+                continue
+            found.append((name, str(number(at.item()))))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found.append((name, str(value)))
+    return found[:MAX_INPUTS]

@@ -1,0 +1,191 @@
+"""Read what CUDA prints on file descriptor 2 while a checked block runs.
+
+Device-side assertions never reach Python: the driver writes them to the process's error stream.
+The stream is led through ``tee``, a process of its own, so everything still arrives where it was
+meant to go, at once, and even when this process is aborted in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import IO
+
+from cudalens.core.device_asserts import AssertLine, fold
+
+STDERR = 2
+MAX_BYTES = 1 << 20
+"""The first and the last half of this many bytes are kept of what was printed."""
+_PATIENCE_S = 0.25
+_POLL_S = 0.002
+
+
+class DeviceText:
+    """Copies file descriptor 2 while it is open; :meth:`text` gives the assertions among it.
+
+    Raises:
+        OSError: on entry, when the descriptor cannot be led elsewhere here.
+    """
+
+    def __init__(self) -> None:
+        self._saved: int | None = None
+        self._copy: IO[bytes] | None = None
+        self._tee: subprocess.Popen[bytes] | None = None
+        self._raw = b""
+        self._asserts: tuple[AssertLine, ...] = ()
+
+    def __enter__(self) -> DeviceText:
+        """Lead the descriptor through tee."""
+        program = shutil.which("tee")
+        if program is None:
+            msg = "there is no tee program on this system"
+            raise OSError(msg)
+        try:
+            self._saved = os.dup(STDERR)
+            # A file without a name: nothing is left of it however this process ends.
+            self._copy = tempfile.TemporaryFile("a+b")
+            if not _opens_again(self._copy.fileno()):
+                self._copy.close()
+                self._copy = os.fdopen(os.memfd_create("cudalens"), "a+b")
+            self._lead_through(program, self._copy.fileno())
+        except BaseException:
+            self._drop()
+            raise
+        return self
+
+    def _lead_through(self, program: str, copy: int) -> None:
+        assert self._saved is not None
+        read_end, write_end = _channel(self._saved)
+        try:
+            self._tee = subprocess.Popen(
+                [program, "-a", _path_of(copy)],
+                pass_fds=(copy,),
+                stdin=read_end,
+                stdout=self._saved,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt is meant for the cell, not for tee
+            )
+            _flush()
+            os.dup2(write_end, STDERR)
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the descriptor back; what was read stays readable."""
+        if self._saved is None:
+            return
+        _flush()
+        os.dup2(self._saved, STDERR)
+        if self._tee is not None:
+            # A program that the cell started may hold the stream open: tee then goes on for it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._tee.wait(timeout=_PATIENCE_S)
+        self._raw, self._asserts = self._read(), self._fold()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._saved is not None:
+            os.close(self._saved)
+            self._saved = None
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
+    def _read(self) -> bytes:
+        if self._copy is None:
+            return self._raw
+        size = os.fstat(self._copy.fileno()).st_size
+        self._copy.seek(0)
+        if size <= MAX_BYTES:
+            return self._copy.read()
+        head = self._copy.read(MAX_BYTES // 2)
+        self._copy.seek(size - MAX_BYTES // 2)
+        return head + b"\n" + self._copy.read()
+
+    def _fold(self) -> tuple[AssertLine, ...]:
+        """Fold everything that was printed, also what is too much to keep."""
+        if self._copy is None:
+            return self._asserts
+        self._copy.seek(0)
+        return fold(line.decode("utf-8", errors="replace") for line in self._copy)
+
+    def raw(self) -> str:
+        """Give what was printed so far, up to a limit; waits a moment for what is on its way."""
+        self._arrive()
+        self._raw = self._read()
+        return self._raw.decode("utf-8", errors="replace")
+
+    def text(self, *, is_expected: bool = False) -> str | None:
+        """Give the assertion lines, equal ones folded into one; ``None`` when there are none.
+
+        Args:
+            is_expected: wait a moment for the first of them: an assert is known to have happened.
+        """
+        self._arrive()
+        self._asserts = self._fold()
+        deadline = time.monotonic() + (_PATIENCE_S if is_expected else 0)
+        while not self._asserts and self._copy is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self._asserts = self._fold()
+        return "\n".join(item.text() for item in self._asserts) or None
+
+    def _arrive(self) -> None:
+        """Wait a moment for what is on its way through the channel."""
+        if self._copy is None:
+            return
+        _flush()
+        size, deadline = -1, time.monotonic() + _PATIENCE_S
+        quiet = 0
+        while quiet < 3 and time.monotonic() < deadline:
+            now = os.fstat(self._copy.fileno()).st_size
+            quiet = quiet + 1 if now == size else 0
+            size = now
+            time.sleep(_POLL_S)
+
+
+def _path_of(descriptor: int) -> str:
+    return f"/dev/fd/{descriptor}"
+
+
+def _opens_again(descriptor: int) -> bool:
+    """Tell whether tee can open the file: some sandboxes refuse one that has no name."""
+    try:
+        os.close(os.open(_path_of(descriptor), os.O_WRONLY | os.O_APPEND))
+    except OSError:
+        # A system without files in memory gets what it has.
+        return not hasattr(os, "memfd_create")
+    return True
+
+
+def _channel(original: int) -> tuple[int, int]:
+    """Give a read and a write end; a terminal is replaced by a terminal, so that programs that ask
+    whether they write to one go on as before."""
+    if not os.isatty(original):
+        return os.pipe()
+    import termios
+    import tty
+
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    with contextlib.suppress(OSError, termios.error):
+        termios.tcsetwinsize(slave, termios.tcgetwinsize(original))
+    return master, slave
+
+
+def _flush() -> None:
+    for stream in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):  # a closed or replaced stream has nothing to flush
+            if stream is not None:
+                stream.flush()

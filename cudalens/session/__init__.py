@@ -1,0 +1,1 @@
+"""Opens, closes and concludes a checked block; the public functions.  The only wiring."""

@@ -1,0 +1,168 @@
+"""The exception that left a checked block: make its report, complete it, attach it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cudalens.core.errors import DeviceAssertError, NonFiniteError
+from cudalens.core.report import Evidence, Report
+from cudalens.diagnosis import fallback
+from cudalens.diagnosis.diagnose import diagnose, message, note
+from cudalens.diagnosis.host_errors import REFUSED
+from cudalens.evidence import exception, host_value, lost_context
+from cudalens.evidence.call_stack import locate, traceback_frames, trim
+from cudalens.evidence.distributions import CHECKED
+from cudalens.evidence.finding import Limits, error_facts, timed
+from cudalens.source.locate import CallSite
+
+
+def explained(
+    error: BaseException,
+    recorder: Any,
+    device_text: Any,
+    started: float,
+    *,
+    was_lost: bool = False,
+) -> Report | None:
+    """Explain an exception of torch's, and note in one line on it what the report says.
+
+    Args:
+        recorder, device_text: of the block, ``None`` where there was none.
+        started: when the work on the report began, on the performance counter.
+        was_lost: whether the device could not be used before the block began.
+
+    Returns:
+        ``None`` when the exception is none of torch's business.  When an earlier failure ended the
+        device's context, the report of that one.
+    """
+    if not isinstance(error, Exception) or not exception.concerns_torch(error):
+        return None
+    known = getattr(error, "__cudalens_report__", None)
+    if isinstance(known, Report):
+        return known  # a session inside this one has said it all
+    limits = Limits()
+    earlier = limits.attempt("earlier failure", lambda: _earlier(error), None)
+    if earlier is not None:
+        return _attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
+
+    def full() -> Report:
+        evidence = exception.evidence_of_error(
+            error, None if was_lost else recorder, device_text, was_lost=was_lost
+        )
+        if not was_lost:
+            waits = recorder is not None and recorder.is_synchronous
+            told = ("check.waits", "yes" if waits else "no")
+            evidence = replace(evidence, facts=(*evidence.facts, told))
+        seen = limits.attempt(
+            "value", lambda: host_value.with_observed_value(evidence, error, recorder), None
+        )
+        if seen is not None:
+            return _of_value(timed(seen, started))
+        return diagnose(timed(evidence, started))
+
+    report = limits.attempt("diagnosis", full, fallback.of_error(error_facts(error)))
+    said = f"cudalens: {report.headline}"
+    line = limits.attempt("note", lambda: note(report), said)
+    return _attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
+
+
+def is_answer(error: BaseException, finding: Report) -> bool:
+    """Tell whether ``error`` was raised while the exception of ``finding`` was being handled."""
+    return _leads_to(finding, error, "__context__")
+
+
+def retold(error: BaseException, finding: Report) -> bool:
+    """Tell whether a library puts ``finding`` in its own words, and note then which it means.
+
+    It says so itself, with ``raise … from …``.
+    """
+    if not _leads_to(finding, error, "__cause__") or not exception.concerns_torch(error):
+        return False
+    if not hasattr(error, "__cudalens_report__"):
+        said = f"cudalens: {finding.headline}"
+        _attached(error, finding, Limits().attempt("note", lambda: note(finding), said))
+    return True
+
+
+def relayed(error: DeviceAssertError | NonFiniteError, findings: Iterable[Report]) -> Report | None:
+    """Find the finding whose words are in ``error``: torch raises what a replica raised anew."""
+    return next((item for item in findings if message(item) in str(error)), None)
+
+
+def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
+    met: dict[int, BaseException] = {}
+    following = getattr(error, link)
+    while following is not None and id(following) not in met:
+        if getattr(following, "report", None) is finding:
+            return True
+        met[id(following)] = following
+        following = getattr(following, link)
+    return False
+
+
+def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Report:
+    """Fill in, from the traceback, what could not be seen where the guard fired."""
+    trim(error)
+    if report.source is not None or error.report is not report:
+        return report
+    entries = list(traceback_frames(error.__traceback__))
+    site = Limits().attempt("source", lambda: locate(entries, {}), CallSite())
+    is_relayed = str(error) != message(report)
+    report = replace(
+        report,
+        source=site.source,
+        frames=site.frames or report.frames,
+        op=replace(report.op, api=report.op.api or site.api),
+    )
+    if not is_relayed:
+        error.args = (message(report), *error.args[1:])
+    error.report = report
+    return report
+
+
+def destination(name: str | Path) -> Path:
+    """Give the whole path that a name means now: the block may leave the directory."""
+    return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  Path's raises without a home
+
+
+def saved(report: Report, html: str | Path | None, json: str | Path | None) -> Report:
+    """Write a report to files; what could not be written becomes a limit of it.
+
+    The option says the form, whatever the file is called.
+    """
+    for name, form in ((html, Report.to_html), (json, Report.to_json)):
+        if name is None:
+            continue
+        path = destination(name)
+        try:
+            path.write_text(form(report), encoding="utf-8")
+        except Exception as trouble:  # a view that fails must not hide the user's error
+            line = f"{path.name} was not written: {trouble}"
+            report = replace(report, limits=(*report.limits, line))
+    return report
+
+
+def _of_value(evidence: Evidence) -> Report:
+    """Describe a value that the host refused as a guard would, and say that the host did."""
+    report = diagnose(evidence)
+    why = evidence.violation.explanation if evidence.violation is not None else ""
+    if evidence.fact(CHECKED) is None:
+        why = f"{why} {REFUSED}".strip()
+    return replace(report, kind="host_error", explanation=why)
+
+
+def _earlier(error: BaseException) -> Report | None:
+    """Give the report of the failure that this one only repeats."""
+    if not lost_context.is_lost(error_facts(error)):
+        return None
+    return lost_context.end()
+
+
+def _attached(error: BaseException, report: Report, line: str) -> Report:
+    error.add_note(line)
+    error.__cudalens_report__ = report  # type: ignore[attr-defined]
+    return report

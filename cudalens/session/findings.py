@@ -1,0 +1,146 @@
+"""What one checked block has found: the first findings whole, all of them counted, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from cudalens.core.report import Report
+
+__all__ = ["MAX_FINDINGS", "Fate", "Tally"]
+
+MAX_FINDINGS = 20
+"""Findings of one block that are kept whole; further ones are only counted."""
+_MAX_NAMED = 5
+
+_Entry = tuple[str, str]
+
+
+class _Series:
+    """Findings of one sort: the first few whole, those behind the first by their headlines."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[Report, ...] = ()
+        self.count = 0
+        self.later: Counter[_Entry] = Counter()
+        self.last: Report | None = None
+
+    def add(self, report: Report) -> None:
+        if self.count and (len(self.later) < MAX_FINDINGS or _entry(report) in self.later):
+            self.later[_entry(report)] += 1
+        self.count, self.last = self.count + 1, report
+        if len(self.kept) < MAX_FINDINGS:
+            self.kept = (*self.kept, report)
+
+
+class Tally:
+    """The findings of one block: those that were raised, and the silent ones, once a line."""
+
+    def __init__(self) -> None:
+        self._raised = _Series()
+        self._silent = _Series()
+        self._silent_places: set[object] = set()
+
+    @property
+    def raised(self) -> tuple[Report, ...]:
+        """The first findings that were raised, whole."""
+        return self._raised.kept
+
+    @property
+    def silent(self) -> tuple[Report, ...]:
+        """The first silent findings, whole."""
+        return self._silent.kept
+
+    def add(self, report: Report) -> None:
+        """Take a finding in."""
+        if report.kind != "silent":
+            self._raised.add(report)
+            return
+        place = (report.op, report.source, report.argument)
+        if place not in self._silent_places:
+            self._silent_places.add(place)
+            self._silent.add(report)
+
+    def has(self, report: Report) -> bool:
+        """Tell whether this very finding was taken in: one that is kept, or the last."""
+        known = (*self.raised, self._raised.last)
+        return id(report) in [id(item) for item in known]
+
+    def fired(self) -> str:
+        """Say how often a guard fired."""
+        count = self._raised.count
+        return f"a guard fired {'once' if count == 1 else f'{count} times'}"
+
+    def others(self, shown: Report, error: Report | None) -> str:
+        """Count and list, in one sentence, what was found besides ``shown``; empty when nothing.
+
+        Args:
+            shown: the report of the block.
+            error: that of the exception which left the block, when torch raised it.
+        """
+        entries: Counter[_Entry] = Counter()
+        number = 0
+        if error is not None and error is not shown:
+            entries[_entry(error)] += 1
+            number += 1
+        for series in (self._raised, self._silent):
+            number += series.count
+            for first in series.kept[:1]:
+                if first is shown:
+                    number -= 1
+                else:
+                    entries[_entry(first)] += 1
+            entries.update(series.later)
+        return f"{number} more in this cell: {_listed(entries, shown.kind)}." if number else ""
+
+
+def _entry(report: Report) -> _Entry:
+    return report.kind, report.headline.rstrip(".")
+
+
+def _listed(entries: Counter[_Entry], kind: str) -> str:
+    """Name the first few, each with how often, and with its kind where that is not ``kind``."""
+    lines = []
+    for (other, headline), times in list(entries.items())[:_MAX_NAMED]:
+        named = headline if other == kind else f"{_spoken(other)}: {headline}"
+        lines.append(named if times == 1 else f"{named} ({times} times)")
+    return "; ".join(lines)
+
+
+def _spoken(kind: str) -> str:
+    return kind.replace("_", " ").replace("cuda", "CUDA")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fate:
+    """What became of a finding that did not leave its block.
+
+    An except clause, ``contextlib.suppress`` or a ``finally`` that returns: no word says which.
+    """
+
+    is_of_thread: bool = False
+    """Whether it was made in another thread than the block's."""
+    other: str | None = None
+    """The kind of the exception that left the block in its place."""
+    is_answer: bool = False
+    """Whether that exception was raised while the finding was being handled."""
+
+    def sentence(self) -> str:
+        """Say it in a report, without the full stop."""
+        then = f", and {self.other} was raised" if self.other else ""
+        if self.is_of_thread:
+            return f"It was raised in another thread, and did not leave the block{then}"
+        if self.is_answer:
+            return f"{self.other} was raised while it was being handled"
+        return f"The block handled it{then}{' later' * bool(self.other)}"
+
+    def warning(self) -> str:
+        """Say it above a report that is shown in a notebook."""
+        if self.is_of_thread:
+            then = f", which raised {self.other}" if self.other else ""
+            return f"this error was raised in another thread and did not leave the cell{then}"
+        if self.other is None:
+            return "the cell handled this error and ran on"
+        if self.is_answer:
+            return f"{self.other} was raised while this error was being handled"
+        return f"the cell handled this error; {self.other} was raised later"

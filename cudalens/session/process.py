@@ -1,0 +1,60 @@
+"""Guards for the whole process, as users switch them: install, uninstall, guard, register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cudalens import guards
+from cudalens.core.report import Report
+from cudalens.evidence.finding import on_violation
+from cudalens.guards.interceptor import Interceptor
+from cudalens.guards.process import PROCESS
+
+
+def acquire() -> None:
+    """Want the guards once more; :meth:`PROCESS.release` undoes it."""
+    PROCESS.acquire(lambda devices: Interceptor(on_violation, PROCESS.trouble, devices=devices))
+
+
+def install() -> None:
+    """Install the guards for the whole process and all its threads; calls nest."""
+    acquire()
+
+
+def uninstall() -> None:
+    """Undo one :func:`install`; harmless when there was none."""
+    PROCESS.release()
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Install the guards for the duration of a block, in all threads."""
+    acquire()
+    try:
+        yield
+    finally:
+        PROCESS.release()
+
+
+def last_report() -> Report | None:
+    """Give the report of the last finding or failure of this process."""
+    return PROCESS.last
+
+
+def register_guard(op: Any, check: Callable[..., Any]) -> None:
+    """Add a guard of your own for an op of your own; it acts at once where guards are installed.
+
+    Args:
+        op: ``"mylib::lookup"``, an overload such as ``torch.ops.mylib.lookup.default``, or what
+            ``torch.library.custom_op`` returned.
+        check: takes arguments of the op by their schema names; returns ``None`` when all is well,
+            else a sentence or a :class:`cudalens.core.report_types.Violation`.
+
+    Raises:
+        GuardRegistrationError: there is no such op, it has no argument of that name, or ``check``
+            is no function.
+    """
+    guards.register(op, check)
+    PROCESS.refresh()

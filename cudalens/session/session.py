@@ -1,0 +1,299 @@
+"""The checked block: what ``%%cudacheck`` and ``cudalens.check()`` do, wired together here only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cudalens.core import snapshots
+from cudalens.core._python import Uninterrupted
+from cudalens.core.errors import DeviceAssertError, NonFiniteError
+from cudalens.core.report import Report
+from cudalens.diagnosis import fallback
+from cudalens.evidence import lost_context
+from cudalens.evidence.call_stack import hide_own_frames
+from cudalens.evidence.finding import on_nonfinite
+from cudalens.guards.process import PROCESS
+from cudalens.session import process
+from cudalens.session.exit import (
+    completed,
+    destination,
+    explained,
+    is_answer,
+    relayed,
+    retold,
+    saved,
+)
+from cudalens.session.findings import MAX_FINDINGS, Fate, Tally
+
+
+class CheckSession:
+    """One checked block of code: guards, recorder and synchronous CUDA while it is open.
+
+    Args:
+        fast: guards only; no recorder, no synchronisation.
+        nan: also stop at the first op that makes a NaN or an infinity of finite inputs.
+        sync: synchronise after each op on an accelerator, so that a fault names its op.
+        max_ops: how many of the last ops the recorder keeps.
+        html, json: files to write the report to, when there is one.
+        force_eager: run compiled functions eagerly inside the block.
+        widgets: whether a front end may show the interactive view.
+    """
+
+    def __init__(
+        self,
+        *,
+        fast: bool = False,
+        nan: bool = False,
+        sync: bool = True,
+        max_ops: int = 4096,
+        html: str | Path | None = None,
+        json: str | Path | None = None,
+        force_eager: bool = True,
+        widgets: bool = True,
+    ) -> None:
+        _require_positive(max_ops)
+        self.fast = fast
+        self.nan = nan
+        self.sync = sync
+        self.max_ops = max_ops
+        self.widgets = widgets
+        self.force_eager = force_eager
+        self._files = [name and destination(name) for name in (html, json)]
+        self._stack = ExitStack()
+        self.troubles: list[str] = []
+        """What failed in the check itself, one line each; a report has them as ``limits``."""
+        self._tally = Tally()
+        self.recorder: Any = None
+        self.device_text: Any = None
+        self.report: Report | None = None
+        self.swallowed = False
+        self.fate = Fate()
+        """What became of the first finding, when it was swallowed."""
+        self._is_of_thread = False
+        self._thread = 0
+        self.is_reminder = False
+        """Whether the report is that of an earlier block, which ended the device's context."""
+        self._was_lost = False
+        self._told_before: Report | None = None
+        self.kept: BaseException | None = None
+        """An exception that ended the block's code and was shown, yet does not leave the block."""
+
+    @property
+    def findings(self) -> tuple[Report, ...]:
+        """The first findings of the block that were raised, whether or not they left it."""
+        return self._tally.raised
+
+    @property
+    def warnings(self) -> tuple[Report, ...]:
+        """The first silent findings of the block, one for each line."""
+        return self._tally.silent
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def open(self) -> CheckSession:
+        """Install everything; what was installed is removed again when a part of it fails."""
+        self._tally, self.report = Tally(), None
+        self.is_reminder, self._thread = False, threading.get_ident()
+        self.swallowed, self.fate = False, Fate()
+        self._told_before = lost_context.end()
+        self.troubles.clear()
+        try:
+            with Uninterrupted():
+                self._install(self._stack)
+        except BaseException:
+            with Uninterrupted():
+                self._stack.close()
+            raise
+        return self
+
+    def _install(self, stack: ExitStack) -> None:
+        stack.callback(PROCESS.listen(self))
+        process.acquire()
+        stack.callback(PROCESS.release)
+        if not self.fast or self.nan:  # the watch for NaN stands in the recorder
+            self._enter_recording(stack)
+        # Waiting, as after each op: what was launched before must not be blamed on this block.
+        probe = partial(lost_context.probe, wait=self.sync and not self.fast)
+        self._was_lost = self._attempt("device", probe) is not None
+
+    def _enter_recording(self, stack: ExitStack) -> None:
+        from cudalens.recorder import Recorder
+        from cudalens.recorder.eager import EagerCompiler
+        from cudalens.recorder.nonfinite import NonFiniteWatch
+        from cudalens.recorder.stderr import DeviceText
+
+        self.device_text = self._optional(stack, "device text", DeviceText)
+        if self.force_eager:
+            self._optional(stack, "eager mode", EagerCompiler)
+        watch = NonFiniteWatch(on_nonfinite) if self.nan else None
+        make = partial(
+            Recorder,
+            max_ops=self.max_ops,
+            sync=self.sync and not self.fast,
+            watch=watch,
+            # Naming modules takes a hook, and under any global hook compiled modules run eagerly.
+            modules=self.force_eager,
+            is_fatal=lost_context.is_fatal,
+        )
+        self.recorder = self._optional(stack, "recorder", make)
+
+    def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
+        # A cell runs without what cannot be opened, and the report says so.
+        return self._attempt(what, lambda: stack.enter_context(make()))
+
+    def _attempt(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as trouble:  # our failure must not hide the user's
+            self.trouble(fallback.trouble_line(what, trouble))
+            return None
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Remove everything, and make the report when something is wrong.
+
+        Args:
+            error: the exception that left the block, if one did; it is never swallowed.
+        """
+        self.__exit__(None, error, None)
+
+    def _close(self, error: BaseException | None) -> None:
+        started = time.perf_counter()
+        report = None
+        try:
+            report = self._conclude(error, started)
+        except Exception as trouble:  # our failure must not hide the user's
+            self.trouble(fallback.trouble_line("conclusion", trouble))
+            report = self.findings[0] if self.findings else None
+        finally:
+            self._remove()
+        if error is not None:
+            self._attempt("traceback", partial(hide_own_frames, error))
+            self._attempt("variables", partial(snapshots.forget, error))
+        if report is not None:
+            limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
+            self._publish(saved(replace(report, limits=limits), *self._files), error)
+
+    def _remove(self) -> None:
+        for line in self.recorder.limits if self.recorder is not None else ():
+            self.trouble(line)
+        with Uninterrupted():
+            self._attempt("removal", self._stack.close)
+        self.recorder = None
+
+    def __enter__(self) -> CheckSession:
+        """Open the session."""
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the session; the exception goes on."""
+        kept, self.kept = self.kept, None
+        try:
+            self._close(kept if error is None else error)
+        finally:
+            self._remove()  # once more: an interrupt may have come where it began
+
+    # --- listening -------------------------------------------------------------------------------
+
+    def found(self, report: Report) -> None:
+        """Take note of a finding; called by the guards, from any thread."""
+        if report.kind != "silent" and not self.findings:
+            self._is_of_thread = threading.get_ident() != self._thread
+        self._tally.add(report)
+
+    def trouble(self, line: str) -> None:
+        """Take note of a failure of our own, once."""
+        if line not in self.troubles and len(self.troubles) < MAX_FINDINGS:
+            self.troubles.append(line)
+
+    # --- conclusion ------------------------------------------------------------------------------
+
+    def _conclude(self, error: BaseException | None, started: float) -> Report | None:
+        own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
+        if own is not None and own.report is None:
+            own.report = relayed(own, self.findings)
+        if own is not None and own.report is not None and not self._tally.has(own.report):
+            self.found(own.report)  # it came to nobody, or to a session inside this one
+        first = self.findings[0] if self.findings else None
+        self.swallowed = first is not None and (own is None or own.report is not first)
+        other = None
+        if own is None or first is None:
+            other = self._explained(error, started) or self._explained(self._late(error), started)
+        self.is_reminder = first is None and other is not None and other is self._told_before
+        shown = next(filter(None, (first, other, *self.warnings[:1])), None)
+        if shown is None or self.is_reminder:
+            return shown
+        said = [shown.explanation]
+        if first is not None and self.swallowed:
+            said.append(f"{self._fate_of(first, error).sentence()}; {self._tally.fired()}.")
+        said.append(self._tally.others(shown, other))
+        if own is not None and shown is first:
+            shown = completed(own, shown)
+        if other is not None and other.context_usable is False:
+            shown = replace(shown, context_usable=False)
+        return replace(shown, explanation=" ".join(filter(None, said)))
+
+    def _explained(self, error: BaseException | None, started: float) -> Report | None:
+        """Report an exception that is no finding; after a finding it must be remembered here."""
+        if error is None or (self.findings and retold(error, self.findings[0])):
+            return None
+        recorded = (self.recorder, self.device_text)
+        report = explained(error, *recorded, started, was_lost=self._was_lost)
+        if report is not None and self.findings:
+            if report is lost_context.end():
+                return None  # an earlier block has reported it
+            self._attempt("memory", partial(lost_context.remember, report))
+        return report
+
+    def _fate_of(self, finding: Report, error: BaseException | None) -> Fate:
+        self.fate = Fate(
+            is_of_thread=self._is_of_thread,
+            other=None if error is None else type(error).__name__,
+            is_answer=error is not None and is_answer(error, finding),
+        )
+        return self.fate
+
+    def _publish(self, report: Report, error: BaseException | None) -> None:
+        """Make this the report of the session, of the process and of the exception."""
+        self.report = PROCESS.last = report
+        if not self.is_reminder:
+            self._attempt("memory", partial(lost_context.remember, report))
+        known = getattr(error, "__cudalens_report__", None)
+        if self.swallowed and known is not self.findings[0]:
+            return  # the exception is another matter, and has a report of its own
+        if isinstance(error, (DeviceAssertError, NonFiniteError)):
+            error.report = self.report
+        elif known is not None:
+            error.__cudalens_report__ = self.report  # type: ignore[union-attr]
+
+    def _late(self, raised: BaseException | None) -> BaseException | None:
+        """Wait for the device: a fault of this block must not be blamed on the next."""
+        if not self.sync or self.recorder is None or (raised is not None and self._was_lost):
+            return None
+        if not isinstance(raised, Exception | None) and not self.recorder.is_over:
+            return None  # who interrupts does not want to wait; a device that is lost answers
+        try:
+            self.recorder.synchronize()
+        except Exception as error:
+            return error
+        return None
+
+
+def _require_positive(max_ops: object) -> None:
+    told = f"max_ops = {max_ops!r}: the recorder keeps a whole number of ops, at least one"
+    if not isinstance(max_ops, int):
+        raise TypeError(told)
+    if max_ops < 1:
+        raise ValueError(told)

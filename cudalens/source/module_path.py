@@ -1,0 +1,78 @@
+"""Where in the model it happened: the path of the module that was running.
+
+Modules are read as they are stored; nothing of theirs is called, so a module with a broken
+``__getattr__`` or a ``named_modules`` of its own does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cudalens.source.safe_eval import is_module, registered
+from cudalens.source.stack import Place
+
+_MAX_MODULES = 200_000
+
+
+class ModulePath(NamedTuple):
+    """The path below the outermost running module, and the class of the innermost one."""
+
+    path: str | None = None
+    type_name: str | None = None
+
+
+def running_modules(
+    places: Sequence[Place], is_module: Callable[[object], bool] = is_module
+) -> list[object]:
+    """Give the modules whose methods are on the stack, outermost first, each once in a row."""
+    found: list[object] = []
+    for place in places:
+        if place.code.co_argcount == 0 or place.code.co_varnames[0] != "self":
+            continue
+        owner = place.variables.get("self")
+        if is_module(owner) and not (found and found[-1] is owner):
+            found.append(owner)
+    return found
+
+
+def module_path(
+    places: Sequence[Place], is_module: Callable[[object], bool] = is_module
+) -> ModulePath:
+    """Name the innermost running module by its path below the outermost one.
+
+    The path is ``None`` when both are the same.  A module that the outermost one does not hold
+    is left to the nearest module around it that has a path.
+    """
+    stack = running_modules(places, is_module)
+    if not stack:
+        return ModulePath()
+    paths = _paths(stack[0], wanted={id(module) for module in stack})
+    path = next(paths[id(module)] for module in reversed(stack) if id(module) in paths)
+    return ModulePath(path or None, type(stack[-1]).__name__)
+
+
+def path_below(root: object, module: object) -> str | None:
+    """Give the path of a module below another: empty for itself, ``None`` if it is not there."""
+    return _paths(root, wanted={id(module)}).get(id(module))
+
+
+def _paths(root: object, wanted: set[int]) -> dict[int, str]:
+    """Give the paths of the wanted modules below ``root``, in the order of ``named_modules``."""
+    paths: dict[int, str] = {}
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting and len(seen) < _MAX_MODULES and len(paths) < len(wanted):
+        path, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if id(module) in wanted:
+            paths[id(module)] = path
+        children = [
+            (f"{path}.{name}" if path else name, child)
+            for name, child in registered(module, "_modules").items()
+            if child is not None
+        ]
+        waiting.extend(reversed(children))
+    return paths

@@ -1,0 +1,264 @@
+"""The syntax that a stack entry is running: its expression, its statement, their text.
+
+Since Python 3.11 each instruction knows the columns that it came from, so the expression is found
+by position.  It is accepted only when its kind fits the running instruction and its names are
+names of the running code: a file that changed since it was imported gives no expression.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cudalens.core.parsing import parse
+from cudalens.source.files import source_lines, typed_line
+from cudalens.source.stack import Place, Position
+
+Span: TypeAlias = tuple[int, int, int]
+"""Line, first column and end column, in characters."""
+
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_ELSEWHERE = (ast.stmt, ast.ExceptHandler, ast.match_case, *_SCOPES)
+_SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
+_NO_CALL = ("CALL_INTRINSIC",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What a stack entry is running; ``None`` where its source does not tell."""
+
+    place: Place
+    lines: Sequence[str] = ()
+    node: ast.AST | None = None
+    """The running expression: a call, a subscript, an operation."""
+    parents: tuple[ast.AST, ...] = ()
+    """From the module down to the parent of ``node``."""
+    statement: ast.stmt | None = None
+
+    @property
+    def scope(self) -> ast.AST | None:
+        """The largest piece around ``node`` whose names mean what they mean in this frame."""
+        inner = self.node
+        for parent in reversed(self.parents):
+            if isinstance(parent, _SCOPES):
+                return inner
+            if isinstance(parent, ast.stmt):
+                return parent
+            inner = parent
+        return self.statement
+
+    @property
+    def text(self) -> str | None:
+        """The first line of the running statement, stripped."""
+        line = self.place.lineno
+        if self.statement is not None and not _in_decorator(self.statement, line):
+            line = self.statement.lineno
+        text = line_text(self.lines, line)
+        return text and typed_line(self.place.filename, self.lines, line).strip()
+
+    @property
+    def call_text(self) -> str | None:
+        """The running expression on one line; the whole assignment when it is the target."""
+        node = self.node
+        if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+            node = self.statement
+        return None if node is None else text_of(node, self.lines)
+
+
+def running(place: Place) -> Running:
+    """Find what an entry of the stack is running."""
+    lines = source_lines(place.filename)
+    if not lines:
+        return Running(place=place)
+    try:
+        tree = parse("\n".join(lines))
+    except (SyntaxError, ValueError):
+        return Running(place=place, lines=lines)
+    position = place.position
+    path = () if position is None else _path_to(tree, position, place)
+    if not path:
+        statement = _statement_at(tree, place.lineno)
+        return Running(place=place, lines=lines, statement=statement)
+    *parents, node = path
+    statements = [item for item in path if isinstance(item, ast.stmt)]
+    return Running(
+        place=place,
+        lines=lines,
+        node=node,
+        parents=tuple(parents),
+        statement=statements[-1] if statements else None,
+    )
+
+
+def running_segment(place: Place) -> ast.AST | None:
+    """Parse only the expression or assignment that an entry runs; its positions mean nothing.
+
+    Library files are thousands of lines long: this reads the few that matter.
+    """
+    position = place.position
+    lines = source_lines(place.filename)
+    if position is None or not 0 < position.end_line <= len(lines):
+        return None
+    text = _segment(lines, position)
+    before = lines[position.line - 1].encode()[: position.column].decode(errors="replace")
+    # In a chain of calls over several lines the position starts at the last method's name.
+    # The lambda stands for the receiver: an expression that nobody can evaluate.
+    if before.rstrip().endswith("."):
+        text = f"(lambda: 0).{text}"
+    node = _parsed(f"({text}\n)") or _parsed(text)
+    return node if node is not None and _fits(node, place) else None
+
+
+def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
+    """Walk the expressions below ``root`` that are evaluated where ``root`` is.
+
+    Bodies of compound statements, lambdas and comprehensions run at other times.
+    """
+    if isinstance(root, ast.expr):
+        yield root
+    if isinstance(root, _SCOPES):
+        return
+    for child in ast.iter_child_nodes(root):
+        if not isinstance(child, _ELSEWHERE):
+            yield from expressions_in(child)
+
+
+def kind_sources(node: ast.expr) -> tuple[ast.expr, ...]:
+    """Give the parts that decide what kind of value an expression has."""
+    if isinstance(node, ast.IfExp):
+        return node.body, node.orelse
+    if isinstance(node, ast.BinOp):
+        return (node.left,)
+    return (node.value,) if isinstance(node, ast.Subscript | ast.Attribute) else ()
+
+
+def text_of(node: ast.AST, lines: Sequence[str]) -> str:
+    """Give the source of an expression or statement on one line, as written where it is short."""
+    written = _written(node, lines)
+    return ast.unparse(node) if written is None else written
+
+
+def span_of(node: ast.AST, lines: Sequence[str]) -> Span | None:
+    """Give line and columns of an expression that is written on one line."""
+    if _written(node, lines) is None or not isinstance(node, ast.expr | ast.stmt):
+        return None
+    line = lines[node.lineno - 1]
+    return node.lineno, column_of(line, node.col_offset), column_of(line, node.end_col_offset or 0)
+
+
+def column_of(line: str, offset: int) -> int:
+    """Turn a column in UTF-8 bytes, which is what Python counts, into one in characters."""
+    return len(line.encode()[:offset].decode(errors="replace"))
+
+
+def line_text(lines: Sequence[str], line: int) -> str | None:
+    """Give one line of a source stripped, ``None`` when there is no such line."""
+    return lines[line - 1].strip() if 0 < line <= len(lines) else None
+
+
+def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
+    """Give the text of a node on one line, when that text is proven to be the node's.
+
+    Columns inside f-strings are wrong in Python 3.11, so the text is parsed again.
+    """
+    if not isinstance(node, ast.expr | ast.stmt) or node.lineno != node.end_lineno:
+        return None
+    if not 0 < node.lineno <= len(lines):
+        return None
+    here = Position(node.lineno, node.lineno, node.col_offset, node.end_col_offset or 0)
+    text = _segment(lines, here)
+    again = _parsed(text)
+    if isinstance(node, ast.Expr):
+        node = node.value
+    return text if again is not None and ast.dump(again) == ast.dump(node) else None
+
+
+def _parsed(text: str) -> ast.AST | None:
+    """Parse one expression or statement."""
+    try:
+        body = parse(text).body
+    except (SyntaxError, ValueError):
+        return None
+    if len(body) != 1:
+        return None
+    return body[0].value if isinstance(body[0], ast.Expr) else body[0]
+
+
+def _segment(lines: Sequence[str], position: Position) -> str:
+    chosen = [line.encode() for line in lines[position.line - 1 : position.end_line]]
+    chosen[-1] = chosen[-1][: position.end_column]
+    chosen[0] = chosen[0][position.column :]
+    return b"\n".join(chosen).decode(errors="replace")
+
+
+def _path_to(tree: ast.AST, position: Position, place: Place) -> tuple[ast.AST, ...]:
+    """Give the nodes from the root down to the one at ``position``; empty when there is none."""
+    for child in ast.iter_child_nodes(tree):
+        if not _covers(child, position):
+            continue
+        if path := _path_to(child, position, place):
+            return (tree, *path)
+        if _matches(child, position, place) and _fits(child, place):
+            return (tree, child)
+    return ()
+
+
+def _covers(node: ast.AST, position: Position) -> bool:
+    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    if first is None or last is None:
+        return True
+    first = min([first, *(item.lineno for item in getattr(node, "decorator_list", ()))])
+    return bool(first <= position.line and position.end_line <= last)
+
+
+def _matches(node: ast.AST, position: Position, place: Place) -> bool:
+    if not isinstance(node, ast.expr | ast.stmt):
+        return False
+    ends = (node.end_lineno, node.end_col_offset) == (position.end_line, position.end_column)
+    # A method call over several lines starts at the method's name; no two calls end together.
+    same_start = (node.lineno, node.col_offset) == (position.line, position.column)
+    return ends and (same_start or (isinstance(node, ast.Call) and _is_call(place.operation)))
+
+
+def _is_call(operation: str) -> bool:
+    return operation.startswith(("CALL", "PRECALL")) and not operation.startswith(_NO_CALL)
+
+
+def _fits(node: ast.AST, place: Place) -> bool:
+    """Tell whether a node can be what the instruction runs, by kind and by names."""
+    if isinstance(node, ast.stmt):
+        return not isinstance(node, ast.Expr)
+    if place.operation in _SUBSCRIPTS and not isinstance(node, ast.Subscript):
+        return False
+    code = place.code
+    known = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    target = node.func if isinstance(node, ast.Call) else node
+    while isinstance(target, ast.Attribute | ast.Subscript):
+        if isinstance(target, ast.Attribute) and not _knows(known, target.attr):
+            return False
+        target = target.value
+    return not isinstance(target, ast.Name) or _knows(known, target.id)
+
+
+def _knows(known: set[str], name: str) -> bool:
+    # A private name of a class carries the class's name in the code.
+    return name in known or (name.startswith("__") and any(k.endswith(name) for k in known))
+
+
+def _statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
+    """Give the innermost statement that covers a line."""
+    for child in ast.iter_child_nodes(tree):
+        if not _covers(child, Position(line, line, 0, 0)):
+            continue
+        inner = _statement_at(child, line)
+        if inner is not None:
+            return inner
+        if isinstance(child, ast.stmt):
+            return child
+    return None
+
+
+def _in_decorator(statement: ast.stmt, line: int) -> bool:
+    return line < statement.lineno

@@ -1,0 +1,207 @@
+"""The call stack as plain facts: live frames, tracebacks and recorded entries look alike.
+
+Every sequence here is ordered outermost first.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple, TypeAlias
+
+from cudalens.core.report_types import Frame
+from cudalens.source.files import (
+    cell_number,
+    is_machinery,
+    is_own_file,
+    is_top,
+    is_user_source,
+    source_lines,
+    torch_path,
+    typed_line,
+)
+from cudalens.source.timed_cells import Home, home_of
+
+MAX_FRAMES = 60
+OUTERMOST = 5
+"""How many of the outermost frames are kept when there are more than ``MAX_FRAMES``."""
+
+_RUNNER = str(Path(__file__).parents[1] / "notebook" / "run_cell.py")
+
+# What stands between a call and whoever watches it: dispatch modes, hooks, custom ops.
+_DISPATCH = (
+    "_compile.py",
+    "_dynamo/",
+    "_library/",
+    "_ops.py",
+    "library.py",
+    "overrides.py",
+    "utils/_python_dispatch.py",
+    "utils/_stats.py",
+)
+
+
+class StackEntry(NamedTuple):
+    """A frame kept cheaply: its code, line and instruction, without its variables."""
+
+    code: CodeType
+    lineno: int
+    lasti: int
+
+
+Entry: TypeAlias = FrameType | TracebackType | StackEntry
+
+
+class Position(NamedTuple):
+    """Where an instruction comes from: 1-based lines, 0-based columns in UTF-8 bytes."""
+
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+class Place(NamedTuple):
+    """One entry of the stack, whatever it was made from; ``frame`` is there while it lives."""
+
+    code: CodeType
+    lineno: int
+    lasti: int
+    frame: FrameType | None
+    home: Home | None = None
+    """Where the code was typed, when that is not where it says itself."""
+
+    @property
+    def filename(self) -> str:
+        """The file name of the code's source."""
+        return self.code.co_filename if self.home is None else self.home.filename
+
+    @property
+    def is_user(self) -> bool:
+        """Whether the code is the user's, and its source is known to be."""
+        return is_user_source(self.filename)
+
+    @property
+    def position(self) -> Position | None:
+        """Where the running instruction comes from, ``None`` when the code does not say."""
+        index = self.lasti // 2
+        found = next(itertools.islice(self.code.co_positions(), index, None), None)
+        if self.lasti < 0 or found is None:
+            return None
+        line, end_line, column, end_column = found
+        if line is None or end_line is None or column is None or end_column is None:
+            return None
+        _, lines, columns = self.home or Home("")
+        if columns is None:
+            return None
+        return Position(line + lines, end_line + lines, column + columns, end_column + columns)
+
+    @property
+    def operation(self) -> str:
+        """The name of the running instruction, such as ``CALL`` or ``STORE_SUBSCR``."""
+        code, at = self.code.co_code, self.lasti
+        # Each instruction may be followed by cache slots, which belong to it.
+        while 0 <= at < len(code) and at > 0 and dis.opname[code[at]] == "CACHE":
+            at -= 2
+        return dis.opname[code[at]] if 0 <= at < len(code) else ""
+
+    @property
+    def variables(self) -> Mapping[str, object]:
+        """The frame's local variables, empty when the frame is gone."""
+        return {} if self.frame is None else self.frame.f_locals
+
+
+def place_of(entry: Entry) -> Place:
+    """Make a :class:`Place` of a frame, of one link of a traceback, or of a recorded entry."""
+    if isinstance(entry, TracebackType):
+        frame = entry.tb_frame
+        place = Place(frame.f_code, entry.tb_lineno, entry.tb_lasti, frame)
+    elif isinstance(entry, FrameType):
+        # f_lineno is None between a frame's lines; the line table answers then.
+        line = entry.f_lineno or entry.f_code.co_firstlineno
+        place = Place(entry.f_code, line, entry.f_lasti, entry)
+    else:
+        place = Place(entry.code, entry.lineno, entry.lasti, None)
+    if (home := home_of(place.code)) is None:
+        return place
+    return place._replace(home=home, lineno=place.lineno + home.lines)
+
+
+def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
+    """Give a frame and all its callers, outermost first."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
+    """Give the newest frame of ``code`` that still runs below or above a traceback."""
+    if not entries:
+        return None
+    outside = stack_of(entries[0].tb_frame)[:-1]
+    frames = [*outside, *(item.tb_frame for item in entries)]
+    alike = [item for item in frames if item.f_code is code]
+    return alike[-1] if alike else None
+
+
+def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
+    """Give the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return tuple(found)
+
+
+def places_of(entries: Sequence[Entry] | TracebackType | None) -> list[Place]:
+    """Read a stack, outermost first, without the frames of whoever is looking at it."""
+    if entries is None or isinstance(entries, TracebackType):
+        entries = entries_from_traceback(entries)
+    places = [place for place in map(place_of, entries) if not is_own_file(place.filename)]
+    # In a traceback the innermost frame is where it was raised, whoever's it is.
+    is_live = bool(entries) and not isinstance(entries[-1], TracebackType)
+    while is_live and places and torch_path(places[-1].filename).startswith(_DISPATCH):
+        places.pop()
+    return places
+
+
+def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, ...]:
+    """Describe a stack: without this package, without what runs cells, at most ``MAX_FRAMES``.
+
+    Frames outside the user's first one belong to the front end and are left out too, unless no
+    frame is the user's.
+    """
+    if entries is None or isinstance(entries, TracebackType):
+        entries = entries_from_traceback(entries)
+    # What runs a cell was called from a cell itself: only the code inside it is the user's call.
+    files = [place_of(item).filename for item in entries]
+    runner = max((i for i, file in enumerate(files) if _runs_cells(file)), default=-1)
+    places = places_of(entries[runner + 1 :])
+    first = next((index for index, place in enumerate(places) if place.is_user), 0)
+    places = places[first:]
+    if len(places) > MAX_FRAMES:
+        places = places[:OUTERMOST] + places[OUTERMOST - MAX_FRAMES :]
+    return tuple(map(_describe, places))
+
+
+def _runs_cells(filename: str) -> bool:
+    # A cell that awaits is run by this package alone: the shell waits further out.
+    return filename == _RUNNER or is_machinery(filename)
+
+
+def _describe(place: Place) -> Frame:
+    lines, number = source_lines(place.filename), place.lineno
+    is_known = 0 < number <= len(lines)
+    return Frame(
+        file=place.filename,
+        line=place.lineno,
+        function="<module>" if is_top(place.code.co_name) else place.code.co_name,
+        text=typed_line(place.filename, lines, number).strip() if is_known else "",
+        is_user=place.is_user,
+        cell=cell_number(place.filename),
+    )

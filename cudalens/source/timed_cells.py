@@ -1,0 +1,257 @@
+"""Code that IPython's ``%time`` runs, found again in the cell that it was typed in.
+
+IPython compiles all such code under the same two names, whatever the cell, and counts its lines
+from the magic on.  The code itself tells where it belongs: each cell that was noted is compiled
+again, as the magic did, and the one that gives the very same code is its home.  Where two places
+give it, none is certain.
+
+IPython is only talked to, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NamedTuple
+
+from cudalens.core.parsing import parse
+from cudalens.source.cell_text import comment_out, transformed
+from cudalens.source.files import (
+    forget_cell,
+    is_shared,
+    register_cell,
+    running_shell,
+    share_name,
+    unshare_name,
+)
+
+__all__ = ["Home", "forget", "home_of", "note"]
+
+_NAMES = ("<timed exec>", "<timed eval>")
+_MAX_CELLS = 256
+_PASSED_ON = frozenset({"capture", "cudacheck"})
+"""Cell magics that hand their body on as it is, so that the magic below them has its turn."""
+_LINE = re.compile(
+    r"\s*(?:[\w.,][\w.,\s]*=\s*)?"  # what its value is bound to
+    r"(?:%cudacheck\s+(?:\S+\s+)*?)?"
+    r"%time\s+(?:-\S+\s+)*(?=\S)"
+)
+_STAND_IN = "pass;"
+"""As long as ``%time``: the statement behind it keeps its columns, and the line is Python."""
+_OPTION = "--no-raise-error"
+
+
+class Home(NamedTuple):
+    """Where code was typed: add ``lines`` and ``columns`` to the positions that it has."""
+
+    filename: str
+    lines: int = 0
+    columns: int | None = 0
+    """``None`` where the text that ran is not the typed one: its columns mean nothing."""
+
+
+class _Part(NamedTuple):
+    """A text of a cell that is compiled by itself."""
+
+    text: str
+    lines: int
+    columns: int | None
+
+
+@dataclass(kw_only=True)
+class _Cell:
+    """A cell in which something is timed."""
+
+    number: int
+    lines: tuple[str, ...]
+    """As typed, from the line on that counts as the first."""
+    codes: list[tuple[CodeType, _Part]] | None = field(default=None, repr=False)
+    """What the magic makes of it, once somebody has asked."""
+
+
+class _Memory:
+    """What was noted, and what was found since then."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, _Cell] = {}
+        """By the name that their lines have in Python's cache; the newest is last."""
+        self.answers: dict[int, tuple[CodeType, Home | None]] = {}
+        """By ``id``: to compare codes is to compare their constants, the user's objects."""
+
+
+_memory = _Memory()
+
+
+def note(number: int, raw: str) -> None:
+    """Remember a cell, before it runs, when something in it is timed."""
+    if "%time" not in raw:
+        return
+    lines = raw.rstrip().split("\n")
+    if not raw.lstrip().startswith("%%cudacheck"):  # the shell drops the blank lines above others
+        while lines and not lines[0].strip():
+            lines.pop(0)
+    name = f"<timed-input-{number}-{zlib.crc32(raw.encode(errors='replace')):08x}>"
+    _memory.cells.pop(name, None)
+    _memory.cells[name] = _Cell(number=number, lines=tuple(lines))
+    for shared in _NAMES:
+        share_name(shared)
+    while len(_memory.cells) > _MAX_CELLS:
+        _forget(next(iter(_memory.cells)))
+    _memory.answers = {}
+
+
+def forget() -> None:
+    """Undo every :func:`note`."""
+    for name in list(_memory.cells):
+        _forget(name)
+    for shared in _NAMES:
+        unshare_name(shared)
+    _memory.answers = {}
+
+
+def home_of(code: CodeType) -> Home | None:
+    """Give the place where timed code was typed, ``None`` for other code and where none is certain.
+
+    The newest of several cells with the same text is meant: one that was run again.
+    """
+    if not is_shared(code.co_filename):
+        return None
+    # Another thread may note a cell meanwhile: what is found then goes with the old answers.
+    answers = _memory.answers
+    found = answers.get(id(code))
+    if found is None or found[0] is not code:
+        found = answers[id(code)] = (code, _certain(code))
+    return found[1]
+
+
+def _forget(name: str) -> None:
+    _memory.cells.pop(name, None)
+    forget_cell(name)
+
+
+def _certain(code: CodeType) -> Home | None:
+    shell = running_shell()
+    try:
+        return None if shell is None else _find(shell, code)
+    except Exception:  # of a transformer that somebody gave the shell
+        return None
+
+
+def _find(shell: Any, code: CodeType) -> Home | None:
+    home = text = None
+    for name, cell in reversed(list(_memory.cells.items())):
+        if text is not None and cell.lines == text:
+            continue
+        places = {part[1:] for item, part in _codes_of(shell, cell) if _is_same(code, item)}
+        if not places:
+            continue
+        if len(places) > 1 or text is not None:
+            return None
+        home, text = _home(shell, name, cell, *places.pop()), cell.lines
+        if code.co_name == "<module>":
+            break  # it runs once, and no cell below the newest is running
+    return home
+
+
+def _home(shell: Any, name: str, cell: _Cell, number: int, columns: int | None) -> Home | None:
+    lines = _as_python(shell, cell.lines)
+    if len(lines) != len(cell.lines):
+        return None  # a magic over several lines: nobody can tell which line is which
+    register_cell(name, cell.number, lines, cell.lines)
+    return Home(name, number, columns)
+
+
+def _codes_of(shell: Any, cell: _Cell) -> list[tuple[CodeType, _Part]]:
+    if cell.codes is None:
+        parts = list(_parts(shell, cell.lines))
+        cell.codes = [(code, part) for part in parts for code in _codes(shell, part.text)]
+    return cell.codes
+
+
+def _parts(shell: Any, lines: Sequence[str]) -> Iterator[_Part]:
+    above = _magics_above(lines)
+    if above and _magic(lines[above - 1]) == "time":
+        body = "\n".join(lines[above:])
+        # The shell drops the blank lines above, and the code counts without them.
+        blank = body.count("\n", 0, len(body) - len(body.lstrip()))
+        yield _Part(shell.transform_cell(body), above + blank, 0)
+    for number, line in enumerate(lines):
+        if number >= above and (found := _LINE.match(line)):
+            text = line[found.end() :]
+            yield _Part(shell.transform_cell(text), number, found.end())
+            if (other := _as_arguments(text)) not in (None, text):
+                yield _Part(shell.transform_cell(other), number, None)
+
+
+def _as_arguments(text: str) -> str | None:
+    """Give the text that the magic runs since it has an option: words, with one blank between."""
+    words = shlex.shlex(text, posix=False)
+    words.whitespace_split, words.commenters = True, ""
+    try:
+        return " ".join(word for word in words if word != _OPTION)
+    except ValueError:
+        return None
+
+
+def _as_python(shell: Any, lines: Sequence[str]) -> list[str]:
+    """Give the lines of a cell as Python: its magics as comments or as calls of the shell."""
+    above = _magics_above(lines)
+    text = comment_out(lines[:above]) + transformed(shell, "\n".join(lines[above:]))
+    found = text.rstrip().split("\n")
+    for number, line in enumerate(lines):
+        match = _LINE.match(line) if number >= above else None
+        if match and number < len(found):
+            indent = line[: len(line) - len(line.lstrip())]
+            found[number] = (indent + _STAND_IN).ljust(match.end()) + line[match.end() :]
+    return found
+
+
+def _magics_above(lines: Sequence[str]) -> int:
+    """Count the lines down to the last of the cell magics that stand above the code."""
+    count = 0
+    for number, line in enumerate(lines, start=1):
+        name = _magic(line)
+        if name is not None:
+            count = number
+        if name not in _PASSED_ON and line.strip():
+            break
+    return count
+
+
+def _magic(line: str) -> str | None:
+    return line[2:].split(maxsplit=1)[0] if re.match(r"%%\w", line) else None
+
+
+def _codes(shell: Any, text: str) -> Iterator[CodeType]:
+    """Compile a text as the magic does, in the ways of its releases; give inner code too."""
+    try:
+        whole = parse(text)
+        codes = [_compiled(shell, whole, "exec")]
+        if whole.body and isinstance(last := whole.body[-1], ast.Expr):
+            codes.append(_compiled(shell, ast.Module(whole.body[:-1], []), "exec"))
+            codes.append(_compiled(shell, ast.Expression(last.value), "eval"))
+    except (SyntaxError, ValueError):
+        return
+    for code in codes:
+        yield from _with_inner(code)
+
+
+def _compiled(shell: Any, tree: ast.Module | ast.Expression, mode: str) -> CodeType:
+    code: CodeType = compile(tree, "<timed>", mode, shell.compile.flags, dont_inherit=True)
+    return code
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _with_inner(value)
+
+
+def _is_same(code: CodeType, other: CodeType) -> bool:
+    return code == other and code.co_linetable == other.co_linetable

@@ -1,0 +1,1 @@
+"""The tests: one folder a package of cudalens, one file a module."""

@@ -1,0 +1,254 @@
+"""Assertion lines as CUDA prints them: read, folded, translated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core.device_asserts import MAX_LINES, AssertLine, fold
+from cudalens.diagnosis import assert_meanings
+from cudalens.diagnosis.assert_meanings import Meaning, folded, known_texts, meaning_of
+
+INVENTORY = json.loads(
+    (Path(__file__).parents[1] / "data" / "device_asserts.json").read_text("utf-8")
+)
+RECORDS = {record["id"]: record for record in INVENTORY if record["reachable"]}
+
+
+def printed(record: dict[str, Any]) -> list[str]:
+    """Give the lines that a record prints on standard error."""
+    lines = record["stderr_text"]
+    return [line for line in (lines if isinstance(lines, list) else [lines]) if "`" in line]
+
+
+def line(expression: str, function: str = "kernel", file: str = "File.cu") -> AssertLine:
+    text = f"{file}:1: {function}: block: [0,0,0], thread: [0,0,0] Assertion `{expression}` failed."
+    return fold(text)[0]
+
+
+def test_equal_lines_are_counted_with_blocks_and_threads() -> None:
+    """Block and thread are counted apart; the first line stays as printed."""
+    text = "\n".join(
+        f"a/b/K.cu:7: f: block: [{b},0,0], thread: [{t},0,0] Assertion `x < y` failed."
+        for b in range(3)
+        for t in range(4)
+    )
+    (found,) = fold(text)
+    assert (found.file, found.line, found.function) == ("K.cu", 7, "f")
+    assert (found.count, found.blocks, found.threads) == (12, 3, 12)
+    assert found.text() == text.split("\n", maxsplit=1)[0] + " (12 times, 3 blocks, 12 threads)"
+
+
+@pytest.mark.parametrize("count", [MAX_LINES, MAX_LINES + 1])
+def test_so_many_different_assertions_are_kept(count: int) -> None:
+    """The first twenty, in the order of their appearance."""
+    text = "\n".join(
+        f"K.cu:{n}: f: block: [0,0,0], thread: [0,0,0] Assertion `x{n}` failed."
+        for n in range(count)
+    )
+    found = fold(text)
+    assert [item.line for item in found] == list(range(MAX_LINES))
+
+
+@pytest.mark.parametrize(
+    ("text", "expression"),
+    [
+        # An older release: a C++ signature with colons between file and block.
+        (
+            "/pytorch/aten/src/THC/THCTensorIndex.cu:361: void indexSelectLargeIndex(TensorInfo<T, "
+            "IndexType>, int) [with T = float, IndexType = unsigned int, int DstDim = 2]: block: "
+            "[12,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+            "srcIndex < srcSelectDimSize",
+        ),
+        # Windows prints no function.
+        (
+            "C:/cb/pytorch_1/aten/src/ATen/native/cuda/Loss.cu:257: block: [0,0,0], thread: [3,0,0]"
+            " Assertion `t >= 0 && t < n_classes` failed.",
+            "t >= 0 && t < n_classes",
+        ),
+        (
+            "C:\\actions-runner\\_work\\pytorch\\pytorch\\builder\\windows\\pytorch\\aten\\src\\ATen\\"
+            "native\\cuda\\NLLLoss2d.cu:103: block: [0,0,0], thread: [384,0,0] Assertion "
+            "`t >= 0 && t < n_classes` failed.",
+            "t >= 0 && t < n_classes",
+        ),
+        # Another process of torchrun's has put its rank before it.
+        (
+            "[rank3]: ../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel"
+            "_2d: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "t >= 0 && t < n_classes",
+        ),
+        # Backquotes inside the message.
+        (
+            "TensorCompare.cu:109: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] "
+            "Assertion `probability tensor contains either `inf`, `nan` or element < 0` failed.",
+            "probability tensor contains either `inf`, `nan` or element < 0",
+        ),
+        # Inductor's own file.
+        (
+            "/tmp/torchinductor_ada/x3/cx3.py:29: unknown: block: [1,0,0], thread: [31,0,0] "
+            "Assertion `index out of bounds: 0 <= tmp4 < 10` failed.",
+            "index out of bounds: 0 <= tmp4 < 10",
+        ),
+    ],
+)
+def test_lines_of_other_builds_are_read(text: str, expression: str) -> None:
+    """Signatures, drives and quotes do not hide the assertion."""
+    found = fold(f"before {text}\nafter")
+    assert [item.expression for item in found] == [expression]
+    assert found[0].first == text.removeprefix("[rank3]: ")
+    assert not set(found[0].file) & set(":/\\")
+
+
+@pytest.mark.parametrize("text", ["", "Assertion failed", "K.cu:1: f: Assertion `x` failed."])
+def test_other_text_is_no_assertion(text: str) -> None:
+    """A line without block and thread did not come from a kernel."""
+    assert fold(text) == ()
+
+
+# --- meanings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_each_text_of_the_inventory_has_a_meaning(name: str) -> None:
+    """Every op of the record is among the ops of each of its texts, with a known argument."""
+    record = RECORDS[name]
+    ops = {item.partition(".")[0].rstrip("_") for item in record["ops"]}
+    for text in printed(record):
+        if name == "inductor_indirect":
+            text = text.replace("<line>", "29").replace("<generated file>", "c.py")  # noqa: PLW2901
+        lines = fold(text) or fold(text.replace(": <kernel>", ": kernel"))
+        assert lines or text.startswith("stdout")
+        for item in lines:
+            meaning = meaning_of(item)
+            assert meaning is not None, item.expression
+            assert ops <= set(meaning.ops) or item.expression == "lengths must match"
+            for op in ops & set(meaning.ops):
+                assert meaning.argument_of(op) == meaning.argument_of(f"{op}_")
+
+
+def test_every_argument_is_one_of_its_op_s_schema() -> None:
+    """The table names ops and arguments that torch has."""
+    missing = []
+    for meaning in known_texts().values():
+        for op, argument in meaning.arguments:
+            namespace, _, name = op.partition("::")
+            packet = getattr(getattr(torch.ops, namespace), name, None)
+            packet = packet or getattr(getattr(torch.ops, namespace), f"{name}_", None)
+            if packet is None:  # an op that this build or release has not
+                assert namespace == "symm_mem" or "scaled_grouped" in name, op
+                continue
+            names = {
+                item.name
+                for overload in packet.overloads()
+                for item in getattr(packet, overload)._schema.arguments
+            }
+            if argument not in names:
+                missing.append(f"{op}: {argument}")
+    assert missing == []
+
+
+OLDER = {
+    'index >= -sizes[i] && index < sizes[i] && "index out of bounds"': "aten::index",
+    "indexValue >= 0 && indexValue < src.sizes[dim]": "aten::gather",
+    "THCNumerics<T>::ge(val, zero)": "aten::multinomial",
+    "*input >= 0. && *input <= 1.": "aten::binary_cross_entropy",
+    "input[0] != 0": "aten::multinomial",
+    "dstIndex < dstAddDimSize": "aten::index_add",
+}
+
+
+@pytest.mark.parametrize("expression", sorted(OLDER))
+def test_texts_of_older_releases(expression: str) -> None:
+    """They name the same ops."""
+    meaning = meaning_of(line(expression))
+    assert meaning is not None and OLDER[expression] in meaning.ops
+
+
+def test_a_shared_expression_is_told_apart_by_its_file() -> None:
+    """``index >= 0`` means the op of its file, and nothing in another."""
+    two = meaning_of(line("index >= 0", file="FractionalMaxPool2d.cu"))
+    three = meaning_of(line("index >= 0", file="FractionalMaxPool3d.cu"))
+    assert two is not None and two.ops == ("aten::fractional_max_pool2d_backward",)
+    assert three is not None and three.ops == ("aten::fractional_max_pool3d_backward",)
+    assert meaning_of(line("index >= 0", file="mine.cu")) is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("index out of bounds: 0 <= tmp4 < 10", "is outside 0 … 9"),
+        ("index out of bounds: 0 <= tl.broadcast_to(tmp4, [XBLOCK]) < ks0", "outside 0 … ks0 - 1"),
+    ],
+)
+def test_inductor_s_texts_carry_their_bound(expression: str, sentence: str) -> None:
+    """The number in the text is the size; a symbol stays a symbol."""
+    meaning = meaning_of(line(expression))
+    assert meaning is not None and meaning.is_compiled and sentence in meaning.sentence
+    assert (meaning.ops, meaning.argument) == ((), None)
+
+
+def test_words_of_the_caller_are_repeated() -> None:
+    """``torch._assert_async`` prints what the code gave it."""
+    meaning = meaning_of(line("lengths must match", function="_assert_async_cuda_kernel"))
+    assert meaning is not None and meaning.ops == ("aten::_assert_async",)
+    assert "lengths must match" in meaning.sentence
+    assert meaning_of(line("lengths must match")) is None
+
+
+def test_the_argument_where_it_has_one_name() -> None:
+    """``argument`` is given where all ops agree on it."""
+    assert known_texts()[folded("t < n_classes")].argument == "target"
+    assert known_texts()[folded("srcIndex < srcSelectDimSize")].argument is None
+
+
+# --- texts met on hardware ------------------------------------------------------------------------
+
+HARVEST = json.dumps(
+    {
+        "texts": [
+            {
+                "expression": 'new_idx < limit && "said"',
+                "arguments": [["aten::take", "index"]],
+                "sentence": "an index is bad",
+            },
+            {
+                "expression": "new_idx < limit",
+                "arguments": [["aten::put", "index"]],
+                "sentence": "an index is bad",
+            },
+        ]
+    }
+)
+
+
+def test_texts_of_one_kernel_are_joined() -> None:
+    """Two ops that printed one expression are both its ops."""
+    read = assert_meanings.read_harvest(HARVEST)
+    assert read == {
+        "new_idx<limit": Meaning(
+            arguments=(("aten::take", "index"), ("aten::put", "index")), sentence="an index is bad"
+        )
+    }
+
+
+def test_harvested_texts_are_used_for_their_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They fill gaps for the release that they were met on, whatever its build."""
+    (tmp_path / "core" / "data").mkdir(parents=True)
+    (tmp_path / "core" / "data" / "assert_texts_9.1.0.json").write_text(HARVEST, encoding="utf-8")
+    monkeypatch.setattr(assert_meanings.resources, "files", lambda package: tmp_path)
+    assert_meanings.harvested.cache_clear()
+    try:
+        known = meaning_of(line("new_idx < limit"), "9.1.0+cu130")
+        assert known is not None and known.argument == "index"
+        assert meaning_of(line("new_idx < limit"), "9.2.0") is None
+        built_in = meaning_of(line("t < n_classes"), "9.1.0")
+        assert built_in is not None and built_in.argument == "target"
+    finally:
+        assert_meanings.harvested.cache_clear()

@@ -1,0 +1,160 @@
+"""What is told of a tensor's values is what the plainest loop over them finds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cudalens import simulate
+from cudalens.core import tensor_values
+from cudalens.core.tensor_values import find_offenders, number, outside, summarise
+from cudalens.recorder import Recorder
+
+SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (70, 131), (5, 4, 9)]
+
+
+def loop_map(tensor: Tensor, bad: Tensor) -> tuple[list[int], list[object], list[object]]:
+    """Count and bound each cell of the map in a plain loop over ``tensor_split``."""
+    matrix = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
+    marks = bad.reshape(matrix.shape)
+    rows, columns = min(matrix.shape[0], 32), min(matrix.shape[1], 64)
+    counts: list[int] = []
+    low: list[object] = []
+    high: list[object] = []
+    bands = zip(matrix.tensor_split(rows), marks.tensor_split(rows), strict=True)
+    for band, marked in bands:
+        cells = zip(band.tensor_split(columns, 1), marked.tensor_split(columns, 1), strict=True)
+        for cell, mark in cells:
+            counts.append(int(mark.sum()))
+            low.append(number(cell.min().item()))
+            high.append(number(cell.max().item()))
+    return counts, low, high
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("listed", [0, 1 << 20])
+def test_map_is_that_of_a_plain_loop(
+    shape: tuple[int, ...], listed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell counts and bounds its own values, whether positions are listed or counted."""
+    monkeypatch.setattr(tensor_values, "_LISTED", listed)
+    generator = torch.Generator().manual_seed(sum(shape))
+    tensor = torch.randint(-5, 40, shape, generator=generator)
+    bad = tensor > 30
+    bad.reshape(-1)[-1] = True
+    found = find_offenders(tensor, bad)
+    counts, low, high = loop_map(tensor, bad)
+    assert found.map is not None
+    assert (list(found.map.bad), list(found.map.low), list(found.map.high)) == (counts, low, high)
+    assert found.count == sum(counts) == int(bad.sum())
+
+
+@pytest.mark.parametrize("listed", [0, 1 << 20])
+def test_first_positions_are_in_row_major_order(
+    listed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first twenty are listed with their values, also when they lie in several pieces."""
+    monkeypatch.setattr(tensor_values, "_LISTED", listed)
+    monkeypatch.setattr(tensor_values, "_HOST_PIECE", 7)
+    tensor = torch.arange(60).reshape(6, 10)
+    found = find_offenders(tensor, tensor % 2 == 1)
+    assert [item.position for item in found.first] == [(i // 10, i % 10) for i in range(1, 41, 2)]
+    assert [item.value for item in found.first] == list(range(1, 41, 2))
+    assert found.count == 30
+
+
+def test_a_value_without_dimensions_is_its_own_position() -> None:
+    """A scalar has one position and no map."""
+    found = find_offenders(torch.tensor(7), torch.tensor(True))
+    assert [item.position for item in found.first] == [()]
+    assert found.map is None
+
+
+@pytest.mark.parametrize("piece", [3, 1 << 18])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_floats_are_summarised_in_pieces_as_in_one(
+    piece: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Range, mean, NaN and infinity counts and histogram are those of all finite values."""
+    monkeypatch.setattr(tensor_values, "_HOST_PIECE", piece)
+    inf, nan = math.inf, math.nan
+    tensor = torch.tensor([1.0, -2.0, inf, nan, 4.0, -inf, nan, 0.5, 3.0], dtype=dtype)
+    found = summarise(tensor)
+    assert (found.min, found.max, found.mean, found.nan, found.inf) == (-2, 4, 1.3, 2, 2)
+    assert sum(found.histogram.counts) == 5
+
+
+def test_all_finite_floats_have_no_count() -> None:
+    """Without NaN and infinities both counts are zero; with nothing else there is no range."""
+    found = summarise(torch.tensor([0.25, 0.75]))
+    assert (found.min, found.max, found.mean, found.nan, found.inf) == (0.25, 0.75, 0.5, 0, 0)
+    empty = summarise(torch.tensor([math.nan, math.inf]))
+    assert (empty.min, empty.nan, empty.inf) == (None, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool])
+def test_integers_are_summarised(dtype: torch.dtype) -> None:
+    """Range, exact mean and the distinct values, in order."""
+    found = summarise(torch.tensor([[1, 0], [1, 1]], dtype=dtype))
+    assert (found.min, found.max, found.mean, found.unique) == (0, 1, 0.75, (0, 1))
+
+
+@pytest.mark.parametrize("span", [(1 << 16) - 1, 1 << 16, 1 << 40])
+def test_distinct_values_are_found_by_counting_and_by_sorting(span: int) -> None:
+    """The distinct values are the same on both sides of the bound for counting."""
+    found = summarise(torch.tensor([-3, span - 3, -3, 0]))
+    assert found.unique == (-3, 0, span - 3)
+
+
+@pytest.mark.parametrize("count", [32, 33])
+def test_many_distinct_values_are_not_listed(count: int) -> None:
+    """32 distinct values are listed, 33 are not."""
+    found = summarise(torch.arange(count))
+    assert found.unique == (tuple(range(32)) if count == 32 else None)
+
+
+def test_mean_of_huge_integers_does_not_overflow() -> None:
+    """Where the sum would leave int64 the mean is still right."""
+    huge = 1 << 62
+    found = summarise(torch.tensor([huge, huge, huge, huge]))
+    assert found.mean == number(float(huge))
+
+
+@pytest.mark.parametrize("top", [tensor_values.HISTOGRAM_BINS - 1, tensor_values.HISTOGRAM_BINS])
+@pytest.mark.parametrize("piece", [3, 1 << 18])
+def test_few_integers_have_a_bin_each(
+    top: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 24 values each has its own bin; one more and they share."""
+    monkeypatch.setattr(tensor_values, "_HOST_PIECE", piece)
+    found = summarise(torch.tensor([0, 2, 2, top, 1, top, top])).histogram
+    counts = found.counts
+    assert sum(counts) == 7
+    assert len(counts) == tensor_values.HISTOGRAM_BINS
+    assert len(found.edges) == len(counts) + 1
+    assert (list(counts[:3]), counts[-1]) == ([1, 1, 2], 3)
+
+
+@pytest.mark.parametrize("piece", [2, 1 << 18])
+def test_the_bounds_themselves_are_inside(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both bounds pass, one step beyond them does not; the shape is kept."""
+    monkeypatch.setattr(tensor_values, "_HOST_PIECE", piece)
+    marks = outside(torch.tensor([[0, 9, -1], [10, 5, 0]]).T, 0, 9)
+    assert marks.tolist() == [[False, True], [False, False], [True, False]]
+    assert outside(torch.tensor(10), 0, 9).tolist() is True
+    assert outside(torch.empty(0, 3), 0, 9).shape == (0, 3)
+    assert outside(torch.tensor([math.nan, math.inf]), 0, 1).tolist() == [False, True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts the ops of the simulated device")
+def test_a_device_s_histogram_is_the_host_s(sim: simulate.Simulation) -> None:
+    """Counted without ``histc``, which a GPU refuses under deterministic algorithms."""
+    spread = torch.linspace(-3.0, 5.0, 997).square()
+    low, high = float(spread.min()), float(spread.max())
+    with Recorder() as recorder:
+        counted = tensor_values._binned(spread.to("cuda"), low, high, 24)
+    assert counted.tolist() == tensor_values._binned(spread, low, high, 24).int().tolist()
+    assert "aten::histc" not in {entry.op for entry in recorder.history()}

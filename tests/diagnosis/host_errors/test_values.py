@@ -1,0 +1,469 @@
+"""Errors of the host that turn on a value, a length or a place in a list; each with neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cudalens import simulate
+from tests.hostcells import Outcome, run_cell
+
+SETUP = """
+import torch
+from torch import nn
+from torch.distributions import Bernoulli, Categorical, Dirichlet, Normal
+torch.manual_seed(0)
+nan, inf = float("nan"), float("inf")
+def t(*values):
+    return torch.tensor(values, device="cuda")
+net = nn.Linear(4, 2).cuda()
+x = torch.rand(3, 4, device="cuda")
+"""
+
+
+MODELS = """
+import transformers as tr
+tr.logging.set_verbosity_error()
+sizes = dict(vocab_size=60, max_position_embeddings=20)
+bert = tr.BertModel(tr.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                  intermediate_size=16, **sizes)).cuda()
+distilbert = tr.DistilBertModel(tr.DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=16,
+                                                    **sizes)).cuda()
+def ids(length):
+    return torch.ones(2, length, device="cuda").long()
+"""
+
+
+def cell(code: str, **options: Any) -> Outcome:
+    """Run one line after the common ones."""
+    return run_cell(SETUP + code, **options)
+
+
+# --- values that a distribution refuses -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("setup", "bad", "headline", "argument", "expression", "first", "count"),
+    [
+        (
+            "z = t([0.0, nan], [nan, nan])",
+            "Categorical(logits=z)",
+            "logits[0, 1] = nan is not a number; 3 of 4 values are NaN",
+            "logits",
+            "z",
+            ((0, 1), "nan"),
+            3,
+        ),
+        (
+            "z = t([0.0, 1.0], [inf, 1.0])",
+            "Categorical(logits=z)",
+            "logits[1, 0] = inf becomes NaN in Categorical",
+            "logits",
+            "z",
+            ((1, 0), "inf"),
+            1,
+        ),
+        (
+            "p = t([2.0, 3.0], [2.0, -1.0])",
+            "Categorical(p)",
+            "probs[1, 1] = -1.0 does not satisfy GreaterThanEq(lower_bound=0.0)",
+            "probs",
+            "p",
+            ((1, 1), -1.0),
+            1,
+        ),
+        (
+            "p = t([2.0, 3.0], [0.0, 0.0])",
+            "Categorical(probs=p)",
+            "probs[1, 0] = 0.0 becomes NaN in Categorical",
+            "probs",
+            "p",
+            ((1, 0), 0.0),
+            2,
+        ),
+        (
+            "s = t(1.0, 0.0, -0.5)",
+            "Normal(0.0, s)",
+            "scale[1] = 0.0 does not satisfy GreaterThan(lower_bound=0.0)",
+            "scale",
+            "s",
+            ((1,), 0.0),
+            2,
+        ),
+        (
+            "",
+            "Normal(0.0, -1.0)",
+            "scale = -1.0 does not satisfy GreaterThan(lower_bound=0.0)",
+            "scale",
+            None,
+            ((), -1.0),
+            1,
+        ),
+        (
+            "a = t(1, 2); d = Categorical(torch.ones(2, 2, device='cuda'))",
+            "d.log_prob(a)",
+            "value[1] = 2 does not satisfy IntegerInterval(lower_bound=0, upper_bound=1)",
+            "value",
+            "a",
+            ((1,), 2),
+            1,
+        ),
+    ],
+)
+def test_a_value_that_a_distribution_refuses(
+    setup: str,
+    bad: str,
+    headline: str,
+    argument: str,
+    expression: str | None,
+    first: tuple[Any, Any],
+    count: int,
+    fast: bool,
+    sim: simulate.Simulation,
+) -> None:
+    """The value, its place and how many: of what the user passed, which is what he can look at."""
+    outcome = cell(f"{setup}\n{bad}", fast=fast)
+    report = outcome.shown
+    assert isinstance(outcome.error, ValueError)
+    assert (report.kind, report.certainty) == ("host_error", "proven")
+    assert (report.headline, report.argument, report.expression) == (headline, argument, expression)
+    assert report.offenders is not None and report.offenders.count == count
+    found = report.offenders.first[0]
+    assert (found.position, found.value) == first
+    # The distribution has read the values on the device.
+    assert "before any kernel" not in report.explanation
+    assert report.context_usable is True and report.limits == ()
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        "Categorical(logits=t([0.0, -inf], [1e30, 1.0]))",
+        "Categorical(t([2.0, 3.0], [0.0, 1.0]))",
+        "Normal(0.0, t(1.0, 1e-30))",
+        "Bernoulli(t(0.0, 1.0))",
+        "Categorical(torch.ones(2, 2, device='cuda')).log_prob(t(1, 0))",
+    ],
+)
+def test_values_at_the_bound_are_taken(good: str, sim: simulate.Simulation) -> None:
+    """What the distribution takes gives no report."""
+    outcome = cell(good)
+    assert (outcome.error, outcome.report) == (None, None)
+
+
+def test_an_expression_that_is_not_proven_is_not_named(sim: simulate.Simulation) -> None:
+    """``p`` is on the line, and is not what Bernoulli was given."""
+    report = cell("p = t(0.5, 1.0)\nBernoulli(p + 1)").shown
+    assert report.headline.startswith("probs[0] = 1.5 does not satisfy Interval")
+    assert (report.argument, report.expression) == ("probs", None)
+
+
+def test_a_condition_on_a_row_names_no_element(sim: simulate.Simulation) -> None:
+    """Every element of the row is fine; only their sum is not 1."""
+    report = cell("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))").shown
+    assert report.headline == "value (2,) does not satisfy Simplex(), which Dirichlet asks for"
+    assert report.offenders is None
+
+
+def test_another_error_of_a_distribution_keeps_its_words(sim: simulate.Simulation) -> None:
+    """Shapes that do not fit are no matter of values."""
+    report = cell("Normal(t(0.0, 1.0), t(1.0, 1.0, 1.0))").shown
+    assert report.offenders is None
+    assert "does not satisfy" not in report.headline
+
+
+# --- dtypes of targets ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("scores", "labels", "loss", "dtypes", "fix"),
+    [
+        ("t(0.5, -2.0)", "t(0, 1)", "with_logits", "int64 float32", ".float()"),
+        ("t(0.5, -2.0).half()", "t(0, 1)", "with_logits", "int64 float16", ".half()"),
+        ("t(0.5, -2.0)", "t(0, 1).bool()", "with_logits", "bool float32", ".float()"),
+        ("t(0.5, 0.25)", "t(0, 1)", "", "int64 float32", ".float()"),
+        ("t(0.5, 0.25).double()", "t(0.0, 1.0)", "", "float32 float64", ".double()"),
+        ("t(0.5, 0.25)", "t(0, 1).bool()", "", "bool float32", ".float()"),
+    ],
+)
+def test_labels_of_another_dtype_than_the_scores(
+    scores: str,
+    labels: str,
+    loss: str,
+    dtypes: str,
+    fix: str,
+    fast: bool,
+    sim: simulate.Simulation,
+) -> None:
+    """torch speaks of an op in place, of a gradient or of a minus; what is wrong are the labels."""
+    name = f"binary_cross_entropy{loss and '_'}{loss}"
+    line = f"nn.functional.{name}(z, y)"
+    have, want = dtypes.split()
+    outcome = cell(f"z = {scores}; y = {labels}\n{line}", fast=fast)
+    report = outcome.shown
+    assert report.headline == f"target is {have}, {name} wants the dtype of the scores: {want}"
+    assert (report.kind, report.argument, report.expression) == ("host_error", "target", "y")
+    assert outcome.fixes == [line.replace("y)", f"y{fix})")]
+    assert "place" not in report.explanation and "gradient" not in report.explanation
+    right = cell(f"z = {scores}; y = {labels}\n{outcome.fixes[0]}", fast=fast)
+    assert (right.error, right.report) == (None, None)
+
+
+def test_a_model_s_multi_label_loss(sim: simulate.Simulation) -> None:
+    """Deep in transformers the labels are the user's all the same."""
+    pytest.importorskip("transformers")
+    setup = (
+        MODELS
+        + """
+head = tr.BertForSequenceClassification(tr.BertConfig(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=3,
+    problem_type="multi_label_classification", **sizes)).cuda()
+y = torch.ones(2, 3, device="cuda").long()
+"""
+    )
+    outcome = cell(f"{setup}head(input_ids=ids(8), labels=y)")
+    assert (outcome.shown.argument, outcome.shown.expression) == ("target", "y")
+    assert outcome.fixes == ["head(input_ids=ids(8), labels=y.float())"]
+    assert cell(f"{setup}{outcome.fixes[0]}").error is None
+
+
+def test_scores_of_integers_are_not_blamed_on_the_target(sim: simulate.Simulation) -> None:
+    """Here the target is right, and torch's words name its dtype as the one that came."""
+    report = cell("y = t(0, 1)\nnn.BCELoss()(y, y.float())").shown
+    assert report.headline == "binary_cross_entropy got float32 where it takes int64"
+    assert report.argument is None and report.hints == ()
+    assert "backward" not in report.explanation
+
+
+def test_a_gradient_s_dtype_is_told_in_backward(sim: simulate.Simulation) -> None:
+    """huber_loss passes forward with such a target."""
+    code = "y = torch.zeros(3, 2, device='cuda').long(); loss = nn.HuberLoss()(net(x), y)"
+    assert cell(code).error is None
+    report = cell(f"{code}\nloss.backward()").shown
+    assert report.headline == "a gradient is int64, its tensor is float32"
+    assert report.explanation.startswith(
+        "A loss whose input is float32 and whose target is int64 can pass forward"
+    )
+
+
+def test_an_op_in_place_is_no_loss(sim: simulate.Simulation) -> None:
+    """The same words of torch's about an op of the user's own."""
+    report = cell("a = t(1, 2)\na += 0.5").shown
+    assert report.headline.startswith("the result is float32 and cannot be stored in place")
+
+
+def test_the_advice_of_torch_about_autocast_is_kept(sim: simulate.Simulation) -> None:
+    """Without the advice the message says only what does not go."""
+    code = """
+with torch.autocast("cuda"):
+    nn.BCELoss()(net(x).sigmoid(), torch.ones(3, 2, device="cuda"))
+"""
+    report = cell(code).shown
+    assert "binary_cross_entropy_with_logits or BCEWithLogitsLoss" in report.explanation
+
+
+# --- places in a list -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("line", "argument", "fix"),
+    [
+        (
+            "torch.cat((torch.ones(1, 4), x, x))",
+            "tensors[0]",
+            "torch.cat((torch.ones(1, 4).to(x.device), x, x))",
+        ),
+        (
+            "torch.cat(tensors=[x, h + 0])",
+            "tensors[1]",
+            "torch.cat(tensors=[x, (h + 0).to(x.device)])",
+        ),
+        ("torch.cat([x, h])", "tensors[1]", "torch.cat([x, h.to(x.device)])"),
+        ("torch.stack([x, h + 0])", "tensors[1]", "torch.stack([x, (h + 0).to(x.device)])"),
+    ],
+)
+def test_the_item_on_another_device_is_named(
+    line: str, argument: str, fix: str, fast: bool, sim: simulate.Simulation
+) -> None:
+    """By its place in the list that the line spells; ``h`` alone is named by its value."""
+    outcome = cell(f"h = torch.ones(3, 4)\n{line}", fast=fast)
+    report = outcome.shown
+    assert report.argument == argument
+    assert report.headline.startswith(f"{argument} is on cpu, ")
+    assert outcome.fixes == [fix]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.cat([x + 0, h + 0])",  # either of the two may be the one
+        "torch.cat([x, *[h + 0]])",  # a place in the text is none in the list
+    ],
+)
+def test_without_certainty_no_item_is_named(line: str, sim: simulate.Simulation) -> None:
+    """Guards alone do not know which of two unnamed items lies where."""
+    report = cell(f"h = torch.ones(3, 4)\n{line}").shown
+    assert report.expression is None
+    assert "tensors[" not in report.headline
+    assert not any("h + 0).to" in (hint.fix or "") for hint in report.hints)
+
+
+def test_the_recorder_tells_the_items_apart(sim: simulate.Simulation) -> None:
+    """It knows the device of each: the item is named although no value of it is held."""
+    outcome = cell("h = torch.ones(3, 4)\ntorch.cat([x + 0, h + 0])", fast=False)
+    assert outcome.shown.argument == "tensors[1]"
+    assert outcome.fixes == ["torch.cat([x + 0, (h + 0).to(x.device)])"]
+
+
+def test_what_an_item_is_made_of_is_not_the_item(sim: simulate.Simulation) -> None:
+    """``same`` keeps the shape: by shape and dtype alone, ``x`` could be the op's argument."""
+    code = "same = nn.Linear(4, 4).cuda()\ntorch.mm(same(x), torch.ones(4, 2))"
+    report = cell(code, fast=False).shown
+    assert report.argument == "mat2"
+    named = {item.argument: item.expression for item in report.tensors}
+    assert named["self"] is None and named[None] == "x"
+    direct = cell("torch.mm(x, torch.ones(4, 2))", fast=False).shown
+    assert {item.argument: item.expression for item in direct.tensors}["self"] == "x"
+
+
+# --- NumPy ----------------------------------------------------------------------------------------
+
+
+def test_numpy_names_the_tensor_or_none(sim: simulate.Simulation) -> None:
+    """``net(x)`` has gone when np.asarray looks at it, and ``x`` is another tensor."""
+    report = cell("import numpy as np\nnp.asarray(net(x).detach())").shown
+    assert report.headline == "the tensor is on cuda:0; NumPy reads host memory only"
+    assert report.expression is None
+    assert [hint.fix for hint in report.hints] == [None]
+
+
+def test_numpy_in_a_function_of_the_user_s_is_not_taken_for_torch_s(
+    sim: simulate.Simulation,
+) -> None:
+    """The receiver is the one of the line that called torch."""
+    code = "class Box:\n    def numpy(self):\n        return (x + 1).numpy()\nBox().numpy()"
+    outcome = cell(code)
+    report = outcome.shown
+    assert outcome.fixes == ["(x + 1).detach().cpu().numpy()"]
+    assert report.headline == "(x + 1) is on cuda:0; NumPy reads host memory only"
+
+
+# --- more tokens than positions -------------------------------------------------------------------
+
+TRUNCATED = "tokenizer(text, truncation=True, max_length=20)"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "bert(input_ids=ids({n}))",
+        "bert(input_ids=ids({n}), token_type_ids=torch.zeros_like(ids({n})))",
+        "bert(inputs_embeds=torch.ones(2, {n}, 16, device='cuda'))",
+        "distilbert(input_ids=ids({n}))",
+    ],
+)
+def test_more_tokens_than_positions(call: str, sim: simulate.Simulation) -> None:
+    """torch speaks of two shapes; the reader needs the two lengths, and how to cut his text."""
+    pytest.importorskip("transformers")
+    at_the_bound = cell(MODELS + call.format(n=20))
+    assert (at_the_bound.error, at_the_bound.report) == (None, None)
+    for beyond in (21, 30):
+        outcome = cell(MODELS + call.format(n=beyond))
+        report = outcome.shown
+        name = "inputs_embeds" if "embeds" in call else "input_ids"
+        assert report.headline.startswith(f"{name} has {beyond} tokens, ")
+        assert report.headline.endswith(" has positions for 20")
+        assert report.argument == name
+        assert outcome.rules == ["input_beyond_positions"]
+        assert outcome.fixes == [TRUNCATED]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        # The user's own positions and segments, which are too few for an input that is not.
+        "bert(input_ids=ids(15), position_ids=torch.arange(9, device='cuda')[None],"
+        " token_type_ids=ids(15))",
+        "bert(input_ids=ids(15), token_type_ids=ids(9))",
+        # Positions of the user's that are as many as the table has.
+        "bert(input_ids=ids(30), position_ids=torch.arange(20, device='cuda')[None],"
+        " token_type_ids=ids(30))",
+    ],
+)
+def test_other_lengths_are_not_blamed_on_the_positions(call: str, sim: simulate.Simulation) -> None:
+    """The table is not said to be too short where it was not, or was not asked."""
+    pytest.importorskip("transformers")
+    outcome = cell(MODELS + call)
+    assert "positions for" not in outcome.shown.headline
+    assert TRUNCATED not in outcome.fixes
+
+
+# --- one name for an argument ---------------------------------------------------------------------
+
+OPERANDS = """
+a, w, host = torch.ones(2, 3).cuda(), torch.ones(3, 2).cuda(), torch.ones(3, 2)
+turned = host.t()
+table, rows = nn.Embedding(4, 2).cuda(), torch.tensor([0, 1])
+def made(like):
+    return like * 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "argument", "expression", "headline"),
+    [
+        ("made(a) @ host", "other", "host", "host is on cpu, a is on cuda:0"),
+        ("torch.matmul(made(a), host)", "other", "host", "host is on cpu,"),
+        ("torch.mm(made(a), host)", "mat2", "host", "host is on cpu,"),
+        ("nn.functional.linear(a, turned)", "weight", "turned", "weight is on cpu, input is on"),
+        ("table(rows)", "input", "rows", "input is on cpu, the other tensors are on cuda:0"),
+        ("table(a)", "input", "a", "input is float32, embedding takes int64 or int32"),
+        ("w.gather(0, made(a))", "index", "made(a)", "index is float32, gather takes int64"),
+        ("torch.gather(w, 0, made(a))", "index", "made(a)", "index is float32, gather takes int64"),
+        ("host.gather(0, made(rows)[None] + 8)", "index", "made(rows)[None] + 8", "index 8 is out"),
+        ("a.permute(0, 2)", "dims", None, "dim 2 does not exist in a tensor of 2 dimensions"),
+        ("a.sum(2)", "dim", None, "dim 2 does not exist in a tensor of 2 dimensions"),
+    ],
+)
+def test_an_argument_goes_by_the_name_that_the_called_function_has_for_it(
+    line: str, argument: str, expression: str | None, headline: str, sim: simulate.Simulation
+) -> None:
+    """The inner op's name (``mat2``, ``indices``) stands in no list of what the user passed."""
+    report = cell(f"{OPERANDS}{line}", fast=False).shown
+    assert (report.argument, report.expression) == (argument, expression)
+    assert report.headline.startswith(headline)
+    if argument.startswith("dim"):
+        return
+    fact = next(item for item in report.tensors if item.argument == argument)
+    assert fact.expression == expression
+
+
+def test_what_an_inner_op_was_given_is_no_argument_of_the_line(sim: simulate.Simulation) -> None:
+    """``mm`` inside matmul knows its operands; the line's function calls them otherwise."""
+    report = cell(f"{OPERANDS}a @ made(a)", fast=False).shown
+    assert (report.argument, report.expression) == ("other", None)
+    assert report.headline.startswith("a has 3 columns and the right one has 2 rows")
+    assert [item.expression for item in report.tensors] == ["a"]
+    assert not any("made(a)" in (hint.fix or "") for hint in report.hints)
+
+
+def test_the_operand_of_one_side_is_not_that_of_the_other(sim: simulate.Simulation) -> None:
+    """``a`` has the shape of both, and is the right one alone."""
+    report = cell(f"{OPERANDS}made(a) @ a", fast=False).shown
+    assert (report.argument, report.expression) == ("other", "a")
+    assert report.headline.startswith("the left matrix has 3 columns and a has 2 rows")
+
+
+def test_what_a_model_views_is_copied_before_the_call(sim: simulate.Simulation) -> None:
+    """A slice of a batch does not lie in order; the view is no line of the user's to change."""
+    pytest.importorskip("transformers")
+    code = MODELS + "head = tr.BertForTokenClassification(bert.config).cuda()\n"
+    code += "y = torch.ones(2, 5, device='cuda').long()[:, :-1]\n"
+    outcome = cell(code + "head(input_ids=ids(4), labels=y)")
+    (fix,) = outcome.fixes
+    assert fix == "head(input_ids=ids(4), labels=y.contiguous())"
+    assert cell(code + fix).report is None

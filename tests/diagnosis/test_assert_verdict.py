@@ -1,0 +1,193 @@
+"""What is concluded from an assert that has happened, and how certainly: pure, from evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudalens.core.report import ErrorFacts, Evidence
+from cudalens.core.report_types import Environment, OpName, Replay, TensorFact, TensorSummary
+from cudalens.diagnosis.diagnose import diagnose
+
+ERROR = ErrorFacts(
+    type_name="AcceleratorError",
+    bases=("RuntimeError",),
+    message="CUDA error: device-side assert triggered",
+    error_code=710,
+)
+LINE = "F.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion `{}` failed."
+LABELS = LINE.format("t >= 0 && t < n_classes")
+ROWS = LINE.format("srcIndex < srcSelectDimSize")
+OWN = LINE.format("mine < yours")
+COMPILED = LINE.format("index out of bounds: 0 <= tmp4 < 10")
+EMBEDDING = OpName(name="aten::embedding", overload="default")
+BASE = Evidence(error=ERROR, context_usable=False, environment=Environment(torch="2.13.0"))
+RAISED = Replay(outcome="raised", exception="IndexError", message="index 9 is out of bounds")
+
+
+def evidence(**known: object) -> Evidence:
+    return replace(BASE, **known)  # type: ignore[arg-type]
+
+
+CASES = {
+    "op and text agree": (
+        evidence(op=EMBEDDING, device_text=ROWS),
+        "likely",
+        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1",
+    ),
+    "in place": (
+        evidence(op=OpName(name="aten::index_put_"), device_text=LINE.format("input[0] != 0")),
+        "likely",
+        "aten::index_put_ asserted on the device: indices: an internal check failed",
+    ),
+    "in backward": (
+        evidence(op=OpName(name="aten::nll_loss_backward"), phase="backward", device_text=LABELS),
+        "likely",
+        "aten::nll_loss_backward in the backward pass asserted on the device: target: a label",
+    ),
+    "op and text disagree": (
+        evidence(op=OpName(name="aten::relu"), device_text=LABELS),
+        "unknown",
+        "CUDA printed the assert of nll_loss_forward, nll_loss_backward, nll_loss2d_forward or "
+        "another, but aten::relu was the op that reported it: a label",
+    ),
+    "an extension that calls torch's kernel": (
+        evidence(op=OpName(name="mine::pick"), device_text=ROWS),
+        "likely",
+        "mine::pick asserted on the device: an index is outside",
+    ),
+    "an extension with a text of its own": (
+        evidence(op=OpName(name="mine::pick"), device_text=OWN),
+        "likely",
+        "mine::pick asserted on the device: `mine < yours` failed",
+    ),
+    "an op of torch's with a text that is none of torch's": (
+        evidence(op=OpName(name="aten::add"), device_text=OWN),
+        "unknown",
+        "CUDA asserted `mine < yours` by the end of aten::add",
+    ),
+    "an op without text": (
+        evidence(op=EMBEDDING),
+        "likely",
+        "aten::embedding is the op after which CUDA reported a device-side assert",
+    ),
+    "a replay on true values": (
+        evidence(op=OpName(name="mine::pick"), replay=RAISED, device_text=OWN),
+        "proven",
+        "mine::pick asserted on the device: index 9 is out of bounds",
+    ),
+    "a replay on zeros": (
+        evidence(
+            op=OpName(name="mine::pick"), replay=replace(RAISED, reason="table replayed as zeros")
+        ),
+        "likely",
+        "mine::pick asserted on the device: index 9 is out of bounds",
+    ),
+    "a text without an op": (
+        evidence(device_text=LABELS),
+        "likely",
+        "nll_loss_forward, nll_loss_backward, nll_loss2d_forward or another asserted on the "
+        "device: a label is neither one of the classes nor ignore_index",
+    ),
+    "an unknown text without an op": (
+        evidence(device_text=OWN),
+        "unknown",
+        "CUDA asserted `mine < yours`, and no recorded op can be blamed for it",
+    ),
+    "nothing": (
+        evidence(),
+        "unknown",
+        "CUDA reported a device-side assert, and no recorded op can be blamed for it",
+    ),
+    "nothing, before this cell": (
+        evidence(facts=(("device.lost_before", "yes"),)),
+        "unknown",
+        "CUDA reported a device-side assert that came before this cell",
+    ),
+    "an op that was not waited for": (
+        evidence(op=EMBEDDING, facts=(("op.waited_for", "no"),)),
+        "unknown",
+        "CUDA reported a device-side assert while aten::embedding was called",
+    ),
+    "not waited for, but the text agrees": (
+        evidence(op=EMBEDDING, device_text=ROWS, facts=(("op.waited_for", "no"),)),
+        "likely",
+        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1",
+    ),
+    "compiled code": (
+        evidence(op=OpName(name="aten::relu"), device_text=COMPILED),
+        "likely",
+        "compiled code asserted on the device: an index in code that torch.compile generated is "
+        "outside 0 … 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_certainty_and_headline(name: str) -> None:
+    """Only a replay on true values proves; a text and an op that disagree prove nothing."""
+    given, certainty, headline = CASES[name]
+    report = diagnose(given)
+    assert report.kind == "device_assert"
+    assert report.certainty == certainty
+    assert report.headline.startswith(headline)
+    assert "restart the kernel" in report.explanation.lower()
+    assert report.context_usable is False
+
+
+def test_the_argument_gets_the_users_name_and_its_values_where_known() -> None:
+    """With a host copy the observed range is said, without one it is not invented."""
+    known = TensorFact(
+        argument="indices", expression="ids", summary=TensorSummary(min=0, max=40), dtype="int64"
+    )
+    given = evidence(op=EMBEDDING, device_text=ROWS, tensors=(known,))
+    report = diagnose(given)
+    assert (report.argument, report.expression) == ("indices", "ids")
+    assert report.headline.endswith("; ids holds 0 … 40")
+    bare = diagnose(replace(given, tensors=(replace(known, summary=TensorSummary()),)))
+    assert "holds" not in bare.headline
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("aten::add", True), ("mine::pick", False)])
+def test_kernels_that_are_no_ops_are_thought_of(name: str, is_said: bool) -> None:
+    """Triton's and others are launched unseen; an extension's op may print texts of its own."""
+    report = diagnose(evidence(op=OpName(name=name), device_text=OWN))
+    assert ("launched past torch's ops" in report.explanation) is is_said
+
+
+def test_compiled_code_gets_its_next_step() -> None:
+    """The ops in it cannot be told apart: run it eagerly."""
+    report = diagnose(evidence(device_text=COMPILED))
+    assert "run the cell without --no-force-eager" in report.explanation
+
+
+@pytest.mark.parametrize(("text", "several"), [(LABELS, False), (f"{LABELS}\n{ROWS}", True)])
+def test_several_texts(text: str, several: bool) -> None:
+    """The first is the cause; that there were more is said."""
+    report = diagnose(evidence(device_text=text))
+    assert "nll_loss_forward" in report.headline
+    assert ("2 different assertions" in report.explanation) is several
+
+
+def test_the_error_code_alone_is_enough() -> None:
+    """Recognised by type and code, whatever words torch uses."""
+    error = replace(ERROR, message="CUDA error: something new")
+    assert diagnose(replace(BASE, error=error)).kind == "device_assert"
+
+
+@pytest.mark.parametrize(
+    ("waits", "known", "says"),
+    [
+        ("no", {"device_text": OWN}, True),
+        ("yes", {"device_text": OWN}, False),
+        ("no", {"device_text": OWN, "op": EMBEDDING}, False),
+        ("no", {"device_text": COMPILED}, False),
+    ],
+)
+def test_a_check_without_waiting_says_how_to_name_the_op(
+    waits: str, known: dict[str, object], says: bool
+) -> None:
+    """Only where no op is named, and waiting would have named one."""
+    told = diagnose(evidence(facts=(("check.waits", waits),), **known)).explanation
+    assert ("neither --no-sync nor --fast" in told) is says

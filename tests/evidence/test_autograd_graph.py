@@ -1,0 +1,203 @@
+"""The neighbourhood of a call in the autograd graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cudalens.core.report_types import AutogradNeighbourhood, GraphNode, LineRef
+from cudalens.evidence import autograd_graph
+from cudalens.evidence.autograd_graph import FOCUS, neighbourhood, op_of
+
+
+def by_name(graph: AutogradNeighbourhood, name: str) -> GraphNode:
+    (node,) = [item for item in graph.nodes if item.name == name]
+    return node
+
+
+def edges(graph: AutogradNeighbourhood) -> set[tuple[str, str, int]]:
+    """The edges with the names of the nodes in place of their ids."""
+    names = {node.id: node.name for node in graph.nodes}
+    return {(names[edge.src], names[edge.dst], edge.input) for edge in graph.edges}
+
+
+def test_nodes_edges_and_roles_of_a_loss() -> None:
+    """A layer and a loss: parameters by name, the bad labels as an input without history."""
+    layer = nn.Linear(4, 3)
+    logits, target = layer(torch.ones(2, 4)), torch.tensor([1, 7])
+    graph = neighbourhood(
+        {"input": logits, "target": target},
+        op_name="aten::nll_loss_forward",
+        bad="target",
+        names={id(parameter): f"head.{name}" for name, parameter in layer.named_parameters()},
+    )
+    assert graph.focus == FOCUS
+    focus = graph.nodes[-1]
+    assert (focus.id, focus.role, focus.op) == (FOCUS, "failed", "aten::nll_loss_forward")
+    assert [node.id for node in graph.nodes[:-1]] == [f"n{i}" for i in range(5)]
+    product = by_name(graph, "AddmmBackward0")
+    assert (product.op, product.shape, product.dtype) == ("aten::addmm", (2, 3), "float32")
+    assert product.role == "upstream"
+    labels = by_name(graph, "target")
+    assert (labels.role, labels.shape, labels.dtype) == ("bad_input", (2,), "int64")
+    weight = by_name(graph, "head.weight")
+    assert (weight.role, weight.shape, weight.module_path) == ("parameter", (3, 4), "head")
+    assert edges(graph) == {
+        ("AddmmBackward0", "aten::nll_loss_forward", 0),
+        ("target", "aten::nll_loss_forward", 1),
+        ("head.bias", "AddmmBackward0", 0),
+        ("TBackward0", "AddmmBackward0", 2),
+        ("head.weight", "TBackward0", 0),
+    }
+    # Four of autograd's, the labels, and the call.
+    assert graph.total_nodes == len(graph.nodes) == 6
+
+
+def test_leaves_that_are_no_parameters() -> None:
+    """A tensor that requires grad is a leaf by its argument's name, or behind an accumulator."""
+    x = torch.ones(2, requires_grad=True)
+    graph = neighbourhood({"self": x, "other": x.exp()}, op_name="aten::add", bad=None)
+    assert by_name(graph, "self").role == "leaf"
+    assert by_name(graph, "AccumulateGrad").role == "leaf"
+    assert by_name(graph, "AccumulateGrad").shape == (2,)
+
+
+def test_a_bad_tensor_with_a_history_is_the_bad_input() -> None:
+    """The node that made it bears the role."""
+    x = torch.ones(2, requires_grad=True).exp()
+    graph = neighbourhood({"self": x}, op_name="aten::bernoulli", bad="self")
+    assert by_name(graph, "ExpBackward0").role == "bad_input"
+
+
+def test_one_tensor_as_two_arguments_is_one_node() -> None:
+    """It has two edges into the call."""
+    x = torch.ones(2, requires_grad=True).exp()
+    graph = neighbourhood({"self": x, "other": x}, op_name="aten::mul", bad=None)
+    assert ("ExpBackward0", "aten::mul", 0) in edges(graph)
+    assert ("ExpBackward0", "aten::mul", 1) in edges(graph)
+    assert graph.total_nodes == len(graph.nodes) == 3
+
+
+def test_places_come_from_the_sequence_number() -> None:
+    """Each node asks for its own forward line; leaves have none."""
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    asked: list[int] = []
+
+    def site(sequence_nr: int) -> tuple[LineRef | None, str | None]:
+        asked.append(sequence_nr)
+        return LineRef(line=4, text="y = x.exp()"), "body"
+
+    graph = neighbourhood({"self": y}, op_name="aten::log", bad=None, site=site)
+    assert asked == [y.grad_fn._sequence_nr()]
+    assert by_name(graph, "ExpBackward0").source == LineRef(line=4, text="y = x.exp()")
+    assert by_name(graph, "ExpBackward0").module_path == "body"
+    assert by_name(graph, "AccumulateGrad").source is None
+
+
+def test_a_failure_in_backward_starts_from_the_running_node() -> None:
+    """The node itself is the focus; what it would have fed comes after it."""
+    x = torch.ones(2, requires_grad=True)
+    node = x.exp().sin().grad_fn
+    graph = neighbourhood(
+        {"index": torch.tensor([9])}, op_name="aten::index_put_", bad="index", node=node
+    )
+    focus = graph.nodes[-1]
+    assert (focus.name, focus.op, focus.role) == ("SinBackward0", "aten::index_put_", "failed")
+    assert edges(graph) == {
+        ("index", "SinBackward0", 0),
+        ("ExpBackward0", "SinBackward0", 1),
+        ("AccumulateGrad", "ExpBackward0", 0),
+    }
+    assert graph.total_nodes == len(graph.nodes) == 4
+
+
+def test_at_most_limit_nodes_are_kept_nearest_first() -> None:
+    """At the limit everything is kept, one node beyond it the farthest is left out."""
+    x = torch.ones(1, requires_grad=True)
+    y = x.sin().cos().exp()
+    whole = neighbourhood({"self": y}, op_name="aten::log", bad=None, limit=5)
+    assert [node.name for node in whole.nodes] == [
+        "ExpBackward0",
+        "CosBackward0",
+        "SinBackward0",
+        "AccumulateGrad",
+        "aten::log",
+    ]
+    cut = neighbourhood({"self": y}, op_name="aten::log", bad=None, limit=4)
+    assert [node.name for node in cut.nodes] == [
+        "ExpBackward0",
+        "CosBackward0",
+        "SinBackward0",
+        "aten::log",
+    ]
+    assert cut.total_nodes == whole.total_nodes == 5
+    assert {edge.src for edge in cut.edges} <= {node.id for node in cut.nodes}
+
+
+class Node:
+    """Stands for a node of a chain without end, and counts how many were looked at."""
+
+    looked_at = 0
+
+    def __init__(self, number: int = 0) -> None:
+        self._number = number
+
+    def name(self) -> str:
+        return "AddBackward0"
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        Node.looked_at += 1
+        return ((Node(self._number + 1), 0),)
+
+
+def test_time_does_not_grow_with_the_graph() -> None:
+    """An endless graph is left after a fixed number of nodes, its size unknown."""
+    Node.looked_at = 0
+    graph = neighbourhood({}, op_name="aten::add", bad=None, node=Node())
+    assert graph.total_nodes is None
+    assert len(graph.nodes) == autograd_graph.LIMIT
+    assert Node.looked_at == autograd_graph.MAX_VISITED
+
+
+def test_size_is_known_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of exactly as many nodes as may be visited is counted; one more is not."""
+    monkeypatch.setattr(autograd_graph, "MAX_VISITED", 4)
+    x = torch.ones(1, requires_grad=True)
+    three, four = x.sin().cos().exp(), x.sin().cos().exp().exp()
+    assert neighbourhood({"self": three}, op_name="a::b", bad=None).total_nodes == 5
+    assert neighbourhood({"self": four}, op_name="a::b", bad=None).total_nodes is None
+
+
+def test_nothing_is_kept_alive() -> None:
+    """The neighbourhood is facts alone: the graph dies with the user's tensors."""
+    import weakref
+
+    x = torch.ones(1, requires_grad=True)
+    y = x.exp()
+    reference = weakref.ref(y)
+    graph = neighbourhood({"self": y}, op_name="aten::log", bad=None)
+    del y
+    assert reference() is None
+    assert graph.nodes
+
+
+@pytest.mark.parametrize(
+    ("node", "op"),
+    [
+        ("AddmmBackward0", "aten::addmm"),
+        ("NllLossBackward0", "aten::nll_loss_forward"),
+        ("LogSoftmaxBackward0", "aten::_log_softmax"),
+        ("UpsampleNearest2DBackward0", "aten::upsample_nearest2d"),
+        ("MyFunctionBackward", None),
+        ("AccumulateGrad", None),
+        ("NoSuchThingBackward0", None),
+    ],
+)
+def test_ops_behind_nodes(node: str, op: str | None) -> None:
+    """An op is named when exactly one with a derivative has the node's name."""
+    assert op_of(node) == op

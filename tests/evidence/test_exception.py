@@ -1,0 +1,523 @@
+"""After the context is gone: what host memory can still tell of the op that ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cudalens
+from cudalens import simulate
+from cudalens.guards.process import PROCESS
+from cudalens.recorder.hostcopies import without_tensors
+from cudalens.simulate import AssertHit
+from tests.hostcells import Outcome, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+TEXT = (
+    "rows.cu:12: lookup_kernel: block: [{block},0,0], thread: [{thread},0,0] "
+    "Assertion `{said}` failed."
+)
+OWN = "row < table_rows"
+OPS = "cudalens_postmortem"
+SETUP = f"import torch\nops = torch.ops.{OPS}\n"
+
+
+ASSERTING = ("lookup", "with_others", "clamped", "home", "home_first")
+
+
+@pytest.fixture
+def extension() -> Iterator[Any]:
+    """A test extension without guards: ``lookup`` asserts on the device for a row too many."""
+    library = torch.library.Library(OPS, "DEF")
+    library.define("lookup(Tensor table, Tensor rows, float scale=1.0) -> Tensor")
+    library.impl("lookup", lambda table, rows, scale=1.0: table[rows] * scale, "CPU")
+    library.define(
+        "with_others(Tensor[] tables, Tensor rows, Tensor?[] more, *, ScalarType dtype, "
+        "float scale, str mode, int[] sizes, Device where) -> Tensor"
+    )
+    library.impl("with_others", lambda tables, rows, more, **rest: tables[1][rows], "CPU")
+    library.define("clamped(Tensor table, Tensor rows) -> Tensor")
+    library.impl("clamped", lambda table, rows: table[rows.clamp(max=3)], "CPU")
+    library.define("home(Tensor table, Tensor rows) -> Tensor")
+    library.impl("home", lambda table, rows: table[rows] + torch.ones(2).cuda().cpu(), "CPU")
+    library.define("home_first(Tensor table, Tensor rows) -> Tensor")
+    library.impl("home_first", lambda table, rows: torch.ones(2).cuda().cpu() + table[rows], "CPU")
+    library.define("device_only(Tensor table, Tensor rows) -> Tensor")
+    library.impl("device_only", device_only, "CUDA")
+    told = SimpleNamespace(text=TEXT.format(block=0, thread=1, said=OWN))
+
+    def rule(arguments: Any) -> AssertHit | None:
+        table, rows = arguments.get("table"), arguments["rows"]
+        table = arguments["tables"][1] if table is None else table
+        if int(rows.max()) < table.shape[0]:
+            return None
+        safe = {"rows": rows.clamp(max=table.shape[0] - 1)}
+        return AssertHit(text=told.text, repaired=safe, record="extension")
+
+    for name in ASSERTING:
+        simulate.register_assert(f"{OPS}::{name}", rule)
+    yield told
+    for name in ASSERTING:
+        simulate.unregister_assert(f"{OPS}::{name}")
+    library._destroy()
+
+
+def device_only(table: Tensor, rows: Tensor) -> Tensor:
+    running = simulate.current()
+    assert running is not None
+    running.device_assert(f"{OPS}::device_only", TEXT.format(block=0, thread=0, said=OWN))
+    return torch.empty_like(rows)
+
+
+def cell(code: str, **options: Any) -> Outcome:
+    """Run a cell under the full check, and keep the rehearsal device's error out of the next."""
+    return run_cell(SETUP + code, **{"fast": False, **options})
+
+
+LOOKUP = """\
+weights = torch.arange(8.0, device="cuda").reshape(4, 2)
+picked = torch.tensor([0, 9, 2], device="cuda")
+out = ops.lookup(weights, picked)
+later = out + 1
+"""
+
+
+def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) -> None:
+    """Line, op, arguments with their values, and the CPU's word on them: all from host memory."""
+    outcome = cell(LOOKUP)
+    report = outcome.shown
+    assert isinstance(outcome.error, torch.AcceleratorError)
+    assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", False)
+    assert report.context_usable is False
+    assert report.op.name == f"{OPS}::lookup"
+    assert report.source is not None
+    assert report.source.text == "out = ops.lookup(weights, picked)"
+    assert "index 9 is out of bounds" in report.headline
+    facts = {item.argument: item for item in report.tensors}
+    assert (facts["rows"].expression, facts["table"].expression) == ("picked", "weights")
+    assert (facts["rows"].summary.min, facts["rows"].summary.max) == (0, 9)
+    assert (facts["table"].summary.min, facts["table"].summary.max) == (0.0, 7.0)
+    assert (report.replay.outcome, report.replay.exception) == ("raised", "IndexError")
+    assert report.device_text == TEXT.format(block=0, thread=1, said=OWN)
+    assert "restart the kernel" in report.to_text().lower()
+    assert report.limits == ()
+
+
+def test_the_same_under_ten_thousand_lines(
+    extension: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The lines reach the user as they are; the report has one of them, and the count."""
+    lines = [TEXT.format(block=n // 100, thread=n % 100, said=OWN) for n in range(10_000)]
+    extension.text = "\n".join(lines)
+    report = cell(LOOKUP).shown
+    assert report.op.name == f"{OPS}::lookup"
+    assert report.source is not None and report.source.line == 5
+    assert report.device_text == f"{lines[0]} (10000 times, 100 blocks, 10000 threads)"
+    assert capfd.readouterr().err.count("Assertion") == 10_000
+
+
+def test_the_last_good_row_is_no_failure(extension: Any) -> None:
+    """One row before the bound nothing is reported."""
+    outcome = cell(LOOKUP.replace("9", "3"))
+    assert (outcome.error, outcome.report) == (None, None)
+
+
+def test_a_text_that_is_known_is_translated(extension: Any) -> None:
+    """An extension that calls a kernel of torch's prints torch's text."""
+    extension.text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
+    report = cell(LOOKUP).shown
+    assert report.certainty == "proven"
+    assert "the check of index_select or embedding" in report.explanation
+
+
+def test_without_a_cpu_kernel_nothing_is_proven(extension: Any) -> None:
+    """The op and its arguments are named; the replay says why there is none."""
+    report = cell(LOOKUP.replace("lookup", "device_only")).shown
+    assert (report.op.name, report.certainty) == (f"{OPS}::device_only", "likely")
+    assert report.headline == f"{OPS}::device_only asserted on the device: `{OWN}` failed"
+    assert (report.replay.outcome, report.replay.reason) == (
+        "unavailable",
+        "the op has no CPU kernel",
+    )
+    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
+
+
+def test_a_replay_that_needs_the_lost_device_proves_nothing(extension: Any) -> None:
+    """It meets the old error again, and says nothing of the arguments."""
+    report = cell(LOOKUP.replace("lookup", "home").replace("0, 9, 2", "0, 1, 4")).shown
+    assert (report.replay.outcome, report.certainty) == ("raised", "proven")
+    simulation = simulate.current()
+    assert simulation is not None
+    simulation.reset()
+    report = cell(LOOKUP.replace("lookup", "home_first")).shown
+    assert report.certainty == "likely"
+    assert report.replay.reason == "the op's CPU kernel asks for the GPU, which is gone"
+
+
+def test_what_was_too_large_to_copy_is_no_proof(extension: Any) -> None:
+    """Zeros stand in for a table beyond the byte budget: the CPU's word is only likely."""
+    report = cell(LOOKUP.replace("arange(8.0,", "arange(4.0 * 2**18,").replace("(4, 2)", "(4, -1)"))
+    shown = report.shown
+    assert shown.certainty == "likely"
+    assert shown.replay.reason == "table replayed as zeros: not copied in time"
+    assert {item.argument: item.summary.max for item in shown.tensors} == {"rows": 9, "table": None}
+
+
+OTHERS = """\
+small, weights = torch.ones(2, 2, device="cuda"), torch.ones(4, 3, device="cuda")
+picked = torch.tensor([0, 9], device="cuda")
+out = ops.with_others([small, weights], picked, [None, picked[:1]], dtype=torch.float16,
+    scale=float("inf"), mode="1", sizes=list(range(100)), where=torch.device("cuda:0"))
+"""
+
+
+def test_every_kind_of_argument_is_replayed_as_it_was(extension: Any) -> None:
+    """Lists of tensors, dtypes, devices, infinities, long lists, texts that look like numbers."""
+    report = cell(OTHERS).shown
+    assert report.certainty == "proven"
+    assert report.replay.message == "index 9 is out of bounds for dimension 0 with size 4"
+    facts = {item.argument: item for item in report.tensors}
+    assert (facts["tables[1]"].expression, facts["tables[1]"].summary.max) == ("weights", 1.0)
+    assert facts["more[1]"].shape == (1,) and "more[0]" not in facts
+
+
+def test_what_cannot_be_kept_is_not_replayed() -> None:
+    """A generator has a state that the call has changed: nothing can be called as it was."""
+    kept = without_tensors({"x": torch.ones(2), "sizes": (1, 2), "mode": "1"})
+    assert kept is not None and kept["x"].shape == (2,) and kept["sizes"] == [1, 2]
+    assert without_tensors({"x": torch.ones(2), "generator": torch.Generator()}) is None
+
+
+def test_values_are_told_where_the_cpu_accepts_them(extension: Any) -> None:
+    """A CPU kernel that checks nothing tells no value: the ranges of the copies do."""
+    said = "Before the call its arguments held: table 0.0 … 7.0, rows 0 … 9."
+    assert said in cell(LOOKUP.replace("lookup", "clamped")).shown.explanation
+
+
+def test_ranges_are_not_repeated_where_the_cpu_names_the_value(extension: Any) -> None:
+    """Its own words say more."""
+    assert "Before the call" not in cell(LOOKUP).shown.explanation
+
+
+ALIKE = """\
+weights = torch.ones(4, 3, device="cuda")
+picked = torch.tensor([0, 9], device="cuda")
+ops.with_others([{first}, weights], picked, [], dtype=torch.half, scale=1.0, mode="", sizes=[],
+    where=torch.device("cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "named"), [("torch.ones(4, 3).cuda()", None), ("torch.ones(4, 2).cuda()", "weights")]
+)
+def test_of_two_arguments_alike_none_is_named(
+    extension: Any, first: str, named: str | None
+) -> None:
+    """The line spells a tensor that only metadata leads to: it must lead to one argument."""
+    report = cell(ALIKE.format(first=first)).shown
+    facts = {item.argument: item.expression for item in report.tensors}
+    assert (facts["tables[0]"], facts["tables[1]"]) == (None, named)
+
+
+# --- an error that does not leave the cell --------------------------------------------------------
+
+HANDLED = {
+    "swallowed": "except RuntimeError:\n    pass",
+    "replaced by another": "finally:\n    torch.ones(3, device='cuda')",
+    "put in the user's words": "except RuntimeError as e:\n    raise ValueError('mine') from e",
+}
+
+
+def handled(how: str) -> str:
+    """Give a cell whose op raises, and that deals with it."""
+    return LOOKUP.replace("out = ", "try:\n    out = ").replace("later = out + 1", HANDLED[how])
+
+
+@pytest.mark.parametrize("how", sorted(HANDLED))
+def test_the_op_is_named_though_its_error_stayed_inside(extension: Any, how: str) -> None:
+    """What ended the device is shown, whatever became of its exception."""
+    outcome = cell(handled(how))
+    report = outcome.shown
+    assert (report.op.name, report.certainty) == (f"{OPS}::lookup", "proven")
+    assert report.source is not None
+    assert report.source.text == "out = ops.lookup(weights, picked)"
+    assert "did not leave the block" in report.explanation
+    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
+    assert isinstance(outcome.error, ValueError) is (how == "put in the user's words")
+    notes = getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])
+    assert f"a device-side assert in {OPS}::lookup at" in notes[0]
+
+
+@pytest.mark.parametrize("how", sorted(HANDLED))
+def test_a_handled_call_at_the_bound_is_no_failure(extension: Any, how: str) -> None:
+    """Nothing is lost: no report."""
+    assert cell(handled(how).replace("9", "3")).report is None
+
+
+@pytest.mark.parametrize("row", [9, 3])
+def test_an_interrupted_cell_tells_what_it_had_lost(extension: Any, row: int) -> None:
+    """Nobody waits for the device then; what is known by now is told to this cell and the next."""
+    code = handled("swallowed").replace("9", str(row)) + "raise KeyboardInterrupt\n"
+    session = cudalens.check()
+    with pytest.raises(KeyboardInterrupt), session:
+        exec(SETUP + code, {})
+    assert (session.report is not None) is (row == 9)
+    assert session.report is None or session.report.op.name == f"{OPS}::lookup"
+
+
+def test_a_later_op_is_not_blamed_for_what_ran_past_the_ops(sim: simulate.Simulation) -> None:
+    """A launch without an op was met, and handled: the op that meets it again did nothing."""
+    code = f"""
+    import torch
+    from cudalens import simulate
+    x = torch.ones(3, device="cuda")
+    simulate.current().device_assert("mine", {TEXT.format(block=0, thread=0, said=OWN)!r})
+    try:
+        x + 1
+    except RuntimeError:
+        torch.ones(3, device="cuda")
+    """
+    report = run_cell(code, fast=False).shown
+    assert (report.op.name, report.certainty) == (None, "unknown")
+    assert "launched past torch's ops" in report.explanation
+
+
+def test_a_session_inside_another_leaves_the_report_to_be_shown(extension: Any) -> None:
+    """The outer block shows it; only a block that began after the loss points back."""
+    with pytest.raises(RuntimeError), cudalens.check() as outer, cudalens.check():
+        exec(SETUP + LOOKUP, {})
+    assert outer.report is not None and not outer.is_reminder
+    with pytest.raises(RuntimeError), cudalens.check() as later:
+        torch.ones(3, device="cuda")
+    assert later.is_reminder
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_place_that_only_reported_is_not_called_the_cause(extension: Any, is_known: bool) -> None:
+    """The line of a later cell says so of a fault that was met, not found."""
+    cell(LOOKUP + "out.sum().item()", sync=is_known)
+    notes = getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])
+    assert ("that was reported at In [" in notes[0]) is not is_known
+
+
+HOOK = """\
+picked = torch.tensor([0, 9], device="cuda")
+leaf = torch.ones(4, 2, device="cuda", requires_grad=True)
+
+def hook(grad):
+    return ops.lookup(grad, picked)
+
+loss = (leaf * 2).sum()
+leaf.register_hook(hook)
+loss.backward()
+"""
+
+
+def test_a_hook_inside_backward(extension: Any) -> None:
+    """The line is the hook's, the phase is backward, the values are those of the hook's call."""
+    report = cell(HOOK).shown
+    assert (report.op.name, report.phase) == (f"{OPS}::lookup", "backward")
+    assert report.source is not None and report.source.text == "return ops.lookup(grad, picked)"
+    facts = {item.argument: item for item in report.tensors}
+    assert (facts["rows"].summary.max, facts["table"].shape) == (9, (4, 2))
+    assert report.certainty == "proven"
+
+
+def test_without_waiting_the_op_is_not_blamed_for_certain(extension: Any) -> None:
+    """With ``--no-sync`` the error comes from a later call: no proof, and no wrong op as fact."""
+    report = cell(LOOKUP + "later.sum().item()", sync=False).shown
+    assert (report.kind, report.certainty) == ("device_assert", "unknown")
+    assert report.context_usable is False
+    assert "an earlier one can be at fault" in report.explanation
+    assert "run the cell without --no-sync" in report.explanation
+    assert f"not of torch, and called before: {OPS}::lookup." in report.explanation
+
+
+def test_without_waiting_an_extension_s_op_just_before_is_named(extension: Any) -> None:
+    """It is the first to be suspected, and no more than that."""
+    report = cell(LOOKUP.replace("later = out + 1", "out.cpu()"), sync=False).shown
+    assert report.certainty == "unknown"
+    assert report.source is not None and report.source.text == "out.cpu()"
+    assert f"{OPS}::lookup ran just before and may be the cause" in report.explanation
+
+
+SIDE_STREAM = """\
+weights = torch.arange(8.0, device="cuda").reshape(4, 2)
+picked = torch.tensor([0, 9, 2], device="cuda")
+with torch.cuda.stream(torch.cuda.Stream()):
+    out = ops.lookup(weights, picked)
+"""
+
+
+def test_an_op_on_a_side_stream_is_named(extension: Any) -> None:
+    """The stream that the op ran on is waited for."""
+    report = cell(SIDE_STREAM).shown
+    assert report.op.name == f"{OPS}::lookup"
+    assert report.source is not None and report.source.text == "out = ops.lookup(weights, picked)"
+    assert report.certainty == "proven"
+
+
+THREAD = """\
+from concurrent.futures import ThreadPoolExecutor
+weights = torch.arange(8.0, device="cuda").reshape(4, 2)
+picked = torch.tensor([0, 9, 2], device="cuda")
+
+def work():
+    return ops.lookup(weights, picked).tolist()
+
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(work).result()
+"""
+
+
+def test_a_failure_in_a_user_s_thread_has_the_thread_s_line(extension: Any) -> None:
+    """No op of a thread is recorded: the line is where it surfaced, and no op is made up."""
+    report = cell(THREAD).shown
+    assert report.source is not None
+    assert report.source.text == "return ops.lookup(weights, picked).tolist()"
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert report.op.name is None and report.certainty == "unknown"
+    assert f"`{OWN}`" in report.headline
+    assert "another thread did" in report.explanation
+
+
+# --- the device is left alone ---------------------------------------------------------------------
+
+
+class Spy:
+    """Counts what asks the rehearsal device for work after its context is gone."""
+
+    def __init__(self, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches = 0
+        state = sim._runtime.state
+        launch, sync = state.launch, state.sync
+
+        def counted() -> None:
+            self.launches += state.is_poisoned
+            launch()
+
+        monkeypatch.setattr(state, "launch", counted)
+        monkeypatch.setattr(state, "sync", sync)
+
+
+def test_no_tensor_is_read_once_the_context_is_gone(
+    extension: Any, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Report, every rendering of it and the reminder come without one launch on the device."""
+    spy = Spy(sim, monkeypatch)
+    report = cell(LOOKUP).shown
+    assert sim.is_poisoned
+    report.to_text(), report.to_html(), report.to_json(), report._repr_mimebundle_()
+    assert cudalens.last_report() == report
+    assert spy.launches == 0
+    with pytest.raises(torch.AcceleratorError):
+        torch.ones(1, device="cuda")
+    assert spy.launches == 1
+
+
+def test_the_spy_sees_a_read(sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy, a number and a printed tensor are each seen."""
+    x = torch.ones(2, device="cuda")
+    spy = Spy(sim, monkeypatch)
+    sim.device_assert("x", "text")
+    for read in (torch.cuda.synchronize, x.cpu, x.sum, x.tolist, x.__repr__):
+        with pytest.raises(torch.AcceleratorError):
+            read()
+    assert spy.launches == 4
+
+
+# --- later cells ----------------------------------------------------------------------------------
+
+
+def test_later_cells_point_back_in_one_line(extension: Any, sim: simulate.Simulation) -> None:
+    """The next cell that meets the dead device gets one line and the first report."""
+    first = cell(LOOKUP)
+    second = cell("torch.ones(3, device='cuda')")
+    assert second.error is not None
+    notes = getattr(second.error, "__notes__", [])
+    assert len(notes) == 1 and "\n" not in notes[0]
+    assert notes[0].startswith(
+        f"cudalens: the CUDA context is gone since a device-side assert in {OPS}::lookup at In ["
+    )
+    assert notes[0].endswith("out = ops.lookup(weights, picked): restart the kernel to use the GPU")
+    assert second.report == first.report
+    quiet = cell("torch.ones(3)")
+    assert (quiet.error, quiet.report) == (None, None)
+
+
+@pytest.mark.parametrize("how", ["reset", "stop"])
+def test_a_rehearsal_device_can_live_again(
+    extension: Any, how: str, sim: simulate.Simulation
+) -> None:
+    """After a reset, or a stop and a start, failures are explained afresh."""
+    cell(LOOKUP)
+    assert PROCESS.lost is not None
+    if how == "reset":
+        sim.reset()
+    else:
+        sim.stop()
+        sim.reset()
+        simulate.start(announce=False)
+    again = cell(LOOKUP.replace("picked", "other")).shown
+    if (running := simulate.current()) is not sim:
+        running.stop()
+    assert again.source is not None and again.source.text == "out = ops.lookup(weights, other)"
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
+    extension: Any, fast: bool
+) -> None:
+    """The device had failed before: the report names no op of this cell."""
+    space: dict[str, Any] = {}
+    exec(SETUP + LOOKUP, space)
+    report = cell("x = torch.ones(3, device='cuda') + 1", fast=fast).shown
+    assert report.op.name is None
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert "before this cell" in report.headline + report.explanation
+    assert report.certainty != "proven"
+
+
+def test_a_host_error_on_a_dead_device_says_both(sim: simulate.Simulation) -> None:
+    """An exception of the host's stays what it is, and the lost context is told."""
+    code = f"""
+    import torch
+    from cudalens import simulate
+    x = torch.ones(2, 3)
+    simulate.current().device_assert("mine", {TEXT.format(block=0, thread=0, said=OWN)!r})
+    x @ x
+    """
+    report = run_cell(code, fast=True).shown
+    assert report.kind == "host_error"
+    assert report.context_usable is False
+    assert "the device had failed before" in report.explanation
+
+
+def test_a_library_status_that_hides_an_assert(sim: simulate.Simulation) -> None:
+    """cuBLAS reports a status of its own after an assert: the device itself is asked."""
+    text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
+    code = f"""
+    import torch
+    from cudalens import simulate
+    simulate.current().device_assert("aten::index_select", {text!r})
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
+    """
+    report = run_cell(code, fast=False).shown
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert "it hides an assert" in report.explanation
+    assert "index_select or embedding asserted on the device" in report.headline
+
+
+def test_the_same_status_on_a_living_device_stays_what_it_is() -> None:
+    """Nothing is hidden: the context can be used."""
+    code = """
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
+    """
+    report = run_cell(code, fast=False).shown
+    assert (report.kind, report.context_usable) == ("cuda_error", True)

@@ -1,0 +1,418 @@
+"""Which exceptions are torch's business, and which pass a checked block untouched."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from cudalens import simulate
+from cudalens.diagnosis.host_errors import is_known_message
+from cudalens.evidence.torch_errors import is_torch_error, visible_entries
+from tests.hostcells import run_cell
+
+SETUP = """
+import torch, json, functools, numpy as np
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+x = torch.ones(2, 3, device="cuda")
+t, two = torch.tensor(4), torch.tensor([1, 2])
+def given(value): return value
+class Words:
+    def __getitem__(self, key): return {}[key]
+    def gather(self, key): return {}[key]
+    def abs(self): return {}
+"""
+ON_CPU = """
+import functools, torch
+from torch import nn
+x, y = torch.ones(2, 3), torch.tensor([0, 1])
+def given(value): return value
+class Words:
+    x = property(lambda self: x)
+    def __getitem__(self, key): return x
+"""
+
+FOREIGN = [
+    "raise ValueError('mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)')",
+    "raise RuntimeError('CUDA is a fine thing')",
+    "assert x.shape == (3, 2), 'shapes differ'",
+    "assert (x == 0).all()",
+    "{}['a']",
+    "[1, 2][5]",
+    "1 / 0",
+    "int('a')",
+    "open('/no/such/file')",
+    "import no_such_module",
+    "undefined_name",
+    "x.no_such_attribute",
+    "json.loads('{')",
+    "np.ones(3).reshape(2, 2)",
+    "np.ones(3).mean().reshape(2, 2)",
+    "str(x.shape).index('nothing')",
+    "(lambda a: a)()",
+    "(lambda a: a)(x, x)",
+    "x.shape[7]",
+    "dict(a=x)['b']",
+    "torch.no_such_function(x)",
+    "nn.Linear(2, 2).no_such_layer",
+    "torch.load('/no/such/file')",
+    "raise KeyboardInterrupt if False else StopIteration",
+    # A tensor is the key or the index; the container is not torch's.
+    "{'a': 1}[t]",
+    "{'a': 1}.pop(t)",
+    "['a', 'b'][t]",
+    "(1, 2)[t]",
+    "'abc'[t]",
+    "np.zeros(3)[t]",
+    "np.zeros(3).take(t)",
+    "Words()[t]",
+    "Words().gather(t)",
+    "given({})[t]",
+    "given(Words()).abs()[t]",
+    "-given(Words()).abs()",
+    "t in 'abc'",
+    "'a' + t",
+    "[1] + t",
+    "functools.partial({}.pop)(t)",
+    "getattr({}, 'pop')(t)",
+    "list(map({}.pop, [t]))",
+    # A spelling that is wrong, on what is torch's.
+    "given(t).no_such_attribute",
+    "torch.ops.aten.no_such_op",
+    "nn.ModuleList().no_such_layer",
+]
+TORCHS = [
+    "x @ x",
+    "x.view(7)",
+    "x + torch.ones(4, device='cuda')",
+    "bool(x)",
+    "float(x)",
+    "if x > 0: pass",
+    "x[0, 0, 0]",
+    "torch.add(x, 'a')",
+    "x.sum(dim=5)",
+    "x += torch.ones(4, device='cuda')",
+    "nn.Linear(4, 2).cuda()(x)",
+    "nn.Linear(4, 2)(1)",
+    "torch.ones(3, device='cuda:7')",
+    "x.numpy()",
+    "x.cpu() + x",
+    "next(iter(DataLoader([None, None])))",
+    "x.backward()",
+    "x.float().t().view(7)",
+    "nn.Linear(3, 2).cuda()(x).view(7)",
+    "range(two)",
+    "for i in range(two): pass",
+    "hex(two)",
+    "[1, 2][two]",
+    "[0] * two",
+    "given([1])[two]",
+    "two in [x]",
+    "two[t]",
+    "t + {}",
+    "nn.Linear(2, 2).get_parameter('bias.x')",
+    "nn.Linear(2, 2).get_submodule('x')",
+    "nn.Linear(2, 2).get_buffer('weight')",
+]
+HIDDEN = [
+    "given(x).gather(1, y)",
+    "nn.Linear(3, 3)(x).gather(1, y)",
+    "Words().x.gather(1, y)",
+    "Words()['x'].gather(1, y)",
+    "given(x)[y, torch.tensor([0, 1, 1])]",
+    "given(x).gather(1, y).sum()",
+    "(given(x),)[0].gather(1, y)",
+    "(q := given(x)).gather(1, y)",
+    "(x if given(1) else None).gather(1, y)",
+    "functools.partial(torch.gather, x, 1)(y)",
+    "getattr(x, 'gather')(1, y)",
+    "m = x.gather; m(1, y)",
+    "list(map(torch.gather, [x], [1], [y]))",
+    # Refused before an op begins.
+    "given(x).narrow(0, 0, 9)",
+    "given(x).chunk(0)",
+    "given(x)[1.5]",
+    "given(x).gather('a', y)",
+    "given(x).gather(1)",
+    "given(x)[0] = 'a'",
+    "(q := x).chunk(0)",
+    "(x if given(1) else x).chunk(0)",
+    "functools.partial(torch.movedim, x)(0)",
+    "getattr(x, 'type')('no such type')",
+    "m = x.type; m('no such type')",
+]
+
+
+@pytest.mark.parametrize("line", FOREIGN)
+def test_what_is_not_torchs_passes_untouched(line: str, sim: simulate.Simulation) -> None:
+    """No report, no note, no attribute."""
+    outcome = run_cell(SETUP + line)
+    assert outcome.error is not None
+    assert outcome.report is None
+    assert not hasattr(outcome.error, "__notes__")
+    assert not hasattr(outcome.error, "__cudalens_report__")
+
+
+@pytest.mark.parametrize("line", TORCHS)
+def test_what_torch_raises_is_reported(line: str, sim: simulate.Simulation) -> None:
+    """The user's line is named, whatever stood between it and the exception."""
+    outcome = run_cell(SETUP + line)
+    assert outcome.error is not None
+    report = outcome.shown
+    assert report.kind in ("host_error", "autograd_error", "cuda_error")
+    assert report.source is not None and report.source.text == line
+
+
+@pytest.mark.parametrize("line", HIDDEN)
+def test_torch_is_known_where_the_line_does_not_show_it(line: str) -> None:
+    """A result of the user's own functions cannot be read again: the op itself tells."""
+    report = run_cell(ON_CPU + line, fast=False).shown
+    assert report.kind == "host_error"
+    assert report.source is not None and report.source.text == line
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "fast", "is_seen"),
+    [
+        ("given(x).kthvalue(9)", "cpu", False, True),  # by the recorder
+        ("given(x).gather(1, y)", "cpu", True, True),  # by a guard
+        ("given(x).kthvalue(9)", "cuda", True, True),  # by a kernel of the simulation
+        ("given(x).topk(9)", "cuda", True, True),  # by one that is registered for this op
+        ("given(x).kthvalue(9)", "cpu", True, False),  # by nobody
+        ("given({}).pop(9)", "cpu", False, False),
+    ],
+)
+def test_an_op_that_raised_is_seen_in_the_dispatcher(
+    line: str, device: str, fast: bool, is_seen: bool, sim: simulate.Simulation
+) -> None:
+    """Neither the line nor the message tells; without whoever saw the op nothing is certain."""
+    moved = f"x, y = x.to('{device}'), y.to('{device}')\n"
+    outcome = run_cell(ON_CPU + moved + line, fast=fast)
+    assert outcome.error is not None
+    assert not is_known_message(str(outcome.error))
+    assert (outcome.report is not None) is is_seen
+
+
+def test_a_function_of_this_package_is_no_op() -> None:
+    """What it refuses is said by itself: no report calls it torch's."""
+    for line in ("cudalens.check(max_ops=0)", "cudalens.register_guard('x', None)"):
+        outcome = run_cell(f"import cudalens\n{line}", fast=False)
+        assert outcome.error is not None
+        assert outcome.report is None
+
+
+def test_an_op_of_the_users_own_raises_what_he_likes() -> None:
+    """His kernel ran below the recorder; its statement is his, and torch's op in it is torch's."""
+    code = """
+    import torch
+    @torch.library.custom_op("origins::OP", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        BODY
+    op(torch.ones(2))
+    """
+    own = code.replace("OP", "own").replace("BODY", "raise ValueError('not with me')")
+    assert run_cell(own, fast=False).report is None
+    torchs = code.replace("OP", "torchs").replace("BODY", "return x.kthvalue(9).values")
+    report = run_cell(torchs, fast=False).shown
+    assert report.source is not None and report.source.text.endswith("kthvalue(9).values")
+
+
+@pytest.mark.parametrize(("line", "is_torchs"), [("[x][0].kthvalue(9)", True), ("{}[t]", False)])
+def test_a_check_around_a_check_knows_what_the_inner_one_knew(line: str, is_torchs: bool) -> None:
+    """The inner check takes its frames out of the traceback, and with them the evidence."""
+    code = f"""
+    import cudalens, torch
+    x, t = torch.ones(2), torch.tensor(1)
+    with cudalens.check():
+        {line}
+    """
+    assert (run_cell(code, fast=False).report is not None) is is_torchs
+
+
+@pytest.mark.parametrize(
+    ("assigned", "what"),
+    [("nn.Linear(2, 2)", "module"), ("nn.Parameter(torch.ones(2))", "parameters"), ("1", None)],
+)
+def test_a_module_that_is_not_initialised_refuses_its_parts(
+    assigned: str, what: str | None
+) -> None:
+    """Only torch's own check is torch's: a number is taken, and a missing name is Python's."""
+    code = f"""
+    import torch
+    from torch import nn
+    class Net(nn.Module):
+        def __init__(self):
+            self.part = {assigned}
+    Net().missing
+    """
+    outcome = run_cell(code)
+    assert isinstance(outcome.error, AttributeError)
+    if what is None:
+        assert outcome.report is None
+    else:
+        report = outcome.shown
+        assert report.kind == "host_error"
+        assert report.headline == f"cannot assign {what} before Module.__init__() call"
+        assert report.source is not None and report.source.text == f"self.part = {assigned}"
+
+
+@pytest.mark.parametrize(
+    ("said", "nearly"),
+    [
+        (
+            "gather() received an invalid combination of arguments - got (str), but expected",
+            "gather() received an invalid combination of arguments",
+        ),
+        (
+            'gather() missing 1 required positional arguments: "index"',
+            "gather() missing 1 required positional argument: 'index'",
+        ),
+        (
+            "only integer tensors of a single element can be converted to an index",
+            "only integer scalar arrays can be converted to a scalar index",
+        ),
+        (
+            "start (0) + length (9) exceeds dimension size (2).",
+            "start (0) + length (9) exceeds the file's size (2).",
+        ),
+        (
+            "torch.hsplit requires a tensor with at least 1 dimension, but got 0!",
+            "array split requires a tensor with at least 1 dimension, but got 0!",
+        ),
+        (
+            "number of sections must be larger than 0, got 0",
+            "number sections must be larger than 0.",
+        ),
+    ],
+)
+def test_a_sentence_of_torchs_is_told_from_its_neighbour(said: str, nearly: str) -> None:
+    """Python, NumPy and others say much the same in other words."""
+    assert is_known_message(said)
+    assert not is_known_message(nearly)
+
+
+def test_an_error_of_the_users_own_module_is_his(sim: simulate.Simulation) -> None:
+    """A module of his may raise what it likes, under torch's frames or not."""
+    code = """
+    from torch import nn
+    class Net(nn.Module):
+        def forward(self, x):
+            raise ValueError("I do not like this input")
+    Net()(1)
+    """
+    assert run_cell(code).report is None
+
+
+def test_an_error_of_a_dataset_is_its_authors(sim: simulate.Simulation) -> None:
+    """Called from torch's loader, in this process or in a worker, it is still the user's own."""
+    code = """
+    from torch.utils.data import DataLoader, Dataset
+    class Words(Dataset):
+        def __len__(self): return 4
+        def __getitem__(self, index): return {"a": 1}["b"]
+    next(iter(DataLoader(Words(), num_workers=WORKERS)))
+    """
+    for workers in (0, 1):
+        outcome = run_cell(code.replace("WORKERS", str(workers)))
+        assert isinstance(outcome.error, KeyError)
+        assert outcome.report is None
+
+
+def test_a_torch_error_in_a_dataset_is_torchs(sim: simulate.Simulation) -> None:
+    """In the worker's text the message tells it."""
+    code = """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+    class Products(Dataset):
+        def __len__(self): return 4
+        def __getitem__(self, index): return torch.ones(2, 3) @ torch.ones(2, 3)
+    next(iter(DataLoader(Products(), num_workers=1)))
+    """
+    report = run_cell(code).shown
+    assert report.headline.endswith("(2, 3) and (2, 3) cannot be multiplied")
+
+
+def test_an_error_raised_from_a_torch_error_is_the_users(sim: simulate.Simulation) -> None:
+    """``raise … from`` is a statement of his."""
+    code = """
+    try:
+        x @ x
+    except RuntimeError as error:
+        raise ValueError("wrong input") from error
+    """
+    assert run_cell(SETUP + code.replace("\n    ", "\n")).report is None
+
+
+def test_a_torch_error_raised_again_is_torchs(sim: simulate.Simulation) -> None:
+    """``raise`` and ``raise error`` keep the traceback that leads to torch."""
+    for again in ("raise", "raise error"):
+        code = f"try:\n    x @ x\nexcept RuntimeError as error:\n    {again}"
+        report = run_cell(SETUP + code).shown
+        assert report.source is not None and report.source.text == "x @ x"
+
+
+def test_a_feature_that_is_not_rehearsed_says_so_itself(sim: simulate.Simulation) -> None:
+    """The simulation's own refusal is complete: no report calls it a host error of torch's."""
+    outcome = run_cell(
+        "from cudalens.simulate.refusal import not_rehearsed\nraise not_rehearsed('x')"
+    )
+    assert outcome.report is None
+
+
+def test_a_simulated_kernel_stands_for_the_kernel(sim: simulate.Simulation) -> None:
+    """Frames below the simulation are nobody's: no frame of the report lies in this package."""
+    report = run_cell(SETUP + "nn.Linear(4, 2).cuda()(x)").shown
+    assert report.frames
+    assert not any(
+        "cudalens/" in frame.file and "tests" not in frame.file for frame in report.frames
+    )
+    assert report.frames[-1].file.endswith("torch/nn/modules/linear.py")
+
+
+def failing(depth: int, names: list[str]) -> BaseException:
+    """Raise below functions that are compiled as the given files, outermost first."""
+    space: dict[str, object] = {"inner": lambda: 1 / 0}
+    for name in reversed(names):
+        module = types.ModuleType(name)
+        exec(compile("def call():\n    inner()", name, "exec"), module.__dict__ | space, made := {})
+        space = {"inner": made["call"]}
+    try:
+        space["inner"]()  # type: ignore[operator]
+    except ZeroDivisionError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("files", "seen"),
+    [
+        (["user", "lib"], ["user", "lib"]),
+        (["own", "user", "lib"], ["user", "lib"]),
+        (["user", "lib", "own", "torch"], ["user", "lib"]),
+        (["user", "own", "torch", "user"], ["user", "torch", "user"]),
+        (["user", "own", "torch", "user", "own", "lib"], ["user", "torch", "user"]),
+        (["own", "lib", "own", "lib"], ["lib"]),
+    ],
+)
+def test_the_traceback_ends_where_it_enters_this_package(files: list[str], seen: list[str]) -> None:
+    """Up to the last of the user's frames all foreign ones are kept, then up to the first own."""
+    error = failing(0, files)
+    entries = visible_entries(
+        error.__traceback__.tb_next,  # type: ignore[union-attr]  the frame of this file
+        is_own=lambda file: file == "own",
+        is_user=lambda file: file == "user",
+    )
+    found = [item.tb_frame.f_code.co_filename for item in entries]
+    # The function that divides by zero stands in this file, innermost.
+    assert [name for name in found if name in {*files}] == seen
+
+
+def test_without_a_traceback_nothing_is_known() -> None:
+    """An exception that was never raised belongs to nobody."""
+    assert not is_torch_error(
+        ValueError("x"),
+        is_own=lambda file: False,
+        is_user=lambda file: True,
+        runs_torch=lambda entry: True,
+    )

@@ -1,0 +1,91 @@
+"""While a CUDA graph is captured nothing may be read or waited for: everything stands aside.
+
+The capture itself is pretended: its flag is all that the code asks for.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import cudalens
+from cudalens import simulate
+from cudalens.core import _torch
+from cudalens.evidence import lost_context
+from cudalens.recorder import Recorder
+from cudalens.recorder.hostcopies import host_copies
+
+
+@pytest.fixture
+def waits(sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Each wait for the device, with whether a graph was being captured."""
+    seen: list[bool] = []
+    state = sim._runtime.state
+    wait = state.sync
+
+    def sync() -> None:
+        seen.append(torch.cuda.is_current_stream_capturing())
+        wait()
+
+    monkeypatch.setattr(state, "sync", sync)
+    return seen
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_the_recorder_does_not_wait(
+    capturing: bool, waits: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each op is waited for, except during a capture; it is recorded all the same."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with Recorder() as recorder:
+        torch.ones(2, device="cuda").add_(1)
+    assert recorder.recorded_ops >= 2
+    assert bool(waits) is not capturing
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_arguments_are_not_copied(
+    capturing: bool, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy to the host would break the capture."""
+    x = torch.ones(2, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    assert bool(host_copies({"x": x}, 100)) is not capturing
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_guards_do_not_read(
+    capturing: bool, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bad op goes to the device unread, and is stopped where reading is allowed."""
+    table, ids = torch.zeros(3, 2, device="cuda"), torch.tensor([7], device="cuda")
+    with cudalens.guard():
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+        if capturing:
+            F.embedding(ids, table)
+        else:
+            with pytest.raises(cudalens.DeviceIndexError):
+                F.embedding(ids, table)
+    assert (sim.pending is not None) is capturing
+
+
+def test_the_device_is_not_asked(waits: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe for a lost context stands aside too."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert lost_context.probe(wait=True) is None
+    assert waits == []
+
+
+def test_a_lost_context_that_cannot_say_counts_as_a_capture(
+    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a dead context even the question fails: guards then read nothing."""
+
+    def refuse() -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", refuse)
+    assert _torch.is_capturing() is True
+    probed = lost_context.probe()
+    assert probed is not None and lost_context.is_lost(probed)

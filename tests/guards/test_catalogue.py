@@ -1,0 +1,398 @@
+"""The whole catalogue of guards: each entry is documented, acts, is cheap, misses no overload."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cudalens.core import _torch
+from cudalens.core.report_types import Violation
+from cudalens.guards import GUARDS, Guard, all_guards, catalogue_rows, full_name
+from cudalens.guards._base import _overloads, make_guard, resolve, schema_parameters
+from cudalens.guards._unguarded import LEFT_OUT, UNGUARDABLE
+from cudalens.guards.interceptor import GuardedCall, Interceptor
+from tests.releases import here
+
+INVENTORY = json.loads(
+    (Path(__file__).parents[1] / "data" / "device_asserts.json").read_text("utf-8")
+)
+REACHABLE = {record["id"]: record for record in INVENTORY if record["reachable"]}
+CATALOGUE = tuple(entry for entry in all_guards() if entry.frequency != "user")
+NAMESPACE = {
+    "torch": torch,
+    "F": nn.functional,
+    "aten": torch.ops.aten,
+    "tensor": torch.tensor,
+    "zeros": torch.zeros,
+    "ones": torch.ones,
+    "rand": torch.rand,
+    "nan": math.nan,
+    "inf": math.inf,
+}
+every_guard = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+
+
+class Stopped(Exception):  # noqa: N818  not an error of torch or of ours
+    """Raised in place of a call that a guard objects to."""
+
+
+class Collector:
+    """Guards that act on CPU tensors; what they find is kept here and stops the call."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Violation]] = []
+        self.trouble: list[str] = []
+
+    def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException:
+        self.found.append((full_name(call.op), violation))
+        return Stopped(violation.headline)
+
+
+@contextmanager
+def guarded() -> Iterator[Collector]:
+    """Install every guard for CPU tensors."""
+    collector = Collector()
+    interceptor = Interceptor(
+        collector.on_violation, collector.trouble.append, devices=frozenset({"cpu"})
+    )
+    interceptor.install()
+    try:
+        yield collector
+    finally:
+        interceptor.uninstall()
+    assert collector.trouble == []
+
+
+def evaluate(expression: str) -> Any:
+    return eval(expression, dict(NAMESPACE))
+
+
+def run_passing(entry: Guard) -> None:
+    """Run the passing example; some kernels exist on accelerators alone."""
+    with contextlib.suppress(NotImplementedError):
+        evaluate(entry.passes)
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the calls that a guard looks at, with the arguments that the guard takes."""
+
+    def __init__(self, entry: Guard) -> None:
+        super().__init__()
+        self.entry = entry
+        self.arguments: list[list[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.entry in GUARDS.get(func, ()):
+            places = {item.name: item for item in schema_parameters(func)}
+            self.arguments.append([places[name].of(args, kwargs) for name in self.entry.parameters])
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _composite_calls(calls: _Calls) -> Iterator[None]:
+    """Note the calls of ops that a dispatch mode never sees, since they decompose above it."""
+
+    def noting(op: Any) -> Any:
+        go_on, _ = _torch.redispatcher(op, "AutogradCPU")
+
+        def note(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            places = {item.name: item for item in schema_parameters(op)}
+            names = calls.entry.parameters
+            calls.arguments.append([places[name].of(args, kwargs) for name in names])
+            return go_on(keyset, *args, **kwargs)
+
+        return note
+
+    kernels = {full_name(op): noting(op) for op in resolve(calls.entry)}
+    libraries = _torch.register_kernels(kernels, "AutogradCPU")
+    try:
+        yield
+    finally:
+        _torch.destroy(libraries)
+
+
+def passing_arguments(entry: Guard) -> list[Any]:
+    """Give the arguments that the guard gets in its own passing example."""
+    calls = _Calls(entry)
+    with _composite_calls(calls) if entry.is_composite else calls:
+        run_passing(entry)
+    assert calls.arguments, f"the example of {entry.name} calls no op that it guards"
+    return calls.arguments[0]
+
+
+class _Ops(TorchDispatchMode):
+    """Counts dispatched ops by name, and notes how many elements each reduction reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.reduced: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        self.counts[name] += 1
+        if name in REDUCTIONS:
+            self.reduced.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+class _Reads(TorchFunctionMode):
+    """Counts how often the host asks for values."""
+
+    NAMES = frozenset(
+        {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"}
+        | {"equal", "allclose", "is_nonzero", "__contains__"}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+REDUCTIONS = frozenset(
+    {"aminmax", "amin", "amax", "min", "max", "any", "all", "sum", "count_nonzero", "mean"}
+    | {"nansum", "prod", "norm", "linalg_vector_norm", "argmax", "argmin", "cumsum", "cummax"}
+    | {"unique", "sort", "nonzero", "bincount"}
+)
+COPIES = frozenset({"_local_scalar_dense", "_to_copy", "copy_"})
+
+
+def tensors_in(arguments: list[Any]) -> Iterator[torch.Tensor]:
+    for value in arguments:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item
+
+
+@every_guard
+def test_docstring_has_its_five_parts(entry: Guard) -> None:
+    """Precondition, source with a torch version, cost, and both examples are written down."""
+    assert entry.precondition.endswith(".")
+    assert "torch 2." in entry.source
+    for part in (entry.cost, entry.passes, entry.violates):
+        assert part
+    assert entry.passes != entry.violates
+
+
+def test_missing_parts_are_noticed() -> None:
+    """A docstring without its parts gives empty fields, which the test above would refuse."""
+
+    def check(self: torch.Tensor) -> None:
+        """Say too little."""
+
+    entry = make_guard(check, ("aten::relu",))
+    assert entry.precondition == "Say too little."
+    assert (entry.source, entry.cost, entry.passes, entry.violates) == ("", "", "", "")
+
+
+@every_guard
+def test_passing_example_is_silent(entry: Guard) -> None:
+    """The example at the bound runs through with every guard installed."""
+    with guarded() as collector:
+        run_passing(entry)
+    assert collector.found == []
+
+
+@every_guard
+def test_violating_example_is_stopped(entry: Guard) -> None:
+    """The example one step beyond is stopped by this guard, with a whole finding."""
+    with guarded() as collector, pytest.raises(Stopped):
+        evaluate(entry.violates)
+    names = [violation.guard for _, violation in collector.found]
+    assert names == [entry.name]
+    op, violation = collector.found[0]
+    overload = next(item for item in GUARDS if full_name(item) == op)
+    schema = {argument.name for argument in overload._schema.arguments}
+    assert violation.argument in schema
+    assert violation.related is None or violation.related in schema
+    assert violation.is_silent == entry.is_silent
+    # Silent, or in a release before the kernel asserted.
+    lines = [here(line) for name in entry.records for line in REACHABLE[name]["stderr_text"]]
+    assert (violation.device_text is None) == (entry.is_silent or not any(lines))
+    assert violation.bounds.text
+    assert violation.explanation
+    assert violation.offenders.count >= len(violation.offenders.first) >= 1
+    assert "{argument}" in violation.headline
+    assert set(re.findall(r"{(\w+)}", violation.headline)) <= {"argument", "related"}
+    assert ("{related}" not in violation.headline) or violation.related
+
+
+@every_guard
+def test_device_text_is_the_inventory_s(entry: Guard) -> None:
+    """What CUDA would print is a line of one of the records that the guard stands for."""
+    with guarded() as collector, pytest.raises(Stopped):
+        evaluate(entry.violates)
+    text = collector.found[0][1].device_text
+    known = {
+        _printed(here(line)) for name in entry.records for line in REACHABLE[name]["stderr_text"]
+    }
+    if text is not None:
+        assert _printed(text) in known
+    else:
+        assert not any(known)
+
+
+def _printed(line: str) -> str:
+    """Give a line without what differs by thread, and without a message that the caller chose."""
+    line = line.replace(" block: [0,0,0], thread: [0,0,0]", "")
+    return re.sub(r"(?<=_assert_async_cuda_kernel: Assertion )`.*`", "`…`", line)
+
+
+@every_guard
+def test_passing_check_is_cheap(entry: Guard) -> None:
+    """One pass over each index or row of values, one wait of the host, when nothing is wrong."""
+    arguments = passing_arguments(entry)
+    listed = [value for value in arguments if isinstance(value, (list, tuple))]
+    allowed = max(1, *(sum(isinstance(x, torch.Tensor) for x in value) for value in listed), 1)
+    with _Reads() as reads, _Ops() as ops:
+        assert entry.check(*arguments) is None
+    # What a pass over rows leaves, one number a row, may be reduced once more.
+    passes = [numel for numel in ops.reduced if numel == max(ops.reduced)]
+    assert len(passes) <= allowed, ops.counts
+    assert len(ops.reduced) <= 1 + allowed, ops.counts
+    assert sum(ops.counts[name] for name in COPIES) <= 1, ops.counts
+    assert reads.count <= 1
+
+
+@every_guard
+def test_empty_tensors_cost_nothing(entry: Guard) -> None:
+    """Nothing is reduced, copied or waited for when the tensors have no elements."""
+
+    def emptied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty((0,) * max(value.dim(), 1), dtype=value.dtype)
+        if isinstance(value, (list, tuple)):
+            return [emptied(item) for item in value]
+        return value
+
+    arguments = [emptied(value) for value in passing_arguments(entry)]
+    with _Reads() as reads, _Ops() as ops:
+        assert entry.check(*arguments) is None
+    assert reads.count == 0
+    assert ops.reduced == []
+    assert not COPIES & set(ops.counts)
+
+
+@every_guard
+def test_check_changes_nothing(entry: Guard) -> None:
+    """The arguments and the random state are the same after a check as before it."""
+    arguments = passing_arguments(entry)
+    before = [item.clone() for item in tensors_in(arguments)]
+    state = torch.get_rng_state()
+    entry.check(*arguments)
+    assert torch.equal(torch.get_rng_state(), state)
+    for old, new in zip(before, tensors_in(arguments), strict=True):
+        assert torch.equal(old, new)
+
+
+def _dispatched(op: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel(full_name(op)))
+
+
+def _decomposes(op: Any) -> bool:
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full_name(op), key))
+
+
+def _signature(op: Any) -> dict[str, str]:
+    return {argument.name: str(argument.type) for argument in op._schema.arguments}
+
+
+# Their probability is a Python number, which torch checks on the host.
+NOT_TWINS = frozenset({"aten::bernoulli.p", "aten::bernoulli.float_out", "aten::bernoulli_.float"})
+
+
+@every_guard
+def test_sibling_overloads_are_guarded(entry: Guard) -> None:
+    """Each in-place, out= and functional twin with the same arguments is guarded as well."""
+    missed = []
+    for op in [item for item, entries in GUARDS.items() if entry in entries]:
+        wanted = {name: _signature(op)[name] for name in entry.parameters}
+        base = op._schema.name.removesuffix("_")
+        for twin in [*_overloads(base), *_overloads(base + "_")]:
+            if not _dispatched(twin) or _decomposes(twin) or full_name(twin) in NOT_TWINS:
+                continue
+            if wanted.items() <= _signature(twin).items() and twin not in GUARDS:
+                missed.append(full_name(twin))
+    assert missed == []
+
+
+_VALIDATE = "aten::_validate_compressed_sparse_indices"
+# Ops that reach their assert through another op, which is guarded.
+REACHED_THROUGH = {
+    "aten::sparse_compressed_tensor.comp_plain_value_size": _VALIDATE,
+    "aten::sparse_compressed_tensor.comp_plain_value": _VALIDATE,
+    "aten::add.Tensor": "aten::index_add_",
+    "aten::add_.Tensor": "aten::index_add_",
+    "aten::add.out": "aten::index_add_",
+}
+
+
+@pytest.mark.parametrize("record", REACHABLE, ids=str)
+def test_record_is_guarded_or_has_a_reason(record: str) -> None:
+    """No reachable assertion is left over, and none is both guarded and called unguardable."""
+    guards = [entry for entry in CATALOGUE if record in entry.records]
+    assert bool(guards) != (record in UNGUARDABLE)
+
+
+@pytest.mark.parametrize("record", sorted(set(REACHABLE) - set(UNGUARDABLE)), ids=str)
+def test_ops_of_a_record_are_guarded(record: str) -> None:
+    """Each op of the inventory that this torch dispatches carries a guard for the record."""
+    missed = []
+    for name in REACHABLE[record]["ops"]:
+        for op in _overloads(REACHED_THROUGH.get(name, name)):
+            is_other = "." not in name and op._overloadname != "default"
+            if is_other or not _dispatched(op) or _decomposes(op):
+                continue
+            if not any(record in entry.records for entry in GUARDS.get(op, ())):
+                missed.append(full_name(op))
+    assert missed == []
+
+
+def test_reasons_name_known_records() -> None:
+    """Every reason is about a record of the inventory, and every op left out exists."""
+    assert set(UNGUARDABLE) <= set(REACHABLE)
+    for name in LEFT_OUT:
+        assert _overloads(name)
+
+
+def test_records_of_guards_are_known() -> None:
+    """No guard claims a record that the inventory does not have."""
+    claimed = {name for entry in CATALOGUE for name in entry.records}
+    assert claimed <= set(REACHABLE)
+
+
+def test_catalogue_rows_list_every_guard_once() -> None:
+    """The printed catalogue has one row a guard, with its ops, and can be written as JSON."""
+    rows = catalogue_rows()
+    names = [row["guard"] for row in rows]
+    assert sorted(names) == sorted({entry.name for entry in all_guards()})
+    assert all(row["op"] for row in rows)
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_uninstalled_guards_say_nothing() -> None:
+    """After uninstalling, a violating call is torch's own matter again."""
+    with guarded() as collector:
+        pass
+    with pytest.raises(IndexError):
+        torch.embedding(torch.zeros(3, 2), torch.tensor([3]))
+    assert collector.found == []

@@ -1,0 +1,149 @@
+"""Deterministic algorithms: ops without such a kernel are refused by torch, before any assert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cudalens
+from cudalens import simulate
+from cudalens.core.deterministic_ops import kernel_without_determinism
+
+aten = torch.ops.aten
+BAD = 99
+
+
+@contextmanager
+def deterministic(*, warn_only: bool = False) -> Iterator[None]:
+    """Set deterministic algorithms for a while."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def on_device(*shape: int) -> Tensor:
+    """Give zeros on the device."""
+    return torch.zeros(shape, device="cuda")
+
+
+def ids(*values: int, shape: tuple[int, ...] = (-1,)) -> Tensor:
+    """Give whole numbers on the device."""
+    return torch.tensor(values, device="cuda").view(shape)
+
+
+CALLS: dict[str, Any] = {
+    "nll_loss2d_forward": lambda: aten.nll_loss2d_forward(
+        on_device(1, 3, 1, 1), ids(BAD, shape=(1, 1, 1)), None, 1, -100
+    ),
+    "nll_loss2d_backward": lambda: aten.nll_loss2d_backward(
+        on_device(),
+        on_device(1, 3, 1, 1),
+        ids(BAD, shape=(1, 1, 1)),
+        None,
+        1,
+        -100,
+        torch.ones((), device="cuda"),
+    ),
+    "max_unpool2d": lambda: aten.max_unpool2d(
+        on_device(1, 1, 1), ids(BAD, shape=(1, 1, 1)), [2, 2]
+    ),
+    "max_unpool3d": lambda: aten.max_unpool3d(
+        on_device(1, 1, 1, 1), ids(BAD, shape=(1, 1, 1, 1)), [2, 2, 2], [2, 2, 2], [0, 0, 0]
+    ),
+    "fractional_max_pool2d_backward": lambda: aten.fractional_max_pool2d_backward(
+        on_device(1, 1, 1), on_device(1, 2, 2), [2, 2], [1, 1], ids(BAD, shape=(1, 1, 1))
+    ),
+    "fractional_max_pool3d_backward": lambda: aten.fractional_max_pool3d_backward(
+        on_device(1, 1, 1, 1),
+        on_device(1, 2, 2, 2),
+        [2, 2, 2],
+        [1, 1, 1],
+        ids(BAD, shape=(1, 1, 1, 1)),
+    ),
+    "put_": lambda: on_device(3).put_(ids(BAD), on_device(1), accumulate=True),
+    "put": lambda: on_device(3).put(ids(BAD), on_device(1)),
+    "index_reduce_": lambda: on_device(3).index_reduce_(0, ids(BAD), on_device(1), "amax"),
+    "scatter multiplying": lambda: on_device(3).scatter(
+        0, ids(BAD), on_device(1), reduce="multiply"
+    ),
+    "scatter_reduce with prod": lambda: on_device(3).scatter_reduce(
+        0, ids(BAD), on_device(1), "prod"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_torch_refuses_is_torch_s_to_tell(sim: simulate.Simulation, name: str) -> None:
+    """The error is that of CUDA's host code, and no report blames a value that no kernel saw."""
+    with deterministic(), cudalens.check() as session, pytest.raises(RuntimeError) as caught:
+        CALLS[name]()
+    assert "does not have a deterministic implementation" in str(caught.value)
+    assert session.report is None or session.report.kind != "prevented"
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")
+@pytest.mark.parametrize("name", CALLS)
+def test_what_torch_only_warns_of_is_guarded(sim: simulate.Simulation, name: str) -> None:
+    """With ``warn_only`` the kernel would be launched, and assert."""
+    with deterministic(warn_only=True), cudalens.check(), pytest.raises(IndexError, match=str(BAD)):
+        CALLS[name]()
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")
+def test_a_negative_factor_s_place_does_not_wrap(sim: simulate.Simulation) -> None:
+    """Sums are written by ``index_put_``, where -1 is the last place; products never are."""
+
+    def scatter(reduce: str) -> Tensor:
+        return on_device(3).scatter(0, ids(-1), torch.ones(1, device="cuda"), reduce=reduce)
+
+    with deterministic(warn_only=True), cudalens.check():
+        assert scatter("add").tolist() == [0, 0, 1]
+        with pytest.raises(IndexError, match="-1"):
+            scatter("multiply")
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_a_loss_of_every_pixel_needs_no_sum(sim: simulate.Simulation, reduction: int) -> None:
+    """Without a reduction nothing is added by several threads: the kernel runs, so it is guarded.
+
+    Source: NLLLoss2d.cu, nll_loss2d_forward_out_cuda_template, torch 2.13.0
+    """
+    wanted = IndexError if reduction == 0 else RuntimeError
+    with deterministic(), cudalens.check(), pytest.raises(RuntimeError) as caught:
+        aten.nll_loss2d_forward(
+            on_device(1, 3, 1, 1), ids(BAD, shape=(1, 1, 1)), None, reduction, -100
+        )
+    assert isinstance(caught.value, wanted)
+    assert isinstance(caught.value, IndexError) == (reduction == 0)
+
+
+def test_places_that_are_filled_first_are_guarded(sim: simulate.Simulation) -> None:
+    """Without self the fill is launched before torch refuses the product."""
+    with deterministic(), cudalens.check(), pytest.raises(IndexError, match=str(BAD)):
+        on_device(3).scatter_reduce(0, ids(BAD), on_device(1), "prod", include_self=False)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_a_mask_larger_than_what_is_written_in_place(
+    sim: simulate.Simulation, shape: tuple[int, ...]
+) -> None:
+    """Torch refuses what does not fit; the copying form spreads the tensor instead."""
+    mask = torch.ones(shape, dtype=torch.bool, device="cuda")
+    with cudalens.check(), pytest.raises(RuntimeError) as caught:
+        on_device(3).masked_scatter_(mask, on_device(1))
+    assert isinstance(caught.value, ValueError) == (shape == (3,))
+    with cudalens.check(), pytest.raises(ValueError, match="selects"):
+        on_device(3).masked_scatter(mask, on_device(1))
+
+
+@pytest.mark.parametrize("op", ["mylib::put_", "aten::index_put_", "aten::scatter.src"])
+def test_other_ops_have_a_deterministic_kernel(op: str) -> None:
+    """Neither an op of another library, nor one that torch rewrites."""
+    assert kernel_without_determinism(op, {"src": None}) is None

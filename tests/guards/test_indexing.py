@@ -1,0 +1,683 @@
+"""Guards of lookups, indexing, gather and scatter: who is at fault, and what must stay silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cudalens
+from cudalens.core.report_types import Violation
+from cudalens.guards import GUARDS, full_name, rows
+from cudalens.guards._base import schema_parameters
+from cudalens.guards.indexing import _writes_by_sorting
+from cudalens.guards.interceptor import GuardedCall, Interceptor
+
+tensor, zeros, ones, aten = torch.tensor, torch.zeros, torch.ones, torch.ops.aten
+HUGE = 2**40
+
+
+def findings(op: Any, *args: Any, **kwargs: Any) -> list[Violation]:
+    """Ask every guard of an op about a call, without making the call."""
+    places = {item.name: item for item in schema_parameters(op)}
+    asked = [
+        entry.check(*(places[name].of(args, kwargs) for name in entry.parameters))
+        for entry in GUARDS[op]
+    ]
+    return [found for found in asked if found is not None]
+
+
+def only(op: Any, *args: Any, **kwargs: Any) -> Violation:
+    (found,) = findings(op, *args, **kwargs)
+    return found
+
+
+def positions(found: Violation) -> list[tuple[tuple[int, ...], Any]]:
+    return [(item.position, item.value) for item in found.offenders.first]
+
+
+@contextmanager
+def stopping() -> Iterator[list[tuple[str, Violation]]]:
+    """Install every guard for CPU tensors; a finding stops the call with an ``IndexError``."""
+    seen: list[tuple[str, Violation]] = []
+
+    def on_violation(call: GuardedCall, violation: Violation) -> BaseException:
+        seen.append((full_name(call.op), violation))
+        return IndexError(violation.headline)
+
+    interceptor = Interceptor(on_violation, pytest.fail, devices={"cpu"})
+    interceptor.install()
+    try:
+        yield seen
+    finally:
+        interceptor.uninstall()
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_headline_names_value_position_dimension_and_size() -> None:
+    """A bad column index is told with its place, its value and the dimension that it missed."""
+    found = only(aten.gather.default, zeros(2, 5), 1, tensor([[0, 4], [7, 0]]))
+    assert found.headline == "{argument}[1, 0] = 7 is outside dimension 1 (size 5) of {related}"
+    assert (found.argument, found.related, found.size, found.dim) == ("index", "self", 5, 1)
+    assert found.bounds.text == "0 … 4"
+    assert positions(found) == [((1, 0), 7)]
+
+
+def test_wrapping_interval_is_told_from_minus_size() -> None:
+    """Where negative values count from the end the interval starts at minus the size."""
+    found = only(aten.index.Tensor, zeros(5), [tensor([0, 1, 7])])
+    assert found.bounds.text == "-5 … 4"
+    assert found.headline == "{argument}[0][2] = 7 is outside dimension 0 (size 5) of {related}"
+
+
+@pytest.mark.parametrize(
+    ("indices", "position", "dim", "size"),
+    [
+        ([tensor([0]), tensor([9])], 1, 1, 4),
+        ([None, tensor([9])], 1, 1, 4),
+        ([None, None, tensor([9])], 2, 2, 5),
+        ([tensor([True, False, True]), tensor([1, 9])], 1, 1, 4),
+        ([zeros(3, 4, dtype=torch.bool).fill_(True), tensor([9])], 1, 2, 5),
+        ([tensor([1, 0, 1], dtype=torch.uint8), tensor([-5, 0])], 1, 1, 4),
+        ([tensor([[0], [3]]), None, tensor([[0, 9]])], 0, 0, 3),
+    ],
+)
+def test_list_position_and_dimension(
+    indices: list[Any], position: int, dim: int, size: int
+) -> None:
+    """None passes one dimension by, a mask as many as it has; the first bad index is told."""
+    found = only(aten.index.Tensor, zeros(3, 4, 5), indices)
+    assert (found.list_position, found.dim, found.size) == (position, dim, size)
+
+
+@pytest.mark.parametrize(
+    ("shape", "indices"),
+    [
+        ((3,), [tensor([], dtype=torch.long)]),
+        ((3, 0), [tensor([9])]),
+        ((3, 4), [tensor([[9]]), tensor([], dtype=torch.long)]),
+        ((3, 4), [tensor([False, False, False]), tensor([9])]),
+        ((3,), [tensor([True, False, True])]),
+        ((3,), [tensor([9], dtype=torch.int16)]),
+        ((3,), [tensor([0]), tensor([9])]),
+        ((0,), [tensor([9])]),
+        ((3, 4), [tensor([9, 9]), tensor([0, 0, 0])]),
+        ((3, 4), [tensor([True, True]), tensor([9])]),
+        ((3, 4), [tensor([True, True, True]), tensor([9, 9])]),
+    ],
+)
+def test_nothing_is_launched_or_torch_refuses(shape: tuple[int, ...], indices: list[Any]) -> None:
+    """Empty results launch nothing, and wrong shapes and dtypes are the host's own errors."""
+    assert findings(aten.index.Tensor, zeros(shape), indices) == []
+
+
+def test_zero_dim_index_is_checked() -> None:
+    """An index without dimensions has the empty position."""
+    found = only(aten.index_put_.default, zeros(3), [tensor(3)], tensor(1.0))
+    assert positions(found) == [((), 3)]
+    assert findings(aten.index_put_.default, zeros(3), [tensor(-3)], tensor(1.0)) == []
+
+
+def test_masks_cost_nothing() -> None:
+    """Reading and writing through bool and uint8 masks dispatches no op of ours."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Fail(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            raise AssertionError(func)
+
+    data, value = zeros(3, 4), tensor(1.0)
+    masks = [data > 0, zeros(3, 4, dtype=torch.uint8), tensor([True, False, True])]
+    with Fail():
+        for mask in masks:
+            assert findings(aten.index.Tensor, data, [mask]) == []
+            assert findings(aten.index_put_.default, data, [mask], value) == []
+
+
+def test_index_tensors_of_one_call_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three index tensors are judged by one read of the device, one for each dtype."""
+    reads: list[int] = []
+    plain = torch.Tensor.tolist
+
+    def counted(self: torch.Tensor) -> Any:
+        reads.append(self.numel())
+        return plain(self)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    good = tensor([0, 1])
+    assert findings(aten.index.Tensor, zeros(3, 3, 3), [good, good, good]) == []
+    assert reads == [6]
+    reads.clear()
+    assert findings(aten.index.Tensor, zeros(3, 3, 3), [good, good.int(), good]) == []
+    assert sorted(reads) == [2, 4]
+
+
+def test_unchecked_accumulate_is_a_silent_finding() -> None:
+    """Indexing's backward accumulates without a check on CUDA; without accumulate it asserts."""
+    call = (zeros(3), [tensor([3])], ones(1))
+    silent = only(aten._index_put_impl_.default, *call, True, True)
+    assert silent.is_silent
+    assert silent.device_text is None
+    checked = only(aten._index_put_impl_.default, *call, False, True)
+    assert not checked.is_silent
+    assert "-sizes[i] <= index" in str(checked.device_text)
+    assert "``" in str(only(aten._index_put_impl_.default, *call, True, False).device_text)
+
+
+def test_backward_of_a_lookup_is_guarded() -> None:
+    """An index that was changed between forward and backward is found in the backward pass."""
+    data = ones(3, 2, requires_grad=True)
+    index = tensor([0, 2])
+    with stopping() as seen:
+        picked = data[index]
+        index.data.fill_(5)
+        with pytest.raises(IndexError):
+            picked.sum().backward()
+    assert seen[0][0] == "aten::_index_put_impl_"
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "argument"),
+    [
+        (lambda: zeros(3)[tensor([3])], "aten::index.Tensor", "indices"),
+        (lambda: zeros(3).index_put_((tensor([3]),), ones(1)), "aten::index_put_", "indices"),
+        (lambda: zeros(3).index_put((tensor([3]),), ones(1)), "aten::index_put", "indices"),
+        (lambda: zeros(3).scatter_(0, tensor([3]), 1.0), "aten::scatter_.value", "index"),
+        (lambda: nn.functional.embedding(tensor([3]), zeros(3, 2)), "aten::embedding", "indices"),
+        (
+            lambda: nn.functional.embedding_bag(tensor([[3]]), zeros(3, 2)),
+            "aten::_embedding_bag_forward_only",
+            "indices",
+        ),
+        (
+            lambda: nn.functional.embedding(tensor([3]), ones(3, 2), max_norm=1.0),
+            "aten::embedding_renorm_",
+            "indices",
+        ),
+        (lambda: torch.take_along_dim(zeros(3), tensor([3])), "aten::gather", "index"),
+        (lambda: zeros(3).put_(tensor([3]), ones(1)), "aten::put_", "index"),
+        (lambda: zeros(3).scatter_add_(0, tensor([3]), ones(1)), "aten::scatter_add_", "index"),
+        (lambda: zeros(3).index_copy_(0, tensor([3]), ones(1)), "aten::index_copy_", "index"),
+        (
+            lambda: zeros(3).index_fill_(0, tensor([3]), 1.0),
+            "aten::index_fill_.int_Scalar",
+            "index",
+        ),
+    ],
+)
+def test_public_functions_reach_their_guard(call: Any, op: str, argument: str) -> None:
+    """The public function is stopped at the outermost op that has a guard."""
+    with stopping() as seen, pytest.raises(IndexError):
+        call()
+    name, violation = seen[0]
+    assert (name, violation.argument) == (op, argument)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_invariants_are_reached_through_the_constructor() -> None:
+    """Building a CSR tensor with checked invariants meets the guard; unchecked ones do not."""
+    bad = (tensor([0, 1, 2]), tensor([0, 2]), ones(2), (2, 2))
+    with stopping() as seen, pytest.raises(IndexError):
+        torch.sparse_csr_tensor(*bad, check_invariants=True)
+    assert seen[0][1].argument == "plain_idx"
+    with stopping() as seen:
+        torch.sparse_csr_tensor(*bad, check_invariants=False)
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("compressed", "plain", "argument", "position"),
+    [
+        ([1, 1, 2], [0, 1], "compressed_idx", (0,)),
+        ([0, 1, 1], [0, 1], "compressed_idx", (2,)),
+        ([0, -1, 2], [0, 1], "compressed_idx", (1,)),
+        ([0, 1, 2], [0, -1], "plain_idx", (1,)),
+        ([0, 2, 2], [1, 1], "plain_idx", (1,)),
+        ([0, 2, 2], [1, 0], "plain_idx", (1,)),
+    ],
+)
+def test_each_sparse_invariant(
+    compressed: list[int], plain: list[int], argument: str, position: tuple[int, ...]
+) -> None:
+    """Each invariant is told apart, though CUDA prints the same line for all of them."""
+    op = aten._validate_compressed_sparse_indices.default
+    call = (True, tensor(compressed), tensor(plain), 2, 2, 2)
+    found = only(op, *call)
+    assert (found.argument, found.offenders.first[0].position) == (argument, position)
+    with pytest.raises(RuntimeError, match="is not satisfied"):
+        op(*call)
+
+
+@pytest.mark.parametrize(
+    ("plain", "position"),
+    [([[0, 1], [0, 1]], None), ([[0, 1], [1, 0]], (1, 1)), ([[1, 0], [0, 1]], (0, 1))],
+)
+def test_each_matrix_of_a_sparse_batch_has_rows_of_its_own(
+    plain: list[list[int]], position: tuple[int, ...] | None
+) -> None:
+    """A row of one matrix begins anew what a row of the other goes on with."""
+    op = aten._validate_compressed_sparse_indices.default
+    starts = tensor([[0, 2, 2], [0, 0, 2]])
+    found = findings(op, True, starts, tensor(plain), 2, 2, 2)
+    assert [item.offenders.first[0].position for item in found] == ([position] if position else [])
+    if position is None:
+        op(True, starts, tensor(plain), 2, 2, 2)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_one_value_is_written_without_sorting(is_deterministic: bool) -> None:
+    """Two are sorted first where the order counts, and always when they are added up."""
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        assert not _writes_by_sorting(ones(1), accumulate=False)
+        assert _writes_by_sorting(ones(2), accumulate=False) is is_deterministic
+        assert _writes_by_sorting(ones(1), accumulate=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_tensor_of_one_element_has_a_bound() -> None:
+    """An empty one has none: nothing is launched."""
+    assert only(aten.index_copy_.default, zeros(1), 0, tensor([1]), ones(1)).bounds.text == "0 … 0"
+    assert findings(aten.index_copy_.default, zeros(1, 0), 0, tensor([1]), ones(1, 0)) == []
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+def test_sparse_coo_select_wraps() -> None:
+    """A sparse dimension lets negative values count from the end; a strided one does not."""
+    sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
+    op = aten.index_select.default
+    assert findings(op, sparse, 0, tensor([-3, 2])) == []
+    assert only(op, sparse, 0, tensor([-4])).bounds.text == "-3 … 2"
+    assert only(op, zeros(3), 0, tensor([-3])).bounds.text == "0 … 2"
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_offsets_follow_the_kernel(kind: torch.dtype) -> None:
+    """Empty bags are valid, a first offset other than 0 is taken as 0, falling ones are not."""
+    op = aten._embedding_bag.default
+    table, indices = zeros(3, 2), tensor([0, 2], dtype=kind)
+
+    def ask(offsets: list[int], **options: Any) -> list[Violation]:
+        return findings(op, table, indices, tensor(offsets, dtype=kind), **options)
+
+    for good in ([0, 0, 2, 2], [1, 1], [5], [0]):
+        assert ask(good) == []
+    assert positions(ask([0, 2, 1])[0]) == [((2,), 1)]
+    assert positions(ask([0, 3])[0]) == [((1,), 3)]
+    assert ask([0, 2, 9], include_last_offset=True) == []
+    assert len(ask([0, 3, 2], include_last_offset=True)) == 1
+    assert "max" in str(ask([0, 3], mode=2)[0].device_text)
+
+
+def test_bags_that_launch_nothing_are_not_checked() -> None:
+    """No bag, or a table without columns: CUDA checks neither indices nor offsets."""
+    op = aten._embedding_bag.default
+    nowhere = tensor([], dtype=torch.long)
+    assert findings(op, zeros(3, 2), tensor([9]), nowhere) == []
+    assert findings(op, zeros(3, 0), tensor([9]), tensor([0, 9])) == []
+
+
+def test_padding_idx_is_exempt_in_backward_only() -> None:
+    """The backward kernel skips padding_idx; the lookup itself has no exception."""
+    backward = aten.embedding_dense_backward.default
+    assert findings(backward, ones(2, 2), tensor([0, -1]), 3, -1, False) == []
+    found = only(backward, ones(3, 2), tensor([0, -2, -1]), 3, -1, False)
+    assert positions(found) == [((1,), -2)]
+    assert found.bounds.text == "0 … 2 or -1 (padding_idx)"
+    assert not found.is_replay_safe
+    assert only(aten.embedding.default, zeros(3, 2), tensor([-1]), -1)
+
+
+@pytest.mark.parametrize("value", [-1, 3, HUGE, -HUGE])
+def test_empty_rows_of_a_lookup_launch_nothing(value: int) -> None:
+    """A table without columns is never read; one without rows refuses every index."""
+    assert findings(aten.embedding.default, zeros(3, 0), tensor([value])) == []
+    assert only(aten.embedding.default, zeros(0, 2), tensor([value])).bounds.text == "nothing"
+
+
+def test_device_text_follows_the_kernel_that_runs() -> None:
+    """Up to 16 indices, more of them, and whole aligned rows are three kernels."""
+    op, table = aten.embedding.default, zeros(3, 4)
+    few, many = tensor([3] * 16), tensor([3] * 17)
+    assert "indexSelectSmallIndex" in str(only(op, table, few).device_text)
+    assert "vectorized_gather_kernel" in str(only(op, table, many).device_text)
+    assert "ScatterGatherKernel.cu:203" in str(only(op, zeros(3, 3), many).device_text)
+    add = aten.index_add_.default
+    assert "Indexing.cu:1030" in str(only(add, zeros(3), 0, few, ones(16)).device_text)
+    assert "Indexing.cu:1089" in str(only(add, zeros(3), 0, many, ones(17)).device_text)
+
+
+def test_index_reduce_fills_first_without_include_self() -> None:
+    """Values beyond the end stop at index_fill, negative ones in range at the reduction."""
+    op = aten.index_reduce_.default
+    call = (zeros(3), 0, tensor([3]), ones(1), "amax")
+    assert "Indexing.cu:1030" in str(only(op, *call).device_text)
+    assert "IndexKernel.cu:154" in str(only(op, *call, include_self=False).device_text)
+    negative = (zeros(3), 0, tensor([-1]), ones(1), "amax")
+    assert "Indexing.cu:1030" in str(only(op, *negative, include_self=False).device_text)
+
+
+NARROW = {
+    "index_select": lambda i: (aten.index_select.default, zeros(4, 3), 1, i),
+    "embedding": lambda i: (aten.embedding.default, zeros(3, 2), i),
+    "index_add": lambda i: (aten.index_add_.default, zeros(2, 3), 1, i, ones(2, len(i))),
+    "index_reduce": lambda i: (
+        *(aten.index_reduce_.default, zeros(2, 3), 1, i, ones(2, len(i)), "amax"),
+    ),
+    "max_unpool2d": lambda i: (
+        *(aten.max_unpool2d.default, ones(1, 1, len(i)), i.view(1, 1, -1), [1, 3]),
+    ),
+    "fractional_max_pool2d": lambda i: (
+        *(aten.fractional_max_pool2d_backward.default, ones(1, 1, len(i)), zeros(1, 1, 3)),
+        *([1, 1], [1, len(i)], i.view(1, 1, -1)),
+    ),
+}
+"""Calls whose kernels compare 32 bits of an index, each with a size of 3."""
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_an_index_that_32_bits_make_a_good_one_asserts_nothing(name: str) -> None:
+    """The low 32 bits decide what asserts; all bits decide what is refused, as on the CPU."""
+    call = NARROW[name]
+    assert findings(*call(tensor([0, 2]))) == []
+    for value in (2**32, 2**32 + 2, -(2**32)):
+        (found,) = findings(*call(tensor([0, value])))
+        assert not found.is_silent and found.device_text is None
+        assert "low 32 bits" in found.explanation
+        assert [item.value for item in found.offenders.first] == [value]
+    for value in (2**32 + 3, 2**31, 3, -1):
+        (found,) = findings(*call(tensor([2**32, value])))
+        assert found.device_text is not None
+        assert found.offenders.count == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.gather.default, zeros(3), 0, tensor([2**32])),
+        (aten.index.Tensor, zeros(3), [tensor([2**32])]),
+        (aten.index_select.default, zeros(3), 0, torch.full((17,), 2**32)),
+        (aten.embedding.default, zeros(3, 2), torch.full((17,), 2**32)),
+        (aten.index_copy_.default, zeros(3), 0, tensor([2**32]), ones(1)),
+        (aten.max_unpool3d.default, ones(1, 1, 1, 1), tensor([[[[2**32]]]]), [1, 1, 3], [1], [0]),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_kernels_that_compare_all_bits_stop(call: tuple[Any, ...]) -> None:
+    """Other kernels, and the same ops with many indices, assert on an index of 33 bits."""
+    assert only(*call).device_text is not None
+
+
+def test_large_tensors_are_counted_in_64_bits() -> None:
+    """A table whose elements do not fit 32 bits is looked up by all bits of an index."""
+    wide = zeros(1, 1).expand(3, 2**30)
+    assert only(aten.index_select.default, wide, 0, tensor([2**32])).device_text
+    few = zeros(1, 1).expand(3, 2**29)
+    assert only(aten.index_select.default, few, 0, tensor([2**32])).device_text is None
+
+
+def test_rows_that_are_filled_first_are_compared_by_all_bits() -> None:
+    """Without include_self index_reduce_ fills the rows before, and that kernel asserts."""
+    call = (aten.index_reduce_.default, zeros(2, 3), 1, tensor([2**32]), ones(2, 1), "amax")
+    assert only(*call).device_text is None
+    found = only(*call, include_self=False)
+    assert "IndexKernel.cu:154" in str(found.device_text)
+
+
+@pytest.mark.parametrize(("release", "asserts"), [((2, 13), False), ((2, 14), True)])
+def test_rows_that_are_scattered_are_compared_by_all_bits(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], asserts: bool
+) -> None:
+    """Later releases add rows by scatter_add_, whose kernels cut nothing; columns as before."""
+    monkeypatch.setattr(rows, "_RELEASE", release)
+    op, index = aten.index_add_.default, tensor([2**32])
+    assert bool(only(op, zeros(3, 2), 0, index, ones(1, 2)).device_text) == asserts
+    assert only(op, zeros(2, 3), 1, index, ones(2, 1)).device_text is None
+
+
+@pytest.mark.parametrize(
+    ("reduce", "include_self", "wraps"),
+    [
+        ("sum", True, True),
+        ("mean", True, True),
+        ("amax", True, False),
+        ("prod", True, False),
+        ("sum", False, False),
+    ],
+)
+def test_deterministic_reductions_wrap_where_they_are_put(
+    reduce: str, include_self: bool, wraps: bool
+) -> None:
+    """Only sums and means are written by index_put_, and a fill before them knows no negatives."""
+    call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([-1]), ones(1), reduce)
+    with deterministic():
+        assert bool(findings(*call, include_self=include_self)) != wraps
+
+
+def test_the_text_of_a_scatter_is_that_of_the_kernel_that_runs() -> None:
+    """What is left out is filled first; deterministic algorithms sort, or put a single value."""
+    call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([3]), ones(1), "amax")
+    assert "ScatterGatherKernel.cu:203" in str(only(*call).device_text)
+    excluded = only(*call, include_self=False)
+    assert "ScatterGatherKernel.cu:449" in str(excluded.device_text)
+    with deterministic():
+        one = only(aten.scatter_.src, zeros(3), 0, tensor([3]), ones(1))
+        two = only(aten.scatter_.src, zeros(3), 0, tensor([3, 3]), ones(2))
+        added = only(aten.scatter_add_.default, zeros(3), 0, tensor([3]), ones(1))
+        copied = only(aten.index_copy_.default, zeros(3), 0, tensor([3]), ones(1))
+        both = only(aten.index_copy_.default, zeros(3), 0, tensor([3, 3]), ones(2))
+    for found, site in (
+        *((one, "IndexKernel.cu:111"), (two, "TensorCompare.cu:109")),
+        *((added, "TensorCompare.cu:109"), (copied, "IndexKernel.cu:111")),
+        (both, "TensorCompare.cu:109"),
+    ):
+        assert site in str(found.device_text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "indices", "fitting", "other"),
+    [
+        ((4,), [tensor([0, 9])], (2,), (3,)),
+        ((4, 3), [tensor([0, 9])], (2, 3), (3, 2)),
+        ((4, 3), [None, tensor([0, 9])], (4, 2), (2, 4)),
+        ((4, 3, 5), [tensor([0, 9]), None, tensor([1, 2])], (2, 3), (3, 2)),
+        ((5, 4, 3), [None, tensor([0, 9]), tensor([1, 2])], (5, 2), (2, 5)),
+        ((4, 3), [tensor([True, False, True, False]), tensor([0, 9])], (2,), (3,)),
+        ((2, 2, 3), [torch.eye(2).bool(), tensor([0, 9])], (2,), (2, 2)),
+        ((4, 3), [tensor([[0], [9]])], (1, 3), (1, 1, 1, 3)),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_first(
+    shape: tuple[int, ...], indices: list[Any], fitting: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """Torch looks at the shape of what is written before the launch, unless it accumulates."""
+    op = aten.index_put_.default
+    assert only(op, zeros(shape), indices, ones(fitting)).argument == "indices"
+    assert only(op, zeros(shape), indices, ones(())).argument == "indices"
+    assert findings(op, zeros(shape), indices, ones(other)) == []
+    assert only(op, zeros(shape), indices, ones(other), True).argument == "indices"
+    good = [
+        item if item is None or item.dtype == torch.bool else item.clamp(max=2) for item in indices
+    ]
+    op(zeros(shape), good, ones(fitting))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        op(zeros(shape), good, ones(other))
+
+
+@pytest.mark.parametrize("name", ["index_add_", "index_copy_", "scatter_add_", "scatter_"])
+def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
+    """Deterministic algorithms write by index_put_: -size is valid there, and only there."""
+    op = getattr(aten, name).src if name == "scatter_" else getattr(aten, name).default
+    at, beyond = (zeros(3), 0, tensor([-3]), ones(1)), (zeros(3), 0, tensor([-4]), ones(1))
+    assert len(findings(op, *at)) == 1
+    with deterministic():
+        assert findings(op, *at) == []
+        assert len(findings(op, *beyond)) == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.gather.default, zeros(3), 1, tensor([9])),
+        (aten.gather.default, zeros(3), 0, tensor([9], dtype=torch.int16)),
+        (aten.gather.default, zeros(2, 3), 1, tensor([[9], [9], [9]])),
+        (aten.scatter_.src, zeros(3), 0, tensor([9, 9]), ones(1)),
+        (aten.scatter_.src, zeros(3), 0, tensor([9]), ones(1).double()),
+        (aten.index_select.default, zeros(3), 0, tensor([[9]])),
+        (aten.index_select.default, zeros(()), 0, tensor([0, 9])),
+        (aten.take_along_dim.default, zeros(3), tensor([9]).int(), 0),
+        (aten.take_along_dim.default, zeros(3), tensor([[9]]), 0),
+        (aten.take_along_dim.default, zeros(3, 2), tensor([[9, 9, 9]]), 0),
+        (aten.take_along_dim.default, zeros(3, 2), tensor([[9, 9]]), 2),
+        (aten.nll_loss_forward.default, zeros(2, 3), tensor([0, 9]), ones(3).double(), 1, -100),
+        (aten.nll_loss_forward.default, zeros(2), tensor([0, 9]), None, 1, -100),
+        (
+            *(aten.nll_loss_backward.default, ones(()), zeros(3), tensor([9]), None, 1, -100),
+            ones(()),
+        ),
+        (aten.index_add_.default, zeros(3), 0, tensor([9, 9]), ones(1)),
+        (aten.index_add_.default, zeros(3, 2), 0, tensor([9]), ones(1, 3)),
+        (aten.index_copy_.default, zeros(3), 0, tensor([9]).int(), ones(1)),
+        (aten.index_fill_.int_Scalar, zeros(3), 0, tensor([9]).int(), 1.0),
+        (aten.take.default, zeros(3), tensor([9]).int()),
+        (aten.take.default, zeros(0), tensor([9])),
+        (aten.put_.default, zeros(3), tensor([9, 9]), ones(1)),
+        (aten.masked_scatter.default, zeros(3), tensor([1, 1, 1]), ones(1)),
+        (aten.embedding.default, zeros(3), tensor([9])),
+        (aten.embedding.default, zeros(3, 2), tensor([9], dtype=torch.int16)),
+        (aten.index_put_.default, zeros(3), [tensor([9])], ones(1).double()),
+        (aten.max_unpool2d.default, ones(1, 1, 2), tensor([[[9]]]), [2, 2]),
+    ],
+    ids=lambda call: str(call[0]) if isinstance(call, tuple) else "",
+)
+def test_host_errors_are_left_to_torch(call: tuple[Any, ...]) -> None:
+    """Arguments that torch refuses by shape or dtype are not ours, whatever their values."""
+    assert findings(*call) == []
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
+        call[0](*call[1:])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.index_add_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
+        (aten.index_copy_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
+        (aten.index_fill_.int_Scalar, zeros(3, 0), 0, tensor([9]), 1.0),
+        (aten.index_select.default, zeros(3, 0), 0, tensor([9])),
+        (aten.max_unpool2d.default, ones(1, 1, 1), tensor([[[9]]]), [0, 2]),
+    ],
+    ids=lambda call: str(call[0]) if isinstance(call, tuple) else "",
+)
+def test_zero_width_slices_are_never_checked(call: tuple[Any, ...]) -> None:
+    """Where a slice has no element CUDA launches nothing, whatever the index says."""
+    assert findings(*call) == []
+
+
+def test_masked_scatter_tells_the_first_element_without_a_source() -> None:
+    """Elements beyond the source are the offenders, counted after the mask is spread."""
+    op = aten.masked_scatter.default
+    mask = tensor([True, False, True, True])
+    found = only(op, zeros(4), mask, ones(2))
+    assert found.headline == "{argument} selects 3 elements but {related} has 2"
+    assert positions(found) == [((3,), 1)]
+    assert not found.is_index
+    assert findings(op, zeros(4), mask, ones(3)) == []
+    row = tensor([True, False])
+    assert findings(op, zeros(3, 2), row, ones(3)) == []
+    assert "selects 3 elements" in only(op, zeros(3, 2), row, ones(2)).headline
+
+
+def test_expanded_index_is_reduced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The repeats of an expanded index are not read again; positions are those of the op."""
+    sizes: list[int] = []
+    plain = torch.aminmax
+
+    def counted(values: torch.Tensor, **kwargs: Any) -> Any:
+        sizes.append(values.numel())
+        return plain(values, **kwargs)
+
+    monkeypatch.setattr(torch, "aminmax", counted)
+    index = (torch.arange(65) // 64 * 3).view(65, 1).expand(65, 50)
+    found = only(aten.gather.default, zeros(3, 50), 0, index)
+    assert sizes[0] == 65
+    assert found.offenders.count == 50
+    assert found.offenders.first[0].position == (64, 0)
+
+
+@pytest.mark.parametrize(("value", "line"), [(-1, 120), (4, 123)])
+def test_fractional_pooling_has_two_asserts(value: int, line: int) -> None:
+    """A negative index and one beyond the plane stop at different lines."""
+    op = aten.fractional_max_pool2d_backward.default
+    call = (ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1], tensor([[[value]]]))
+    assert f"FractionalMaxPool2d.cu:{line}: " in str(only(op, *call).device_text)
+
+
+def test_training_on_valid_indices_is_undisturbed() -> None:
+    """Results and gradients are the same with guards as without, and nothing is reported."""
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        table = torch.randn(5, 3, requires_grad=True)
+        rows = nn.functional.embedding(tensor([0, 4, 4]), table)
+        picked = rows[tensor([-1, 0]), tensor([0, 2])]
+        spread = zeros(4).scatter_add(0, tensor([3, 0]), picked)
+        taken = spread.index_select(0, tensor([0, 3])).gather(0, tensor([1, 0]))
+        taken.sum().backward()
+        return [taken.detach(), table.grad]
+
+    plain = step()
+    with stopping() as seen:
+        checked = step()
+    assert seen == []
+    assert all(map(torch.equal, plain, checked))
+
+
+# --- take_along_dim: composite, silent -----------------------------------------------------------
+
+
+def test_take_along_dim_beyond_the_size_is_a_silent_finding(sim: object) -> None:
+    """Torch takes the index modulo the size on every device: the op runs, a warning is shown."""
+    values = torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
+    with cudalens.check() as session:
+        taken = torch.take_along_dim(values, torch.tensor([-3, 3], device="cuda"), 0)
+        taken.sum().backward()
+    assert session.report is not None
+    assert session.report.kind == "silent"
+    assert session.report.headline == "indices[1] = 3 is outside dimension 0 (size 3) of self"
+    assert values.grad is not None
+    assert values.grad.tolist() == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(("index", "findings"), [(2, 0), (3, 1)])
+def test_take_along_dim_is_looked_at_whether_autograd_records_or_not(
+    sim: object, mode: Any, index: int, findings: int
+) -> None:
+    """Inference mode goes past the autograd keys."""
+    with cudalens.check() as session, mode():
+        torch.take_along_dim(
+            torch.arange(3.0, device="cuda"), torch.tensor([index], device="cuda"), 0
+        )
+    assert len(session.warnings) == findings
+
+
+def test_take_along_dim_at_the_bound_is_silent_and_keeps_its_gradient(sim: object) -> None:
+    """At the bound nothing is said, under the recorder the gradient flows as without it."""
+    values = torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
+    with cudalens.check() as session:
+        taken = torch.take_along_dim(values, torch.tensor([-3, 2], device="cuda"), 0)
+    assert session.report is None
+    assert taken.requires_grad

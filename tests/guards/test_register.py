@@ -1,0 +1,205 @@
+"""Guards of the user's own, for ops of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from cudalens import guards as catalogue
+from cudalens.core.errors import GuardRegistrationError
+from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.guards import GUARDS, out_of_range, register
+from tests.cpu_guards import guarded
+
+
+@pytest.fixture
+def op() -> Iterator[Any]:
+    """An op of the user's own that reads a table without looking; the catalogue is put back."""
+    before = dict(catalogue._table)
+    library = torch.library.Library("guardtest", "DEF")
+    library.define("lookup(Tensor table, Tensor rows, int step=1) -> Tensor")
+    library.define("lookup.wide(Tensor table, Tensor rows, *, bool wide) -> Tensor")
+    library.impl("lookup", lambda table, rows, step=1: table + 0, "CPU")
+    library.impl("lookup.wide", lambda table, rows, *, wide: table + 1, "CPU")
+    try:
+        yield torch.ops.guardtest.lookup
+    finally:
+        catalogue._table.clear()
+        catalogue._table.update(before)
+        library._destroy()
+
+
+def _violation(rows: Tensor) -> Violation:
+    return Violation(
+        guard="rows_in_table",
+        op="",
+        overload="",
+        argument="rows",
+        headline=f"{{argument}} reaches {int(rows.max())}",
+        explanation="The table ends before.",
+        offenders=Offenders(count=1, total=rows.numel()),
+        bounds=Bounds(min=0, max=2),
+    )
+
+
+def rows_in_table(table: Tensor, rows: Tensor) -> Violation | None:
+    """Every row is in the table."""
+    return _violation(rows) if int(rows.max()) >= table.size(0) else None
+
+
+def test_own_guard_acts(op: Any) -> None:
+    """A registered check stops the bad call of every overload, and passes the good one on."""
+    assert set(register("guardtest::lookup", rows_in_table)) == {op.default, op.wide}
+    table = torch.zeros(3)
+    with guarded() as collector:
+        assert torch.equal(op(table, tensor([2])), table)
+        found = collector.look(lambda: op(table, tensor([3])))
+        assert found is not None and found.headline == "{argument} reaches 3"
+        assert collector.look(lambda: op.wide(table, tensor([3]), wide=True)) is not None
+        assert [name for name, _ in collector.found] == ["guardtest::lookup.wide"]
+    assert torch.equal(op(table, tensor([3])), table)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_own_guard_of_an_op_that_decomposes(op: Any, recorded: bool) -> None:
+    """An op without a kernel of its own is looked at as well, and keeps its gradient."""
+    library = torch.library.Library("guardtest", "FRAGMENT")
+    try:
+        library.define("rows(Tensor table, Tensor rows) -> Tensor")
+        library.impl("rows", lambda table, rows: table[rows] * 2, "CompositeImplicitAutograd")
+        own = torch.ops.guardtest.rows
+        assert register("guardtest::rows", rows_in_table) == (own.default,)
+        table = torch.zeros(3, requires_grad=recorded)
+        with guarded() as collector:
+            taken = own(table, tensor([2]))
+            assert taken.requires_grad == recorded
+            if recorded:
+                taken.sum().backward()
+                assert table.grad is not None and table.grad.tolist() == [0, 0, 2]
+            found = collector.look(lambda: own(table, tensor([3])))
+            assert found is not None and found.headline == "{argument} reaches 3"
+            assert [name for name, _ in collector.found] == ["guardtest::rows"]
+    finally:
+        library._destroy()
+
+
+def test_own_guard_of_one_overload(op: Any) -> None:
+    """An overload, given as the object or by its name, is guarded alone."""
+    assert register(op.wide, rows_in_table) == (op.wide,)
+    assert op.default not in GUARDS
+    assert register("guardtest::lookup.wide", rows_in_table) == (op.wide,)
+
+
+def test_defaults_reach_the_guard(op: Any) -> None:
+    """Arguments that the call leaves out arrive with their defaults, others with their values."""
+    steps: list[int] = []
+    register("guardtest::lookup", lambda table, step: steps.append(step))
+    with guarded():
+        op(torch.zeros(3), tensor([0]))
+        op(torch.zeros(3), tensor([0]), 4)
+        op(torch.zeros(3), tensor([0]), step=5)
+    assert steps == [1, 4, 5]
+
+
+def test_own_guards_add_up(op: Any) -> None:
+    """Two guards of one op both look."""
+    seen: list[str] = []
+    register("guardtest::lookup", lambda table: seen.append("first"))
+    register("guardtest::lookup", lambda rows: seen.append("second"))
+    with guarded():
+        op(torch.zeros(3), tensor([0]))
+    assert seen == ["first", "second"]
+
+
+def test_failing_guard_lets_the_call_pass(op: Any) -> None:
+    """A guard that raises is told of in one line; the call goes on."""
+
+    def broken(table: Tensor) -> None:
+        msg = "no such thing"
+        raise LookupError(msg)
+
+    register("guardtest::lookup", broken)
+    with guarded() as collector:
+        assert op(torch.zeros(3), tensor([0])).shape == (3,)
+        assert collector.trouble == ["guard broken failed: LookupError: no such thing"]
+        collector.trouble.clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("guardtest::missing", "there is no op 'guardtest::missing'"),
+        ("nowhere::lookup", "there is no op 'nowhere::lookup'"),
+        ("guardtest::lookup.missing", "there is no op 'guardtest::lookup.missing'"),
+        ("lookup", "'lookup' is no op name: write it as namespace::op"),
+    ],
+)
+def test_unknown_ops_are_refused(op: Any, name: str, says: str) -> None:
+    """An op that is not registered, or no name of one, is a clear error."""
+    before = dict(GUARDS)
+    with pytest.raises(GuardRegistrationError, match=says):
+        register(name, rows_in_table)
+    assert dict(GUARDS) == before
+
+
+def test_unknown_arguments_are_refused(op: Any) -> None:
+    """A check that asks for an argument the op does not have names the ones that it has."""
+
+    def check(table: Tensor, columns: Tensor) -> None: ...
+
+    says = "guardtest::lookup has no argument 'columns'; its arguments are table, rows, step"
+    with pytest.raises(GuardRegistrationError, match=says):
+        register("guardtest::lookup", check)
+
+
+def test_an_op_may_be_given_as_torch_holds_it(op: Any) -> None:
+    """By name, as the op with all its overloads, or as one overload."""
+    assert set(register(op, rows_in_table)) == {op.default, op.wide}
+    assert register(op.wide, rows_in_table) == (op.wide,)
+
+
+def test_an_op_may_be_given_as_what_made_it() -> None:
+    """``torch.library.custom_op`` gives an object: its op is meant, and its arguments count."""
+
+    @torch.library.custom_op("guardtest_custom::lookup", mutates_args=())
+    def lookup(table: Tensor, rows: Tensor) -> Tensor:
+        return table + 0
+
+    before = dict(catalogue._table)
+    try:
+        assert register(lookup, rows_in_table) == (torch.ops.guardtest_custom.lookup.default,)
+        with guarded() as collector:
+            assert collector.look(lambda: lookup(torch.zeros(3), tensor([2]))) is None
+            assert collector.look(lambda: lookup(torch.zeros(3), tensor([3]))) is not None
+        with pytest.raises(GuardRegistrationError, match="has no argument 'columns'"):
+            register(lookup, lambda columns: None)
+    finally:
+        catalogue._table.clear()
+        catalogue._table.update(before)
+
+
+@pytest.mark.parametrize("check", [3, None, "rows", torch.add])
+def test_what_does_not_say_its_arguments_is_no_check(op: Any, check: Any) -> None:
+    """One sentence; nothing is registered.  A function is a check."""
+    before = dict(GUARDS)
+    with pytest.raises(GuardRegistrationError, match=r"is no guard: give a function") as caught:
+        register(op, check)
+    assert "\n" not in str(caught.value)
+    assert dict(GUARDS) == before
+    assert register(op, rows_in_table)
+
+
+def test_a_violation_without_a_name_gets_the_checks(op: Any) -> None:
+    """What ``out_of_range`` makes need not repeat the name of the function around it."""
+
+    def rows_exist(table: Tensor, rows: Tensor) -> Violation | None:
+        return out_of_range(rows, argument="rows", low=0, high=2, place="the 3 rows")
+
+    register("guardtest::lookup", rows_exist)
+    with guarded() as collector:
+        found = collector.look(lambda: op(torch.zeros(3), tensor([3])))
+    assert found is not None and found.guard == "rows_exist"

@@ -1,0 +1,923 @@
+"""The magics in a real shell: a checked cell behaves as if the magic were not there."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import IPython
+import pytest
+import torch
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets.config import Config
+
+import cudalens
+from cudalens import simulate
+from cudalens.guards.process import PROCESS
+from cudalens.notebook import cells, display, magics
+from cudalens.source.cell_text import typed_lines
+
+BAD = "F.embedding(ids, table)"
+"""Reads row 7 of a table of 5: a guard stops it where guards act on the CPU."""
+
+
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+IN_TRACEBACK = re.compile(r"^Cell In\[(\d+)\], (line .*)$", flags=re.MULTILINE)
+IN_OLD_TRACEBACK = re.compile(
+    r"^<ipython-input-(\d+)-\w+> in (.*)\n(?:(?!<ipython).*\n)*?-+> (\d+) ", flags=re.MULTILINE
+)
+"""As IPython 7 writes it."""
+TIME_SWALLOWS = IPython.version_info < (9, 4)
+"""``%time`` shows an exception itself, and the cell goes on."""
+
+
+@dataclass
+class Notebook:
+    """A shell with the extension loaded, and what its last cell printed and displayed."""
+
+    shell: InteractiveShell
+    capsys: pytest.CaptureFixture[str]
+    out: str = ""
+    err: str = ""
+    shown: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, cell: str) -> ExecutionResult:
+        """Run a cell as a user does."""
+        self.capsys.readouterr()
+        self.shell.display_pub.outputs.clear()
+        result = self.shell.run_cell(cell, store_history=True)
+        self.out, self.err = (ANSI.sub("", text) for text in self.capsys.readouterr())
+        self.shown = [dict(item["data"]) for item in self.shell.display_pub.outputs]
+        return result
+
+    @property
+    def blocks(self) -> list[str]:
+        """The lines of cells in the traceback that the shell has shown."""
+        old = [
+            (cell, f"line {line}" + ("" if name.startswith("<") else f", in {name}"))
+            for cell, name, line in IN_OLD_TRACEBACK.findall(self.out)
+        ]
+        found = IN_TRACEBACK.findall(self.out) or old
+        assert {int(cell) for cell, _ in found} <= {self.shell.execution_count - 1}
+        return [place for _, place in found]
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return self.shell.user_ns
+
+
+@pytest.fixture
+def bare(capsys: pytest.CaptureFixture[str]) -> Iterator[Notebook]:
+    """A shell of its own, without the extension."""
+    config = Config()
+    config.HistoryManager.hist_file = ":memory:"
+    shell = InteractiveShell.instance(config=config)
+    shell.display_pub = CapturingDisplayPublisher()
+    hook, paths = sys.excepthook, list(sys.path)
+    yield Notebook(shell, capsys)
+    if "cudalens" in shell.extension_manager.loaded:
+        shell.extension_manager.unload_extension("cudalens")
+    shell.history_manager.end_session()
+    InteractiveShell.clear_instance()
+    sys.excepthook, sys.path[:] = hook, paths
+
+
+@pytest.fixture
+def notebook(bare: Notebook) -> Notebook:
+    """A shell with the extension and some tensors."""
+    bare.run("%load_ext cudalens")
+    bare.run("import torch, torch.nn.functional as F")
+    bare.run("table = torch.zeros(5, 2); ids = torch.tensor([1, 7, 2])")
+    return bare
+
+
+def innermost(error: BaseException) -> tuple[str, int]:
+    """File and line of the frame that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace is not None
+    return trace.tb_frame.f_code.co_filename, trace.tb_lineno
+
+
+# --- as if the magic were not there ---------------------------------------------------------------
+
+BODIES = {
+    "value": "a = 3\na + 1",
+    "silenced value": "a = 3\na + 1;",
+    "silenced value and a comment": "3;  # nothing",
+    "no value": "a = 3",
+    "loop": "for i in range(2):\n    i",
+    "print": "print('{a} $a', \"it's\")",
+    "triple quotes": 't = """\n  a\n\n%b\n"""\nt',
+    "shell escape": "got = !echo one\nlist(got)",
+    "line magic inside": "%time 3",
+    "cell magic inside": "%%capture got\nprint('inside')",
+    "future import": "from __future__ import annotations\nf = lambda: 1\ndef g(a: Nowhere): ...",
+    "await": "import asyncio\nawait asyncio.sleep(0, 7)",
+    "async for": "async def g():\n    yield 4\n[i async for i in g()]",
+    "error": "def f():\n    return 1 / 0\n\nf()",
+    "error in await": "import asyncio\nawait asyncio.sleep(0)\n1 / 0",
+    "stop iteration": "next(iter([]))",
+    "exit": "raise SystemExit(3)",
+    "blank lines above": "\n\n1 / 0",
+    "indented": "    a = 1\n    a / 0",
+    "only a comment": "# nothing",
+    "syntax error": "a = (\n",
+    "indentation error": "if a:\nb",
+    "return": "a = 1\nreturn a",
+    "help": "len?",
+}
+
+
+@pytest.mark.filterwarnings("ignore:To exit")
+@pytest.mark.parametrize("options", ["", " --fast", " --no-widgets --nan"])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_a_cell_behaves_as_without_the_magic(notebook: Notebook, body: str, options: str) -> None:
+    """Value, output, underscore, names, exception and its line: all as in the plain cell."""
+    plain = notebook.run(body)
+    plain_out, plain_names = notebook.out, set(notebook.names)
+    plain_last = notebook.names["_"]
+    checked = notebook.run(f"%%cudacheck{options}\n{body}")
+
+    assert checked.success == plain.success
+    assert repr(checked.result) == repr(plain.result)
+    assert _without_numbers(notebook.out) == _without_numbers(plain_out)
+    assert repr(notebook.names["_"]) == repr(plain_last)
+    assert {name for name in notebook.names if not name.startswith("_")} == {
+        name for name in plain_names if not name.startswith("_")
+    }
+    assert essence(checked.error_before_exec) == essence(plain.error_before_exec)
+    assert essence(checked.error_in_exec) == essence(plain.error_in_exec)
+
+
+def essence(error: BaseException | None) -> tuple[str, str]:
+    """Type and text of an exception; a syntax error's text names a line, which differs by one."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return type(error).__name__, re.sub(r"line \d+", "line", text)
+
+
+def _without_numbers(output: str) -> list[str]:
+    """Output lines without what differs from run to run: times, counters and tracebacks."""
+    if "Traceback" in output or "Error" in output:
+        return []
+    return [line for line in output.splitlines() if not line.startswith(("CPU", "Wall", "Out["))]
+
+
+@pytest.mark.parametrize("mode", ["last_expr", "all", "last", "none", "last_expr_or_assign"])
+@pytest.mark.parametrize("body", ["1\n2", "1\na = 5", "1\nfor i in (6, 7):\n    i", "3;\n4;"])
+def test_the_shells_interactivity_is_respected(notebook: Notebook, mode: str, body: str) -> None:
+    """Each setting of ast_node_interactivity displays what it displays in a plain cell."""
+    notebook.shell.ast_node_interactivity = mode
+    plain = notebook.run(body)
+    expected = [line.split("]: ")[-1] for line in notebook.out.splitlines()]
+    checked = notebook.run(f"%%cudacheck\n{body}")
+    # With "none" the shell does not even display what a magic returns.
+    assert [line.split("]: ")[-1] for line in notebook.out.splitlines()] == expected
+    assert checked.success
+    assert plain.success
+
+
+def test_await_without_autoawait_is_the_usual_error(notebook: Notebook) -> None:
+    """The magic does not turn on what the user turned off."""
+    notebook.run("%autoawait off")
+    result = notebook.run("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)")
+    assert isinstance(result.error_before_exec, SyntaxError)
+    assert "asyncio" not in notebook.names
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%cudacheck\n1 / 0", 2),
+        ("%%cudacheck --fast\n\n\n1 / 0", 4),
+        ("\n\n%%cudacheck\n1 / 0", 4),
+        ("%%cudacheck\n    \n    a = 1\n    a / 0", 4),
+        ("%%cudacheck\n%time a = 1\n!true\n1 / 0", 4),
+        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", 4),
+        ("%%cudacheck\ns = '''\n\n'''\ndef f():\n    1 / 0\nf()", 6),
+    ],
+)
+def test_line_numbers_are_those_of_the_cell(notebook: Notebook, cell: str, line: int) -> None:
+    """The magic's line counts, blank lines count, and the source line is the one that failed."""
+    result = notebook.run(cell)
+    filename, number = innermost(result.error_in_exec)
+    assert number == line
+    assert linecache.getline(filename, number).strip().endswith("/ 0")
+    assert notebook.blocks[-1].split(",")[0] == f"line {line}"
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"), [("%%cudacheck\nb = 1\na = (", 3), ("%%cudacheck\nb = 1\nreturn b", 3)]
+)
+def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, cell: str, line: int) -> None:
+    """The shell itself reports the syntax error, at the line that the user sees."""
+    result = notebook.run(cell)
+    assert isinstance(result.error_before_exec, SyntaxError)
+    assert result.error_before_exec.lineno == line
+    assert "b" not in notebook.names
+    assert "cudalens" not in notebook.out
+
+
+@pytest.mark.parametrize(
+    ("cell", "blocks"),
+    [
+        ("%%cudacheck\ndef f():\n    1 / 0\nf()", ["line 4", "line 3, in f()"]),
+        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", ["line 4"]),
+        ("def f(n):\n    %cudacheck n / 0\nf(1)", ["line 3", "line 2, in f(n)", "line 2"]),
+        ("a = 1\n%cudacheck a / 0", ["line 2"]),
+        ("%%cudacheck\na = 1\n%cudacheck a / 0", ["line 3"]),
+    ],
+)
+def test_the_traceback_shows_the_users_frames_only(
+    notebook: Notebook, cell: str, blocks: list[str]
+) -> None:
+    """As without the magic: neither its call nor the machinery below it."""
+    notebook.run(cell)
+    assert notebook.blocks == blocks
+    assert "hidden" not in notebook.out
+    assert "cudalens" not in notebook.out
+    assert notebook.shell.custom_exceptions == ()
+
+
+@pytest.mark.parametrize(("wait", "line"), [("await look_up(5)", 6), ("plain(5)", 6)])
+def test_a_finding_names_the_calls_of_the_cell_only(
+    notebook: Notebook, on_cpu: None, wait: str, line: int
+) -> None:
+    """Whether the cell awaits or not, the line of the magic called nothing."""
+    cell = [
+        "%%cudacheck",
+        "import torch",
+        "def plain(at):",
+        "    return torch.nn.functional.embedding(torch.tensor([at]), torch.ones(5, 2))",
+        "async def look_up(at): return plain(at)",
+        wait,
+    ]
+    notebook.run("\n".join(cell))
+    report = cudalens.last_report()
+    assert report is not None and report.prevented
+    lines = [frame.line for frame in report.frames if frame.is_user]
+    assert lines == ([line, 5, 4] if "await" in wait else [line, 4])
+
+
+def test_a_failure_beside_the_magic_keeps_its_traceback(notebook: Notebook) -> None:
+    """Only the magic's own frames are taken out."""
+    notebook.run("def f():\n    return 1 / 0\n%cudacheck 1\nf()")
+    assert notebook.blocks == ["line 4", "line 2, in f()"]
+
+
+def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
+    """What the user's shell does to the syntax tree happens to a checked cell too, once."""
+    seen = []
+
+    class Watcher:
+        def visit(self, node: Any) -> Any:
+            seen.append(len(node.body))
+            return node
+
+    notebook.shell.ast_transformers.append(Watcher())
+    notebook.run("%%cudacheck\na = 1\nb = 2")
+    assert seen.count(2) == 1
+
+
+def test_a_magic_around_ours_works(notebook: Notebook) -> None:
+    """%%time over %%cudacheck: the lines still are the cell's."""
+    notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
+    assert innermost(sys.last_value)[1] == 4
+
+
+def test_a_call_by_hand_works(notebook: Notebook) -> None:
+    """Code that calls the magic through the shell gets a file of its own for the body."""
+    assert notebook.shell.run_cell_magic("cudacheck", "", "v = 20\nv + 1") == 21
+    with pytest.raises(ZeroDivisionError) as caught:
+        notebook.shell.run_cell_magic("cudacheck", "", "1 / 0")
+    assert innermost(caught.value)[1] == 2
+
+
+@pytest.mark.parametrize("magic", ["run_cell_magic('cudacheck', '', B)", "run_line_magic(*ARGS)"])
+def test_a_call_by_hand_counts_as_the_cell_that_makes_it(
+    notebook: Notebook, on_cpu: None, magic: str
+) -> None:
+    """The shell has raised its count for the next cell by then, or not, by its release."""
+    notebook.run(f"B = 'a = 1\\n{BAD}'; ARGS = 'cudacheck', 'for _ in [1]:\\n    {BAD}'")
+    result = notebook.run(f"get_ipython().{magic}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert report.source.cell == result.execution_count
+    assert f"In [{result.execution_count}] line" in notebook.shown[0]["text/plain"]
+
+
+def test_an_interrupt_passes_and_nothing_stays(notebook: Notebook) -> None:
+    """KeyboardInterrupt is no finding."""
+    result = notebook.run("%%cudacheck\nraise KeyboardInterrupt")
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert notebook.shown == []
+    assert not PROCESS.is_installed
+    assert notebook.run("%%cudacheck\n1 + 1").result == 2
+
+
+# --- one statement --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("%cudacheck 1 + 2", 3),
+        ("%cudacheck --fast 'a  b' + \"$x {x}\"", "a  b$x {x}"),
+        ("%cudacheck v = 5\nv", 5),
+        ("v = %cudacheck 2 * 3\nv", 6),
+        ("def f(n):\n    got = %cudacheck n * 2\n    return got\nf(4)", 8),
+        ("total = 0\nfor i in range(3):\n    %cudacheck total += i\ntotal", 3),
+        ("import asyncio\n%cudacheck await asyncio.sleep(0, 9)", 9),
+        ("import asyncio\nv = %cudacheck await asyncio.sleep(0, 9)\nv + 1", 10),
+        ("%cudacheck 3;", None),
+        ("on = 4\n%cudacheck on + 1", 5),
+    ],
+)
+def test_one_statement(notebook: Notebook, cell: str, value: Any) -> None:
+    """The line magic runs its statement where it stands and gives its value."""
+    result = notebook.run(cell)
+    assert result.success, notebook.out
+    assert result.result == value
+
+
+@pytest.mark.parametrize(
+    ("cell", "line", "text"),
+    [
+        ("a = 1\n%cudacheck a / 0", 2, "a / 0"),
+        ("for i in (1, 0):\n    %cudacheck 1 / i", 2, "1 / i"),
+        ("b = 1\nb = %cudacheck b / 0", 2, "b = b / 0"),
+    ],
+)
+def test_a_statement_fails_at_its_line(notebook: Notebook, cell: str, line: int, text: str) -> None:
+    """The traceback shows the statement without the magic, at its own line."""
+    result = notebook.run(cell)
+    filename, number = innermost(result.error_in_exec)
+    assert (number, linecache.getline(filename, number).strip()) == (line, text)
+
+
+# --- options and help -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%cudacheck --bogus\nran = True",
+        "%%cudacheck --max-ops 0\nran = True",
+        "%%cudacheck something\nran = True",
+        "%cudacheck --bogus ran = True",
+        "%cudacheck --fast",
+        "%cudacheck on --bogus",
+        "%%cudacheck --bogus\nimport asyncio\nawait asyncio.sleep(0)\nran = True",
+    ],
+)
+def test_misuse_is_one_line_and_an_error(notebook: Notebook, cell: str) -> None:
+    """The cell is not run, the result is an error, and there is no traceback."""
+    result = notebook.run(cell)
+    assert type(result.error_in_exec).__name__ == "UsageError"
+    assert notebook.err.startswith("UsageError: ")
+    assert notebook.err.count("\n") == 1
+    assert "ran" not in notebook.names
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%cudacheck",
+        "%cudacheck --help",
+        "%cudacheck -h",
+        "%%cudacheck --help",
+        "%%cudacheck --help\n",
+        "%%cudacheck --help\n\nran = True",
+        "%%cudacheck?",
+        "%cudacheck?",
+    ],
+)
+def test_every_way_to_ask_shows_the_same_help(notebook: Notebook, cell: str) -> None:
+    """Help is asked for in many ways, over an empty body too."""
+    result = notebook.run(cell)
+    assert result.success
+    assert magics.HELP.strip() in textwrap.dedent(notebook.out)
+    assert "ran" not in notebook.names
+
+
+@pytest.mark.parametrize("cell", ["%%cudacheck", "%%cudacheck\n", "%%cudacheck --fast\n\n  \n"])
+def test_an_empty_cell_says_nothing(notebook: Notebook, cell: str) -> None:
+    """Nothing is wrong, and a variable for the report is bound as by any good cell."""
+    head, end, body = cell.partition("\n")
+    for text in (cell, f"{head} -r found{end}{body}"):
+        notebook.names["found"] = before = object()
+        assert notebook.run(text).success
+        assert (notebook.out, notebook.err, notebook.shown) == ("", "", [])
+        assert notebook.names["found"] is (before if text is cell else None)
+
+
+# --- findings -------------------------------------------------------------------------------------
+
+
+def test_a_finding_is_shown_once_and_raised(notebook: Notebook, on_cpu: None) -> None:
+    """One bundle of text and HTML, the right line, and the cell ends in the guard's error."""
+    result = notebook.run(f"%%cudacheck\n# a comment\nrows = {BAD}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert len(notebook.shown) == 1
+    assert set(notebook.shown[0]) == {"text/plain", "text/html"}
+    assert "7 is outside the 5 rows" in notebook.shown[0]["text/plain"]
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert (report.source.cell, report.source.line) == (result.execution_count, 3)
+    assert report.source.text == f"rows = {BAD}"
+    assert notebook.run("%%cudacheck\ntable.sum().item()").result == 0.0
+    assert notebook.shown == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "typed"),
+    [
+        (f"%%cudacheck\na = 1\n{BAD}", ["%%cudacheck", "a = 1", BAD]),
+        (f"%%cudacheck  --fast\n{BAD}", ["%%cudacheck  --fast", BAD]),
+        (f"\n%%cudacheck\n{BAD}", ["", "%%cudacheck", BAD]),
+        (f"%%time\n%%cudacheck\n{BAD}", ["%%time", "%%cudacheck", BAD]),
+        (f"%%cudacheck\n%pwd\nx = %pwd\n{BAD}", ["%%cudacheck", "%pwd", "x = %pwd", BAD]),
+        (f"%%cudacheck\n\n%pwd\n{BAD}", ["%%cudacheck", "", "%pwd", BAD]),
+    ],
+)
+def test_the_lines_around_are_those_that_were_typed(
+    notebook: Notebook, on_cpu: None, cell: str, typed: list[str]
+) -> None:
+    """The magic's own line is no Python, and is shown nonetheless as it stands in the cell."""
+    notebook.run(cell)
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert [line.text for line in report.source.context] == typed
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "text", "column"),
+    [
+        (f"%time rows = {BAD}", 1, f"%time rows = {BAD}", 13),
+        (f"a = 1\nrows = %time {BAD}", 2, f"rows = %time {BAD}", 13),
+        (f"if True:\n    %time  {BAD}", 2, f"%time  {BAD}", 11),
+        (f"%cudacheck --fast %time {BAD}", 1, f"%cudacheck --fast %time {BAD}", 24),
+        (f"%%time\na = 1\n{BAD}", 3, BAD, 0),
+        (f"%%time\n{BAD}\na = 1\na", 2, BAD, 0),
+        (f"\n\n%%time\n\n\n{BAD}\n\n", 6, BAD, 0),
+        (f"%%time\nfor _ in range(2):\n    %time rows = {BAD}", 3, f"%time rows = {BAD}", 17),
+        (f"%%time\n%pwd\nrows = ({BAD},\n  1)", 3, f"rows = ({BAD},", 8),
+        (f"%%time\n>>> {BAD}", 2, f">>> {BAD}", None),
+        (f"rows = {BAD}\n%pwd", 1, f"rows = {BAD}", 7),
+    ],
+)
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
+    notebook: Notebook,
+    on_cpu: None,
+    body: str,
+    line: int,
+    text: str,
+    column: int | None,
+    is_on: bool,
+) -> None:
+    """Python runs another text there, and counts the lines of a timed one from the magic on."""
+    if is_on:
+        notebook.run("%cudacheck on")
+        line -= len(body) - len(body.lstrip())  # the shell drops blank lines above a cell
+    result = notebook.run(body if is_on else f"%%cudacheck\n{body}")
+    if not (TIME_SWALLOWS and "%time" in body):
+        assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert report.source.cell == result.execution_count
+    assert (report.source.line, report.source.text) == (line + (not is_on), text)
+    columns = report.source.column, report.source.end_column
+    assert columns == ((None, None) if column is None else (column, column + len(BAD)))
+    assert text in notebook.shown[0]["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "typed"),
+    [
+        ("%a\nb", "get_ipython().x\nb\n", ["%a", "b"]),
+        ("\n\n%a", "get_ipython().x\n", ["%a"]),
+        ("\n%a", "\nget_ipython().x\n", ["", "%a"]),
+        ("%%a\nb\nc", "get_ipython().x\n", ["%%a"]),
+        ("\n%%a\nb", "\nget_ipython().x\n", ["", "%%a"]),
+        ("!a \\\n b\nc", "get_ipython().x\nc\n", []),
+        (">>> %a\n>>> b", "get_ipython().x\nb\n", []),
+    ],
+)
+def test_typed_lines_are_given_where_they_are_certain(
+    raw: str, text: str, typed: list[str]
+) -> None:
+    """A magic over several lines, or prompts that were pasted along, move or change the others."""
+    assert typed_lines(raw, text) == typed
+
+
+def test_a_comment_that_looks_like_the_magic_stays_a_comment(
+    notebook: Notebook, on_cpu: None
+) -> None:
+    """Somebody turned the magic off for one cell, and checks every cell."""
+    notebook.run("%cudacheck on")
+    notebook.run(f"# %%cudacheck\n{BAD}")
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert [line.text for line in report.source.context] == ["# %%cudacheck", BAD]
+
+
+def test_a_statement_finding_names_its_line(notebook: Notebook, on_cpu: None) -> None:
+    """The line magic's finding is placed in the cell, without the magic in its text."""
+    result = notebook.run(f"a = 1\nrows = %cudacheck {BAD}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    report = cudalens.last_report()
+    assert report is not None
+    assert report.source is not None
+    assert (report.source.line, report.source.text) == (2, f"rows = {BAD}")
+    assert report.source.column == len("rows = ")
+
+
+def test_the_debugger_lands_in_the_users_frame(notebook: Notebook, on_cpu: None) -> None:
+    """The innermost frame of the last traceback is the line of the user that called the op."""
+    notebook.run(f"%%cudacheck\ndef lookup(ids):\n    return {BAD}\nlookup(ids)")
+    trace = sys.last_traceback
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace.tb_frame.f_code.co_name == "lookup"
+    assert trace.tb_lineno == 3
+    assert notebook.blocks == ["line 4", "line 3, in lookup(ids)"]
+
+
+def test_a_swallowed_finding_is_a_warning(notebook: Notebook, on_cpu: None) -> None:
+    """The cell's own except caught it: it runs on, its value is shown, and so is the report."""
+    result = notebook.run(
+        f"%%cudacheck\nfor _i in range(3):\n    try:\n        {BAD}\n"
+        "    except RuntimeError:\n        pass\n'went on'"
+    )
+    assert result.result == "went on"
+    assert len(notebook.shown) == 1
+    assert "warning" in notebook.err
+    assert "3 times" in " ".join(notebook.shown[0]["text/plain"].split())
+    assert cudalens.last_report() is not None
+
+
+def test_an_error_behind_a_swallowed_finding_is_not_blamed_on_the_clause(
+    notebook: Notebook, on_cpu: None
+) -> None:
+    """The warning says that it came later; the error has a note of its own."""
+    caught = f"%%cudacheck\ntry:\n    {BAD}\nexcept RuntimeError:\n    "
+    failing = "torch.ones(2, 3) @ torch.ones(2, 3)"
+    result = notebook.run(f"{caught}pass\n{failing}")
+    assert notebook.err.splitlines()[0] == (
+        "cudalens: warning: the cell handled this error; RuntimeError was raised later"
+    )
+    assert len(result.error_in_exec.__notes__) == 1
+    assert len(notebook.shown) == 1
+    notebook.run(f"{caught}{failing}")
+    assert "RuntimeError was raised while this error was being handled\n" in notebook.err
+
+
+def test_the_report_is_bound_and_written(notebook: Notebook, on_cpu: None, tmp_path: Path) -> None:
+    """-r, --html and --json; a good cell binds None."""
+    page, data = tmp_path / "a page.html", tmp_path / "report.json"
+    notebook.run(f"%%cudacheck -r found --html '{page}' --json {data}\n{BAD}")
+    assert notebook.names["found"].argument == "indices"
+    assert json.loads(data.read_text(encoding="utf-8"))["argument"] == "indices"
+    assert "<html" in page.read_text(encoding="utf-8")
+    notebook.run("%%cudacheck -r found\n1")
+    assert notebook.names["found"] is None
+
+
+def test_a_host_error_passes_with_a_note(notebook: Notebook) -> None:
+    """The same exception object leaves the cell, and the report is shown."""
+    result = notebook.run("%%cudacheck\nsafe = torch.ones(2, 3) @ torch.ones(4, 5)")
+    assert type(result.error_in_exec) is RuntimeError
+    assert result.error_in_exec.__cudalens_report__.kind == "host_error"
+    assert len(result.error_in_exec.__notes__) == 1
+    assert len(notebook.shown) == 1
+
+
+def test_an_error_without_torch_gets_no_report(notebook: Notebook) -> None:
+    """Exceptions that have nothing to do with torch pass untouched."""
+    result = notebook.run("%%cudacheck\n{}['missing']")
+    assert isinstance(result.error_in_exec, KeyError)
+    assert not hasattr(result.error_in_exec, "__notes__")
+    assert notebook.shown == []
+
+
+def test_our_own_failure_does_not_hide_the_users(
+    notebook: Notebook, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report that cannot be shown leaves one line; the cell's exception still comes out."""
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("no screen")
+
+    monkeypatch.setattr(display, "publish", broken)
+    result = notebook.run(f"%%cudacheck\n{BAD}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert "could not be shown: ValueError('no screen')" in notebook.err
+
+
+# --- sub-commands ---------------------------------------------------------------------------------
+
+
+def test_on_checks_every_following_cell(notebook: Notebook, on_cpu: None) -> None:
+    """Until off; the report is shown before the traceback, which ends in the user's line."""
+    notebook.run("%cudacheck on -r found")
+    assert notebook.run("1 + 1").result == 2
+    result = notebook.run(f"a = 1\n{BAD}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert len(notebook.shown) == 1
+    assert innermost(result.error_in_exec)[1] == 2
+    assert notebook.names["found"] is not None
+    assert notebook.run("%cudacheck off").success
+    assert isinstance(notebook.run(BAD).error_in_exec, IndexError)
+    assert notebook.shown == []
+
+
+@pytest.mark.parametrize("cell", [f"%%cudacheck\n{BAD}", f"a = 1\n%cudacheck {BAD}"])
+def test_on_and_a_magic_show_one_report(notebook: Notebook, on_cpu: None, cell: str) -> None:
+    """A check inside a checked cell does not explain the same failure twice."""
+    notebook.run("%cudacheck on")
+    result = notebook.run(cell)
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert len(notebook.shown) == 1
+
+
+@pytest.mark.parametrize(
+    "inner", ["%cudacheck ", "%%cudacheck\n", "%cudacheck await asyncio.sleep(0) or "]
+)
+@pytest.mark.parametrize("statement", [BAD, "table @ table"])
+def test_a_check_inside_a_check_shows_one_report(
+    notebook: Notebook, on_cpu: None, inner: str, statement: str
+) -> None:
+    """Both have it, and it is shown once; what only the outer one saw is shown as well."""
+    notebook.run("import asyncio")
+    assert not notebook.run(f"%%cudacheck -r outer\n{inner}{statement}").success
+    assert len(notebook.shown) == 1
+    assert notebook.names["outer"] is cudalens.last_report()
+    swallowed = f"try: {BAD}\nexcept IndexError: pass\n"
+    if not inner.startswith("%%"):
+        assert not notebook.run(f"%%cudacheck\n{swallowed}{inner}{statement}").success
+        assert len(notebook.shown) == 2
+
+
+def test_on_adds_the_note_before_the_traceback(notebook: Notebook) -> None:
+    """The shell shows an exception when the session has already dealt with it."""
+    notebook.run("%cudacheck on")
+    result = notebook.run("torch.ones(2, 3) @ torch.ones(4, 5)")
+    assert len(result.error_in_exec.__notes__) == 1
+    # A shell that shows no notes has it below the traceback.
+    assert result.error_in_exec.__notes__[0].split("\n")[0] in notebook.out + notebook.err
+
+
+def test_notes_are_printed_where_the_shell_shows_none(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the traceback, as in IPython before 8.14; those of the user are the user's."""
+    monkeypatch.setattr(cells, "_version", lambda: (8, 13))
+    result = notebook.run("%%cudacheck\ntorch.ones(2, 3) @ torch.ones(4, 5)")
+    assert result.error_in_exec.__notes__[0] in notebook.err
+    for notes in ("None", "5", "[3, 'mine']"):
+        assert not notebook.run(f"e = ValueError()\ne.__notes__ = {notes}\nraise e").success
+        assert "Error in callback" not in notebook.out + notebook.err
+
+
+def test_on_leaves_the_users_exception_handler(notebook: Notebook) -> None:
+    """A handler that the user set is called, and is there afterwards."""
+    seen: list[BaseException] = []
+
+    def handler(shell: Any, kind: Any, error: Any, trace: Any, tb_offset: Any = None) -> None:
+        seen.append(error)
+
+    notebook.shell.set_custom_exc((ZeroDivisionError,), handler)
+    notebook.run("%cudacheck on")
+    notebook.run("1 / 0")
+    notebook.run("{}['missing']")
+    assert [type(error) for error in seen] == [ZeroDivisionError]
+    assert notebook.shell.custom_exceptions == (ZeroDivisionError,)
+    notebook.shell.set_custom_exc((), None)
+
+
+def test_on_survives_cells_inside_cells(notebook: Notebook, on_cpu: None) -> None:
+    """A cell that runs another cell stays checked to its end."""
+    notebook.run("%cudacheck on")
+    result = notebook.run(f"get_ipython().run_cell('1 / 0')\n{BAD}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert len(notebook.shown) == 1
+
+
+def test_status_and_last(notebook: Notebook, on_cpu: None) -> None:
+    """In text: what is on, which device, and the last finding; the last report is shown again."""
+    notebook.run("%cudacheck last")
+    assert notebook.out == "no report yet\n"
+    notebook.run("%cudacheck status")
+    assert "guards:       not installed" in notebook.out
+    assert "last finding: none" in notebook.out
+    notebook.run(f"%%cudacheck\n{BAD}")
+    shown = notebook.shown
+    notebook.run("%cudacheck last")
+    assert notebook.shown == shown
+    notebook.run("%cudacheck on")
+    notebook.run("%cudacheck status")
+    assert "every cell:   checked" in notebook.out
+    assert "guards:       installed" in notebook.out
+    assert "7 is outside the 5 rows" in notebook.out
+
+
+def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None) -> None:
+    """One rule for every sub-command; what is no option there is one line."""
+    for line in ("last --no-widgets", "--no-widgets last", "status --fast", "off --no-sync"):
+        assert notebook.run(f"%cudacheck {line}").success, line
+    notebook.run("%cudacheck --fast on --max-ops 9")
+    assert "every following cell is checked" in notebook.out
+    notebook.run("%cudacheck last --help")
+    assert "usage" in notebook.out
+    for line, word in (("status --fast x", "'x'"), ("last --bogus", "--bogus")):
+        result = notebook.run(f"%cudacheck {line}")
+        assert type(result.error_in_exec).__name__ == "UsageError"
+        assert word in str(result.error_in_exec)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="refused where there is a GPU")
+@pytest.mark.parametrize("word", ["last", "explain"])
+def test_a_report_shown_again_is_bound_and_written_too(
+    notebook: Notebook, on_cpu: None, tmp_path: Path, word: str
+) -> None:
+    """The check was made without the options; a file that cannot be written is named."""
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    notebook.run("1 / 0")  # nothing to explain
+    assert notebook.run(f"%cudacheck {word} -r again --html {page}").success
+    assert notebook.names["again"] is None
+    assert list(tmp_path.iterdir()) == []
+    notebook.run(f"%%cudacheck\n{BAD}")
+    assert notebook.run(f"%cudacheck {word} -r again --html {page} --json {data}").success
+    report = cudalens.last_report()
+    assert report is not None
+    assert notebook.names["again"] is report
+    assert page.read_text("utf-8") == report.to_html()
+    assert json.loads(data.read_text("utf-8")) == report.to_dict()
+    assert notebook.run(f"%cudacheck {word} --json {tmp_path / 'no' / 'r.json'}").success
+    assert "r.json was not written" in notebook.shown[0]["text/plain"]
+
+
+def test_simulate_turns_the_rehearsal_device_on_and_off(notebook: Notebook) -> None:
+    """One line says that it is no GPU; the failing op is stopped there too."""
+    notebook.run("%cudacheck simulate")
+    assert notebook.out.count("\n") == 1
+    assert "Rehearsal" in notebook.out
+    assert "Not a GPU" in notebook.out
+    notebook.run("table, ids = table.cuda(), ids.cuda()")
+    result = notebook.run(f"%%cudacheck\n{BAD}")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert notebook.run("(table + 1).sum().item()").result == 10.0
+    notebook.run("%cudacheck status")
+    assert "a rehearsal and not a GPU" in notebook.out
+    notebook.run("%cudacheck simulate off")
+    assert simulate.current() is None
+    notebook.run("%cudacheck simulate off")
+    assert "no rehearsal device" in notebook.out
+
+
+def test_a_refused_simulation_is_one_line(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is given, and the result is an error."""
+    from cudalens.simulate import activation
+
+    def refused(**options: Any) -> None:
+        raise simulate.SimulationError("restart the kernel first")
+
+    monkeypatch.setattr(activation, "start", refused)
+    result = notebook.run("%cudacheck simulate")
+    assert not result.success
+    assert notebook.err == "UsageError: restart the kernel first\n"
+
+
+# --- loading and unloading ------------------------------------------------------------------------
+
+
+def test_loading_is_silent_and_twice_says_the_usual(bare: Notebook) -> None:
+    """The first load prints nothing."""
+    assert bare.run("%load_ext cudalens").success
+    assert (bare.out, bare.err) == ("", "")
+    bare.run("%load_ext cudalens")
+    assert "already loaded" in bare.out
+
+
+def test_unloading_restores_everything(bare: Notebook) -> None:
+    """Magics, callbacks, transformers and the exception handler are as before loading."""
+
+    def state() -> Any:
+        shell = bare.shell
+        return (
+            {kind: set(found) for kind, found in shell.magics_manager.magics.items()},
+            {name: list(calls) for name, calls in shell.events.callbacks.items()},
+            list(shell.input_transformers_post),
+            list(shell.input_transformers_cleanup),
+            shell.custom_exceptions,
+            set(shell.user_ns),
+        )
+
+    bare.run("1")
+    before = state()
+    bare.run("%load_ext cudalens")
+    bare.run("%cudacheck on")
+    bare.run("%%cudacheck\n1")
+    assert state()[:3] != before[:3]
+    bare.run("%unload_ext cudalens")
+    after = state()
+    assert after[:5] == before[:5]
+    assert {name for name in after[5] - before[5] if not name.startswith("_")} == set()
+    assert not PROCESS.is_installed
+    assert not bare.run("%%cudacheck\n1").success
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="refused where there is a GPU")
+def test_unloading_ends_the_simulation_that_the_magic_began(bare: Notebook) -> None:
+    """And leaves alone one that was there before."""
+    bare.run("%load_ext cudalens")
+    bare.run("%cudacheck simulate")
+    bare.run("%unload_ext cudalens")
+    assert simulate.current() is None
+    with simulate.start(announce=False) as running:
+        bare.run("%load_ext cudalens")
+        bare.run("%cudacheck simulate")
+        bare.run("%unload_ext cudalens")
+        assert simulate.current() is running
+
+
+def test_unloading_gives_a_replaced_magic_back(bare: Notebook) -> None:
+    """A magic of the same name that the user had is there again."""
+
+    def cudacheck(line: str) -> str:
+        return "mine"
+
+    bare.shell.register_magic_function(cudacheck, "line")
+    bare.run("%load_ext cudalens")
+    bare.run("%unload_ext cudalens")
+    assert bare.run("%cudacheck").result == "mine"
+
+
+def in_a_fresh_interpreter(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that has imported nothing yet."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+START = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+"""
+
+
+def test_loading_and_help_import_no_torch() -> None:
+    """Nor does a cell of another kind."""
+    done = in_a_fresh_interpreter(
+        START
+        + "shell.run_cell('%load_ext cudalens')\n"
+        + "shell.run_cell('%cudacheck --help')\n"
+        + "shell.run_cell('1 + 1')\n"
+        + "print('torch' in sys.modules, 'ipywidgets' in sys.modules)\n"
+        + "shell.run_cell('%cudacheck 1')\n"
+        + "print('torch' in sys.modules)\n"
+    )
+    lines = done.stdout.splitlines()
+    assert "False False" in lines, done.stderr
+    assert lines[-1] == "True"
+
+
+def test_without_torch_a_check_is_one_clear_line() -> None:
+    """The cell is not run, and the rest of the extension goes on."""
+    done = in_a_fresh_interpreter(
+        "import sys\nsys.modules['torch'] = None\n"
+        + START
+        + "shell.run_cell('%load_ext cudalens')\n"
+        + "result = shell.run_cell('%%cudacheck\\nran = True')\n"
+        + "print(result.success, 'ran' in shell.user_ns)\n"
+        + "print(shell.run_cell('%cudacheck on').success)\n"
+        + "print(shell.run_cell('1 + 1').success)\n"
+    )
+    assert "UsageError: cudalens needs torch" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "False False" in done.stdout

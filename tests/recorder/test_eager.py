@@ -1,0 +1,204 @@
+"""Compiled functions inside a checked block: eager, also when the block loads the compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudalens.recorder.eager import RAN_EAGERLY, EagerCompiler
+from tests.hostcells import run_cell
+
+ROOT = Path(__file__).parents[2]
+BACKEND = """
+import sys, torch
+compiled = []
+def backend(graph, inputs):
+    compiled.append(graph)
+    return graph
+"""
+
+
+def python(code: str) -> list[str]:
+    """Run code in a process that has not loaded the compiler; give its lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", BACKEND + textwrap.dedent(code)],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_block_that_loads_the_compiler_runs_eagerly() -> None:
+    """The first torch.compile of the process, inside: eager there, compiled afterwards."""
+    said = python(
+        """
+        from cudalens.recorder.eager import EagerCompiler
+        assert "torch._dynamo" not in sys.modules
+        before = list(sys.meta_path)
+        with EagerCompiler():
+            @torch.compile(backend=backend)
+            def f(x):
+                return x + 1
+            f(torch.ones(2))
+            print(len(compiled))
+        loaded = sys.modules["torch._dynamo"]
+        print(type(loaded.__spec__.loader).__name__, type(loaded.__loader__).__name__)
+        print(sys.meta_path == before)
+        f(torch.ones(2))
+        print(len(compiled))
+        """
+    )
+    assert said == ["0", "SourceFileLoader", "SourceFileLoader", "True", "1"]
+
+
+def test_blocks_inside_each_other_give_the_stance_back_in_order() -> None:
+    """After the inner one the outer one still runs eagerly."""
+    said = python(
+        """
+        from cudalens.recorder.eager import EagerCompiler
+        with EagerCompiler():
+            with EagerCompiler():
+                f = torch.compile(lambda x: x + 1, backend=backend)
+                f(torch.ones(2))
+            f(torch.ones(2))
+            print(len(compiled))
+        f(torch.ones(2))
+        print(len(compiled))
+        """
+    )
+    assert said == ["0", "1"]
+
+
+def test_a_block_without_the_compiler_does_not_load_it() -> None:
+    """Nothing is imported, and nothing stays in the import system, also after an error."""
+    said = python(
+        """
+        from cudalens.recorder.eager import EagerCompiler
+        before = list(sys.meta_path)
+        try:
+            with EagerCompiler():
+                1 / 0
+        except ZeroDivisionError:
+            pass
+        print("torch._dynamo" in sys.modules, sys.meta_path == before)
+        """
+    )
+    assert said == ["False", "True"]
+
+
+@pytest.fixture
+def compiled() -> list[object]:
+    """What the test's backend was asked to compile."""
+    graphs: list[object] = []
+    torch.compiler.reset()
+    yield graphs
+    torch.compiler.reset()
+
+
+CELL = """
+import torch
+
+def backend(graph, inputs):
+    compiled.append(graph)
+    return graph
+
+@torch.compile(backend=backend)
+def product(a, b):
+    return a @ b
+
+product(torch.ones(2, 2), torch.ones(2, 2))
+{last}
+"""
+
+
+@pytest.mark.parametrize(("options", "count"), [({}, 0), ({"force_eager": False}, 1)])
+def test_the_option_decides(compiled: list[object], options: dict[str, bool], count: int) -> None:
+    """Eager in a full session, compiled with ``--no-force-eager``."""
+    outcome = run_cell(CELL.format(last=""), {"compiled": compiled}, fast=False, **options)
+    assert outcome.error is None
+    assert len(compiled) == count
+
+
+def test_a_report_says_that_a_compiled_function_ran_eagerly(compiled: list[object]) -> None:
+    """The failing line is the user's own, inside the function; the limit names the option."""
+    code = CELL.format(last="product(torch.ones(2, 3), torch.ones(2, 3))")
+    report = run_cell(code, {"compiled": compiled}, fast=False).shown
+    assert report.source is not None and report.source.text == "return a @ b"
+    assert RAN_EAGERLY in report.limits
+    plain = run_cell("import torch\ntorch.ones(2, 3) @ torch.ones(2, 3)", fast=False).shown
+    assert RAN_EAGERLY not in plain.limits
+
+
+def test_a_guard_s_finding_says_it_too(compiled: list[object], on_cpu: None) -> None:
+    """Found before the launch, in a function that would have been compiled."""
+    code = """
+    import torch
+    look_up = torch.compile(torch.nn.functional.embedding, backend="eager")
+    look_up(torch.tensor([5]), torch.ones(5, 2))
+    """
+    report = run_cell(code, fast=False).shown
+    assert report.prevented
+    assert RAN_EAGERLY in report.limits
+
+
+def test_what_is_kept_from_the_compiler_was_not_compiled(on_cpu: None) -> None:
+    """A checkpoint passes the compiler's files too; around a compiled function the line stays."""
+    code = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    table = torch.ones(5, 2)
+    def look_up(at):
+        return torch.nn.functional.embedding(at, table)
+    {compiled}
+    checkpoint(look_up, torch.tensor([5]), use_reentrant=False)
+    """
+    plain = run_cell(code.format(compiled=""), fast=False).shown
+    assert plain.prevented
+    assert RAN_EAGERLY not in plain.limits
+    compiled = 'look_up = torch.compile(look_up, backend="eager")'
+    assert RAN_EAGERLY in run_cell(code.format(compiled=compiled), fast=False).shown.limits
+
+
+def test_the_users_own_stance_is_given_back() -> None:
+    """What the user had set before holds again afterwards."""
+    import torch._dynamo.eval_frame as frames
+
+    with torch.compiler.set_stance("eager_on_recompile"):
+        with EagerCompiler():
+            assert frames._stance.stance == "force_eager"
+        assert frames._stance.stance == "eager_on_recompile"
+
+
+def test_blocks_of_two_threads_may_overlap() -> None:
+    """Whichever ends last gives the stance back as it was before the first."""
+    import torch._dynamo.eval_frame as frames
+
+    first, second = EagerCompiler(), EagerCompiler()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert frames._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert frames._stance.stance == "default"
+
+
+def test_the_rehearsal_device_lets_the_compiler_load() -> None:
+    """It takes no function under two names; a module of layers is compiled as anywhere."""
+    said = python(
+        """
+        import cudalens
+        with cudalens.simulate(announce=False):
+            layer = torch.compile(torch.nn.Linear(3, 2).cuda(), backend=backend)
+            print(tuple(layer(torch.ones(4, 3, device="cuda")).shape), len(compiled))
+        """
+    )
+    assert said == ["(4,", "2)", "1"]

@@ -1,0 +1,339 @@
+"""File descriptor 2 during a checked block: read, folded, and still shown where it was meant to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudalens.recorder import stderr
+from cudalens.recorder.stderr import DeviceText
+
+ROOT = Path(__file__).parents[2]
+LINE = (
+    "../aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: "
+    "block: [{block},0,0], thread: [{thread},0,0] Assertion `t >= 0 && t < n_classes` failed."
+)
+needs_tee = pytest.mark.skipif(not stderr.shutil.which("tee"), reason="there is no tee")
+PRELUDE = f"""
+import os, sys, subprocess
+from cudalens.recorder.stderr import DeviceText
+LINE = {LINE!r}
+def say(text): os.write(2, text.encode())
+"""
+
+
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, its output captured."""
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        cwd=ROOT,
+        text=True,
+        timeout=60,
+        check=False,
+        **{"capture_output": True, **options},
+    )
+
+
+def one(block: int = 0, thread: int = 0) -> str:
+    return LINE.format(block=block, thread=thread)
+
+
+def say(text: str) -> None:
+    """Write as a driver does: past sys.stderr."""
+    os.write(2, text.encode())
+
+
+# --- a plain process ------------------------------------------------------------------------------
+
+
+@needs_tee
+def test_what_is_printed_is_shown_and_read(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every byte arrives where it was meant to go; only assertions are device text."""
+    with DeviceText() as text:
+        print("from Python", file=sys.__stderr__)
+        say(f"other\n{one()}\n")
+        assert text.text() == one()
+        say("later\n")
+    assert "later" in text.raw()
+    assert capfd.readouterr().err == f"from Python\nother\n{one()}\nlater\n"
+    say("after\n")
+    assert "after" not in text.raw()
+    assert capfd.readouterr().err == "after\n"
+
+
+@needs_tee
+def test_without_assertions_there_is_no_text() -> None:
+    """What others print is not passed off as the device's."""
+    with DeviceText() as text:
+        say("a warning that says assert\n")
+        assert text.text() is None
+
+
+@needs_tee
+def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> None:
+    """Equal assertions are one line with their number, blocks and threads; all are shown."""
+    lines = "".join(f"{one(n // 256, n % 256)}\n" for n in range(10_000))
+    with DeviceText() as text:
+        say(lines)
+        folded = text.text()
+    assert len(lines) > stderr.MAX_BYTES >= len(text.raw()) - 1
+    assert capfd.readouterr().err == lines
+    # The count is of everything, also of what is too much to keep.
+    assert folded == text.text() == f"{one()} (10000 times, 40 blocks, 10000 threads)"
+
+
+@needs_tee
+@pytest.mark.parametrize("beyond", [0, 1], ids=["at the limit", "one byte beyond"])
+def test_the_raw_text_has_a_limit(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the limit everything is kept; beyond it the first and the last half."""
+    monkeypatch.setattr(stderr, "MAX_BYTES", 100)
+    with DeviceText() as text:
+        say("a" * 60 + "b" * (40 + beyond))
+        raw = text.raw()
+    assert raw == ("a" * 60 + "b" * 40 if not beyond else "a" * 50 + "\n" + "a" * 9 + "b" * 41)
+
+
+@needs_tee
+def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -> None:
+    """The inner block gives the descriptor back to the outer one."""
+    with DeviceText() as outer:
+        say("1\n")
+        with DeviceText() as inner:
+            say(f"{one()}\n")
+        say("3\n")
+        assert outer.raw() == f"1\n{one()}\n3\n"
+    assert inner.raw() == f"{one()}\n"
+    assert capfd.readouterr().err == f"1\n{one()}\n3\n"
+
+
+@needs_tee
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_an_assertion_that_is_known_of_is_waited_for(
+    is_expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may print a moment after the call has failed; nobody waits where none failed."""
+    rest: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        rest.append(seconds)
+        if len(rest) == 10:
+            say(f"{one()}\n")
+        os.sched_yield()
+
+    with DeviceText() as text:
+        monkeypatch.setattr(stderr.time, "sleep", sleep)
+        monkeypatch.setattr(stderr, "_PATIENCE_S", 10)
+        assert text.text(is_expected=is_expected) == (one() if is_expected else None)
+
+
+@needs_tee
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
+def test_where_a_nameless_file_is_not_opened_again_the_copy_is_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some sandboxes refuse: the text is read all the same."""
+
+    usual = os.open
+
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).startswith("/dev/fd/"):
+            raise FileNotFoundError
+        return usual(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with DeviceText() as text:
+        monkeypatch.undo()
+        say(f"{one()}\n")
+        assert text.text() == one()
+
+
+def descriptors() -> set[str]:
+    return {item.name for item in Path("/proc/self/fd").iterdir()}
+
+
+@needs_tee
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
+def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after a good block nor after one that could not be opened."""
+    monkeypatch.setattr(stderr.tempfile, "tempdir", str(tmp_path))
+    before = descriptors()
+    for _ in range(3):
+        with DeviceText():
+            say("x")
+    assert len(descriptors()) == len(before)
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(stderr.subprocess, "Popen", refuse)
+    with pytest.raises(OSError, match="no more processes"), DeviceText():
+        pass
+    assert len(descriptors()) == len(before)
+    assert list(tmp_path.iterdir()) == []
+    say("still works\n")
+
+
+def test_without_tee_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block runs without device text, and the descriptor is left alone."""
+    import cudalens
+
+    monkeypatch.setattr(stderr.shutil, "which", lambda name: None)
+    before = os.fstat(2).st_ino
+    with cudalens.check() as session:
+        assert os.fstat(2).st_ino == before
+    assert any("no tee program" in line for line in session.troubles)
+
+
+@needs_tee
+def test_only_full_sessions_touch_the_descriptor() -> None:
+    """``--fast`` reads no device text."""
+    import cudalens
+
+    before = os.fstat(2).st_ino
+    with cudalens.check(fast=True):
+        assert os.fstat(2).st_ino == before
+    with cudalens.check():
+        assert os.fstat(2).st_ino != before
+    assert os.fstat(2).st_ino == before
+
+
+# --- processes of their own -----------------------------------------------------------------------
+
+
+@needs_tee
+def test_a_process_that_aborts_has_written_everything() -> None:
+    """What was printed before the abort arrives, the half line too."""
+    done = python(
+        """
+        with DeviceText():
+            say(LINE.format(block=0, thread=0) + "\\n")
+            sys.stderr.write("buffered")
+            sys.stderr.flush()
+            say("half a li")
+            os.abort()
+        """
+    )
+    assert done.returncode < 0
+    assert done.stderr == f"{one()}\nbufferedhalf a li"
+
+
+@needs_tee
+def test_a_program_that_holds_the_descriptor_does_not_hang_the_block() -> None:
+    """The block ends while the program runs on, and what it says later still arrives."""
+    done = python(
+        """
+        with DeviceText() as text:
+            code = "import os, sys; sys.stdin.read(); os.write(2, b'from the child')"
+            child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+            say("parent ")
+        print("left", child.poll(), flush=True)
+        child.communicate()
+        """
+    )
+    assert done.stdout == "left None\n"
+    assert done.stderr == "parent from the child"
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["/dev/null", "closed"])
+def test_without_a_place_to_show_it(closed: bool) -> None:
+    """Written to nowhere the text is read all the same; a closed descriptor is a trouble line."""
+    unshown = "os.close(2)" if closed else "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)"
+    done = python(
+        f"""
+        {unshown}
+        import cudalens
+        with cudalens.check() as session:
+            if not {closed}:
+                say(LINE.format(block=0, thread=0) + "\\n")
+                print(session.device_text.text())
+        print([line.split(" unav")[0] for line in session.troubles])
+        """
+    )
+    assert done.returncode == 0
+    assert done.stdout == ("['device text']\n" if closed else f"{one()}\n[]\n")
+
+
+@needs_tee
+def test_under_a_terminal(tmp_path: Path) -> None:
+    """Programs that ask whether they write to a terminal are told yes, and its size is the same."""
+    import pty
+    import select
+    import termios
+
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (33, 77))
+    result = tmp_path / "result"
+    code = f"""
+with DeviceText() as text:
+    open({str(result)!r}, "w").write(f"{{os.isatty(2)}} {{os.get_terminal_size(2)}}")
+    say(LINE.format(block=0, thread=0) + "\\n")
+    assert text.text() == LINE.format(block=0, thread=0), text.raw()
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code], cwd=ROOT, stderr=slave, stdout=slave
+    )
+    os.close(slave)
+    shown = b""
+    while select.select([master], [], [], 60)[0]:
+        try:
+            shown += os.read(master, 4096)
+        except OSError:  # the last program that held the terminal has gone
+            break
+        if child.poll() is not None and one().encode() in shown:
+            break
+    os.close(master)
+    assert child.wait(60) == 0, shown
+    assert result.read_text() == "True os.terminal_size(columns=77, lines=33)"
+    assert one() in shown.decode()
+
+
+@needs_tee
+def test_under_a_real_kernel() -> None:
+    """ipykernel owns the descriptor: others' text still reaches the cell, asserts are folded."""
+    manager = pytest.importorskip("jupyter_client.manager")
+    # Under a test, so it is told, ipykernel leaves the descriptor alone.
+    outside = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    kernel, client = manager.start_new_kernel(
+        kernel_name="python3",
+        extra_arguments=["--HistoryManager.hist_file=:memory:"],
+        env={**outside, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        said = _run_in(client, PRELUDE + textwrap.dedent(KERNEL_CELL))
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)
+    assert "other text" in said["stderr"]
+    assert said["stderr"].count("Assertion") == 5
+    assert said["stdout"] == f"{one()} (5 times, 1 blocks, 5 threads)\n"
+
+
+KERNEL_CELL = """
+import subprocess, time
+with DeviceText() as text:
+    say("other text\\n")
+    for n in range(5):
+        say(LINE.format(block=0, thread=n) + "\\n")
+    folded = text.text()
+time.sleep(0.5)
+print(folded)
+"""
+
+
+def _run_in(client: Any, code: str) -> dict[str, str]:
+    said = {"stdout": "", "stderr": ""}
+
+    def take(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            said[message["content"]["name"]] += message["content"]["text"]
+        assert message["msg_type"] != "error", message["content"]
+
+    client.wait_for_ready(timeout=60)
+    client.execute_interactive(code, output_hook=take, timeout=60)
+    return said

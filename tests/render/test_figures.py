@@ -1,0 +1,462 @@
+"""The pictures: what they show, where they put it, and that they overlap nothing."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from cudalens.core.report import (
+    AutogradNeighbourhood,
+    Bounds,
+    GraphEdge,
+    Histogram,
+    LineRef,
+    Offender,
+    OffenderMap,
+    Offenders,
+    Report,
+    TensorFact,
+    TensorSummary,
+)
+from cudalens.render.edges import Labels, Line
+from cudalens.render.figures import graph_rows, graph_svg, histogram_svg, value_map_svg
+from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, Box, fold
+from cudalens.render.html import style_sheet
+from cudalens.render.layout import GAP_X, place
+from cudalens.render.palette import LIGHT
+from tests.builders import bert_graph, chain, make_report, node, small_graph
+from tests.rendering import hostile_texts, with_texts
+
+SVG = "{http://www.w3.org/2000/svg}"
+BAD, BAR = LIGHT["bad"], LIGHT["bar"]
+
+
+def parse(svg: str) -> ElementTree.Element:
+    """Read a picture as strict XML."""
+    return ElementTree.fromstring(svg)
+
+
+def filled(svg: str, colour: str, tag: str = "rect") -> list[ElementTree.Element]:
+    """Give the shapes of one colour."""
+    return [item for item in parse(svg).iter(SVG + tag) if item.get("fill") == colour]
+
+
+def texts(svg: str) -> list[str]:
+    """Give every text of a picture, its title apart."""
+    return [item.text or "" for item in parse(svg).iter(SVG + "text")]
+
+
+def one_dimensional(values: tuple[float | str | None, ...], bounds: Bounds | None) -> Report:
+    """Give a report whose map has one bar per value; those outside the bounds are bad."""
+    low = bounds.min if bounds and isinstance(bounds.min, int) else float("-inf")
+    high = bounds.max if bounds and isinstance(bounds.max, int) else float("inf")
+    bad = tuple(int(not isinstance(v, (int, float)) or not low <= v <= high) for v in values)
+    grid = OffenderMap(rows=1, columns=len(values), bad=bad, low=values, high=values)
+    found = Offenders(count=sum(bad), total=len(values), map=grid)
+    return make_report(offenders=found, bounds=bounds)
+
+
+def bars(report: Report) -> list[ElementTree.Element]:
+    """Give the bars of a one-dimensional map from left to right."""
+    svg = value_map_svg(report)
+    return sorted(filled(svg, BAR) + filled(svg, BAD), key=lambda item: float(item.get("x", "0")))
+
+
+def test_each_position_has_its_bar() -> None:
+    """32 values give 32 bars; the three bad ones are red and crossed, so that shape tells too."""
+    svg = value_map_svg(make_report())
+    assert len(filled(svg, BAR)) == 29
+    assert len(filled(svg, BAD)) == 3
+    crosses = [item for item in parse(svg).iter(SVG + "path") if item.get("stroke") == BAD]
+    assert len(crosses) == 3
+    assert "max 9" in texts(svg)
+
+
+def test_bar_at_the_bound_touches_the_line_and_one_beyond_passes_it() -> None:
+    """The dashed line stands at the bound: the last good value ends on it, a bad one above."""
+    report = one_dimensional((9, 10, 4), Bounds(min=0, max=9))
+    lines = list(parse(value_map_svg(report)).iter(SVG + "line"))
+    (bound,) = [float(item.get("y1", "0")) for item in lines]
+    at, beyond, below = (float(item.get("y", "0")) for item in bars(report))
+    assert at == pytest.approx(bound, abs=0.1)
+    assert beyond < bound - 1
+    assert below > bound + 1
+
+
+def test_value_far_beyond_does_not_flatten_the_others() -> None:
+    """The axis follows the bounds, not the worst value."""
+    report = one_dimensional((3, 2**62, 6), Bounds(min=0, max=9))
+    heights = [float(item.get("height", "0")) for item in bars(report)]
+    assert heights[0] > 15
+    assert heights[2] == pytest.approx(2 * heights[0], rel=0.02)
+
+
+def test_negative_values_hang_below_zero() -> None:
+    """A value below the bound is drawn to the other side of zero."""
+    report = one_dimensional((5, -3, 2), Bounds(min=0, max=9))
+    good, bad, _ = bars(report)
+    assert bad.get("fill") == BAD
+    assert (
+        float(bad.get("y", "0")) >= float(good.get("y", "0")) + float(good.get("height", "0")) - 1
+    )
+
+
+def test_values_without_a_height_fill_the_picture() -> None:
+    """NaN and infinity have no place on an axis: their bars are as high as the picture."""
+    report = one_dimensional((1, "nan", 2, "inf", None), None)
+    heights = [float(item.get("height", "0")) for item in bars(report)]
+    assert heights[1] == heights[3] == heights[4] == max(heights)
+
+
+@pytest.mark.parametrize("total", [1, 2])
+def test_axis_ends_at_the_last_position(total: int) -> None:
+    """Positions run from 0 to one less than their number, which is not said for one alone."""
+    report = one_dimensional((1,) * total, Bounds(min=0, max=9))
+    assert ("1" in texts(value_map_svg(report))) == (total == 2)
+    assert "position 0" in texts(value_map_svg(report))
+
+
+def grid_report(rows: int, columns: int, bad: set[tuple[int, int]]) -> Report:
+    """Give a report with a map of rows and columns."""
+    cells = tuple(int(divmod(at, columns) in bad) for at in range(rows * columns))
+    grid = OffenderMap(rows=rows, columns=columns, bad=cells, low=cells, high=cells)
+    first = tuple(Offender(position=cell, value=1) for cell in sorted(bad))
+    return make_report(offenders=Offenders(count=len(bad), total=9, first=first, map=grid))
+
+
+def test_bad_cells_are_marked_by_shape_and_colour() -> None:
+    """Each bad cell is covered in red and crossed; neighbours of a row share one run."""
+    svg = value_map_svg(grid_report(4, 6, {(0, 1), (0, 2), (3, 5)}))
+    (runs,) = filled(svg, BAD, "path")
+    assert (runs.get("d") or "").count("M") == 2
+    crosses = [item for item in parse(svg).iter(SVG + "path") if item.get("stroke-width") == "1.6"]
+    assert (crosses[0].get("d") or "").count("l-") == 3
+
+
+def test_largest_map_stays_small() -> None:
+    """A map of 32 by 64 that is bad all over is a picture of some ten kilobytes."""
+    everywhere = set(itertools.product(range(32), range(64)))
+    assert len(value_map_svg(grid_report(32, 64, everywhere))) < 60_000
+
+
+def test_no_map_is_no_picture() -> None:
+    """Nothing is drawn where nothing was counted."""
+    assert value_map_svg(Report()) == ""
+    assert value_map_svg(make_report(offenders=Offenders(count=1, total=2))) == ""
+    empty = OffenderMap(rows=0, columns=0, bad=(), low=(), high=())
+    assert value_map_svg(make_report(offenders=Offenders(map=empty))) == ""
+
+
+def fact(edges: tuple[float, ...], counts: tuple[int, ...]) -> TensorFact:
+    """Give a tensor with a histogram."""
+    histogram = Histogram(edges=edges, counts=counts)
+    return TensorFact(argument="x", summary=TensorSummary(histogram=histogram))
+
+
+def test_histogram_reddens_only_what_lies_wholly_outside() -> None:
+    """A bar that begins at the bound is outside; one that only reaches over it is not."""
+    tensor = fact((0.0, 9.0, 10.0), (5, 2))
+    assert len(filled(histogram_svg(tensor, Bounds(min=0, max=9)), BAD)) == 1
+    assert len(filled(histogram_svg(tensor, Bounds(min=0, max=9.5)), BAD)) == 0
+    assert len(filled(histogram_svg(tensor, None), BAR)) == 2
+
+
+def test_histogram_shows_the_allowed_interval() -> None:
+    """The band covers the allowed part of the axis, and there is none when nothing is allowed."""
+    tensor = fact((0.0, 10.0, 20.0), (1, 1))
+    (band,) = filled(histogram_svg(tensor, Bounds(min=5, max=15)), LIGHT["oksoft"])
+    x, width = float(band.get("x", "0")), float(band.get("width", "0"))
+    assert x + width / 2 == pytest.approx(330, abs=0.2)
+    assert width == pytest.approx(322, abs=0.2)
+    assert filled(histogram_svg(tensor, Bounds(min=30)), LIGHT["oksoft"]) == []
+
+
+@pytest.mark.parametrize(
+    ("edges", "counts"),
+    [((), ()), ((0.0, 1.0), (0,)), ((1.0, 1.0), (3,)), ((0.0, 1.0), (1, 2))],
+)
+def test_histogram_of_nothing_is_no_picture(
+    edges: tuple[float, ...], counts: tuple[int, ...]
+) -> None:
+    """No counts, no width, or edges that do not fit: nothing is drawn."""
+    assert histogram_svg(fact(edges, counts)) == ""
+
+
+def nodes_drawn(svg: str) -> list[str]:
+    """Give the ids of all nodes that some box stands for."""
+    groups = parse(svg).iter(SVG + "g")
+    return [name for group in groups for name in (group.get("data-node") or "").split()]
+
+
+@pytest.mark.parametrize("graph", [small_graph(), bert_graph()], ids=["small", "bert"])
+def test_every_node_is_in_one_box(graph: AutogradNeighbourhood) -> None:
+    """Folding loses no node and draws none twice, and the table lists every one."""
+    assert sorted(nodes_drawn(graph_svg(graph))) == sorted(item.id for item in graph.nodes)
+    assert len(graph_rows(graph)) == len(graph.nodes)
+
+
+def outline(group: ElementTree.Element) -> tuple[float, float, float, float]:
+    """Give left, top, right and bottom of a box."""
+    rect = group.find(SVG + "rect")
+    if rect is not None:
+        x, y, w, h = (float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))
+        return x, y, x + w, y + h
+    polygon = group.find(SVG + "polygon")
+    assert polygon is not None
+    points = [pair.split(",") for pair in polygon.get("points", "").split()]
+    xs, ys = ([float(point[axis]) for point in points] for axis in (0, 1))
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def test_boxes_do_not_touch_and_stay_in_the_picture() -> None:
+    """No box covers another, and each with its text lies inside the picture."""
+    svg = graph_svg(bert_graph())
+    width = float(parse(svg).get("width", "0"))
+    groups = [group for group in parse(svg).iter(SVG + "g") if group.get("data-node")]
+    boxes = [outline(group) for group in groups]
+    for one, other in itertools.combinations(boxes, 2):
+        apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+        assert apart
+    assert all(box[0] >= 0 and box[2] <= width for box in boxes)
+
+
+def test_failed_op_and_bad_input_differ_by_shape_and_word() -> None:
+    """The failed op is dashed, the bad input a pill, parameters have corners; each says so."""
+    svg = graph_svg(small_graph(), prevented=True)
+    groups = {group.get("class"): group for group in parse(svg).iter(SVG + "g")}
+    failed = groups["cl-node cl-node-failed"].find(SVG + "rect")
+    pill = groups["cl-node cl-node-bad_input"].find(SVG + "rect")
+    assert failed is not None
+    assert pill is not None
+    assert failed.get("stroke-dasharray")
+    assert float(pill.get("rx", "0")) == float(pill.get("height", "0")) / 2
+    assert groups["cl-node cl-node-parameter"].find(SVG + "polygon") is not None
+    assert {"not launched", "bad input", "2 parameters"} <= set(texts(svg))
+    assert "failed here" in texts(graph_svg(small_graph(), prevented=False))
+
+
+def test_data_flows_down_and_shapes_stand_on_the_edges() -> None:
+    """Each box lies below all that feed it; the result's shape stands once by its box."""
+    graph = small_graph()
+    svg = graph_svg(graph)
+    tops = {
+        name: outline(group)[1]
+        for group in parse(svg).iter(SVG + "g")
+        for name in (group.get("data-node") or "").split()
+    }
+    assert all(tops[edge.src] < tops[edge.dst] for edge in graph.edges)
+    assert texts(svg).count("[32, 10]") == 1
+    assert "[32, 16, 98]" in texts(svg)
+
+
+def test_large_neighbourhoods_are_folded() -> None:
+    """A chain at the limit of rows is drawn whole, one op longer is folded."""
+    for extra, folded in ((0, False), (1, True)):
+        ids = [f"n{at}" for at in range(MAX_ROWS + extra)]
+        nodes = [node(name, f"aten::op{name}") for name in ids[:-1]]
+        nodes.append(node(ids[-1], "aten::last", "failed"))
+        graph = AutogradNeighbourhood(nodes=tuple(nodes), edges=chain(*ids), focus=ids[-1])
+        boxes, _ = fold(graph)
+        assert (len(boxes) < len(ids)) == folded
+    boxes, _ = fold(bert_graph())
+    assert len(boxes) <= MAX_BOXES
+
+
+def test_folding_keeps_the_failure_and_its_neighbours_apart() -> None:
+    """The failed op, the bad input and what feeds them directly stay boxes of their own."""
+    boxes, _ = fold(bert_graph())
+    alone = {box.members[0].id for box in boxes.values() if len(box.members) == 1}
+    assert {"lost", "bad", "n20"} <= alone
+
+
+def test_fold_never_makes_a_box_feed_itself() -> None:
+    """Two ways between two modules stay a graph without a circle."""
+    ids = [f"n{at}" for at in range(40)]
+    nodes = tuple(node(name, "aten::relu", module_path=f"m{at % 2}") for at, name in enumerate(ids))
+    skips = tuple(GraphEdge(src=f"n{at}", dst=f"n{at + 3}") for at in range(37))
+    graph = AutogradNeighbourhood(nodes=nodes, edges=(*chain(*ids), *skips), focus="n39")
+    boxes, edges = fold(graph)
+    order = {key: at for at, key in enumerate(boxes)}
+    assert all(one != other for one, other in edges)
+    assert place(dict.fromkeys(boxes, (80.0, 40.0)), edges).centres.keys() == order.keys()
+
+
+def unrolled(steps: int) -> AutogradNeighbourhood:
+    """Give a loop of cells that share their weight, as a recurrent network leaves it."""
+    line = LineRef(cell=1, line=4)
+    weight = node("w", "", "parameter", name="weight")
+    cells = [node(f"c{at}", "aten::cell", source=line) for at in range(steps)]
+    inputs = [node(f"x{at}", "aten::mm", source=line) for at in range(steps)]
+    last = node("last", "aten::last", "failed")
+    edges = [GraphEdge(src=f"x{at}", dst=f"c{at}") for at in range(steps)]
+    edges += [GraphEdge(src="w", dst=f"x{at}") for at in range(steps)]
+    edges += [GraphEdge(src=f"c{at}", dst=f"c{at + 1}") for at in range(steps - 1)]
+    edges.append(GraphEdge(src=f"c{steps - 1}", dst="last"))
+    nodes = (*cells, *inputs, weight, last)
+    return AutogradNeighbourhood(nodes=nodes, edges=tuple(edges), focus="last")
+
+
+@pytest.mark.parametrize("steps", [2, 12, 30])
+def test_a_loop_without_modules_is_folded(steps: int) -> None:
+    """Cells that share a weight form no chain: they are folded by line until they can be read."""
+    graph = unrolled(steps)
+    boxes, edges = fold(graph)
+    assert len(boxes) <= MAX_BOXES
+    assert len(edges) <= MAX_EDGES
+    assert (len(boxes) < len(graph.nodes)) == (steps > 2)
+    assert sorted(nodes_drawn(graph_svg(graph))) == sorted(item.id for item in graph.nodes)
+    assert boxes["last"].members[0].role == "failed"
+
+
+def test_a_label_goes_where_no_line_is() -> None:
+    """On the wanted side when that is clear, on the other one when a line passes there."""
+    clear = Line(points=((100.0, 0.0), (100.0, 36.0)), bend=0.5, is_bad=False)
+    aside = Line(points=((60.0, 0.0), (70.0, 36.0)), bend=0.5, is_bad=False)
+    for lines, wanted, side in (
+        ([clear], True, "end"),
+        ([clear], False, "start"),
+        ([clear, aside], True, "start"),
+    ):
+        assert Labels(lines).place((100.0, 0.0), "[32, 16]", left=wanted).anchor == side
+
+
+def test_two_labels_never_lie_on_each_other() -> None:
+    """The second of one spot moves."""
+    labels = Labels([])
+    spots = [labels.place((100.0, 0.0), "[32, 16]", left=True) for _ in range(4)]
+    assert len({(spot.x, spot.y) for spot in spots}) == 4
+
+
+def test_a_side_input_passes_below_the_shapes() -> None:
+    """The line of a bias turns lower than the words that stand under the op beside it."""
+    line = Line(points=((0.0, 0.0), (120.0, 29.0)), bend=0.85, is_bad=False)
+    beside = [y for x, y in line.samples() if x > 60]
+    assert min(beside) > 15 + 3
+
+
+def test_a_wide_picture_scrolls_before_it_cannot_be_read() -> None:
+    """From 80 per cent on; the style sheet has a rule for each of the widths."""
+    met = set()
+    for count in range(2, 12):
+        ids = [f"n{at}" for at in range(count)]
+        nodes = (*(node(name, f"aten::{name}") for name in ids), node("last", "aten::x", "failed"))
+        edges = tuple(GraphEdge(src=name, dst="last") for name in ids)
+        graph = AutogradNeighbourhood(nodes=nodes, edges=edges, focus="last")
+        drawn = parse(graph_svg(graph))
+        name, width = drawn.get("class"), float(drawn.get("width", "0"))
+        assert (name is None) == (width < 650), width
+        assert name is None or f"svg.{name}{{min-width:{name[-3:]}px}}" in style_sheet()
+        met.add(name)
+    assert met == {None, "cl-least-520", "cl-least-800"}
+
+
+def test_few_values_are_no_broad_bars() -> None:
+    """Two values share no width of a page."""
+    two, many = (bars(one_dimensional(tuple(range(n)), Bounds(min=0, max=9))) for n in (2, 32))
+    assert float(two[0].get("width", "0")) <= 44
+    assert float(many[0].get("width", "0")) < 20
+
+
+def test_broken_graphs_are_drawn() -> None:
+    """Circles, loops, unknown ends and lone nodes never stop a report."""
+    nodes = (node("a", "aten::a"), node("b", "aten::b"), node("c", "aten::c"))
+    edges = (*chain("a", "b", "a"), *chain("c", "c"), *chain("a", "nowhere"))
+    svg = graph_svg(AutogradNeighbourhood(nodes=nodes, edges=edges, focus="gone"))
+    assert sorted(nodes_drawn(svg)) == ["a", "b", "c"]
+    assert graph_svg(AutogradNeighbourhood()) == ""
+
+
+def test_far_too_large_graph_shows_what_is_near() -> None:
+    """Of a thousand nodes the ones around the failure are drawn."""
+    ids = [f"n{at}" for at in range(1000)]
+    nodes = tuple(node(name, f"aten::{name}") for name in ids)
+    graph = AutogradNeighbourhood(nodes=nodes, edges=chain(*ids), focus="n999")
+    drawn = nodes_drawn(graph_svg(graph))
+    assert "n999" in drawn
+    assert "n0" not in drawn
+    assert len(drawn) == 80
+
+
+def crossings(layout_edges: list[tuple[str, str]], centres: dict[str, tuple[float, float]]) -> int:
+    """Count the pairs of edges between the same two rows that cross."""
+    count = 0
+    for (a, b), (c, d) in itertools.combinations(layout_edges, 2):
+        same = centres[a][1] == centres[c][1] and centres[b][1] == centres[d][1]
+        count += same and (centres[a][0] - centres[c][0]) * (centres[b][0] - centres[d][0]) < 0
+    return count
+
+
+def test_rows_are_ordered_against_crossings() -> None:
+    """Lines listed crosswise are drawn side by side."""
+    edges = [("a1", "b3"), ("a2", "b2"), ("a3", "b1"), ("b1", "c"), ("b2", "c"), ("b3", "c")]
+    keys = ("a1", "a2", "a3", "b1", "b2", "b3", "c")
+    layout = place(dict.fromkeys(keys, (80.0, 40.0)), edges)
+    assert crossings(edges, layout.centres) == 0
+    listed = {key: (float(key[-1]) if key != "c" else 0.0, float(ord(key[0]))) for key in keys}
+    assert crossings(edges, listed) == 3
+
+
+def test_long_edge_passes_beside_the_boxes_between() -> None:
+    """An edge over three rows bends around what stands in its way."""
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")]
+    layout = place(dict.fromkeys("abcd", (80.0, 40.0)), edges)
+    stops = layout.routes["a", "d"]
+    assert len(stops) == 2
+    for (x, y), box in zip(stops, "bc", strict=True):
+        assert y == layout.centres[box][1]
+        assert abs(x - layout.centres[box][0]) >= 40
+
+
+def test_side_inputs_do_not_bend_the_main_line() -> None:
+    """Parameters move aside: a chain of ops stands in one column, its end half a box beside."""
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("x", "d"), ("p", "b"), ("q", "c")]
+    sizes = dict.fromkeys("abcdxpq", (80.0, 40.0))
+    across = {key: x for key, (x, _) in place(sizes, edges, light=("p", "q")).centres.items()}
+    assert across["a"] == pytest.approx(across["b"], abs=4)
+    assert across["b"] == pytest.approx(across["c"], abs=4)
+    assert across["d"] - across["c"] == pytest.approx((80 + GAP_X) / 2, abs=4)
+
+
+def test_pictures_are_the_same_every_time() -> None:
+    """Nothing in a picture depends on more than its report."""
+    assert graph_svg(bert_graph()) == graph_svg(bert_graph())
+    assert value_map_svg(make_report()) == value_map_svg(make_report())
+
+
+@pytest.mark.no_cover
+def test_hostile_texts_leave_pictures_well_formed() -> None:
+    """Pictures stay strict XML with the same elements, whatever nodes are called."""
+    base = replace(make_report(), bounds=replace(make_report().bounds or Bounds(), text=None))
+    plain = {item.tag for item in parse(graph_svg(base.graph)).iter()}
+    for hostile in hostile_texts(500):
+        report = with_texts(base, lambda _, hostile=hostile: hostile)  # type: ignore[misc]
+        assert {item.tag for item in parse(graph_svg(report.graph)).iter()} <= plain, hostile
+        parse(value_map_svg(report))
+        for item in report.tensors:
+            if svg := histogram_svg(item, report.bounds):
+                parse(svg)
+
+
+def test_colours_are_attributes_and_classes() -> None:
+    """Every painted shape has its colour as an attribute, for pages without the style sheet."""
+    svg = graph_svg(small_graph()) + value_map_svg(make_report())
+    for fill in re.findall(r"<(?:rect|polygon|text)[^>]*>", svg):
+        assert re.search(r'fill="#[0-9a-f]{6}"', fill), fill
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        (("mul", "view", "add"), "mul → … → add"),
+        (("NativeDropoutBackward0", "t", "view"), "NativeDrop… → … → view"),
+        (("native_layer_norm_backward", "scaled_dot_product"), "native_layer… → scaled_dot_p…"),
+    ],
+)
+def test_both_ends_of_a_folded_chain_are_read(names: tuple[str, ...], title: str) -> None:
+    """A long name is shortened; it does not push the other end out."""
+    members = tuple(node(f"n{at}", op=f"aten::{name}") for at, name in enumerate(names))
+    assert Box(key="n0", role="upstream", members=members).title == title

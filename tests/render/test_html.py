@@ -1,0 +1,347 @@
+"""The HTML views: golden fragments, escaping, scoped styles, and life without a style sheet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import escape
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter, MarkdownExporter
+
+from cudalens.core.report import (
+    AutogradNeighbourhood,
+    CodeLine,
+    Frame,
+    GraphEdge,
+    GraphNode,
+    Hint,
+    HistoryEntry,
+    ProvenanceStep,
+    Report,
+    TensorFact,
+    Timing,
+)
+from cudalens.render.html import MAX_BYTES, render_fragment, render_page, style_sheet
+from cudalens.render.safe import visible
+from tests.builders import CELL, REPRESENTATIVE, make_report, source
+from tests.rendering import Page, check_golden, hostile_texts, with_texts
+
+ROOT = ".cudalens"
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_fragment_is_the_golden_fragment(name: str) -> None:
+    """Each representative report draws as it was approved; the style sheet has its own file."""
+    html = render_fragment(REPRESENTATIVE[name]())
+    assert html.count(style_sheet()) == 1
+    check_golden(f"{name}.html", html.replace(style_sheet(), "/* style.css */"))
+
+
+def test_style_sheet_is_the_golden_one() -> None:
+    """The style sheet is the same text in every view."""
+    check_golden("style.css", style_sheet() + "\n")
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_report_read_from_a_file_renders_the_same(name: str) -> None:
+    """What to_dict wrote renders byte for byte as the report that wrote it, in both views."""
+    report = REPRESENTATIVE[name]()
+    again = Report.from_dict(report.to_dict())
+    assert render_fragment(again) == render_fragment(report)
+    assert render_page(again) == render_page(report)
+
+
+def test_clock_does_not_change_the_output() -> None:
+    """How long the diagnosis took is no part of what a saved notebook compares."""
+    slow = make_report(timing=Timing(checked_ops=4, recorded_ops=412, diagnose_s=9.75))
+    assert render_fragment(slow) == render_fragment(make_report())
+
+
+def test_page_stands_alone() -> None:
+    """The page is one whole document that asks for nothing from anywhere."""
+    page = Page(render_page(make_report()))
+    tags = [tag for tag, _ in page.elements]
+    assert tags[0] == "html"
+    assert tags.count("title") == 1 + tags.count("svg")
+    assert not set(tags) & {"script", "link", "img", "iframe", "object", "embed"}
+    names = {name for _, attributes in page.elements for name in attributes}
+    assert not names & {"src", "href", "srcset", "action", "background", "onclick", "id"}
+    assert "url(" not in style_sheet()
+    assert "@import" not in style_sheet()
+
+
+def test_pictures_have_names_and_twins() -> None:
+    """Every picture is an image with a title for screen readers and a table beside it."""
+    html = render_page(make_report())
+    page = Page(html)
+    pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert len(pictures) == 3
+    for attributes in pictures:
+        assert attributes["role"] == "img"
+        assert f"<title>{escape(str(attributes['aria-label']))}</title>" in html
+    text = page.text(without=("style", "svg"))
+    assert "net.3.weightparameterf32[10, 16]" in text
+    assert "[17]10" in text
+    assert "9.510.53" in text
+
+
+def selectors(css: str) -> list[str]:
+    """Give every selector of a style sheet, those inside at-rules included."""
+    found = []
+    for prelude in re.findall(r"([^{}]+)\{", css):
+        if not prelude.strip().startswith("@"):
+            depth, one = 0, ""
+            for char in prelude.strip():
+                depth += (char == "(") - (char == ")")
+                if char == "," and depth == 0:
+                    found.append(one)
+                    one = ""
+                else:
+                    one += char
+            found.append(one)
+    return found
+
+
+def test_no_style_leaves_the_report() -> None:
+    """Each rule is about something inside the report's own root, and nothing else."""
+    root = re.compile(r"(^|\s)\.cudalens\.cudalens(?![\w-])")
+    found = selectors(style_sheet())
+    assert len(found) > 60
+    assert [one for one in found if not root.search(one)] == []
+
+
+def test_leak_of_a_style_would_be_seen() -> None:
+    """The reading of selectors splits lists and looks into at-rules."""
+    css = "@media print{.cudalens.cudalens a,pre{color:red}}\nbody:is(a,b) .x{top:0}"
+    assert selectors(css) == [".cudalens.cudalens a", "pre", "body:is(a,b) .x"]
+
+
+def test_class_names_are_the_projects_own() -> None:
+    """No class of a front end's style sheet is borrowed by accident."""
+    page = Page(render_page(make_report()))
+    classes = {
+        name for _, attributes in page.elements for name in (attributes.get("class") or "").split()
+    }
+    assert {name for name in classes if not name.startswith("cl-")} == {"cudalens", "cudalens-page"}
+
+
+def everything() -> Report:
+    """Give a report in which every part of every template is drawn."""
+    node = GraphNode(id="x", name="x", op="x", module_path="x", dtype="x", role="leaf")
+    base = make_report()
+    return replace(
+        base,
+        forward_source=replace(source(CELL, 2, "net(x)"), file="f.py"),
+        module_path="m",
+        limits=("limit",),
+        hints=(*base.hints, Hint(text="t", fix=None)),
+        graph=replace(base.graph, nodes=(*base.graph.nodes, node)),
+        environment=replace(base.environment, simulated=True, rank=1),
+        tensors=(*base.tensors, TensorFact(argument="w", grad_fn="G", dtype="d", device="e")),
+        frames=(*base.frames, Frame(file="a.py", line=3, function="f", text="t", cell=2)),
+    )
+
+
+@pytest.mark.no_cover
+def test_hostile_texts_add_no_element_and_no_attribute() -> None:
+    """500 texts in every field of a report: the page has the template's elements, no others."""
+    base = everything()
+    benign = Page(render_fragment(with_texts(base, lambda _: "benign"))).looks()
+    benign |= Page(render_fragment(base)).looks()
+    benign |= Page(render_fragment(with_texts(base, lambda _: ""))).looks()
+    benign |= Page(render_fragment(with_texts(base, lambda _: "long " * 20))).looks()
+    for hostile in hostile_texts(500):
+        report = with_texts(base, lambda _, hostile=hostile: hostile)  # type: ignore[misc]
+        html = render_fragment(report)
+        page = Page(html)
+        assert page.looks() <= benign, hostile
+        assert page.strange == [], hostile
+        html.encode("utf-8")
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html), (
+            hostile
+        )
+
+
+def test_hostile_title_of_the_page_is_text() -> None:
+    """The title of the page holds the headline, whatever it says."""
+    page = render_page(make_report(headline="</title><script>alert(1)</script>"))
+    assert "<script" not in page
+    assert "&lt;/title&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_hostile_text_stays_readable() -> None:
+    """Escaping keeps what the user wrote; only control codes become signs."""
+    for hostile in ("<b>&amp;\"'", "a\x1b[31m", "日本語 👩\u200d🔬"):
+        text = Page(render_page(make_report(explanation=hostile))).text()
+        assert visible(hostile) in text
+
+
+# The elements that GitHub keeps in HTML of a user's, from its published allowlist.
+_ALLOWED = """
+h1 h2 h3 h4 h5 h6 br b i strong em a pre code img tt div ins del sup sub p ol ul table thead tbody
+tfoot blockquote dl dt dd kbd q samp var hr ruby rt rp li tr td th s strike summary details caption
+figure figcaption abbr bdo cite dfn mark small span time wbr
+"""
+_KEPT = frozenset(_ALLOWED.split())
+
+
+def sanitised(html: str) -> str:
+    """Give the text that is left when style sheets, pictures and unknown elements are dropped."""
+    page = Page(html)
+    return "".join(
+        text
+        for inside, text in page.texts
+        if not set(inside) & {"style", "script", "svg"} and set(inside) <= _KEPT
+    )
+
+
+def test_sanitised_page_tells_the_story_in_order() -> None:
+    """Without styles, classes and pictures: the verdict, the code, the facts, in this order."""
+    text = sanitised(render_fragment(make_report()))
+    expected = (
+        "✗ y[17] = 10 is outside the 10 classes of logits",
+        "3 of 32 values are bad",
+        "CUDA is fine: nothing was launched",
+        "F.cross_entropy(logits, y - 1)",
+        "▸ 12      loss = F.cross_entropy(logits, y)",
+        "└ i64[32] cuda:0, 3 bad",
+        "└ f32[32, 10] cuda:0",
+        "Where the bad values came from",
+        "nll_loss_forward",
+        "[17]",
+        "AddmmBackward0",
+        "aten::_log_softmax",
+        "IndexError: Target 10 is out of bounds.",
+        "Assertion `t >= 0 && t < n_classes` failed.",
+        "NVIDIA H200",
+    )
+    places = [text.find(one) for one in expected]
+    assert -1 not in places, expected[places.index(-1)]
+    assert places[:8] == sorted(places[:8])
+
+
+def test_style_sheet_comes_last() -> None:
+    """A front end that shows style sheets as text shows this one below the report."""
+    html = render_fragment(make_report())
+    assert html.index("<style>") > html.rindex("NVIDIA H200")
+    assert html.count("<style>") == 1
+
+
+def test_failing_line_is_marked_without_colour() -> None:
+    """The failing line has a sign of its own in the text, the other lines have none."""
+    text = sanitised(render_fragment(make_report()))
+    marked = [line for line in text.splitlines() if line.startswith("▸")]
+    assert marked == ["▸ 12      loss = F.cross_entropy(logits, y)"]
+
+
+def notebook() -> nbformat.NotebookNode:
+    """Give a notebook whose one output is the bundle of a report."""
+    bundle = make_report()._repr_mimebundle_()
+    output = nbformat.v4.new_output("display_data", data=bundle)
+    cell = nbformat.v4.new_code_cell(source="%%cudacheck\nloss", outputs=[output])
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def test_notebook_converts_to_html() -> None:
+    """Every element and every word of the fragment arrives in nbconvert's page."""
+    html, _ = HTMLExporter().from_notebook_node(notebook())
+    fragment = Page(render_fragment(make_report()))
+    shown = html[html.index('<div class="cudalens ') :]
+    page = Page(shown[: shown.index("</style>") + len("</style>")])
+    assert [(tag, set(names)) for tag, names in page.elements] == [
+        (tag, set(names)) for tag, names in fragment.elements
+    ]
+    assert page.text().split() == fragment.text().split()
+
+
+def test_notebook_converts_to_markdown() -> None:
+    """Sanitised Markdown still has the verdict, the code and the shapes."""
+    text, _ = MarkdownExporter().from_notebook_node(notebook())
+    for fact in ("y[17] = 10", "loss = F.cross_entropy(logits, ", "i64[32]", "f32[32, 10]"):
+        assert fact in text
+
+
+def test_saved_output_is_small() -> None:
+    """A report costs a notebook less than 300 kB, both forms together."""
+    report = REPRESENTATIVE["bert_backward"]()
+    assert sum(len(part.encode()) for part in report._repr_mimebundle_().values()) < 300_000
+
+
+def enormous(text: str) -> Report:
+    """Give a report with far more of everything than any collector gathers."""
+    nodes = tuple(GraphNode(id=f"n{at}", name=text, op=text, module_path=text) for at in range(400))
+    edges = tuple(GraphEdge(src=f"n{at}", dst=f"n{at + 1}") for at in range(399))
+    lines = tuple(CodeLine(line=at + 1, text=text) for at in range(500))
+    return make_report(
+        explanation=text,
+        limits=(text,) * 300,
+        hints=(Hint(text=text, fix=text),) * 300,
+        provenance=(ProvenanceStep(op=text, note=text),) * 300,
+        frames=(Frame(file=text, line=1, function=text, text=text, is_user=True),) * 1000,
+        history=tuple(HistoryEntry(seq=at, op=text, shapes=text) for at in range(4096)),
+        tensors=(TensorFact(argument=text, expression=text, shape=(1,) * 64, dtype=text),) * 300,
+        source=replace(make_report().source, context=lines),
+        graph=AutogradNeighbourhood(nodes=nodes, edges=edges, focus="n399"),
+    )
+
+
+@pytest.mark.parametrize("text", ["op", "<'&\">" * 2000], ids=["many", "many and long"])
+def test_page_stays_below_its_size(text: str) -> None:
+    """Whatever is in a report, the page is below 200 kB and says that more exists."""
+    page = render_page(enormous(text))
+    assert len(page.encode()) < MAX_BYTES
+    assert "more in the JSON form of this report" in page
+
+
+def test_history_at_its_limit_says_nothing_of_more() -> None:
+    """Fifty ops fit a notebook's output; of fifty-one the oldest is counted instead."""
+    ops = tuple(HistoryEntry(seq=at, op=f"aten::op{at}x") for at in range(51))
+    fits = render_fragment(make_report(history=ops[:50]))
+    beyond = render_fragment(make_report(history=ops))
+    assert "aten::op0x" in fits
+    assert "in the JSON form" not in fits
+    assert "aten::op0x" not in beyond
+    assert "1 more in the JSON form" in beyond
+
+
+def test_blank_report_is_a_whole_fragment() -> None:
+    """A report of defaults draws its kind and what is not known, without empty parts."""
+    page = Page(render_fragment(Report()))
+    text = page.text()
+    assert "device-side assert: nothing more could be established" in text
+    assert "cause not established" in text
+    assert [tag for tag, _ in page.elements].count("details") == 1
+
+
+@pytest.mark.parametrize("usable", [True, False, None])
+def test_state_of_cuda_is_shown_only_as_known(usable: bool | None) -> None:
+    """A report says that CUDA is fine, or gone, only when that was established."""
+    text = Page(render_fragment(make_report(context_usable=usable, prevented=False))).text()
+    assert ("CUDA is fine" in text) == (usable is True)
+    assert ("CUDA is gone: restart the kernel" in text) == (usable is False)
+
+
+def test_rehearsal_is_said_on_top() -> None:
+    """A finding on the simulated device says in its head that there was no GPU."""
+    report = REPRESENTATIVE["autograd_error"]()
+    head = render_fragment(report).partition('class="cl-panes"')[0]
+    assert "Rehearsal device. No GPU here." in head
+    real = replace(report, environment=replace(report.environment, simulated=False))
+    assert "Rehearsal" not in render_fragment(real)
+
+
+def test_one_tab_is_open_and_each_report_has_its_own_group() -> None:
+    """Tabs of one report close each other; those of another report do not."""
+    groups = []
+    for report in (make_report(), make_report(headline="another")):
+        tabs = [
+            attributes
+            for tag, attributes in Page(render_fragment(report)).elements
+            if tag == "details" and attributes.get("class") == "cl-tab"
+        ]
+        assert len([1 for attributes in tabs if "open" in attributes]) == 1
+        groups.append({attributes["name"] for attributes in tabs})
+    assert len(groups[0]) == len(groups[1]) == 1
+    assert groups[0] != groups[1]

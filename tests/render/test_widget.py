@@ -1,0 +1,474 @@
+"""The interactive view: its parts, the linked selection, what it tells Python, and its size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ipywidgets
+import pytest
+from markupsafe import Markup
+
+from cudalens.core.report import AutogradNeighbourhood, Replay, Report
+from cudalens.render import widget as lens
+from cudalens.render import words
+from cudalens.render.headline import headline
+from cudalens.render.lens import details
+from tests.builders import REPRESENTATIVE, make_report
+from tests.rendering import Page, hostile_texts, with_texts
+
+STATIC = Path(lens.__file__).with_name("static")
+MAX_MODULE_BYTES = 15_000
+MAX_NOTEBOOK_BYTES = 300_000
+
+
+@pytest.fixture(autouse=True)
+def no_widget_is_left() -> Iterator[None]:
+    """Widgets live in a registry of the process until they are closed."""
+    yield
+    ipywidgets.Widget.close_all()
+
+
+def parts(view: Any) -> list[Any]:
+    """Give a widget and all below it, outermost first."""
+    return [view, *(found for child in getattr(view, "children", ()) for found in parts(child))]
+
+
+def of_kind(view: Any, kind: type) -> list[Any]:
+    return [part for part in parts(view) if isinstance(part, kind)]
+
+
+def with_class(view: Any, name: str) -> Any:
+    return next(part for part in parts(view) if name in part._dom_classes)
+
+
+def html_of(view: Any) -> str:
+    return "".join(part.value for part in of_kind(view, ipywidgets.HTML))
+
+
+def button(view: Any, label: str) -> Any:
+    return next(b for b in of_kind(view, ipywidgets.Button) if b.description == label)
+
+
+class Reader:
+    """Does what the browser module does for a reader."""
+
+    def __init__(self, report: Report) -> None:
+        self.view = lens.build(report)
+        self._said = 0
+
+    def tell(self, command: str, keys: str = "") -> None:
+        self._said += 1
+        with_class(self.view, "cl-wire").value = f"{self._said} {command} {keys}"
+
+    @property
+    def marks(self) -> set[str]:
+        """The keys that the style rule marks."""
+        return set(re.findall(r'data-k~="(\w+)"', html_of(self.view)))
+
+    @property
+    def picture(self) -> str:
+        return next(p.value for p in of_kind(self.view, ipywidgets.HTML) if "<svg" in p.value)
+
+    @property
+    def boxes(self) -> list[dict[str, str | None]]:
+        return [at for tag, at in Page(self.picture).elements if tag == "g" and "data-id" in at]
+
+    @property
+    def details(self) -> str:
+        return Page(with_class(self.view, "cl-details").value).text()
+
+    def marked(self) -> list[str]:
+        """Give the own keys of the drawn things that carry a marked key."""
+        found = []
+        for part in of_kind(self.view, ipywidgets.HTML):
+            for _, at in Page(part.value).elements:
+                if self.marks & set((at.get("data-k") or "").split()):
+                    found.append(str(at["data-id"]))
+        return found
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_every_report_has_a_view(name: str) -> None:
+    """With the verdict, whatever else is known."""
+    report = REPRESENTATIVE[name]()
+    text = Page(html_of(lens.build(report))).text()
+    assert headline(report) in text
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_a_report_from_a_file_looks_the_same(name: str) -> None:
+    """The view is made from the report alone."""
+    report = REPRESENTATIVE[name]()
+    again = Report.from_dict(json.loads(report.to_json()))
+    views = [re.sub(r"cl-lens-\w+", "", html_of(lens.build(item))) for item in (report, again)]
+    assert views[0] == views[1]
+
+
+def test_only_core_widgets_are_used() -> None:
+    """A front end without our package and without a network knows every one of them."""
+    modules = {part._model_module for part in parts(lens.build(make_report()))}
+    assert modules == {"@jupyter-widgets/controls", "@jupyter-widgets/output"}
+
+
+def test_the_tabs_answer_in_order() -> None:
+    """Each tab counts what it lists."""
+    (tab,) = of_kind(lens.build(make_report()), ipywidgets.Tab)
+    assert list(tab.titles) == [
+        "Values",
+        "Tensors 2",
+        "History 5",
+        "Why",
+        "Replay on CPU",
+        "Call stack 2",
+        "Environment",
+    ]
+    assert len(tab.children) == len(tab.titles)
+
+
+def test_tabs_without_facts_are_left_out() -> None:
+    """A blank report has its environment only."""
+    (tab,) = of_kind(lens.build(Report()), ipywidgets.Tab)
+    assert tab.titles[-1] == "Environment"
+    assert "History" not in " ".join(tab.titles)
+
+
+def test_a_chosen_node_is_marked_in_every_pane() -> None:
+    """The addmm is also the tensor logits, a line of the code and a recorded op."""
+    reader = Reader(make_report())
+    assert reader.marks == set()
+    reader.tell("select", "n2")
+    assert reader.marks == {"n2"}
+    assert {"n2", "t0", "h3", "l0"} <= set(reader.marked())
+    assert "AddmmBackward0" in reader.details
+    assert "n0" not in reader.marked()
+
+
+def test_a_chosen_tensor_is_marked_in_the_picture() -> None:
+    """The labels are the bad input of the graph."""
+    reader = Reader(make_report())
+    reader.tell("select", "t1")
+    assert {"t1", "n3"} <= set(reader.marked())
+    assert "n2" not in reader.marked()
+
+
+def test_a_choice_by_name_is_the_same_choice() -> None:
+    """Front ends without our module have the list."""
+    reader = Reader(make_report())
+    chooser = of_kind(reader.view, ipywidgets.Dropdown)[0]
+    chooser.value = "n2"
+    assert reader.marks == {"n2"}
+    reader.tell("select")
+    assert chooser.value == ""
+    assert reader.marks == set()
+
+
+def test_a_tensor_that_two_nodes_can_have_made_is_linked_with_neither() -> None:
+    """A link is proven or it is not there."""
+    report = make_report()
+    graph = report.graph
+    twin = replace(graph.nodes[2], id="twin")
+    reader = Reader(replace(report, graph=replace(graph, nodes=(*graph.nodes, twin))))
+    reader.tell("select", "t0")
+    assert not {"n2", "n7"} & set(reader.marked())
+
+
+@pytest.mark.parametrize("keys", ["n7", "x1", "n-1", "n0]{}*{display:none", "t2 h5", "👩"])
+def test_unknown_keys_choose_nothing(keys: str) -> None:
+    """Whatever a page writes into the field."""
+    reader = Reader(make_report())
+    reader.tell("select", keys)
+    assert reader.marks == set()
+
+
+@pytest.mark.parametrize("said", ["", "1", "1 ", "1 drop", "select n1", "1 __class__ n0"])
+def test_unknown_commands_do_nothing(said: str) -> None:
+    """The field takes four words only."""
+    reader = Reader(make_report())
+    before = html_of(reader.view)
+    with_class(reader.view, "cl-wire").value = said
+    assert html_of(reader.view) == before
+
+
+def test_a_box_unfolds_and_folds_back() -> None:
+    """Enter in the picture, then Escape."""
+    reader = Reader(REPRESENTATIVE["bert_backward"]())
+    before = reader.boxes
+    folded = max(before, key=lambda at: int(at["data-n"] or 0))
+    reader.tell("open", str(folded["data-id"]))
+    assert len(reader.boxes) >= len(before) + int(folded["data-n"] or 0) - 1
+    reader.tell("back")
+    assert reader.boxes == before
+
+
+def test_the_buttons_do_the_same() -> None:
+    """One more hop, one module folded, and back."""
+    reader = Reader(REPRESENTATIVE["bert_backward"]())
+    counts = [len(reader.boxes)]
+    assert button(reader.view, "Back").disabled
+    button(reader.view, "+1 hop").click()
+    counts.append(len(reader.boxes))
+    assert counts[1] > counts[0]
+    reader.tell("select", "n19")
+    button(reader.view, "Fold").click()
+    counts.append(len(reader.boxes))
+    assert counts[2] < counts[1]
+    for count in counts[1::-1]:
+        button(reader.view, "Back").click()
+        assert len(reader.boxes) == count
+    assert button(reader.view, "Back").disabled
+
+
+def test_a_button_that_would_do_nothing_is_off() -> None:
+    """A single op has nothing to unfold, a parameter no module to fold."""
+    reader = Reader(REPRESENTATIVE["bert_backward"]())
+    assert button(reader.view, "Unfold").disabled
+    folded = max(reader.boxes, key=lambda at: int(at["data-n"] or 0))
+    reader.tell("select", str(folded["data-id"]))
+    assert not button(reader.view, "Unfold").disabled
+    reader.tell("select", "n20")
+    assert button(reader.view, "Unfold").disabled
+
+
+def test_every_node_is_in_the_picture_however_it_is_folded() -> None:
+    """Folding hides no node: its box carries its key."""
+    report = REPRESENTATIVE["bert_backward"]()
+    reader = Reader(report)
+    every = {f"n{at}" for at in range(len(report.graph.nodes))}
+    for command, keys in (("open", "n5"), ("close", "n5"), ("close", "n9"), ("open", "n9")):
+        reader.tell(command, keys)
+        assert {k for at in reader.boxes for k in str(at["data-id"]).split()} == every
+
+
+def test_the_slider_shows_one_row() -> None:
+    """It starts at the first row with a bad value."""
+    view = lens.build(REPRESENTATIVE["segmentation"]())
+    (slider,) = of_kind(view, ipywidgets.SelectionSlider)
+    assert [label for label, _ in slider.options] == [str(at) for at in range(24)]
+    assert "mask[0]: 192 bad" in Page(html_of(view)).text()
+    slider.value = 5
+    assert "mask[5]: 4 bad" in Page(html_of(view)).text()
+    slider.value = 1
+    assert "mask[1]: no bad value" in Page(html_of(view)).text()
+
+
+def test_two_dimensions_need_no_slider() -> None:
+    """The map shows them whole."""
+    report = REPRESENTATIVE["segmentation"]()
+    fact = replace(report.tensors[0], shape=(24, 192))
+    flat = replace(report, tensors=(fact, *report.tensors[1:]))
+    assert of_kind(lens.build(flat), ipywidgets.SelectionSlider) == []
+
+
+def test_rows_that_share_a_bin_say_so() -> None:
+    """A map has at most 32 rows: torch.tensor_split makes the first ones one longer."""
+    report = REPRESENTATIVE["segmentation"]()
+    fact = replace(report.tensors[0], shape=(50, 16, 12))
+    (slider,) = of_kind(
+        lens.build(replace(report, tensors=(fact, *report.tensors[1:]))),
+        ipywidgets.SelectionSlider,
+    )
+    labels = [label for label, _ in slider.options]
+    assert (labels[0], labels[1], labels[2], labels[-1]) == ("0–2", "3–5", "6–7", "48–49")
+
+
+@pytest.mark.parametrize(("text", "kept"), [("", 5), ("ADDMM", 1), ("net.1", 1), ("zzz", 0)])
+def test_the_history_is_filtered(text: str, kept: int) -> None:
+    """By op, shapes, line or module, whatever the case."""
+    view = lens.build(make_report())
+    field = next(f for f in of_kind(view, ipywidgets.Text) if f.description == "filter")
+    field.value = "something else"
+    field.value = text
+    page = Page(html_of(view))
+    assert sum(str(at.get("data-id", "")).startswith("h") for _, at in page.elements) == kept
+
+
+@pytest.mark.parametrize("suffix", ["html", "json"])
+def test_saving_never_overwrites(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second file gets the next number."""
+    monkeypatch.chdir(tmp_path)
+    view = lens.build(make_report())
+    for _ in range(2):
+        button(view, f"Save {suffix.upper()}").click()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"cudalens_report_1.{suffix}", f"cudalens_report_2.{suffix}"]
+    assert f"saved as {names[1]}" in Page(html_of(view)).text()
+
+
+def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And raises nothing into the kernel."""
+    monkeypatch.chdir(tmp_path)
+
+    def full(self: Report, path: Path) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Report, "save", full)
+    view = lens.build(make_report())
+    button(view, "Save JSON").click()
+    assert "not saved: no space left on device" in Page(html_of(view)).text()
+
+
+def test_a_view_that_cannot_be_replaced_offers_no_such_thing() -> None:
+    """The user asked for a widget and put it somewhere: there is no output of that name."""
+    labels = {b.description for b in of_kind(make_report().widget(), ipywidgets.Button)}
+    assert "Save HTML" in labels
+    assert "Keep in notebook" not in labels
+
+
+def test_keeping_is_told_only_where_the_view_is_still_there() -> None:
+    """Both buttons replace the view; where nothing is replaced, the open tab says what to do."""
+    pressed: list[int] = []
+    view = lens.build(make_report(), keep=lambda: pressed.append(1))
+    buttons = [b for b in of_kind(view, ipywidgets.Button) if b.description == "Keep in notebook"]
+    assert len(buttons) == 2
+    assert "not kept" not in Page(html_of(view)).text()
+    for one in buttons:
+        one.click()
+    (tab,) = of_kind(view, ipywidgets.Tab)
+    assert tab.titles[tab.selected_index] == "Environment"
+    assert pressed == [1, 1]
+    assert "not kept: this page was loaded after the cell ran" in Page(html_of(view)).text()
+
+
+def test_the_report_as_text_is_whole() -> None:
+    """What the copy button copies is the text form."""
+    report = make_report()
+    shown = of_kind(lens.build(report), ipywidgets.HTML)
+    (html,) = [part.value for part in shown if 'class="cl-text"' in part.value]
+    assert report.to_text().strip() in Page(html).text()
+
+
+def test_two_views_of_one_report_do_not_mark_each_other() -> None:
+    """Each has a class of its own."""
+    roots = [
+        re.findall(r"cl-lens-\w+", " ".join(lens.build(make_report())._dom_classes))
+        for _ in range(2)
+    ]
+    assert roots[0] != roots[1]
+    assert len(roots[0]) == 1
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_a_saved_view_is_small(name: str) -> None:
+    """Notebook metadata holds the state of every widget; text and HTML lie in the bundle."""
+    report = REPRESENTATIVE[name]()
+    lens.build(report)
+    state = ipywidgets.Widget.get_manager_state(drop_defaults=False)
+    bundle = report._repr_mimebundle_()
+    assert len(json.dumps(state)) + len(json.dumps(bundle)) < MAX_NOTEBOOK_BYTES
+
+
+def test_the_module_is_small_and_names_no_address() -> None:
+    """It works offline: nothing is loaded from anywhere."""
+    script = (STATIC / "lens.js").read_text(encoding="utf-8")
+    assert len(script.encode()) < MAX_MODULE_BYTES
+    assert re.findall(r"https?:|import\s|fetch\(|eval\(|innerHTML", script) == []
+
+
+def test_the_module_holds_nothing_of_the_report() -> None:
+    """So no text of the user can end its script element."""
+    scripts = []
+    for report in (make_report(), Report()):
+        (carrier,) = of_kind(lens.build(report), ipywidgets.Output)
+        scripts.append(re.sub(r"cl-lens-\w+", "", carrier.outputs[0]["data"]["text/html"]))
+    assert scripts[0] == scripts[1]
+    assert scripts[0].count("</script>") == 1
+    assert "%R" not in scripts[0]
+
+
+def test_nothing_moves_when_the_system_asks_for_rest() -> None:
+    """In the style sheet and in the module."""
+    html = html_of(lens.build(make_report()))
+    assert "prefers-reduced-motion:reduce" in html
+    assert "prefers-reduced-motion: reduce" in (STATIC / "lens.js").read_text(encoding="utf-8")
+
+
+def test_a_long_fix_leaves_room_for_its_reason() -> None:
+    """The row wraps, and the reason asks for a width of its own."""
+    html = html_of(lens.build(make_report()))
+    own = html[html.index(".cl-lens .cl-try{") :]
+    assert "flex-wrap:wrap" in own[: own.index("}")]
+    reason = own[own.index(".cl-try>span{") :]
+    assert "flex:1 1 260px" in reason[: reason.index("}")]
+
+
+def test_without_a_graph_the_code_has_the_whole_width() -> None:
+    """What can be chosen stands below it; where nothing can, nothing stands there."""
+    graph = replace(make_report(), graph=AutogradNeighbourhood())
+    panes = with_class(lens.build(graph), "cl-panes")
+    assert [part._dom_classes for part in panes.children][1][-1] == "cl-bare"
+    bare = Report(headline="gone", explanation="why")
+    assert len(with_class(lens.build(bare), "cl-panes").children) == 1
+    assert len(with_class(lens.build(make_report()), "cl-panes").children) == 2
+
+
+@pytest.mark.parametrize("printed", [None, "Loss.cu:1: Assertion failed."])
+def test_replay_has_a_tab_when_it_says_something(printed: str | None) -> None:
+    """The state of CUDA alone is told above already."""
+    report = replace(make_report(), replay=Replay(), device_text=printed)
+    view = lens.build(report)
+    (tab,) = of_kind(view, ipywidgets.Tab)
+    assert ("Replay on CPU" in tab.titles) == (printed is not None)
+
+
+def test_every_rule_of_the_style_is_scoped() -> None:
+    """Nothing outside the lens changes its look."""
+    view = lens.build(make_report())
+    style = next(p.value for p in of_kind(view, ipywidgets.HTML) if "<style>" in p.value)
+    own = style[style.index(".cl-part") - 40 :]
+    flat = re.sub(r"@(?:media|container)[^{]+\{", "", own)
+    selectors = [s for rule in re.findall(r"([^{}]+)\{[^{}]*\}", flat) for s in _split(rule)]
+    assert len(selectors) > 40
+    assert [s for s in selectors if ".cudalens.cudalens" not in s] == []
+
+
+def _split(selectors: str) -> list[str]:
+    # Commas inside :is( ) divide nothing.
+    return [item.strip() for item in re.split(r",(?![^(]*\))", selectors) if item.strip()]
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("name", ["labels", "segmentation", "bert_backward"])
+def test_hostile_texts_add_nothing(name: str) -> None:
+    """500 texts: no element, attribute or look appears that the templates do not have."""
+    known = _known_looks()
+    report = REPRESENTATIVE[name]()
+    for number, text in enumerate(hostile_texts(500)):
+        if number % 3 == list(REPRESENTATIVE).index(name) % 3:
+            assert _looks(with_texts(report, lambda _, text=text: text)) <= known, repr(text)  # type: ignore[misc]
+
+
+def test_the_fuzz_test_sees_what_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text that is not escaped is enough."""
+    known = _known_looks()
+    monkeypatch.setattr(details, "words", SimpleNamespace(**{**vars(words), "shape": _raw}))
+    assert not _looks(make_report()) <= known
+
+
+def _known_looks() -> set[tuple[str, ...]]:
+    reports = [build() for build in REPRESENTATIVE.values()]
+    wide = [with_texts(report, lambda _: "long " * 20) for report in reports]
+    return set().union(*map(_looks, (*reports, *wide)))
+
+
+def _raw(sizes: object) -> Markup:
+    return Markup("<b onclick=x>[32]</b>")
+
+
+def _looks(report: Report) -> set[tuple[str, ...]]:
+    view = lens.build(report)
+    with_class(view, "cl-wire").value = "1 select n0 t0 h0"
+    found: set[tuple[str, ...]] = set()
+    for part in of_kind(view, ipywidgets.HTML):
+        page = Page(part.value)
+        assert page.strange == []
+        found |= page.looks()
+    ipywidgets.Widget.close_all()
+    return found

@@ -1,0 +1,132 @@
+"""``%cudacheck explain`` and later cells, in a real shell: failures met without the magic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import cudalens
+from cudalens import simulate
+from cudalens.guards.process import PROCESS
+from tests.notebook.test_magics import Notebook
+
+LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
+SETUP = "import torch, torch.nn.functional as F"
+DIES = """\
+logits = torch.zeros(4, 3, device="cuda")
+labels = torch.tensor([0, 1, 2, 3], device="cuda")
+loss = F.cross_entropy(logits, labels)
+loss.item()
+"""
+
+
+@pytest.fixture
+def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> Iterator[Notebook]:
+    """A shell with the extension loaded over the rehearsal device."""
+    config = Config()
+    config.HistoryManager.hist_file = ":memory:"
+    shell = InteractiveShell.instance(config=config)
+    shell.display_pub = CapturingDisplayPublisher()
+    opened = Notebook(shell, capsys)
+    opened.run("%load_ext cudalens")
+    opened.run(SETUP)
+    yield opened
+    shell.extension_manager.unload_extension("cudalens")
+    shell.history_manager.end_session()
+    InteractiveShell.clear_instance()
+
+
+def shown(notebook: Notebook) -> str:
+    """Give the text of the only report that the last cell showed."""
+    assert len(notebook.shown) == 1
+    return str(notebook.shown[0]["text/plain"])
+
+
+def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
+    """Line, variables by metadata, certainty, and the exact next step; no value is read."""
+    failed = notebook.run(DIES)
+    assert failed.error_in_exec is not None
+    notebook.run("%cudacheck explain")
+    text = shown(notebook)
+    report = cudalens.last_report()
+    assert report is not None
+    assert (report.kind, report.certainty) == ("device_assert", "unknown")
+    assert report.context_usable is False
+    assert report.source is not None and report.source.text == "loss.item()"
+    listed = {item.expression: item.shape for item in report.tensors}
+    assert listed == {"loss": (), "logits": (4, 3), "labels": (4,)}
+    assert all(item.summary.min is None for item in report.tensors)
+    words = " ".join(text.split())
+    assert "run `%load_ext cudalens` and `%cudacheck on`" in words
+    assert "the line shown may be an innocent one" in words
+
+
+def test_nothing_to_explain(notebook: Notebook) -> None:
+    """Without an error of torch's there is one plain line."""
+    notebook.run("1 / 0")
+    notebook.run("%cudacheck explain")
+    assert notebook.shown == []
+    assert notebook.out == "nothing to explain: no exception of torch was shown\n"
+
+
+def test_a_host_error_is_explained_too(notebook: Notebook) -> None:
+    """The tensors of the call can still be read: the device lives."""
+    notebook.run("a = torch.ones(2, 3, device='cuda')\na @ a")
+    notebook.run("%cudacheck explain")
+    assert "cannot be multiplied" in shown(notebook)
+    report = cudalens.last_report()
+    assert report is not None and report.context_usable is True
+
+
+def test_a_checked_failure_is_shown_again(notebook: Notebook) -> None:
+    """What a check has found is not weakened by looking at it afterwards."""
+    notebook.run("%%cudacheck\n" + DIES)
+    found = cudalens.last_report()
+    notebook.run("%cudacheck explain")
+    assert "labels[3] = 3" in shown(notebook)
+    assert cudalens.last_report() == found
+
+
+def test_after_an_explained_failure_later_cells_get_one_line(notebook: Notebook) -> None:
+    """The riddle is not posed again: one line, no second report, the same reply status."""
+    notebook.run(DIES)
+    notebook.run("%cudacheck explain")
+    notebook.run("%cudacheck on")
+    later = notebook.run("torch.ones(2, device='cuda')")
+    assert later.error_in_exec is not None
+    assert notebook.shown == []
+    said = (notebook.out + notebook.err).splitlines()
+    lines = [line for line in said if line.startswith("cudalens:")]
+    assert len(lines) == 1
+    assert "the CUDA context is gone since a device-side assert" in lines[0]
+    assert "restart the kernel" in lines[0]
+
+
+@pytest.mark.parametrize("how", ["%cudacheck on", "%%cudacheck"])
+def test_later_cells_get_one_line(notebook: Notebook, how: str, sim: simulate.Simulation) -> None:
+    """Under ``on`` and under the magic, until the device lives again."""
+    magic = ""
+    if how == "%cudacheck on":
+        notebook.run(how)
+    else:
+        magic = f"{how}\n"
+    kernel = f"from cudalens import simulate\nsimulate.current().device_assert('my', {LINE!r})\n"
+    first = notebook.run(f"{magic}{kernel}x = torch.ones(2, device='cuda')\nx + 1")
+    assert first.error_in_exec is not None
+    assert len(notebook.shown) == 1
+    for _ in range(2):
+        again = notebook.run(f"{magic}torch.ones(2, device='cuda')")
+        assert again.error_in_exec is not None
+        assert notebook.shown == []
+        assert (notebook.out + notebook.err).count("the CUDA context is gone since") == 1
+    assert notebook.run(f"{magic}torch.ones(2)").error_in_exec is None
+    assert notebook.out.count("cudalens") == 0
+    sim.reset()
+    assert notebook.run(f"{magic}torch.ones(2, device='cuda') + 1").error_in_exec is None
+    notebook.run(f"{magic}{kernel}x = torch.ones(2, device='cuda')\nx + 1")
+    assert len(notebook.shown) == 1
+    assert PROCESS.lost is not None

@@ -1,0 +1,532 @@
+"""When a part of ours fails, the user's own error still arrives and nothing stays installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import cudalens
+from cudalens import DeviceIndexError, guards, simulate
+from cudalens.core._python import Uninterrupted
+from cudalens.core.report import Report
+from cudalens.guards.process import PROCESS
+from tests.shells import run, shell_with_cudalens
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+ROOT = Path(__file__).parents[2]
+SENTENCE = "indices[1] = 7 is outside the 5 rows of weight"
+
+
+class InjectedError(Exception):
+    """What a broken part of ours raises."""
+
+
+def raising(*args: Any, **kwargs: Any) -> Any:
+    raise InjectedError("injected")
+
+
+def exhausted(*args: Any, **kwargs: Any) -> Any:
+    raise MemoryError("injected")
+
+
+def garbage(*args: Any, **kwargs: Any) -> Any:
+    return object()
+
+
+def nothing(*args: Any, **kwargs: Any) -> Any:
+    return None
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "raises": raising,
+    "runs out of memory": exhausted,
+    "gives an object": garbage,
+    "gives None": nothing,
+}
+
+OF_FINDINGS = {
+    "frames": "evidence.finding:calling_frames",
+    "expression lookup": "evidence.finding:locate",
+    "tensors": "evidence.finding:facts_of",
+    "summaries": "evidence.tensors:summarise",
+    "scalars": "evidence.finding:scalars_of",
+    "replay": "evidence.finding:replay",
+    "graph": "evidence.autograd_graph:neighbourhood",
+    "environment": "evidence.environment:describe",
+    "hints": "diagnosis.diagnose:find_hints",
+    "diagnosis": "evidence.finding:diagnose",
+    "message": "evidence.finding:message",
+    "timing": "evidence.finding:timed",
+    "history": "recorder:Recorder.history",
+    "provenance": "recorder:Recorder.provenance",
+    "synchronisation": "recorder:Recorder.synchronize",
+    "observations": "evidence.finding:observe",
+    "memory": "evidence.lost_context:remember",
+    "traceback": "session.session:hide_own_frames",
+}
+"""Stages on the way from a guard's finding to its report."""
+UNSEEN = {
+    ("history", "gives None"),
+    ("message", "gives None"),
+    ("message", "gives an object"),
+    ("synchronisation", "gives None"),
+    ("synchronisation", "gives an object"),
+    ("synchronisation", "raises"),
+    ("synchronisation", "runs out of memory"),
+    *((stage, way) for stage in ("memory", "traceback") for way in WAYS),
+    ("summaries", "gives None"),
+    ("summaries", "gives an object"),
+    ("environment", "gives None"),
+    ("environment", "gives an object"),
+    ("scalars", "gives None"),
+    ("scalars", "gives an object"),
+    ("message", "raises"),
+    ("message", "runs out of memory"),
+}
+"""Where nothing is missing in the report, or what was given is shown as it is."""
+
+OF_ERRORS = {
+    "expression lookup": "evidence.exception:locate",
+    "tensors": "evidence.exception:tensor_facts",
+    "evidence": "evidence.exception:evidence_of_error",
+    "failing op": "recorder:Recorder.in_flight",
+    "history": "recorder:Recorder.history",
+    "device text": "recorder.stderr:DeviceText.text",
+    "hints": "diagnosis.diagnose:find_hints",
+    "diagnosis": "session.exit:diagnose",
+    "note": "session.exit:note",
+    "graph": "evidence.exception:_graph",
+    "lost context": "evidence.lost_context:is_lost",
+    "memory": "evidence.lost_context:remember",
+    "environment": "evidence.environment:describe",
+}
+"""Stages on the way from an exception of torch's to its report."""
+
+
+@contextmanager
+def broken(target: str, way: Callable[..., Any]) -> Iterator[None]:
+    """Put ``way`` in the place of a function for the length of the block."""
+    module, _, path = target.partition(":")
+    owner: Any = importlib.import_module(f"cudalens.{module}")
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, way)
+        yield
+
+
+def bad() -> Tensor:
+    ids = torch.tensor([1, 7], device="cuda")
+    return F.embedding(ids, torch.ones(5, 2, device="cuda"))
+
+
+def good() -> Tensor:
+    return F.embedding(torch.tensor([1, 4], device="cuda"), torch.ones(5, 2, device="cuda"))
+
+
+def assert_all_is_well() -> None:
+    """Nothing is installed, and with the part mended the next block finds everything again."""
+    assert not PROCESS.is_installed
+    assert PROCESS.listeners == ()
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+        bad()
+    assert session.report.limits == ()
+    assert str(caught.value).startswith(SENTENCE)
+    assert good().tolist() == [[1.0, 1.0]] * 2
+
+
+# --- from a finding to its report ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", OF_FINDINGS)
+def test_a_finding_survives(stage: str, sim: simulate.Simulation) -> None:
+    """Type and sentence are there, CUDA is untouched, and the report says what is missing."""
+    for way, function in WAYS.items():
+        with broken(OF_FINDINGS[stage], function):
+            with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+                bad()
+        assert not sim.is_poisoned
+        assert sim.pending is None
+        assert str(caught.value).startswith(SENTENCE)
+        report = session.report
+        assert isinstance(report, Report)
+        assert caught.value.report is report
+        assert report.headline == SENTENCE
+        assert [item.value for item in report.offenders.first] == [7]
+        if (stage, way) not in UNSEEN:
+            assert report.limits, f"nothing is said to be missing: {way}"
+    assert_all_is_well()
+
+
+@pytest.mark.parametrize("stage", OF_FINDINGS)
+def test_a_finding_survives_under_install_too(stage: str) -> None:
+    """The same without a session."""
+    with broken(OF_FINDINGS[stage], raising):
+        with cudalens.guard(), pytest.raises(DeviceIndexError) as caught:
+            bad()
+    assert str(caught.value).startswith(SENTENCE)
+    assert_all_is_well()
+
+
+# --- from an exception to its report -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", OF_ERRORS)
+def test_an_exception_of_torchs_survives(stage: str) -> None:
+    """Same object, same type, same text; a report with torch's own words at least."""
+    seen: list[tuple[BaseException, str]] = []
+
+    def fail() -> None:
+        left, right = torch.ones(2, 3, device="cuda"), torch.ones(2, 3, device="cuda")
+        try:
+            left @ right
+        except RuntimeError as error:
+            seen.append((error, str(error)))
+            raise
+
+    for way, function in WAYS.items():
+        with broken(OF_ERRORS[stage], function):
+            with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+                fail()
+        assert caught.value is seen[-1][0]
+        assert type(caught.value) is RuntimeError
+        assert str(caught.value) == seen[-1][1]
+        assert isinstance(session.report, Report)
+        assert len(caught.value.__notes__) == 1
+        if way in {"raises", "runs out of memory"} and stage not in {"note", "memory"}:
+            assert session.report.limits, f"nothing is said to be missing: {way}"
+    assert_all_is_well()
+
+
+def test_a_foreign_exception_survives_our_doubts() -> None:
+    """When we cannot even tell whose it is, it passes without a report."""
+    error = KeyError("mine")
+    with broken("evidence.exception:concerns_torch", raising):
+        with pytest.raises(KeyError) as caught, cudalens.check() as session:
+            raise error
+    assert caught.value is error
+    assert session.report is None
+    assert_all_is_well()
+
+
+# --- guards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["raises", "runs out of memory", "gives an object"])
+def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -> None:
+    """The op runs as without the guard, and the next report says that the guard failed."""
+    op = torch.ops.aten.embedding.default
+    entries = guards.GUARDS[op]
+    whole = [entry.check for entry in entries]
+    try:
+        for entry in entries:
+            object.__setattr__(entry, "check", WAYS[way])
+        with pytest.raises(IndexError), cudalens.check() as session:
+            assert good().tolist() == [[1.0, 1.0]] * 2
+            torch.ones(3, device="cuda")[torch.tensor([5], device="cuda")]
+        assert any("embedding" in line and "failed" in line for line in session.report.limits)
+        assert session.report.op.name == "aten::index"
+        with cudalens.check() as session:
+            assert good().tolist() == [[1.0, 1.0]] * 2
+        assert session.report is None
+    finally:
+        for entry, check in zip(entries, whole, strict=True):
+            object.__setattr__(entry, "check", check)
+    assert not sim.is_poisoned
+
+
+# --- opening and closing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "recorder.stderr:DeviceText.__enter__",
+        "recorder:Recorder.__enter__",
+        "recorder.eager:EagerCompiler.__enter__",
+        "evidence.lost_context:probe",
+        "recorder:Recorder.__init__",
+    ],
+)
+def test_a_part_that_cannot_be_opened_is_done_without(target: str) -> None:
+    """The block runs under the guards alone, and the report says what is missing."""
+    with broken(target, raising):
+        with cudalens.check() as session:
+            assert good().tolist() == [[1.0, 1.0]] * 2
+        assert session.report is None
+        with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+            bad()
+    assert str(caught.value).startswith(SENTENCE)
+    assert any("InjectedError" in line for line in session.report.limits)
+    assert_all_is_well()
+
+
+def test_guards_that_cannot_be_installed_leave_nothing() -> None:
+    """Without guards there is no check: the block does not start, and nothing stays."""
+    with broken("guards.interceptor:Interceptor.install", raising):
+        with pytest.raises(InjectedError), cudalens.check():
+            pytest.fail("the block ran")
+    assert_all_is_well()
+
+
+@pytest.mark.parametrize("target", ["recorder.stderr:DeviceText", "recorder:Recorder"])
+@pytest.mark.parametrize("fails", [True, False], ids=["failing block", "good block"])
+def test_a_part_that_fails_while_it_closes_hides_nothing(target: str, fails: bool) -> None:
+    """The other parts are closed all the same."""
+    module, _, name = target.partition(":")
+    close = getattr(importlib.import_module(f"cudalens.{module}"), name).__exit__
+
+    def closing(self: Any, *args: Any) -> None:
+        close(self, *args)
+        raise InjectedError("injected")
+
+    with broken(f"{target}.__exit__", closing):
+        if fails:
+            with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+                bad()
+            assert str(caught.value).startswith(SENTENCE)
+            assert any("InjectedError" in line for line in session.report.limits)
+        else:
+            with cudalens.check() as session:
+                good()
+            assert session.report is None
+    assert_all_is_well()
+
+
+# --- views and files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["render.html:render_page", "core.report:Report.to_json", "core.report:Report.to_html"],
+)
+def test_a_file_that_cannot_be_made_hides_nothing(target: str, tmp_path: Path) -> None:
+    """The exception is ours, the report lives on without its file."""
+    files = {"html": tmp_path / "r.html", "json": tmp_path / "r.json"}
+    for function in WAYS.values():
+        with broken(target, function):
+            with pytest.raises(DeviceIndexError) as caught, cudalens.check(**files) as session:
+                bad()
+        assert caught.value.report is not None
+        assert session.report.headline == SENTENCE
+        assert any("was not written" in line for line in session.report.limits)
+    assert_all_is_well()
+
+
+VIEWS = ["text:render", "html:render_fragment", "widget:build"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_that_fails_in_a_notebook_hides_nothing(
+    view: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cell ends with its own error, and the next cell runs."""
+    cell = "F.embedding(torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda'))"
+    with shell_with_cudalens() as shell:
+        run(shell, "import torch, torch.nn.functional as F")
+        for function in WAYS.values():
+            with broken(f"render.{view}", function):
+                error, _ = run(shell, f"%%cudacheck\n{cell}")
+                assert isinstance(error, DeviceIndexError)
+                assert str(error).startswith(SENTENCE)
+                run(shell, "%cudacheck on")
+                error, _ = run(shell, cell)
+                assert isinstance(error, DeviceIndexError)
+                run(shell, "%cudacheck off")
+                after, _ = run(shell, "answer = 6 * 7")
+                assert after is None
+    capsys.readouterr()
+    assert_all_is_well()
+
+
+# --- interrupts ----------------------------------------------------------------------------------
+
+
+def test_an_interrupt_inside_is_put_off_to_the_end() -> None:
+    """The block is done whole, then the interrupt takes effect."""
+    import signal
+
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with Uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("whole")
+        steps.append("never")
+    assert steps == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_nested_blocks_put_an_interrupt_off_to_the_outer_end() -> None:
+    """An inner end is not the end."""
+    import signal
+
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with Uninterrupted():
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+            steps.append("whole")
+    assert steps == ["whole"]
+
+
+INTERRUPTED = '''
+import os, random, signal, sys, threading
+import torch
+from torch import nn
+import torch.nn.functional as F
+import cudalens
+from cudalens.guards.process import PROCESS
+
+OURS = os.path.dirname(cudalens.__file__) + os.sep
+torch.set_num_threads(1)
+sim = cudalens.simulate(announce=False)
+ids = torch.tensor([1, 2, 3, 4], device="cuda")
+labels = torch.tensor([0, 1, 2, 0], device="cuda")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.table(x)))
+
+
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def loop():
+    with cudalens.check():
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(ids), labels)
+            loss.backward()
+            optimizer.step()
+
+
+class Calls:
+    """Counts function calls of this thread, and interrupts at one of them."""
+
+    def __init__(self, at=None):
+        self.at, self.count, self.where = at, 0, None
+
+    def __call__(self, frame, event, arg):
+        code = frame.f_code
+        # Python itself gives no way to protect the entry of an __exit__.
+        if event != "call" or code.co_name == "__exit__" and "session" in code.co_filename:
+            return None
+        # The rehearsal device stands for the driver, which Python does not interrupt inside.
+        inside, is_ours = frame, False
+        while inside is not None:
+            if f"{os.sep}simulate{os.sep}" in inside.f_code.co_filename:
+                return None
+            is_ours = is_ours or inside.f_code.co_filename.startswith(OURS)
+            inside = inside.f_back
+        # An optimizer interrupted where it restores the grad mode leaves it, without us too.
+        if code.co_filename.endswith("grad_mode.py") and not is_ours:
+            return None
+        self.count += 1
+        if self.count == self.at:
+            sys.settrace(None)
+            self.where = f"{code.co_filename}:{code.co_name}:{frame.f_lineno}"
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+
+def left():
+    found = []
+    if PROCESS.is_installed or PROCESS.listeners:
+        found.append("guards")
+    if torch._C._len_torch_dispatch_stack():
+        found.append("dispatch mode")
+    if torch._C._len_torch_function_stack() or not torch._C._is_torch_function_enabled():
+        found.append("function modes")
+    if not torch.is_grad_enabled() or (torch.ones(1, requires_grad=True) * 2).grad_fn is None:
+        found.append("grad mode")
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        found.append("signal handler")
+    if os.fstat(2).st_ino != STDERR:
+        found.append("file descriptor 2")
+    if nn.modules.module._global_forward_pre_hooks:
+        found.append("module hooks")
+    return found
+
+
+def finds():
+    try:
+        with cudalens.check(fast=True):
+            F.embedding(torch.tensor([9], device="cuda"), net.table.weight)
+    except IndexError as error:
+        return "= 9 " in str(error)
+    return False
+
+
+STDERR = os.fstat(2).st_ino
+loop()
+counter = Calls()
+sys.settrace(counter)
+loop()
+sys.settrace(None)
+chosen = random.Random(20240613).sample(range(1, counter.count), INSTANTS)
+passed, problems = 0, []
+# What comes while Python finalises an object or closes a generator early, it drops and says so.
+dropped = []
+sys.unraisablehook = lambda found: dropped.append(found.exc_type.__name__)
+for at in chosen:
+    tracer = Calls(at)
+    dropped.clear()
+    try:
+        sys.settrace(tracer)
+        loop()
+        sys.settrace(None)
+        if tracer.where is not None and not dropped:
+            problems.append(("lost", at, tracer.where))
+    except KeyboardInterrupt:
+        sys.settrace(None)
+        passed += 1
+    if left():
+        problems.append((left(), at, tracer.where))
+        break
+    if not finds():
+        problems.append(("finds nothing", at, tracer.where))
+        break
+print(counter.count, passed, len(os.listdir("/proc/self/fd")), threading.active_count())
+for item in problems:
+    print(*item)
+sys.exit(bool(problems) or passed < INSTANTS * 0.9)
+'''
+
+
+def interrupt(instants: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.replace("INSTANTS", str(instants))],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=environment,
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
+def test_interrupts_at_two_hundred_instants_of_a_training_loop() -> None:
+    """Each passes to the user, nothing stays installed, and the next block finds a bad index."""
+    ran = interrupt(200)
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-3000:]

@@ -1,0 +1,1298 @@
+"""What a checked block promises: the report, the exceptions, the files, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import pickle
+import re
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import cudalens
+from cudalens import DeviceAssertError, DeviceIndexError, DeviceValueError, Report, guards, simulate
+from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.evidence import finding
+from cudalens.guards.process import PROCESS
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+
+def cuda(*values: Any) -> Tensor:
+    return torch.tensor(values, device="cuda")
+
+
+def good() -> Tensor:
+    return F.embedding(cuda(1, 2), torch.ones(5, 2, device="cuda"))
+
+
+def bad(value: int = 7) -> Tensor:
+    return F.embedding(cuda(1, value), torch.ones(5, 2, device="cuda"))
+
+
+def bad_value() -> Tensor:
+    return F.binary_cross_entropy(cuda(0.5, 1.5), cuda(0.0, 1.0))
+
+
+def mismatch() -> Tensor:
+    return torch.ones(2, 3, device="cuda") @ torch.ones(2, 3, device="cuda")
+
+
+def line_of(function: Callable[..., Any], fragment: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, text in enumerate(lines) if fragment in text)
+
+
+# --- check() -------------------------------------------------------------------------------------
+
+
+def test_a_good_block_has_no_report() -> None:
+    """Nothing is reported, remembered or warned of when nothing is wrong."""
+    with cudalens.check() as session:
+        value = good()
+    assert value.tolist() == [[1.0, 1.0]] * 2
+    assert session.report is None
+    assert (session.findings, session.warnings, session.swallowed) == ((), (), False)
+    assert cudalens.last_report() is None
+
+
+def test_a_bad_block_raises_and_reports() -> None:
+    """The report says what, where and how it was called; the exception carries the same one."""
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+        bad()
+    report = session.report
+    assert report is not None
+    assert caught.value.report is report
+    assert cudalens.last_report() is report
+    assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", True)
+    assert report.context_usable
+    assert report.headline == "indices[1] = 7 is outside the 5 rows of weight"
+    assert report.op.name == "aten::embedding"
+    assert report.op.api == "torch.nn.functional.embedding"
+    assert report.source.line == line_of(bad, "F.embedding")
+    assert report.source.text == inspect.getsource(bad).splitlines()[1].strip()
+    assert Path(report.source.file).name == "test_session.py"
+    assert report.replay.outcome == "raised"
+    assert report.timing.checked_ops >= 1
+    assert report.environment.simulated
+    assert report.limits == ()
+
+
+def test_the_next_block_starts_afresh() -> None:
+    """One session object may be used again, and forgets the first time."""
+    session = cudalens.check()
+    with pytest.raises(DeviceIndexError), session:
+        bad()
+    with session:
+        good()
+    assert session.report is None
+    assert session.findings == ()
+    with pytest.raises(DeviceIndexError), session:
+        bad(8)
+    assert "= 8 " in session.report.headline
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(0, ValueError), (-1, ValueError), ("a", TypeError), (2.0, TypeError)]
+)
+def test_a_number_of_ops_out_of_range_is_refused(number: Any, kind: type[Exception]) -> None:
+    """A recorder that keeps nothing is a mistake; so is what is no whole number.  One op is not."""
+    with pytest.raises(kind, match=re.escape(f"max_ops = {number!r}: the recorder keeps a whole")):
+        cudalens.check(max_ops=number)
+    assert cudalens.check(max_ops=1).max_ops == 1
+
+
+def test_an_unknown_option_is_refused() -> None:
+    """A misspelt option does not pass silently."""
+    with pytest.raises(TypeError, match="fats"):
+        cudalens.check(fats=True)
+
+
+def test_fast_finds_the_same_without_a_recorder() -> None:
+    """The guards alone name value and line; there is no history."""
+    with pytest.raises(DeviceIndexError), cudalens.check(fast=True) as session:
+        bad()
+    assert session.report.headline == "indices[1] = 7 is outside the 5 rows of weight"
+    assert session.report.source.line == line_of(bad, "F.embedding")
+    assert session.report.history == ()
+    assert session.report.timing.recorded_ops == 0
+
+
+def test_max_ops_bounds_the_history() -> None:
+    """The ring keeps the last ops; the count goes on."""
+    with pytest.raises(DeviceIndexError), cudalens.check(max_ops=3) as session:
+        for _ in range(5):
+            torch.ones(2, device="cuda").add(1)
+        bad()
+    assert len(session.report.history) <= 3
+    assert session.report.timing.recorded_ops > 5
+
+
+# --- nesting -------------------------------------------------------------------------------------
+
+
+def test_nested_sessions_agree_on_the_report() -> None:
+    """An error that leaves both blocks is the same finding in both, said once."""
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as outer:
+        with cudalens.check() as inner:
+            bad()
+    assert inner.report.headline == outer.report.headline == caught.value.report.headline
+    assert outer.report.kind == "device_assert"
+    assert not outer.swallowed
+    assert not inner.swallowed
+    assert caught.value.report is outer.report
+    assert getattr(caught.value, "__notes__", []) == []
+
+
+def test_a_host_error_through_nested_sessions_gets_one_note() -> None:
+    """The inner session has said it; the outer one says it again only in its report."""
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as outer:
+        with cudalens.check() as inner:
+            mismatch()
+    assert len(caught.value.__notes__) == 1
+    assert inner.report.headline == outer.report.headline
+    assert caught.value.__cudalens_report__ is outer.report
+
+
+def test_an_inner_session_leaves_the_outer_one_open() -> None:
+    """What happens behind the inner block is the outer block's."""
+    with pytest.raises(DeviceIndexError), cudalens.check() as outer:
+        with cudalens.check() as inner:
+            good()
+        bad()
+    assert inner.report is None
+    assert "= 7 " in outer.report.headline
+
+
+# --- install, uninstall, guard -------------------------------------------------------------------
+
+
+def test_install_nests_and_uninstall_is_idempotent() -> None:
+    """Guards stay while anybody wants them; one uninstall too many is harmless."""
+    cudalens.uninstall()
+    assert not PROCESS.is_installed
+    cudalens.install()
+    cudalens.install()
+    cudalens.uninstall()
+    assert PROCESS.is_installed
+    with pytest.raises(DeviceIndexError) as caught:
+        bad()
+    cudalens.uninstall()
+    cudalens.uninstall()
+    assert not PROCESS.is_installed
+    assert cudalens.last_report() is caught.value.report
+    cudalens.install()
+    assert PROCESS.is_installed
+    cudalens.uninstall()
+    assert not PROCESS.is_installed
+
+
+def test_without_guards_the_device_asserts(sim: simulate.Simulation) -> None:
+    """The test of the others: what the guards prevent does happen without them."""
+    bad()
+    with pytest.raises(RuntimeError, match="device-side assert") as caught:
+        torch.cuda.synchronize()
+    assert not isinstance(caught.value, DeviceAssertError)
+    assert sim.is_poisoned
+
+
+def test_guard_removes_itself_after_an_error() -> None:
+    """The context manager undoes its own installation and no other."""
+    with pytest.raises(DeviceIndexError), cudalens.guard():
+        bad()
+    assert not PROCESS.is_installed
+    with cudalens.guard(), cudalens.guard():
+        pass
+    assert not PROCESS.is_installed
+
+
+def test_a_session_inside_install_leaves_the_guards() -> None:
+    """Closing a session takes away only what it brought."""
+    cudalens.install()
+    with cudalens.check():
+        good()
+    assert PROCESS.is_installed
+    with pytest.raises(DeviceIndexError):
+        bad()
+    cudalens.uninstall()
+
+
+def test_last_report_is_the_newest() -> None:
+    """A later finding replaces an earlier one; a good block replaces nothing."""
+    for value in (7, 8):
+        with pytest.raises(DeviceIndexError), cudalens.check():
+            bad(value)
+    with cudalens.check():
+        good()
+    assert "= 8 " in cudalens.last_report().headline
+
+
+# --- guards of the user's own --------------------------------------------------------------------
+
+
+@pytest.fixture
+def lookup() -> Iterator[Any]:
+    """An op of the user's own, ``session_test::lookup``."""
+    library = torch.library.Library("session_test", "FRAGMENT")
+    library.define("lookup(Tensor table, Tensor rows) -> Tensor")
+    library.impl("lookup", lambda table, rows: table[rows.clamp(0, 4)], "CompositeExplicitAutograd")
+    before = dict(guards._table)
+    yield torch.ops.session_test.lookup
+    guards._table.clear()
+    guards._table.update(before)
+    library._destroy()
+
+
+def test_a_guard_registered_while_installed_acts_at_once(lookup: Any) -> None:
+    """No new session is needed, and what it finds is reported like any finding."""
+
+    def in_table(table: Tensor, rows: Tensor) -> str | None:
+        largest = int(rows.max())
+        return None if largest < len(table) else f"row {largest} is not in the table"
+
+    table = torch.ones(5, 2, device="cuda")
+    with cudalens.check() as session:
+        assert lookup(table, cuda(9)).shape == (1, 2)
+        cudalens.register_guard("session_test::lookup", in_table)
+        with pytest.raises(DeviceAssertError, match="row 9 is not in the table"):
+            lookup(table, cuda(9))
+        assert lookup(table, cuda(4)).shape == (1, 2)
+    assert session.report.op.name == "session_test::lookup"
+
+
+def test_what_a_guard_did_not_count_is_null(lookup: Any) -> None:
+    """A sentence names no element and no bound; a violation that does has both."""
+
+    def as_sentence(rows: Tensor) -> str | None:
+        return "row 9 is not in the table" if int(rows.max()) == 9 else None
+
+    def as_violation(rows: Tensor) -> Violation | None:
+        return guards.out_of_range(rows, argument="rows", low=0, high=9, place="the 10 rows")
+
+    cudalens.register_guard(lookup, as_sentence)
+    cudalens.register_guard(lookup, as_violation)
+    table, made = torch.ones(5, 2, device="cuda"), []
+    for row in (9, 10):
+        with pytest.raises(DeviceAssertError), cudalens.check() as session:
+            lookup(table, cuda(row))
+        made.append(json.loads(session.report.to_json()))
+        assert "CUDA" in session.report.to_text() and session.report.to_html()
+    assert (made[0]["offenders"], made[0]["bounds"]) == (None, None)
+    assert made[1]["offenders"]["first"] == [{"position": [0], "value": 10}]
+    assert (made[1]["bounds"]["min"], made[1]["bounds"]["max"]) == (0, 9)
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, IndexError, DeviceAssertError, DeviceIndexError])
+def test_a_bad_index_is_caught_by(kind: type[Exception]) -> None:
+    """As on CUDA, as on the CPU, and by our own names."""
+    with cudalens.guard(), pytest.raises(kind):
+        bad()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, DeviceAssertError, DeviceValueError])
+def test_a_bad_value_is_caught_by(kind: type[Exception]) -> None:
+    """A probability outside [0, 1] is a ValueError, not an IndexError."""
+    with cudalens.guard(), pytest.raises(kind) as caught:
+        bad_value()
+    assert not isinstance(caught.value, IndexError)
+
+
+def test_the_message_is_complete_without_the_report() -> None:
+    """Observed value, bound, count, op, argument, expression, line and state of CUDA."""
+    with cudalens.guard(), pytest.raises(DeviceIndexError) as caught:
+        ids = cuda(1, 7)
+        F.embedding(ids, torch.ones(5, 2, device="cuda"))
+    text = str(caught.value)
+    for part in (
+        "indices[1] = 7",
+        "0 … 4",
+        "1 of 2",
+        "torch.nn.functional.embedding",
+        "aten::embedding",
+        "argument indices (ids)",
+        f"test_session.py:{caught.value.report.source.line}",
+        "CUDA   is fine",
+    ):
+        assert part in text
+
+
+def test_a_loop_with_except_around_the_step_goes_on() -> None:
+    """Ten steps, three of them bad: seven results."""
+    done = 0
+    with cudalens.guard():
+        for step in range(10):
+            try:
+                bad(7 if step % 4 == 1 else 2)
+                done += 1
+            except RuntimeError:
+                continue
+    assert done == 7
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_errors_survive_pickling(protocol: int) -> None:
+    """Worker processes send exceptions: type, message and report arrive."""
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check():
+        bad()
+    copy = pickle.loads(pickle.dumps(caught.value, protocol))
+    assert type(copy) is DeviceIndexError
+    assert str(copy) == str(caught.value)
+    assert copy.report == caught.value.report
+
+
+def test_the_traceback_ends_in_the_users_frame() -> None:
+    """A debugger opened afterwards lands where the user called the op."""
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check():
+        bad()
+    entries = traceback.extract_tb(caught.value.__traceback__)
+    assert entries[-1].name == "bad"
+    assert "cudalens" not in {Path(entry.filename).parent.name for entry in entries}
+
+
+# --- swallowed and several -----------------------------------------------------------------------
+
+
+def test_a_swallowed_finding_is_reported_with_its_count() -> None:
+    """The block goes on, and the report says how often a guard fired."""
+    with cudalens.check() as session:
+        for value in (7, 8, 2, 9):
+            try:
+                bad(value)
+            except IndexError:
+                continue
+    assert session.swallowed
+    assert "= 7 " in session.report.headline
+    assert "3 times" in session.report.explanation
+    assert cudalens.last_report() is session.report
+    assert len(session.findings) == 3
+
+
+def test_a_finding_swallowed_once() -> None:
+    """Once is said as once."""
+    with cudalens.check() as session:
+        try:
+            bad()
+        except RuntimeError:
+            value = good()
+    assert session.swallowed
+    assert "once" in session.report.explanation
+    assert value.shape == (2, 2)
+
+
+def test_the_first_of_several_findings_is_the_report() -> None:
+    """The others are counted and listed."""
+    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check() as session:
+        for value in (7, 8, 9):
+            try:
+                bad(value)
+            except IndexError:
+                if value == 9:
+                    raise
+    assert "= 7 " in session.report.headline
+    assert "2 more" in session.report.explanation
+    assert "= 8 " in session.report.explanation
+    assert "= 9 " in session.report.explanation
+
+
+def test_a_thousand_findings_are_counted_not_kept() -> None:
+    """A loop that swallows everything does not pile up reports."""
+    with cudalens.check(fast=True) as session:
+        for _ in range(30):
+            try:
+                bad()
+            except IndexError:
+                continue
+    assert len(session.findings) <= 20
+    assert "30 times" in session.report.explanation
+    assert "29 more in this cell" in session.report.explanation
+    assert "(29 times)" in session.report.explanation
+
+
+def test_an_error_behind_many_findings_is_counted_once() -> None:
+    """The finding that leaves the block is not kept whole, and is none more for that."""
+    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check(fast=True) as session:
+        for value in (*[7] * 25, 9):
+            try:
+                bad(value)
+            except IndexError:
+                if value == 9:
+                    raise
+    assert "26 times" in session.report.explanation
+    assert "25 more in this cell" in session.report.explanation
+
+
+def test_another_error_behind_a_swallowed_finding() -> None:
+    """The finding is the report; the user's own exception passes unchanged."""
+    raised = KeyError("mine")
+    with pytest.raises(KeyError) as caught, cudalens.check() as session:
+        try:
+            bad()
+        except IndexError:
+            raise raised from None
+    assert caught.value is raised
+    assert session.swallowed
+    assert "= 7 " in session.report.headline
+    assert not hasattr(raised, "__cudalens_report__")
+
+
+def swallowed(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except RuntimeError:
+        return
+
+
+def error_behind(function: Callable[[], object]) -> tuple[BaseException, Any]:
+    """The exception that leaves a block behind a swallowed finding, and the session."""
+    with pytest.raises(Exception) as caught, cudalens.check() as session:
+        function()
+    assert session.swallowed
+    assert session.report is not None and "= 7 is outside" in session.report.headline
+    assert cudalens.last_report() is session.report
+    return caught.value, session
+
+
+def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> None:
+    """It gets a note and a report; the block's report is the finding, and lists the error."""
+
+    def run() -> None:
+        swallowed(bad)
+        mismatch()
+
+    error, session = error_behind(run)
+    own = error.__cudalens_report__
+    assert type(error) is RuntimeError
+    assert len(error.__notes__) == 1
+    assert own is not session.report
+    assert (own.kind, own.source.line) == ("host_error", line_of(mismatch, "@"))
+    assert own.headline in error.__notes__[0]
+    assert f"1 more in this cell: host error: {own.headline}." in session.report.explanation
+    assert "The block handled it, and RuntimeError was raised later; a guard fired once." in (
+        session.report.explanation
+    )
+    assert session.fate.warning().endswith("; RuntimeError was raised later")
+
+
+def test_an_error_of_the_users_behind_a_swallowed_finding_is_not_listed() -> None:
+    """It is said that it came, and nothing is made of it."""
+
+    def run() -> None:
+        swallowed(bad)
+        {}["missing"]
+
+    error, session = error_behind(run)
+    assert not hasattr(error, "__notes__")
+    assert "KeyError was raised later" in session.report.explanation
+    assert "more in this cell" not in session.report.explanation
+
+
+@pytest.mark.parametrize("cause", [None, KeyError("mine")])
+def test_an_error_that_the_except_clause_raised_is_said_to_be_its_own(
+    cause: BaseException | None,
+) -> None:
+    """Python knows what was being handled, also where the user hides it."""
+
+    def run() -> None:
+        try:
+            bad()
+        except IndexError:
+            raise OSError("mine") from cause
+
+    _, session = error_behind(run)
+    assert session.fate.warning() == "OSError was raised while this error was being handled"
+    assert "OSError was raised while it was being handled; a guard" in session.report.explanation
+
+
+def in_other_words(how: str) -> Callable[[], None]:
+    """A library on torch that catches the finding and raises an error of its own."""
+    name = f"torch/in_other_words_{how}.py"
+    text = (
+        "def look(bad):\n    try:\n        bad()\n    except IndexError as error:\n"
+        f"        raise IndexError('outside') {'from error' if how == 'from' else ''}\n"
+    )
+    names: dict[str, Any] = {"__name__": "torch.in_other_words"}
+    folder = Path(torch.__file__).parent.parent
+    exec(compile(text, str(folder / name), "exec"), names)
+    return lambda: names["look"](bad)
+
+
+def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
+    """With ``from`` the library says that it is the same failure: one report, nothing more."""
+    error, session = error_behind(in_other_words("from"))
+    assert error.__cudalens_report__ is session.report
+    (line,) = error.__notes__
+    assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of weight")
+    assert (
+        "IndexError was raised while it was being handled; a guard fired once."
+        in session.report.explanation
+    )
+    assert "more in this cell" not in session.report.explanation
+
+
+def test_an_error_of_a_library_that_names_no_cause_is_another() -> None:
+    """Nobody said that it is the same: it has its own report, and is listed."""
+    error, session = error_behind(in_other_words("alone"))
+    assert error.__cudalens_report__ is not session.report
+    assert error.__notes__[0].startswith("cudalens: outside")
+    assert "1 more in this cell: host error: outside" in session.report.explanation
+
+
+def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
+    sim: simulate.Simulation,
+) -> None:
+    """The report lists it and says that CUDA is gone; the next block points back to it."""
+    with cudalens.check() as alive:
+        swallowed(bad)
+    assert alive.report.context_usable is True
+
+    def run() -> None:
+        swallowed(bad)
+        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+        torch.cuda.synchronize()
+
+    error, session = error_behind(run)
+    assert error.__cudalens_report__.headline in session.report.explanation
+    assert session.report.context_usable is False
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as again:
+        torch.cuda.synchronize()
+    assert again.is_reminder
+    assert caught.value.__cudalens_report__ is again.report
+    assert again.report.headline == error.__cudalens_report__.headline
+
+
+def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
+    sim: simulate.Simulation,
+) -> None:
+    """It is met at the end of the block; the cell ran on."""
+    with cudalens.check() as session:
+        swallowed(bad)
+        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+    assert session.fate.warning() == "the cell handled this error and ran on"
+    assert "raised" not in session.report.explanation
+    assert "1 more in this cell: CUDA reported" in session.report.explanation
+
+
+def test_a_host_error_that_the_block_handles_is_its_own_business() -> None:
+    """No report for what was caught."""
+    with cudalens.check() as session:
+        try:
+            mismatch()
+        except RuntimeError:
+            good()
+    assert session.report is None
+    assert cudalens.last_report() is None
+
+
+# --- other exceptions ----------------------------------------------------------------------------
+
+
+def test_a_host_error_passes_with_a_note_and_a_report() -> None:
+    """The same object, one line added, the report attached."""
+    seen: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            mismatch()
+        except RuntimeError as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+        run()
+    assert caught.value is seen[0]
+    assert type(caught.value) is RuntimeError
+    assert len(caught.value.__notes__) == 1
+    assert "\n" not in caught.value.__notes__[0]
+    assert caught.value.__cudalens_report__ is session.report
+    assert session.report.kind == "host_error"
+    assert session.report.source.line == line_of(mismatch, "@")
+    assert [item.shape for item in session.report.tensors] == [(2, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("x"),
+        ValueError("bad luck"),
+        RuntimeError("mine"),
+        IndexError("mine"),
+        FileNotFoundError("x"),
+        AttributeError("x"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_foreign_exception_is_untouched(error: BaseException) -> None:
+    """No report, no note, no attribute, the same object."""
+    before = dict(vars(error))
+    with pytest.raises(type(error)) as caught, cudalens.check() as session:
+        good()
+        raise error
+    assert caught.value is error
+    assert session.report is None
+    assert vars(error) == before
+    assert not PROCESS.is_installed
+
+
+def test_a_sticky_error_still_gets_its_report(sim: simulate.Simulation) -> None:
+    """When no guard knew the op, the lost context is explained, not hidden by our own sync."""
+    library = torch.library.Library("session_test", "FRAGMENT")
+    library.define("burn(Tensor x) -> Tensor")
+
+    def burn(x: Tensor) -> Tensor:
+        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+        return x.clone()
+
+    library.impl("burn", burn, "CompositeExplicitAutograd")
+    try:
+        with pytest.raises(RuntimeError, match="device-side assert"), cudalens.check() as session:
+            torch.ops.session_test.burn(torch.ones(2, device="cuda"))
+            torch.cuda.synchronize()
+    finally:
+        library._destroy()
+    assert session.report is not None
+    assert session.report.kind == "device_assert"
+    assert session.report.context_usable is False
+    assert not session.report.prevented
+
+
+# --- silent --------------------------------------------------------------------------------------
+
+
+def silent(table: Tensor) -> Tensor:
+    ids = cuda(1, 2)
+    loss = F.embedding(ids, table).sum()
+    ids.data[1] = 50
+    loss.backward()
+    return table
+
+
+def test_a_silent_finding_is_a_warning() -> None:
+    """The block runs on; the report is of kind silent and nothing is raised."""
+    with cudalens.check() as session:
+        silent(torch.zeros(5, 2, device="cuda", requires_grad=True))
+    assert session.report.kind == "silent"
+    assert not session.report.prevented
+    assert not session.swallowed
+    assert len(session.warnings) == 1
+
+
+def take(index: int) -> Tensor:
+    return torch.take_along_dim(torch.zeros(3, device="cuda"), cuda(index), 0)
+
+
+def test_a_loop_makes_one_report_of_a_silent_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line once, and once more in the next check: the rest costs no report."""
+    made = Mock(wraps=finding._report_of)
+    monkeypatch.setattr(finding, "_report_of", made)
+    for _ in range(2):
+        with cudalens.check(fast=True) as session:
+            for index in (2, 3, 4, 5):
+                take(index)
+            take_along = [torch.take_along_dim(cuda(0.0), cuda(1), 0) for _ in range(3)]
+        assert len(session.warnings) == 2
+        assert len(take_along) == 3
+    assert made.call_count == 4
+
+
+def test_several_silent_findings_are_counted_and_listed() -> None:
+    """The first is the report; one alone, however often its line runs, lists nothing."""
+    with cudalens.check() as session:
+        for _ in range(3):
+            take(5)
+    assert (session.report.kind, len(session.warnings)) == ("silent", 1)
+    assert "more in this cell" not in session.report.explanation
+    with cudalens.check() as session:
+        take(5)
+        torch.take_along_dim(cuda(0.0), cuda(8), 0)
+        torch.take_along_dim(cuda(0.0), cuda(9), 0)
+    assert "= 5 is outside" in session.report.headline
+    listed = session.report.explanation.partition("2 more in this cell: ")[2]
+    assert "= 8 is outside" in listed.partition("; ")[0]
+    assert "= 9 is outside" in listed.partition("; ")[2]
+    assert "silent" not in listed
+
+
+@pytest.mark.parametrize(("fails", "kind"), [(bad, "device_assert"), (mismatch, "host_error")])
+def test_an_error_outranks_a_silent_finding_and_lists_it(
+    fails: Callable[[], Tensor], kind: str
+) -> None:
+    """The report is that of the exception; without the silent finding nothing is listed."""
+    with pytest.raises(RuntimeError), cudalens.check() as alone:
+        fails()
+    assert "more in this cell" not in alone.report.explanation
+    with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
+        take(5)
+        fails()
+    assert session.report.kind == kind
+    error = caught.value
+    assert session.report is getattr(error, "report", getattr(error, "__cudalens_report__", None))
+    (silently,) = session.warnings
+    assert f"1 more in this cell: silent: {silently.headline}." in session.report.explanation
+
+
+def test_a_swallowed_finding_outranks_an_earlier_silent_one_and_lists_it() -> None:
+    """The block ran on; both are told of."""
+    with cudalens.check() as session:
+        take(5)
+        swallowed(bad)
+    assert session.report.kind == "device_assert"
+    assert "1 more in this cell: silent: " in session.report.explanation
+
+
+def test_guards_that_are_installed_again_tell_again() -> None:
+    """Without a session every installation starts anew."""
+    for _ in range(2):
+        with cudalens.guard(), warnings.catch_warnings(record=True) as got:
+            warnings.simplefilter("always")
+            take(2), take(3), take(4)
+        assert [item.category for item in got] == [cudalens.SilentFindingWarning]
+
+
+def test_a_silent_finding_without_a_session_is_a_python_warning() -> None:
+    """Under install() alone there is nobody to show it, so Python's own channel is used."""
+    with cudalens.guard(), warnings.catch_warnings(record=True) as got:
+        warnings.simplefilter("always")
+        silent(torch.zeros(5, 2, device="cuda", requires_grad=True))
+    ours = [item for item in got if issubclass(item.category, cudalens.SilentFindingWarning)]
+    assert len(ours) == 1
+    assert "= 50" in str(ours[0].message)
+
+
+def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> None:
+    """One for the block, at its line; a front end's session has its report shown."""
+    for kind, count in ((cudalens.check, 1), (cudalens.CheckSession, 0)):
+        with warnings.catch_warnings(record=True) as got:
+            warnings.simplefilter("always")
+            with kind() as session:
+                take(5), take(6)
+        ours = [item for item in got if item.category is cudalens.SilentFindingWarning]
+        assert len(ours) == count
+        assert session.report.kind == "silent"
+        assert all(session.report.headline in str(item.message) for item in ours)
+        assert all(item.filename == __file__ for item in ours)
+
+
+def test_an_exception_needs_no_warning_beside_it() -> None:
+    """What raised is told by its error, what the block did well by nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", cudalens.SilentFindingWarning)
+        with pytest.raises(ZeroDivisionError), cudalens.check():
+            take(5)
+            _ = 1 / 0
+        with cudalens.check() as session:
+            swallowed(bad)
+        assert session.report.kind == "device_assert"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_files_are_written_when_there_is_a_report(tmp_path: Path) -> None:
+    """HTML and JSON of the same report."""
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    with pytest.raises(DeviceIndexError), cudalens.check(html=str(page), json=data) as session:
+        bad()
+    assert "indices[1]" in page.read_text("utf-8")
+    assert Report.from_dict(json.loads(data.read_text("utf-8"))) == session.report
+
+
+def test_no_file_is_written_without_a_report(tmp_path: Path) -> None:
+    """A good block leaves no empty file."""
+    with cudalens.check(html=tmp_path / "r.html", json=tmp_path / "r.json"):
+        good()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_option_says_the_form_whatever_the_file_is_called(tmp_path: Path) -> None:
+    """A name without a suffix, or with that of the other form, is as good as any."""
+    page, data = tmp_path / "page", tmp_path / "data.html"
+    with pytest.raises(DeviceIndexError), cudalens.check(html=page, json=data) as session:
+        bad()
+    assert page.read_text("utf-8") == session.report.to_html()
+    assert data.read_text("utf-8") == session.report.to_json()
+    assert session.report.limits == ()
+
+
+def test_a_block_that_changes_the_directory_takes_no_file_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was given where the block began."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(DeviceIndexError), cudalens.check(json="r.json"):
+        monkeypatch.chdir(elsewhere)
+        bad()
+    assert [item.name for item in tmp_path.iterdir() if item.is_file()] == ["r.json"]
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "place"), [("~/r.json", "home"), ("./~/r.json", "here/~")])
+def test_a_tilde_is_the_user_s_home(
+    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shell, which does not read the options of a cell."""
+    for folder in ("home", "here/~"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(DeviceIndexError), cudalens.check(json=name):
+        bad()
+    assert [item.parent for item in tmp_path.rglob("r.json")] == [tmp_path / place]
+
+
+@pytest.mark.parametrize("name", ["missing/r.html", "."])
+def test_a_file_that_cannot_be_written_is_a_limit(name: str, tmp_path: Path) -> None:
+    """The exception is the user's; the report says what could not be written."""
+    target = tmp_path / name
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check(html=target) as session:
+        bad()
+    assert any("was not written" in line for line in session.report.limits)
+    assert caught.value.report.headline == session.report.headline
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+SPAN = {"cell", "file", "line", "end_line", "column", "end_column", "text"}
+LINE = {"line", "text"}
+KEYS: dict[str, set[str]] = {
+    "": {
+        "schema_version",
+        "kind",
+        "certainty",
+        "prevented",
+        "context_usable",
+        "phase",
+        "headline",
+        "explanation",
+        "op",
+        "argument",
+        "expression",
+        "offenders",
+        "bounds",
+        "source",
+        "forward_source",
+        "module_path",
+        "frames",
+        "replay",
+        "device_text",
+        "tensors",
+        "graph",
+        "provenance",
+        "history",
+        "hints",
+        "environment",
+        "timing",
+        "limits",
+    },
+    "op": {"name", "overload", "api"},
+    "offenders": {"count", "total", "first"},
+    "offenders.first[]": {"position", "value"},
+    "bounds": {"min", "max", "also_allowed", "text"},
+    "source": SPAN,
+    "forward_source": SPAN,
+    "frames[]": {"file", "line", "function", "text", "is_user"},
+    "replay": {"outcome", "exception", "message", "reason"},
+    "tensors[]": {
+        "argument",
+        "expression",
+        "shape",
+        "dtype",
+        "device",
+        "stride",
+        "requires_grad",
+        "grad_fn",
+        "summary",
+    },
+    "tensors[].summary": {"min", "max", "mean", "nan", "inf", "unique", "histogram"},
+    "tensors[].summary.histogram": {"edges", "counts"},
+    "graph": {"nodes", "edges", "focus", "total_nodes"},
+    "graph.nodes[]": {
+        "id",
+        "name",
+        "op",
+        "shape",
+        "dtype",
+        "device",
+        "module_path",
+        "source",
+        "role",
+    },
+    "graph.nodes[].source": LINE,
+    "graph.edges[]": {"from", "to", "input"},
+    "provenance[]": {"op", "source", "note"},
+    "provenance[].source": LINE,
+    "history[]": {"seq", "op", "shapes", "source"},
+    "history[].source": LINE,
+    "hints[]": {"text", "fix", "rule"},
+    "environment": {"cudalens", "python", "torch", "cuda", "device", "simulated", "rank"},
+    "timing": {"checked_ops", "recorded_ops", "diagnose_s"},
+}
+
+
+def at(data: Any, path: str) -> list[Any]:
+    """Give what lies at a path such as ``tensors[].summary``; every element of a list."""
+    found = [data]
+    for name in filter(None, path.split(".")):
+        found = [item[name.removesuffix("[]")] for item in found if item is not None]
+        if name.endswith("[]"):
+            found = [part for item in found for part in item]
+    return [item for item in found if item is not None]
+
+
+def backward_report() -> Report:
+    model = torch.nn.Linear(3, 4).cuda()
+    ids = cuda(0, 1, 2).reshape(3, 1)
+    with pytest.raises(DeviceIndexError), cudalens.check() as session:
+        hidden = model(torch.ones(3, 3, device="cuda"))
+        loss = hidden.gather(1, ids).mean()
+        ids.data[1] = 9
+        loss.backward()
+    assert session.report is not None
+    return session.report
+
+
+def forward_report() -> Report:
+    model = torch.nn.Linear(3, 4).cuda()
+    with pytest.raises(DeviceIndexError), cudalens.check() as session:
+        labels = cuda(0, 3) + 1
+        scores = model(torch.ones(2, 3, device="cuda"))
+        F.cross_entropy(scores, labels)
+    assert session.report is not None
+    return session.report
+
+
+def test_every_key_of_the_contract_is_there() -> None:
+    """At every level, in reports that fill each of them; and no surprise at the top."""
+    filled = set()
+    for report in (forward_report(), backward_report()):
+        data = json.loads(report.to_json())
+        assert set(data) == KEYS[""]
+        for path, keys in KEYS.items():
+            for item in at(data, path):
+                filled.add(path)
+                assert keys <= set(item), path
+    assert filled == set(KEYS)
+
+
+def test_a_report_of_nothing_has_every_key_too() -> None:
+    """What is not known is null or empty, never absent."""
+    data = Report().to_dict()
+    assert set(data) == KEYS[""]
+    assert data["source"] is None
+    assert data["tensors"] == data["history"] == data["limits"] == []
+    assert set(data["graph"]) == KEYS["graph"]
+    assert set(data["replay"]) == KEYS["replay"]
+
+
+@pytest.mark.parametrize("make", [forward_report, backward_report, Report])
+def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None:
+    """Through a dictionary and through JSON text, in every form."""
+    report = make()
+    again = Report.from_dict(json.loads(report.to_json()))
+    assert again == report
+    assert Report.from_dict(report.to_dict()) == report
+    assert again.to_text() == report.to_text()
+    assert again.to_html() == report.to_html()
+    assert again._repr_mimebundle_() == report._repr_mimebundle_()
+
+
+def test_another_schema_version_is_refused() -> None:
+    """What this release cannot read is not half read."""
+    with pytest.raises(ValueError, match="schema_version 2"):
+        Report.from_dict({**Report().to_dict(), "schema_version": 2})
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+def test_text_keeps_to_the_width(width: int) -> None:
+    """No line of prose is wider than asked; the code keeps its own width."""
+    report = forward_report()
+    code = [line.text for line in report.source.context]
+    for line in report.to_text(width=width).splitlines():
+        assert len(line) <= width or any(text.strip() and text.strip() in line for text in code)
+
+
+def test_colour_is_on_request() -> None:
+    """Plain text has no escapes; coloured text says the same."""
+    report = forward_report()
+    plain, coloured = report.to_text(), report.to_text(color=True)
+    assert "\x1b[" not in plain
+    assert "\x1b[" in coloured
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json", ".txt", ".HTML"])
+def test_save_by_suffix(suffix: str, tmp_path: Path) -> None:
+    """The suffix chooses the form, and the path is given back."""
+    report = forward_report()
+    path = report.save(tmp_path / f"report{suffix}")
+    text = path.read_text("utf-8")
+    wanted = {".html": report.to_html(), ".json": report.to_json(), ".txt": report.to_text()}
+    assert text == wanted[suffix.lower()]
+
+
+def test_save_refuses_another_suffix(tmp_path: Path) -> None:
+    """One sentence names the three."""
+    with pytest.raises(ValueError, match=r"\.html, \.json or \.txt"):
+        Report().save(tmp_path / "report.pdf")
+
+
+# --- lifetime ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"fast": True}, None], ids=["full", "fast", "installed"])
+def test_no_tensor_outlives_the_error(
+    options: dict[str, Any] | None, sim: simulate.Simulation
+) -> None:
+    """Once the exception is handled its tensors are freed at once, while the report lives on."""
+    gc.collect()
+    before = sim.memory_allocated()
+    references: list[weakref.ref[Tensor]] = []
+
+    def step() -> None:
+        table = torch.ones(5, 200, device="cuda")
+        ids = cuda(1, 7)
+        references.extend(map(weakref.ref, (table, ids)))
+        F.embedding(ids, table)
+
+    gc.disable()
+    try:
+        try:
+            with cudalens.guard() if options is None else cudalens.check(**options):
+                step()
+        except IndexError as error:
+            report = error.report
+        assert report is not None
+        assert [reference() for reference in references] == [None, None]
+        assert sim.memory_allocated() == before
+    finally:
+        gc.enable()
+
+
+def test_no_tensor_outlives_a_swallowed_finding(sim: simulate.Simulation) -> None:
+    """The session keeps reports only: what the block freed is free."""
+    with cudalens.check() as session:
+        good()
+        gc.collect()  # what earlier code left must not be freed in between
+        before = sim.memory_allocated()
+        try:
+            bad()
+        except IndexError:
+            assert session.findings
+        assert sim.memory_allocated() == before
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kind", ["raised", "silent"])
+def test_a_function_that_runs_on_frees_what_it_deletes(
+    fast: bool, kind: str, sim: simulate.Simulation
+) -> None:
+    """A report looks at the variables of the user's functions and keeps none of them."""
+    gc.collect()  # what earlier code left must not be freed in between
+    before = sim.memory_allocated()
+    batch = torch.ones(4, 256, device="cuda")
+    index = cuda(9, 0, 0, 0).reshape(4, 1)
+    found = False
+    try:
+        with cudalens.check(fast=fast) as session:
+            if kind == "raised":
+                batch.gather(1, index + 256)
+            else:
+                torch.take_along_dim(batch, index * 256, 1)
+    except IndexError:
+        found = True
+    assert session.report is not None and found == (kind == "raised")
+    del batch, index
+    gc.collect()
+    assert sim.memory_allocated() == before
+
+
+def test_variables_that_the_user_holds_are_left_alone(sim: simulate.Simulation) -> None:
+    """What ``locals()`` gave is the user's, also where Python keeps one such dictionary alone."""
+    number = 5
+    mine = locals()
+    with pytest.raises(IndexError), cudalens.check():
+        bad()
+    assert mine["number"] == number
+
+
+def test_a_step_frees_its_tensors_as_without_a_check(sim: simulate.Simulation) -> None:
+    """Peak and final memory of a training step are those of the plain run."""
+
+    def train() -> tuple[int, int]:
+        gc.collect()  # what earlier code left must not be freed in between
+        torch.cuda.reset_peak_memory_stats()
+        start = sim.memory_allocated()
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            loss = F.cross_entropy(model(torch.ones(16, 32, device="cuda")), cuda(*[1] * 16))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cuda.max_memory_allocated() - start, sim.memory_allocated() - start
+
+    plain = train()
+    with cudalens.check() as session:
+        checked = train()
+    assert session.report is None
+    # A check reads its own scalars back: one block of the allocator for each guard that looks.
+    assert checked[0] - plain[0] <= 4 * 512
+    assert checked[1] == plain[1]
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
+def test_sessions_leave_no_descriptor_behind() -> None:
+    """Twenty blocks, half of them failing: as many open files as before."""
+    with cudalens.check():
+        good()
+    before = open_descriptors()
+    for number in range(20):
+        try:
+            with cudalens.check():
+                bad(7 if number % 2 else 2)
+        except IndexError:
+            continue
+    assert open_descriptors() == before
+
+
+# --- backward ------------------------------------------------------------------------------------
+
+
+def overwritten() -> None:
+    ids = cuda(0, 1).reshape(2, 1)
+    scores = torch.ones(2, 3, device="cuda", requires_grad=True)
+    loss = (scores * 2).gather(1, ids).sum()  # forward
+    ids.data[0] = 9
+    loss.backward()  # fails
+
+
+def in_a_hook() -> None:
+    leaf = torch.ones(2, 3, device="cuda", requires_grad=True)
+    held = leaf * 2
+    held.register_hook(lambda grad: grad.gather(1, cuda(0, 9).reshape(2, 1)).expand(2, 3))  # fails
+    held.sum().backward()  # forward
+
+
+class Picking(torch.autograd.Function):
+    """Gathers with a bad index in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return x.gather(1, cuda(0, 9).reshape(2, 1)).expand_as(grad)  # fails
+
+
+def custom_function() -> None:
+    leaf = torch.ones(2, 3, device="cuda", requires_grad=True)
+    Picking.apply(leaf).sum().backward()
+
+
+def recomputed() -> None:
+    ids = cuda(0, 1).reshape(2, 1)
+    leaf = torch.ones(2, 3, device="cuda", requires_grad=True)
+
+    def block(x: Tensor) -> Tensor:
+        picked = x.gather(1, ids)  # fails
+        return picked.exp()
+
+    loss = checkpoint(block, leaf, use_reentrant=False).sum()
+    ids.data[0] = 9
+    loss.backward()
+
+
+def report_of(function: Callable[[], None]) -> Report:
+    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
+        function()
+    assert session.report is caught.value.report
+    assert session.report is not None
+    return session.report
+
+
+def test_an_overwritten_index_names_both_lines() -> None:
+    """The backward op, the line that called backward, and the forward call it belongs to."""
+    report = report_of(overwritten)
+    assert report.phase == "backward"
+    assert report.op.name.rstrip("_") == "aten::scatter_add"
+    assert report.source.line == line_of(overwritten, "# fails")
+    assert report.forward_source.line == line_of(overwritten, "# forward")
+    assert [item.value for item in report.offenders.first] == [9]
+
+
+def test_a_hook_names_its_own_line() -> None:
+    """The user's deepest line is inside the hook."""
+    report = report_of(in_a_hook)
+    assert report.phase == "backward"
+    assert report.op.name == "aten::gather"
+    assert report.source.line == line_of(in_a_hook, "# fails")
+
+
+def test_a_custom_function_names_its_own_line() -> None:
+    """As in a hook: the static method is the user's code."""
+    report = report_of(custom_function)
+    assert report.phase == "backward"
+    assert report.op.name == "aten::gather"
+    assert report.source.line == line_of(Picking, "# fails")
+
+
+def test_a_recomputation_names_the_line_that_is_run_again() -> None:
+    """Checkpointing calls forward code during backward."""
+    report = report_of(recomputed)
+    assert report.phase == "backward"
+    assert report.op.name == "aten::gather"
+    assert report.source.line == line_of(recomputed, "# fails")
+
+
+# --- evidence that the types hold ----------------------------------------------------------------
+
+
+def test_a_guards_own_violation_is_reported_in_its_words() -> None:
+    """A violation without offenders or bounds makes a whole report all the same."""
+    violation = Violation(
+        guard="mine",
+        op="aten::relu",
+        overload="default",
+        argument="self",
+        headline="{argument} is bad",
+        explanation="",
+        offenders=Offenders(),
+        bounds=Bounds(),
+    )
+    from cudalens.evidence.finding import on_violation
+    from cudalens.guards import GUARDS
+    from cudalens.guards.interceptor import GuardedCall
+
+    op = torch.ops.aten.relu.default
+    call = GuardedCall(
+        op=op, guard=next(iter(GUARDS.values()))[0], arguments={}, args=(cuda(1.0),), kwargs={}
+    )
+    error = on_violation(call, violation)
+    assert isinstance(error, DeviceIndexError)
+    assert str(error).startswith("self is bad")
+    assert error.report.to_html()

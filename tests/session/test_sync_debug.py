@@ -1,0 +1,85 @@
+"""``torch.cuda.set_sync_debug_mode``: the user's own waits are told of, ours are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.core import _torch
+
+
+class Mode:
+    """The mode of the process, where the build of torch has none."""
+
+    value = 2
+
+    def set(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.fixture
+def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Errors on each wait; gives what tells the mode.  Torch's own where the build has CUDA."""
+    if not hasattr(torch._C, "_cuda_set_sync_debug_mode"):
+        pretended = Mode()
+        monkeypatch.setattr(_torch, "_sync_debug_mode", lambda: pretended.value)
+        monkeypatch.setattr(_torch, "_set_sync_debug_mode", pretended.set)
+        yield lambda: pretended.value
+        return
+    torch._C._cuda_set_sync_debug_mode(2)
+    try:
+        yield torch._C._cuda_get_sync_debug_mode
+    finally:
+        torch._C._cuda_set_sync_debug_mode(0)
+
+
+class Stream:
+    """Notes the mode in which it is waited for."""
+
+    def __init__(self, mode: Callable[[], int]) -> None:
+        self._mode = mode
+        self.seen: list[int] = []
+
+    def synchronize(self) -> None:
+        self.seen.append(self._mode())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_waiting_for_a_stream_is_no_news(mode: Callable[[], int]) -> None:
+    """The recorder and the probe wait so; behind it the mode is the user's again."""
+    stream = Stream(mode)
+    _torch.wait_for(stream)
+    assert stream.seen == [0]
+    assert mode() == 2
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("block", [_torch.NoTorchFunction, _torch.plain_torch])
+def test_values_may_be_read(block: Callable[[], Any], mode: Callable[[], int]) -> None:
+    """Guards and reports read in these blocks, also inside one another."""
+    with block():
+        assert mode() == 0
+        with block():
+            assert mode() == 0
+        assert mode() == 0
+    assert mode() == 2
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_the_mode_comes_back_after_an_error(mode: Callable[[], int]) -> None:
+    """A read that fails leaves the user's mode as it was."""
+    with pytest.raises(ZeroDivisionError), _torch.NoTorchFunction():
+        _ = 1 / 0
+    assert mode() == 2
+
+
+def test_without_the_mode_nothing_is_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual way costs no call into torch's settings."""
+    monkeypatch.setattr(_torch, "_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(_torch, "_set_sync_debug_mode", None)
+    _torch.wait_for(Stream(lambda: 0))
+    with _torch.NoTorchFunction():
+        assert not torch._C._is_torch_function_enabled()

@@ -1,0 +1,307 @@
+"""Guards and sessions where torch code runs in many threads and processes."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import cudalens
+from cudalens import DeviceAssertError, simulate
+from cudalens.guards.process import PROCESS
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+
+def cuda(*values: Any) -> Tensor:
+    return torch.tensor(values, device="cuda")
+
+
+def embedding() -> None:
+    F.embedding(cuda(1, 40), torch.zeros(5, 2, device="cuda"))
+
+
+def cross_entropy() -> None:
+    F.cross_entropy(torch.zeros(2, 3, device="cuda"), cuda(0, 41))
+
+
+def gather() -> None:
+    torch.zeros(3, 4, device="cuda").gather(1, cuda(0, 42).reshape(1, 2))
+
+
+def index_select() -> None:
+    torch.zeros(3, 4, device="cuda").index_select(0, cuda(43))
+
+
+def index() -> None:
+    torch.zeros(3, 4, device="cuda")[cuda(0, 44)]
+
+
+def index_put() -> None:
+    torch.zeros(3, 4, device="cuda")[cuda(0, 45)] = 1.0
+
+
+def take() -> None:
+    torch.zeros(3, 4, device="cuda").take(cuda(0, 46))
+
+
+def scatter() -> None:
+    torch.zeros(3, 4, device="cuda").scatter(1, cuda(0, 47).reshape(1, 2), 1.0)
+
+
+FAILING: tuple[tuple[Callable[[], None], int], ...] = (
+    (embedding, 40),
+    (cross_entropy, 41),
+    (gather, 42),
+    (index_select, 43),
+    (index, 44),
+    (index_put, 45),
+    (take, 46),
+    (scatter, 47),
+)
+
+
+def line_of(function: Callable[..., Any], fragment: str) -> int:
+    """Give the number of the line of ``function`` that holds the fragment."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, text in enumerate(lines) if fragment in text)
+
+
+def error_of(function: Callable[[], Any]) -> DeviceAssertError:
+    with pytest.raises(DeviceAssertError) as caught:
+        function()
+    return caught.value
+
+
+def is_alive() -> bool:
+    leaf = torch.ones(3, device="cuda", requires_grad=True)
+    (leaf * 2).sum().backward()
+    torch.cuda.synchronize()
+    return leaf.grad is not None and leaf.grad.tolist() == [2.0] * 3
+
+
+def test_eight_threads_get_eight_right_errors(sim: simulate.Simulation) -> None:
+    """Each thread gets its own error with value, line and report; CUDA stays alive."""
+    together = threading.Barrier(len(FAILING))
+
+    def work(function: Callable[[], None]) -> DeviceAssertError:
+        together.wait()
+        return error_of(function)
+
+    with cudalens.guard(), ThreadPoolExecutor(len(FAILING)) as pool:
+        errors = list(pool.map(work, [function for function, _ in FAILING]))
+        assert is_alive()
+    for (function, value), error in zip(FAILING, errors, strict=True):
+        report = error.report
+        assert report is not None
+        assert [item.value for item in report.offenders.first] == [value]
+        assert str(value) in str(error)
+        assert report.source.line == line_of(function, str(value))
+        assert report.frames[-1].function == function.__name__ or any(
+            frame.function == function.__name__ for frame in report.frames
+        )
+    assert len({id(error.report) for error in errors}) == len(FAILING)
+    assert not sim.is_poisoned
+
+
+def test_threads_under_one_session_are_all_found() -> None:
+    """The findings of threads that a checked block starts belong to that block."""
+    with cudalens.check() as session, ThreadPoolExecutor(4) as pool:
+        errors = list(pool.map(error_of, [function for function, _ in FAILING]))
+    assert session.report is not None
+    assert session.swallowed
+    assert sorted(map(id, session.findings)) == sorted(id(error.report) for error in errors)
+    assert "It was raised in another thread, and did not leave the block" in (
+        session.report.explanation
+    )
+    assert "handled" not in session.report.explanation
+    assert is_alive()
+
+
+def test_an_error_that_a_thread_hands_back_leaves_the_block() -> None:
+    """A pool raises it again where its result is asked for: nothing is said of threads."""
+    with (
+        pytest.raises(cudalens.DeviceAssertError) as caught,
+        cudalens.check() as session,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(FAILING[0][0]).result()
+    assert session.report is caught.value.report
+    assert not session.swallowed and "thread" not in session.report.explanation
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_what_a_replica_raised_leaves_the_block_as_it_is(
+    rows: int, sim: simulate.Simulation
+) -> None:
+    """torch raises it anew with its text: it is the finding, and nothing was swallowed."""
+    table = torch.nn.Embedding(rows, 2).cuda()
+    given = [(cuda(1),), (cuda(4),)]
+    session = cudalens.check(fast=True)
+    caught = None
+    try:
+        with session:
+            torch.nn.parallel.parallel_apply([table, table], given)
+    except DeviceAssertError as error:
+        caught = error
+    assert (caught is None) is (rows == 5)
+    if caught is not None:
+        assert "in replica 1" in str(caught)
+        assert caught.report is session.report and not session.swallowed
+    assert session.report is None or "did not leave" not in session.report.explanation
+
+
+def overwrite_before_backward(value: int = 50) -> None:
+    scores = torch.zeros(2, 3, device="cuda", requires_grad=True)
+    ids = cuda(1, 2).reshape(2, 1)
+    loss = scores.gather(1, ids).sum()
+    ids.data[1] = value
+    loss.backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"fast": True}, None], ids=["full", "fast", "installed"])
+def test_autograds_device_thread(options: dict[str, Any] | None) -> None:
+    """A bad index in backward is found in autograd's own thread and raised in the caller's."""
+    threads: list[int] = []
+
+    def run() -> None:
+        leaf = torch.ones(2, device="cuda", requires_grad=True)
+        held = leaf * 1
+        held.register_hook(lambda grad: threads.append(threading.get_ident()))
+        held.sum().backward()
+        overwrite_before_backward()
+
+    with cudalens.guard() if options is None else cudalens.check(**options):
+        error = error_of(run)
+    assert threads != [threading.get_ident()]
+    report = error.report
+    assert report is not None
+    assert report.phase == "backward"
+    assert report.op.name.rstrip("_") == "aten::scatter_add"
+    assert report.source.line == line_of(overwrite_before_backward, "loss.backward()")
+    assert is_alive()
+
+
+def test_two_sessions_in_two_threads_report_each_its_own() -> None:
+    """Concurrent checked blocks do not see each other's findings."""
+    together = threading.Barrier(2)
+
+    def work(item: tuple[Callable[[], None], int]) -> tuple[Any, BaseException, int]:
+        function, value = item
+        together.wait()
+        with pytest.raises(DeviceAssertError) as caught, cudalens.check() as session:
+            together.wait()
+            function()
+        return session, caught.value, value
+
+    for pair in zip(FAILING[::2], FAILING[1::2], strict=True):
+        with ThreadPoolExecutor(2) as pool:
+            for session, error, value in pool.map(work, pair):
+                assert session.report is error.report
+                assert [item.value for item in session.report.offenders.first] == [value]
+                assert len(session.findings) == 1
+                assert not session.swallowed
+
+
+def test_two_backward_passes_in_two_sessions() -> None:
+    """Findings in autograd's shared device thread reach the session whose backward it was."""
+    together = threading.Barrier(2)
+
+    def work(value: int) -> tuple[Any, Any]:
+        with pytest.raises(DeviceAssertError) as caught, cudalens.check() as session:
+            together.wait()
+            overwrite_before_backward(value)
+        return session, caught.value
+
+    with ThreadPoolExecutor(2) as pool:
+        for value, (session, error) in zip((60, 61), pool.map(work, (60, 61)), strict=True):
+            assert session.report is error.report
+            assert [item.value for item in session.report.offenders.first] == [value]
+
+
+def test_a_session_in_a_thread_outlives_one_in_another() -> None:
+    """Sessions of different threads may close in any order."""
+    opened, closed = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with cudalens.check():
+            opened.set()
+            assert closed.wait(60)
+
+    thread = threading.Thread(target=other)
+    with cudalens.check():
+        thread.start()
+        assert opened.wait(60)
+    assert PROCESS.is_installed
+    closed.set()
+    thread.join()
+    assert not PROCESS.is_installed
+    with cudalens.check() as session:
+        assert is_alive()
+    assert session.report is None
+
+
+class Labels(TensorDataset):
+    """Twenty rows; row 13 has the label 9 of 5 classes."""
+
+    def __init__(self) -> None:
+        labels = torch.arange(20) % 5
+        labels[13] = 9
+        super().__init__(torch.zeros(20, 5), labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader(workers: int) -> None:
+    """Workers run undisturbed, and the report names the batch that held the bad label."""
+    loader = DataLoader(Labels(), batch_size=4, num_workers=workers)
+
+    def epoch() -> None:
+        for logits, labels in loader:
+            F.cross_entropy(logits.cuda(), labels.cuda())
+
+    with cudalens.check() as session:
+        error = error_of(epoch)
+    assert session.report is not None
+    assert [item.position for item in error.report.offenders.first] == [(1,)]
+    notes = " ".join(step.note or "" for step in error.report.provenance)
+    assert "batch 4 of loader" in notes
+    assert is_alive()
+
+
+class Failing(Labels):
+    """Raises in the worker process."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {}["missing"]
+
+
+def test_an_error_of_a_worker_passes_untouched() -> None:
+    """The dataset's own exception is none of our business."""
+    loader = DataLoader(Failing(), batch_size=4, num_workers=1)
+    with pytest.raises(KeyError), cudalens.check() as session:
+        next(iter(loader))
+    assert session.report is None
+
+
+def test_installing_from_many_threads_at_once() -> None:
+    """Counts stay right when threads install and remove the guards concurrently."""
+    together = threading.Barrier(8)
+
+    def work(_: int) -> None:
+        together.wait()
+        for _ in range(5):
+            with cudalens.guard():
+                assert PROCESS.is_installed
+                assert error_of(embedding).report is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert not PROCESS.is_installed

@@ -1,0 +1,659 @@
+"""The machinery of the simulated device: start, stop, refusals, sticky state, labels, kernels."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import cudalens
+from cudalens import simulate
+from cudalens.simulate import _internals, activation
+from cudalens.simulate.asserts import AssertHit
+from cudalens.simulate.memory import METER
+from cudalens.simulate.relabel import to_device, to_host
+from cudalens.simulate.state import DeviceState
+
+ROOT = Path(__file__).parents[2]
+LINE = "Kernel.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion `i < n` failed."
+PATCHED_OWNERS = (
+    torch,
+    torch._C,
+    torch.Tensor,
+    torch.UntypedStorage,
+    torch.cuda,
+    torch.cuda.graphs,
+    torch.cuda.memory,
+    torch.cuda.nvtx,
+    torch.cuda.random,
+    torch.cuda.streams,
+    torch.accelerator,
+    torch.accelerator.memory,
+    torch.utils.dlpack,
+)
+
+
+def snapshot() -> list[dict[str, Any]]:
+    return [dict(vars(owner)) for owner in PATCHED_OWNERS]
+
+
+def changed(before: list[dict[str, Any]]) -> list[str]:
+    """Name every attribute that is not the object it was."""
+    names = []
+    for owner, old in zip(PATCHED_OWNERS, before, strict=True):
+        now = vars(owner)
+        names += [f"{owner}.{n}" for n in {*old, *now} if old.get(n, names) is not now.get(n, old)]
+    return names
+
+
+def flags() -> tuple[bool, ...]:
+    return (
+        torch.backends.cudnn.enabled,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    )
+
+
+def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# --- start and stop ------------------------------------------------------------------------------
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    """`import cudalens` stays cheap: the simulation brings torch in when it starts."""
+    code = "import sys, cudalens.simulate as s; s.current(); print('torch' in sys.modules)"
+    assert in_new_process(code).stdout.strip() == "False"
+
+
+def test_the_package_is_callable_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """`cudalens.simulate()` starts the device with one honest line."""
+    with simulate() as simulation:  # type: ignore[operator]
+        assert simulation.is_active
+        assert torch.cuda.get_device_name() == simulate.DEVICE_NAME
+    assert capsys.readouterr().out.splitlines() == [simulate.ANNOUNCEMENT]
+
+
+def test_a_quiet_start_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Front ends that speak for themselves switch the line off."""
+    simulate.start(announce=False).stop()
+    assert capsys.readouterr().out == ""
+
+
+def test_stop_restores_every_attribute_flag_and_kernel() -> None:
+    """After stop every patched name is the very object that it was, twice in a row."""
+    before, flags_before = snapshot(), flags()
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CUDA")
+    for _ in range(2):
+        simulation = simulate.start(announce=False)
+        assert changed(before)
+        assert torch.cuda.is_available()
+        simulation.stop()
+        assert changed(before) == []
+        assert flags() == flags_before
+    after = torch._C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CUDA")
+    assert after == has_kernel
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late step that fails undoes all earlier ones."""
+
+    def fail() -> None:
+        raise SystemError("the last step failed")
+
+    before, flags_before = snapshot(), flags()
+    monkeypatch.setattr(activation, "_probe", fail)
+    with pytest.raises(SystemError, match="the last step failed"):
+        simulate.start(announce=False)
+    assert changed(before) == []
+    assert flags() == flags_before
+    assert simulate.current() is None
+
+
+def test_starting_twice_gives_the_running_simulation() -> None:
+    """There is one device; a stopped simulation no longer stops its successor."""
+    first = simulate.start(announce=False)
+    assert simulate.start(announce=False) is first
+    first.stop()
+    first.stop()
+    with simulate.start(announce=False) as second:
+        first.stop()
+        assert not first.is_active
+        assert second.is_active
+        assert simulate.current() is second
+    assert simulate.current() is None
+
+
+def test_leaving_a_nested_with_statement_leaves_the_outer_simulation() -> None:
+    """Whoever found it running does not stop it, however deep; whoever started it does."""
+    with simulate.start(announce=False) as outer:
+        with simulate.start(announce=False) as inner, outer:
+            assert inner is outer
+        assert outer.is_active
+        with simulate.start(announce=False):
+            simulate.start(announce=False)
+        assert outer.is_active
+    assert not outer.is_active
+
+
+def test_a_with_statement_leaves_a_simulation_that_was_started_before() -> None:
+    """And ends one that it is given by name."""
+    simulation = simulate.start(announce=False)
+    with simulate.start(announce=False):
+        assert simulation.is_active
+    assert simulation.is_active
+    with simulation:
+        assert simulation.is_active
+    assert not simulation.is_active
+
+
+def test_stop_ends_the_simulation_inside_any_with_statement() -> None:
+    """What is asked for by name is done; leaving then has nothing left to stop."""
+    with simulate.start(announce=False) as outer, simulate.start(announce=False) as inner:
+        inner.stop()
+        assert not outer.is_active
+        with simulate.start(announce=False) as second:
+            pass
+    assert simulate.current() is None
+    assert not second.is_active
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def refuse_gpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def refuse_version(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch, "__version__", "2.8.0+cpu")
+
+
+def refuse_machine(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(platform, "machine", lambda: "aarch64")
+
+
+def refuse_system(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sys, "platform", "win32")
+
+
+@pytest.mark.parametrize(
+    ("arrange", "words"),
+    [
+        (refuse_gpu, "has a GPU"),
+        (refuse_version, "not tested with torch 2.8.0"),
+        (refuse_machine, "linux aarch64"),
+        (refuse_system, "win32"),
+    ],
+)
+def test_it_refuses_in_one_sentence(
+    arrange: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU, an untested build or an untested platform is refused before anything is touched."""
+    before = snapshot()
+    with monkeypatch.context() as patch:
+        arrange(patch)
+        with pytest.raises(simulate.SimulationError, match=words) as raised:
+            simulate.start(announce=False)
+    assert "\n" not in str(raised.value)
+    assert changed(before) == []
+
+
+def test_it_refuses_after_a_backward() -> None:
+    """The engine has no thread for a device that came later: restart the kernel first."""
+    code = (
+        "import torch\nfrom cudalens import simulate\n"
+        "torch.ones(1, requires_grad=True).sum().backward()\n"
+        "try:\n    simulate.start(announce=False)\n"
+        "except simulate.SimulationError as error:\n"
+        "    print(error, torch.cuda.is_available(), simulate.current())\n"
+    )
+    result = in_new_process(code)
+    assert "restart the kernel first" in result.stdout
+    assert result.stdout.rstrip().endswith("False None")
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], device="cuda"),
+        lambda: torch.eye(2, device="cuda").to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2, device="cuda")] * 2).sum(),
+        lambda: torch.quantize_per_tensor(torch.ones(2, device="cuda"), 0.1, 0, torch.qint8),
+        lambda: torch.ones(2, device="cuda").__dlpack__(),
+        lambda: torch.ones(2, device="cuda").__cuda_array_interface__,
+        lambda: torch.cuda.CUDAGraph(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_not_rehearsed_says_so(
+    call: Callable[[], object], sim: simulate.Simulation
+) -> None:
+    """A feature without imitation raises a NotImplementedError that says what to do."""
+    with pytest.raises(simulate.NotRehearsedError, match="not rehearsed") as raised:
+        call()
+    assert isinstance(raised.value, NotImplementedError)
+    assert "real GPU" in str(raised.value)
+
+
+def test_a_second_device_does_not_exist(sim: simulate.Simulation) -> None:
+    """cuda:0 works, cuda:1 is CUDA's own invalid ordinal and poisons nothing."""
+    assert torch.ones(1, device="cuda:0").item() == 1.0
+    for call in (
+        lambda: torch.ones(1, device="cuda:1"),
+        lambda: torch.cuda.set_device(1),
+        lambda: torch.cuda.get_device_properties(1),
+    ):
+        with pytest.raises(torch.AcceleratorError, match="invalid device ordinal") as raised:
+            call()
+        assert raised.value.error_code == 101
+    assert torch.ones(1, device="cuda").item() == 1.0
+
+
+# --- sticky error --------------------------------------------------------------------------------
+
+
+def launches_until_error(state: DeviceState, limit: int = 50) -> int:
+    """Count the launches that pass after an assert was recorded."""
+    for passed in range(limit):
+        try:
+            state.launch()
+        except torch.AcceleratorError:
+            return passed
+    return limit
+
+
+def test_an_assert_waits_for_a_sync_and_then_sticks() -> None:
+    """Without lag only a sync raises; afterwards every launch and sync does, until reset."""
+    state = DeviceState(blocking=False)
+    state.sync()
+    state.device_assert("aten::embedding", LINE)
+    assert launches_until_error(state) == 50
+    assert (state.pending, state.is_poisoned) == (LINE, False)
+    with pytest.raises(torch.AcceleratorError, match="device-side assert triggered") as raised:
+        state.sync()
+    assert raised.value.error_code == 710
+    assert (state.pending, state.is_poisoned) == (None, True)
+    assert launches_until_error(state) == 0
+    with pytest.raises(torch.AcceleratorError):
+        state.sync()
+    state.reset()
+    assert launches_until_error(state) == 50
+    assert not state.is_poisoned
+
+
+@pytest.mark.parametrize(("rows", "is_refused"), [(2, False), (3, True)])
+def test_a_call_that_is_refused_on_the_host_launches_nothing(rows: int, is_refused: bool) -> None:
+    """A bad index in a call of the wrong shape never reaches the device."""
+    with simulate.start(announce=False) as sim:
+        target = torch.zeros(3, 4, device="cuda")
+        index = torch.tensor([0, 7], device="cuda")
+        source = torch.ones(rows, 4, device="cuda")
+        if is_refused:
+            with pytest.raises(RuntimeError, match="Number of indices"):
+                target.index_add_(0, index, source)
+        else:
+            target.index_add_(0, index, source)
+        assert (sim.pending is None) == is_refused
+
+
+def test_the_first_assert_wins_and_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """The line goes to file descriptor 2 when the error is raised, and never again."""
+    state = DeviceState(blocking=False)
+    state.device_assert("aten::embedding", LINE)
+    state.device_assert("aten::gather", "another line")
+    assert capfd.readouterr().err == ""
+    for _ in range(2):
+        with pytest.raises(torch.AcceleratorError):
+            state.sync()
+    assert capfd.readouterr().err == f"{LINE}\n"
+
+
+@pytest.mark.parametrize("lag", [0, 1, 5])
+def test_a_fixed_lag_lets_exactly_so_many_launches_pass(lag: int) -> None:
+    """The error surfaces at an innocent launch, `lag` launches later."""
+    state = DeviceState(lag=lag, blocking=False)
+    state.device_assert("op", LINE)
+    assert launches_until_error(state) == lag
+
+
+def test_a_seeded_lag_repeats_and_stays_in_its_range() -> None:
+    """The same seed gives the same lags, all of 0..lag turn up and nothing beyond."""
+
+    def lags(seed: int) -> list[int]:
+        state = DeviceState(lag=3, seed=seed, blocking=False)
+        found = []
+        for _ in range(60):
+            state.device_assert("op", LINE)
+            found.append(launches_until_error(state))
+            state.reset()
+        return found
+
+    assert lags(1) == lags(1)
+    assert lags(1) != lags(2)
+    assert set(lags(1)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("blocking", "variable", "raises"),
+    [
+        (None, "1", True),
+        (None, "0", False),
+        (None, None, False),
+        (True, None, True),
+        (False, "1", False),
+    ],
+)
+def test_blocking_raises_at_the_failing_launch(
+    blocking: bool | None, variable: str | None, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA_LAUNCH_BLOCKING is read at each launch; the argument outranks it."""
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    state = DeviceState(blocking=blocking)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", variable)
+    if not raises:
+        state.device_assert("op", LINE)
+        assert state.pending == LINE
+        return
+    with pytest.raises(torch.AcceleratorError) as raised:
+        state.device_assert("op", LINE)
+    assert "asynchronously" not in str(raised.value)
+
+
+def test_the_running_device_shows_its_state(sim: simulate.Simulation) -> None:
+    """`pending`, `is_poisoned` and `reset` speak for the device of the process."""
+    table = torch.zeros(3, 2, device="cuda")
+    found = torch.nn.functional.embedding(torch.tensor([0, 3], device="cuda"), table)
+    assert found.shape == (2, 2)
+    assert sim.pending is not None
+    assert "Assertion" in sim.pending
+    with pytest.raises(torch.AcceleratorError):
+        found.cpu()
+    assert sim.is_poisoned
+    with pytest.raises(torch.AcceleratorError):
+        torch.zeros(1, device="cuda")
+    sim.reset()
+    assert table.cpu().tolist() == [[0.0, 0.0]] * 3
+
+
+# --- exports of the process ----------------------------------------------------------------------
+
+EXIT = """
+import threading, time, torch
+import cudalens
+from cudalens import simulate
+sim = simulate.start(announce=False)
+table = torch.zeros(3, 2, device="cuda", requires_grad=True)
+loss = torch.nn.functional.embedding(torch.tensor([0, {index}], device="cuda"), table).sum()
+loss.register_hook(lambda grad: grad * 2)
+if {stop}:
+    sim.stop()
+threading.Thread(target=time.sleep, args=(0.2,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(("index", "stop"), [(2, False), (3, False), (2, True)])
+def test_exit_with_live_tensors_graph_and_thread_is_clean(index: int, stop: bool) -> None:
+    """The interpreter ends with status 0 and says nothing, poisoned or not, stopped or not."""
+    result = in_new_process(EXIT.format(index=index, stop=stop))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_slots_agree_with_the_headers_that_ship_with_torch() -> None:
+    """A virtual function that moved would crash: the order in the headers is the slot number."""
+    include = Path(torch.__file__).parent / "include"
+    hooks = virtual_functions(include / "ATen/detail/AcceleratorHooksInterface.h")
+    # The destructor occupies two slots.
+    slots = {name: i + 1 for i, name in enumerate(hooks)}
+    expected = _internals.HOOK_ONE_SLOTS | _internals.HOOK_ZERO_SLOTS
+    expected["getPinnedMemoryAllocator"] = _internals.HOOK_PINNED_ALLOCATOR_SLOT
+    assert {name: slots[name] for name in expected} == expected
+    guard = virtual_functions(include / "c10/core/impl/DeviceGuardImplInterface.h")
+    order = {name: i for i, name in enumerate(guard)}
+    assert {name: order[name] for name in _internals.GUARD_SLOTS} == _internals.GUARD_SLOTS
+
+
+def virtual_functions(header: Path) -> list[str]:
+    """List the functions declared `virtual` in the order of a header, the destructor included."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.DOTALL)
+    return re.findall(r"\bvirtual\s[^(;{]*?(~?\w+)\s*\(", text)
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+
+def test_a_label_shares_the_memory_and_keeps_shape_and_strides(sim: simulate.Simulation) -> None:
+    """Changing the label copies nothing, in either direction."""
+    host = torch.arange(24.0).reshape(1, 4, 6).transpose(0, 1)[1:, :, ::2]
+    device = to_device(host)
+    assert device.device == torch.device("cuda", 0)
+    assert device.data_ptr() == host.data_ptr()
+    assert device.stride() == host.stride()
+    back = to_host(device)
+    back.add_(1)
+    assert torch.equal(back, host)
+
+
+def test_lazy_conjugate_and_negative_survive_the_labels(sim: simulate.Simulation) -> None:
+    """A capsule drops the conj and neg bits; the labelled values must not."""
+    host = torch.tensor([1 + 2j, 3 - 4j])
+    device = host.cuda()
+    assert torch.equal(device.conj().cpu(), host.conj())
+    assert torch.equal((device.conj() * device).cpu(), host.conj() * host)
+    assert torch.equal(device.conj().imag.cpu(), host.conj().imag)
+    assert torch.equal(torch.vdot(device, device).cpu(), torch.vdot(host, host))
+
+
+def test_memory_is_counted_until_the_storage_dies(sim: simulate.Simulation) -> None:
+    """One byte counts 512, 513 count 1024, a view nothing; freeing gives all of it back."""
+    base = METER.allocated_bytes
+    small = torch.zeros(1, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() - base == 512
+    large = torch.zeros(513, dtype=torch.uint8, device="cuda")
+    view = large[1:]
+    assert sim.memory_allocated() - base == 512 + 1024
+    del large
+    assert sim.memory_allocated() - base == 512 + 1024
+    del view, small
+    assert sim.memory_allocated() == base
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(1 << 50, device="cuda"),
+        lambda: torch.zeros(1, device="cuda").expand(1 << 50) + 1,
+        lambda: torch.zeros(1, device="cuda").expand(1 << 50).clone(),
+    ],
+)
+def test_a_tensor_that_fits_nowhere_is_cuda_s_error(
+    sim: simulate.Simulation, make: Callable[[], torch.Tensor]
+) -> None:
+    """CUDA raises OutOfMemoryError with the sizes; the host's own error stays the host's."""
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        make()
+    assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 4194304.00 GiB. GPU")
+    with pytest.raises(RuntimeError) as host:
+        torch.empty(1 << 50)
+    assert not isinstance(host.value, torch.OutOfMemoryError)
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_the_report_of_a_full_device_is_cuda_s(sim: simulate.Simulation) -> None:
+    """The report speaks of the device, not of the host's allocator."""
+    check = cudalens.check()
+    with pytest.raises(torch.OutOfMemoryError), check:
+        torch.empty(1 << 50, device="cuda")
+    assert check.report is not None
+    assert check.report.kind == "cuda_error"
+    assert check.report.headline.startswith("the GPU has no room for 4194304.00 GiB: ")
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 2, 4, 6])
+def test_out_is_filled_reshaped_or_grown(start: int, sim: simulate.Simulation) -> None:
+    """`out=` of the right size is written in place, any other one takes the result's shape."""
+    out = torch.full((start,), 7.0, device="cuda")
+    kept = out.data_ptr() if start == 4 else None
+    x = torch.arange(4.0, device="cuda")
+    if start in (0, 4):
+        torch.add(x, 1, out=out)
+    else:
+        with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+            torch.add(x, 1, out=out)
+    assert out.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert kept is None or out.data_ptr() == kept
+
+
+@pytest.mark.parametrize("size", [2, 4, 9])
+def test_resize_keeps_what_was_there(size: int, sim: simulate.Simulation) -> None:
+    """Shrinking and growing in place keep the leading elements."""
+    x = torch.arange(4.0, device="cuda")
+    x.resize_(size)
+    assert x.shape == (size,)
+    assert x[: min(size, 4)].tolist() == [0.0, 1.0, 2.0, 3.0][:size]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("number", [2, True, 2.5, 1 + 2j])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_python_numbers_promote_as_on_the_cpu(
+    number: complex, dtype: torch.dtype, shape: tuple[int, ...], sim: simulate.Simulation
+) -> None:
+    """A number beside a tensor gives the same dtype and values on both devices."""
+    host = torch.ones(shape, dtype=dtype)
+    expected = host * number
+    result = host.cuda() * number
+    assert result.dtype == expected.dtype
+    # complex32 has no comparison on the CPU.
+    assert torch.equal(result.cpu().to(torch.complex64), expected.to(torch.complex64))
+
+
+def test_list_ops_in_place_count_as_modifications(sim: simulate.Simulation) -> None:
+    """The optimizer's list ops raise version counters, so a stale graph is noticed."""
+    weight = torch.ones(2, device="cuda", requires_grad=True)
+    loss = weight.square().sum()
+    with torch.no_grad():
+        torch._foreach_add_([weight], 1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_kernels_are_invisible_to_the_users_modes(sim: simulate.Simulation) -> None:
+    """A TorchFunctionMode sees the call it would see on a GPU and none of ours."""
+    seen = []
+
+    class Spy(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, device="cuda")
+    with torch.device("cuda"), Spy():
+        y = torch.add(x, 1)
+    assert seen == [torch.add]
+    assert y.is_cuda
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, ZeroDivisionError])
+def test_an_exception_in_backward_reaches_the_caller(
+    kind: type[Exception], sim: simulate.Simulation
+) -> None:
+    """A Python exception in the device's autograd thread is caught in the main thread, twice."""
+
+    def fail(grad: Tensor) -> None:
+        raise kind("from the hook")
+
+    for _ in range(2):
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        y = x * 2
+        y.register_hook(fail)
+        with pytest.raises(kind, match="from the hook"):
+            y.sum().backward()
+
+
+# --- ops of an extension -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lookup_library() -> Iterator[torch.library.Library]:
+    """Define an op of a pretended extension, once with a CPU and once with a composite kernel."""
+    library = torch.library.Library("simulate_test", "FRAGMENT")
+    for name, key in (("host", "CPU"), ("composite", "CompositeExplicitAutograd")):
+        library.define(f"{name}(Tensor table, Tensor rows) -> Tensor")
+        library.impl(name, lambda table, rows: table[rows] * 1, key)
+    yield library
+    library._destroy()
+
+
+def lookup_rule(arguments: Any) -> AssertHit | None:
+    table, rows = arguments["table"], arguments["rows"]
+    if int(rows.max()) < table.shape[0]:
+        return None
+    safe = rows.clamp(max=table.shape[0] - 1)
+    return AssertHit(text=LINE, repaired={"rows": safe}, record="extension")
+
+
+@pytest.mark.parametrize("name", ["host", "composite"])
+@pytest.mark.parametrize("first", ["start", "register"])
+def test_an_op_of_an_extension_can_be_made_to_assert(
+    name: str, first: str, lookup_library: torch.library.Library
+) -> None:
+    """A registered rule acts on the last row beyond the table and on nothing before it."""
+    if first == "register":
+        simulate.register_assert(f"simulate_test::{name}", lookup_rule)
+    simulation = simulate.start(announce=False)
+    try:
+        if first == "start":
+            simulate.register_assert(f"simulate_test::{name}", lookup_rule)
+        op = getattr(torch.ops.simulate_test, name)
+        table = torch.arange(3.0, device="cuda")
+        assert op(table, torch.tensor([0, 2], device="cuda")).tolist() == [0.0, 2.0]
+        assert op(table, torch.tensor([0, 3], device="cuda")).shape == (2,)
+        assert simulation.pending == LINE
+    finally:
+        simulate.unregister_assert(f"simulate_test::{name}")
+        simulation.stop()
+
+
+def test_a_kernel_of_the_user_can_assert(sim: simulate.Simulation) -> None:
+    """`device_assert` gives any code the device's late and sticky failure."""
+    sim.device_assert("myops::kernel", LINE)
+    torch.zeros(2, device="cuda")
+    with pytest.raises(torch.AcceleratorError):
+        torch.cuda.synchronize()
+
+
+def test_data_parallel_runs_on_the_one_device(sim: simulate.Simulation) -> None:
+    """A model wrapped for several GPUs trains on the single one, also with a batch on the host."""
+    model = torch.nn.DataParallel(torch.nn.Linear(3, 2)).to("cuda")
+    for device in ("cuda", "cpu"):
+        result = model(torch.randn(4, 3, device=device))
+        assert (tuple(result.shape), str(result.device)) == ((4, 2), "cuda:0")
+        result.sum().backward()

@@ -1,0 +1,177 @@
+"""The public name of the function that was called to reach the op."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.source.locate import locate, runs_torch
+from cudalens.source.stack import entries_from_traceback, stack_of
+from tests.probes import Probe, cell, run_cell, same, site_of
+
+X = torch.rand(4, 5)
+Y = torch.tensor([0, 1, 2, 3])
+I2 = torch.zeros(4, 1, dtype=torch.int64)
+
+
+class Sub(torch.Tensor):
+    """Tensors whose calls come through torch's own ``__torch_function__``."""
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "api"),
+    [
+        ("F.cross_entropy(x, y)", "nll_loss_forward", "torch.nn.functional.cross_entropy"),
+        ("nn.CrossEntropyLoss()(x, y)", "nll_loss_forward", "torch.nn.functional.cross_entropy"),
+        ("F.nll_loss(x, y)", "nll_loss_forward", "torch.nn.functional.nll_loss"),
+        ("torch.gather(x, 1, i)", "gather", "torch.gather"),
+        ("x.gather(1, i)", "gather", "torch.Tensor.gather"),
+        ("x.abs().gather(1, i)", "gather", "torch.Tensor.gather"),
+        ("(x\n .abs()\n .gather(1, i))", "gather", "torch.Tensor.gather"),
+        ("torch.Tensor.gather(x, 1, i)", "gather", "torch.Tensor.gather"),
+        ("from torch import gather as g\ng(x, 1, i)", "gather", "torch.gather"),
+        ("torch.ops.aten.gather(x, 1, i)", "gather", "torch.ops.aten.gather"),
+        ("x[y]", "index", "torch.Tensor.__getitem__"),
+        ("x.abs()[y]", "index", "torch.Tensor.__getitem__"),
+        ("x.as_subclass(Sub)[y]", "index", "torch.Tensor.__getitem__"),
+        ("x.as_subclass(Sub).gather(1, i)", "gather", "torch.Tensor.gather"),
+        ("x[y] = 0.5", "index_put_", "torch.Tensor.__setitem__"),
+        ("x[y] += 1", "index", "torch.Tensor.__getitem__"),
+        ("x[y] += 1", "index_put_", "torch.Tensor.__setitem__"),
+        ("x[y] += 1", "add_", "torch.Tensor.__iadd__"),
+        ("x.index_add_(0, y, x.clone())", "index_add_", "torch.Tensor.index_add_"),
+        ("F.embedding(y, x)", "embedding", "torch.nn.functional.embedding"),
+        ("nn.Embedding(4, 2)(y)", "embedding", "torch.nn.functional.embedding"),
+        # It is a composite: an op inside it is seen.
+        ("F.one_hot(y, 4)", "scatter_", "torch.nn.functional.one_hot"),
+        ("F.linear(x, x)", "mm", "torch.nn.functional.linear"),
+        ("nn.Linear(5, 2)(x)", "addmm", "torch.nn.functional.linear"),
+        ("torch.multinomial(x, 2)", "multinomial", "torch.multinomial"),
+        (
+            "torch.distributions.Categorical(x).sample()",
+            "multinomial",
+            "torch.distributions.Categorical.sample",
+        ),
+        (
+            "F.binary_cross_entropy(x, x)",
+            "binary_cross_entropy",
+            "torch.nn.functional.binary_cross_entropy",
+        ),
+        (
+            "nn.Embedding(4, 2)(y).sum().backward()",
+            "embedding_dense_backward",
+            "torch.Tensor.backward",
+        ),
+        (
+            "m = nn.Embedding(4, 2)\ntorch.autograd.grad(m(y).sum(), m.weight)",
+            "embedding_dense_backward",
+            "torch.autograd.grad",
+        ),
+        ("x @ x.T", "mm", "torch.Tensor.__matmul__"),
+        ("2.0 ** x", "pow", "torch.Tensor.__rpow__"),
+        ("-x", "neg", "torch.Tensor.__neg__"),
+        ("x < 3", "lt", "torch.Tensor.__lt__"),
+        ("[x.gather(1, i) for _ in range(1)]", "gather", "torch.Tensor.gather"),
+        ("(lambda q: q.gather(1, i))(x)", "gather", "torch.Tensor.gather"),
+        ("f'{x.gather(1, i).sum().item()}'", "gather", "torch.Tensor.gather"),
+        ("with torch.no_grad(): x.gather(1, i)", "gather", "torch.Tensor.gather"),
+        (
+            "@torch.no_grad()\ndef f(q): return q.gather(1, i)\nf(x)",
+            "gather",
+            "torch.Tensor.gather",
+        ),
+    ],
+)
+def test_the_called_function_is_named_publicly(text: str, op: str, api: str) -> None:
+    assert site_of(text, op, x=X.clone(), y=Y, i=I2, Sub=Sub).api == api
+
+
+def test_an_optimizers_step_is_named_by_its_class() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    probe = Probe("_foreach_add_")
+    with probe:
+        run_cell("o.step()", {"o": torch.optim.SGD([weight], lr=0.1, foreach=True)})
+    assert probe.site.api == "torch.optim.SGD.step"
+
+
+def test_an_unknown_receiver_is_not_guessed() -> None:
+    """Without the op's arguments a subscript of a result could be that of a list."""
+    found: list[str | None] = []
+
+    class Result:
+        def __getitem__(self, key: int) -> None:
+            frames = stack_of(sys._getframe(1))
+            found.append(locate(frames, {}, same).api)
+            found.append(locate(frames, {"self": X, "indices[0]": Y}, same).api)
+
+    run_cell("make()[0]", {"make": Result})
+    assert found == [None, "torch.Tensor.__getitem__"]
+
+
+def error_entry(text: str) -> tuple[TracebackType, Any]:
+    class Mean:
+        def mean(self) -> dict[str, int]:
+            return {}
+
+    names = {
+        "torch": torch,
+        "functools": functools,
+        "Mean": Mean,
+        "x": X,
+        "y": Y,
+        "xs": [1],
+        "d": {},
+    }
+    manager = cell(text)
+    try:
+        exec(manager.__enter__(), names)
+    except Exception as error:
+        return entries_from_traceback(error.__traceback__)[-1], manager
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_torch"),
+    [
+        ("torch.cat([x, x.T])", True),
+        ("x.view(3, 7)", True),
+        ("x @ x", True),
+        ("x.abs() + x.T", True),
+        ("x[9]", True),
+        ("-x.bool()", True),
+        ("x + {}", True),
+        ("x in x[:3]", True),
+        ("(x if xs else x).view(7)", True),
+        ("(q := x).view(7)", True),
+        ("m = x.view; m(7)", True),
+        ("getattr(x, 'view')(7)", True),
+        ("functools.partial(x.view, 7)()", True),
+        ("functools.partial(functools.partial(torch.cat), [x, x.T])()", True),
+        ("p = functools.partial(torch.cat, [x, x.T]); p()", True),
+        ("xs[x]", False),
+        ("xs * x", False),
+        ("'a' + x", False),
+        ("x in 'abc'", False),
+        ("(x if xs else d).pop(7)", False),
+        ("(q := d).pop(7)", False),
+        ("m = d.pop; m(7)", False),
+        ("getattr(d, 'pop')(7)", False),
+        ("functools.partial(d.pop, 7)()", False),
+        ("Mean().mean()[x]", False),
+        ("xs[9]", False),
+        ("d['k']", False),
+        ("int('a')", False),
+        ("1 / 0", False),
+        ("xs.index(5)", False),
+    ],
+)
+def test_an_error_is_torchs_when_the_line_uses_torch(text: str, is_torch: bool) -> None:
+    entry, manager = error_entry(text)
+    assert runs_torch(entry) is is_torch
+    manager.__exit__(None, None, None)

@@ -1,0 +1,150 @@
+"""Values are read, never computed: what can be read, and what must stay untouched."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from pure_eval import CannotEval
+from torch import nn
+
+from cudalens.source.safe_eval import SafeEvaluator, is_module, is_tensor, items_of, value_or
+
+
+class Batch(NamedTuple):
+    x: object
+    y: object
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(3, 2)
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.heads = nn.ModuleDict({"a": nn.Linear(2, 2)})
+        self.register_buffer("mask", torch.ones(2))
+
+    @property
+    def computed(self) -> torch.Tensor:
+        raise AssertionError("a property was triggered")
+
+
+class Untouchable:
+    """Fails the test when anything of it is called."""
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(name)
+
+    __getitem__ = __repr__ = __eq__ = __len__ = __iter__ = __hash__ = __getattr__  # type: ignore[assignment]
+
+
+class Liar:
+    @property
+    def __class__(self) -> Any:
+        raise AssertionError("__class__ was asked")
+
+
+class Shouting(dict[str, object]):
+    def __getitem__(self, key: str) -> object:
+        raise AssertionError("user code ran")
+
+
+class Plain(dict[str, object]):
+    pass
+
+
+def read(text: str, **names: object) -> object:
+    return SafeEvaluator(names)[ast.parse(text, mode="eval").body]
+
+
+def refuses(text: str, **names: object) -> bool:
+    node = ast.parse(text, mode="eval").body
+    missing = object()
+    return value_or(SafeEvaluator(names), node, missing) is missing
+
+
+def test_attributes_and_items_of_plain_containers_are_read() -> None:
+    t = torch.zeros(2)
+    holder = type("Holder", (), {})()
+    holder.t = t
+    assert read("h.t", h=holder) is t
+    assert read("d['a'][0]", d={"a": [t]}) is t
+    assert read("xs[-1]", xs=(0, t)) is t
+    assert read("xs[i - 1]", xs=[t], i=1) is t
+    assert read("b.y", b=Batch(0, t)) is t
+    assert read("b[1]", b=Batch(0, t)) is t
+    assert read("d['k']", d=Plain(k=t)) is t
+    assert read("d['k']", d=collections.defaultdict(list, k=t)) is t
+    assert read("d['k']", d=collections.UserDict(k=t)) is t
+
+
+def test_what_a_module_registered_is_read_without_its_getattr() -> None:
+    net = Net()
+    assert read("net.emb.weight", net=net) is net.emb.weight
+    assert read("net.mask", net=net) is net.mask
+    assert read("net.layers[1].bias", net=net) is net.layers[1].bias
+    assert read("net.layers[-1]", net=net) is net.layers[1]
+    assert read("net.heads['a']", net=net) is net.heads["a"]
+    assert refuses("net.layers[2]", net=net)
+    assert refuses("net.computed", net=net)
+
+
+def test_a_batch_of_transformers_is_read_by_item_and_by_attribute() -> None:
+    transformers = pytest.importorskip("transformers")
+    t = torch.zeros(2)
+    batch = transformers.BatchEncoding({"labels": t})
+    assert read("batch['labels']", batch=batch) is t
+    assert read("batch.labels", batch=batch) is t
+    assert refuses("batch['label']", batch=batch)
+    assert items_of(batch, 1) == [("labels", t)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["u.x", "u[0]", "u + 1", "-u", "u()", "d[u]", "u.x.y", "s['k']", "k['a']", "xs[0:1]", "f(xs)"],
+)
+def test_what_would_run_code_or_copy_is_refused(text: str) -> None:
+    u = Untouchable()
+    names = {"u": u, "d": {"k": 1}, "s": Shouting(k=1), "k": {(1, "odd"): 2}, "xs": [1], "f": list}
+    assert refuses(text, **names)
+
+
+def test_calls_and_large_arithmetic_are_refused() -> None:
+    for text in ("[0] * 10", "2 ** 9", "i + i", "len('a')", "list('ab')", "'a' * 3", "t[0]"):
+        assert refuses(text, i=1 << 31, t=torch.zeros(1)), text
+    assert read("i + 1", i=(1 << 31) - 1) == 1 << 31
+
+
+def test_types_are_told_by_their_own_bases() -> None:
+    assert is_tensor(torch.zeros(1))
+    assert is_tensor(nn.Parameter(torch.zeros(1)))
+    assert is_module(Net())
+    for other in (Liar(), Untouchable(), Net, torch.Tensor, None):
+        assert not is_tensor(other)
+        assert not is_module(other)
+
+
+def test_a_class_attribute_is_not_mistaken_for_a_registered_parameter() -> None:
+    class Shadow(nn.Linear):
+        weight = property(lambda self: 0)  # type: ignore[assignment]
+
+    shadow = object.__new__(Shadow)
+    shadow.__dict__["_parameters"] = {"weight": torch.zeros(1)}
+    assert refuses("s.weight", s=shadow)
+
+
+def test_items_of_containers_up_to_the_limit() -> None:
+    assert items_of([1, 2], 2) == [(0, 1), (1, 2)]
+    assert items_of([1, 2, 3], 2) == []
+    assert items_of({"a": 1}, 2) == [("a", 1)]
+    assert items_of(Plain(a=1), 2) == [("a", 1)]
+    assert items_of(Shouting(a=1), 2) == []
+    assert items_of(Untouchable(), 2) == []
+
+
+def test_refusal_is_an_error_of_the_evaluator() -> None:
+    with pytest.raises(CannotEval):
+        read("missing")

@@ -1,0 +1,81 @@
+"""The stack as facts: order, what is left out, and how many frames are kept."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType, TracebackType
+
+from cudalens.source import stack
+from cudalens.source.stack import MAX_FRAMES, OUTERMOST, StackEntry
+from tests.probes import cell
+
+
+def frames() -> tuple[FrameType, ...]:
+    return stack.stack_of(sys._getframe(1))
+
+
+def failing() -> None:
+    raise RuntimeError("stop")
+
+
+def caught() -> TracebackType:
+    try:
+        failing()
+    except RuntimeError as error:
+        assert error.__traceback__ is not None
+        return error.__traceback__
+    raise AssertionError
+
+
+def recurse(depth: int) -> tuple[FrameType, ...]:
+    return frames() if depth == 0 else recurse(depth - 1)
+
+
+def test_frames_are_outermost_first_and_start_at_the_users() -> None:
+    described = stack.frames_of(recurse(1))
+    assert described[0].is_user
+    assert [frame.function for frame in described[-3:]] == [
+        "test_frames_are_outermost_first_and_start_at_the_users",
+        "recurse",
+        "recurse",
+    ]
+    assert described[-1].text == "return frames() if depth == 0 else recurse(depth - 1)"
+
+
+def test_a_traceback_is_read_like_a_stack() -> None:
+    traceback = caught()
+    described = stack.frames_of(traceback)
+    assert [frame.function for frame in described] == ["caught", "failing"]
+    assert described[-1].text == 'raise RuntimeError("stop")'
+    assert stack.frames_of(stack.entries_from_traceback(traceback)) == described
+
+
+def test_a_recorded_entry_needs_no_frame() -> None:
+    frame = sys._getframe()
+    entry = StackEntry(frame.f_code, frame.f_lineno, frame.f_lasti)
+    described = stack.frames_of([entry])
+    assert described[0].function == "test_a_recorded_entry_needs_no_frame"
+    assert stack.place_of(entry).variables == {}
+
+
+def test_a_stack_at_the_limit_is_whole_and_one_beyond_loses_its_middle() -> None:
+    entries = list(recurse(MAX_FRAMES + 20))[-MAX_FRAMES - 1 :]
+    assert len(stack.frames_of(entries[1:])) == MAX_FRAMES
+    cut = stack.frames_of(entries)
+    whole = [stack.place_of(entry).lineno for entry in entries]
+    assert len(cut) == MAX_FRAMES
+    assert [frame.line for frame in cut] == whole[:OUTERMOST] + whole[OUTERMOST + 1 :]
+
+
+def test_a_cells_frame_has_the_number_and_no_front_end_above_it() -> None:
+    names = {"frames": frames}
+    with cell("import json\nfound = frames()\n", number=3) as code:
+        exec(code, names)
+        described = stack.frames_of(names["found"])  # type: ignore[arg-type]
+    assert described[-1].cell == 3
+    assert described[-1].text == "found = frames()"
+
+
+def test_no_stack_gives_no_frames() -> None:
+    assert stack.frames_of(None) == ()
+    assert stack.frames_of([]) == ()

@@ -1,0 +1,418 @@
+"""Code that ``%time`` runs is found again in its cell, or nothing is said about its lines."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import cudalens
+from cudalens.core.report import Report
+from cudalens.guards.process import PROCESS
+from cudalens.notebook import cells
+from cudalens.source import timed_cells
+from cudalens.source.files import is_user_file, source_lines
+from cudalens.source.stack import StackEntry, place_of
+
+EXEC = "<timed exec>"
+BAD = "F.embedding(ids, table)"
+Run = Callable[[str], "Report | None"]
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    """A shell without the extension, and nothing noted before or after."""
+    config = Config()
+    config.HistoryManager.hist_file = ":memory:"
+    hook, paths = sys.excepthook, list(sys.path)
+    shell = InteractiveShell.instance(config=config)
+    yield shell
+    if "cudalens" in shell.extension_manager.loaded:
+        shell.extension_manager.unload_extension("cudalens")
+    timed_cells.forget()
+    shell.history_manager.end_session()
+    InteractiveShell.clear_instance()
+    sys.excepthook, sys.path[:] = hook, paths
+
+
+@pytest.fixture
+def run(shell: InteractiveShell) -> Run:
+    """Run a cell with the extension; give the last report."""
+    for cell in (
+        "%load_ext cudalens",
+        "import torch, torch.nn.functional as F",
+        "table = torch.zeros(5, 2, requires_grad=True); ids = torch.tensor([1, 7, 2])",
+    ):
+        shell.run_cell(cell, store_history=True)
+
+    def run(cell: str) -> Report | None:
+        shell.run_cell(cell, store_history=True)
+        return cudalens.last_report()
+
+    return run
+
+
+def code_of(text: str, name: str = EXEC, mode: str = "exec") -> CodeType:
+    """Compile a text as the magic does."""
+    return compile(text, name, mode, dont_inherit=True)
+
+
+def where(code: CodeType) -> tuple[int, int] | None:
+    """Tell how far the lines and columns of a code are moved."""
+    home = timed_cells.home_of(code)
+    return None if home is None else (home.lines, home.columns)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "moved"),
+    [
+        ("%%time\na = 1", "a = 1", (1, 0)),
+        ("%%time\n\n\na = 1", "a = 1", (3, 0)),
+        ("\n\n%%time\na = 1", "a = 1", (1, 0)),
+        ("\n\n%%cudacheck\n\n%%time\na = 1\n", "a = 1", (5, 0)),
+        ("%%capture\n%%time\na = 1", "a = 1", (2, 0)),
+        ("b = 2\n%time a = 1", "a = 1", (1, 6)),
+        ("b = 2\nif b:\n    %time  a = 1", "a = 1", (2, 11)),
+        ("%time --no-raise-error a = 1", "a = 1", (0, 23)),
+        ("%cudacheck --nan -r found %time a = 1", "a = 1", (0, 32)),
+        ("b = c = %time a = 1", "a = 1", None),
+        ("b.c, d = %time a = 1", "a = 1", (0, 15)),
+        ("%timeit a = 1", "a = 1", None),
+        ("if b == %time a = 1", "a = 1", None),
+        ("%%time\na = 2", "a = 1", None),
+        ("%%time\na =  1", "a = 1", None),
+        ("%%writefile x.py\n%%time\na = 1", "a = 1", None),
+        ("%%timeit\na = 1", "a = 1", None),
+        ("a = 1", "a = 1", None),
+        ("%%time\n!a \\\n  b\na = 1", "a = 1", None),
+        ("%%time\na = (", "a = 1", None),
+    ],
+)
+def test_code_is_where_the_cell_gives_the_very_same(
+    shell: InteractiveShell, raw: str, text: str, moved: tuple[int, int] | None
+) -> None:
+    """Another value, other columns or other lines are another code."""
+    timed_cells.note(1, raw)
+    assert where(code_of(text)) == moved
+
+
+def test_a_cell_whose_lines_the_shell_joins_tells_no_line(shell: InteractiveShell) -> None:
+    """Its code is found, and which line is which is not certain."""
+    raw = "%%time\n!ls \\\n  .\na = 1"
+    timed_cells.note(1, raw)
+    body = shell.transform_cell(raw.partition("\n")[2])
+    assert body.count("\n") == 2
+    assert timed_cells.home_of(code_of(body)) is None
+
+
+def test_inner_code_and_the_parts_of_the_magic_are_found(shell: InteractiveShell) -> None:
+    """The last expression is compiled by itself, and a function is called long after."""
+    text = "def f():\n    return 1\nf()"
+    timed_cells.note(1, f"%%time\n{text}")
+    head, _, last = text.rpartition("\n")
+    inner = next(item for item in code_of(head).co_consts if isinstance(item, CodeType))
+    alone = code_of(f"\n\n{last}", "<timed eval>", "eval")
+    assert [where(code) for code in (code_of(head), inner, alone)] == [(1, 0)] * 3
+
+
+def test_the_newest_of_two_like_cells_is_meant(shell: InteractiveShell) -> None:
+    """A cell that is run again has a new number."""
+    timed_cells.note(1, "%%time\na = 1")
+    first = timed_cells.home_of(code_of("a = 1"))
+    timed_cells.note(2, "# again\n%time a = 1")
+    second = timed_cells.home_of(code_of("a = 1"))
+    assert first is not None
+    assert second is not None
+    assert (first.filename, second.lines) != (second.filename, first.lines)
+    assert source_lines(second.filename) == ["# again", "pass; a = 1"]
+
+
+def test_the_name_alone_says_nothing(shell: InteractiveShell) -> None:
+    """Without a note the code is nobody's, as before; a note of another cell gives no line."""
+    entry = StackEntry(code_of("a = 1"), 1, 0)
+    assert not is_user_file(EXEC)
+    timed_cells.note(1, "%time b = 2")
+    assert is_user_file(EXEC)
+    assert not place_of(entry).is_user
+    timed_cells.note(2, "%time a = 1")
+    assert place_of(entry).is_user
+    timed_cells.forget()
+    assert not is_user_file(EXEC)
+    assert place_of(entry).home is None
+
+
+def test_what_was_noted_is_bounded_and_forgotten(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of a cell that drops out, and of all in the end, leave Python's cache."""
+    monkeypatch.setattr(timed_cells, "_MAX_CELLS", 2)
+    names = []
+    for number in range(3):
+        timed_cells.note(number, f"%time a = {number}")
+        home = timed_cells.home_of(code_of(f"a = {number}"))
+        assert home is not None
+        names.append(home.filename)
+    assert [name in linecache.cache for name in names] == [False, True, True]
+    assert timed_cells.home_of(code_of("a = 0")) is None
+    timed_cells.forget()
+    assert not any(name in linecache.cache for name in names)
+
+
+def test_a_transformer_that_fails_finds_nothing(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody else's, and a report has more to say than this line."""
+    timed_cells.note(1, "%time a = 1")
+
+    def fail(cell: str) -> str:
+        raise LookupError(cell)
+
+    monkeypatch.setattr(shell, "transform_cell", fail)
+    assert timed_cells.home_of(code_of("a = 1")) is None
+
+
+def test_text_that_parses_and_does_not_compile_is_passed_over(shell: InteractiveShell) -> None:
+    """The cell below it has its turn."""
+    timed_cells.note(1, "%time a = 1")
+    timed_cells.note(2, "%time return 1")
+    timed_cells.note(3, "%time (")
+    assert where(code_of("a = 1")) == (0, 6)
+
+
+def test_without_a_shell_nothing_is_looked_for() -> None:
+    """The module talks to a shell that runs, and never makes one."""
+    timed_cells.note(1, "%time a = 1")
+    try:
+        assert timed_cells.home_of(code_of("a = 1")) is None
+    finally:
+        timed_cells.forget()
+
+
+def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
+    """Its line is one of the cell that defined it; the frames tell both cells."""
+    with PROCESS.acting_on("cpu", "cuda"):
+        run(f"%%time\ndef look(ids):\n    return {BAD}")
+        report = run("%%cudacheck\n%%time\nlook(ids)\n1")
+    assert report is not None
+    assert report.source is not None
+    assert (report.source.cell, report.source.line) == (4, 3)
+    assert [(item.cell, item.line) for item in report.frames if item.is_user] == [(5, 3), (4, 3)]
+    assert "ids[1] = 7 is outside the 5 rows of table" in report.to_text()
+
+
+@pytest.fixture
+def old_time(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The magic as it is before IPython 9.4: it shows an exception itself."""
+
+    def shows_itself(line: str, cell: str = "") -> None:
+        try:
+            exec(code_of(shell.transform_cell(cell or line)), shell.user_ns)
+        except Exception:
+            shell.showtraceback()
+
+    monkeypatch.setattr(cells, "_version", lambda: (9, 3))
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind]["time"] = shows_itself
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%cudacheck\n%%time\ntable @ table", 3),
+        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n%time table @ table", 4),
+        ("%cudacheck on\n", None),
+        ("%cudacheck %time table @ table", 1),
+    ],
+)
+def test_an_exception_that_the_magic_shows_itself_is_explained(
+    run: Run, old_time: None, cell: str, line: int | None
+) -> None:
+    """The cell goes on, and is told of all the same."""
+    report = run(cell)
+    if line is None:
+        report, line = run("a = 1\n%time table @ table"), 2
+    assert report is not None
+    assert report.kind == "host_error"
+    assert "table has 5 rows" in report.to_text()
+    assert report.source is not None
+    assert report.source.line == line
+    assert "table @ table" in str(report.source.text)
+    assert run("%cudacheck 1") is report
+
+
+def test_each_exception_that_the_magic_shows_is_a_new_one(run: Run, old_time: None) -> None:
+    """The second may have the address of the first, which is gone by then."""
+    cell = "%%cudacheck\n%time table @ table\nx = [0]\n%time table @ table"
+    reports = [run(cell) for _ in range(5)]
+    assert None not in reports
+    assert len(set(map(id, reports))) == 5
+    assert run("%%cudacheck\n1") is reports[-1]
+
+
+def test_what_a_check_inside_has_shown_is_not_shown_again(run: Run, old_time: None) -> None:
+    """Under ``on`` the line is checked, and so is the cell around it."""
+    run("%cudacheck on")
+    with capture_output() as shown:
+        run("a = 1\n%cudacheck %time table @ table")
+    assert len(shown.outputs) == 1
+
+
+@pytest.mark.parametrize("inner", ["table @ table", "%time table @ table"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_exception_of_a_cell_that_is_run_inside_is_not_of_the_cell(
+    run: Run, request: pytest.FixtureRequest, inner: str, is_old: bool
+) -> None:
+    """The inner one keeps its errors to itself."""
+    if is_old:
+        request.getfixturevalue("old_time")
+    assert run(f"%%cudacheck\nget_ipython().run_cell('{inner}')\nz = 1") is None
+
+
+def test_an_exception_with_a_truth_of_its_own_ends_the_block() -> None:
+    """Nobody asks whether it is true, and it arrives as it is."""
+
+    class OddError(RuntimeError):
+        def __bool__(self) -> bool:
+            raise ValueError("asked")
+
+    with pytest.raises(OddError), cudalens.check():
+        raise OddError("x")
+
+
+# --- certain or silent ----------------------------------------------------------------------------
+
+OK = "ok = torch.tensor([1]); d = {}"
+AT = "F.embedding({}, table)"
+BAD_AT = AT.format("ids")
+
+
+def place(run: Run, *cells: str) -> tuple[int, int, str | None, int | None]:
+    """Run checked cells of which the last fails; tell how many cells ago it is said to have."""
+    with PROCESS.acting_on("cpu", "cuda"):
+        run("%cudacheck on")
+        for cell in (OK, *cells):
+            report = run(cell)
+    assert report is not None
+    assert report.source is not None
+    assert report.source.cell is not None
+    newest = 5 + len(cells)
+    return newest - report.source.cell, report.source.line, report.source.text, report.source.column
+
+
+@pytest.mark.parametrize(
+    ("body", "line"), [(BAD_AT, 1), ("f = lambda i: F.embedding(i, table)\nf(ids)", 1)]
+)
+def test_a_cell_with_the_text_of_a_timed_one_is_itself(run: Run, body: str, line: int) -> None:
+    """The same text without the magic is another cell; with it once more, the newer one."""
+    assert place(run, f"%%time\n{body}\n1", body)[:2] == (0, line)
+    assert place(run, f"%%time\n{body}\n1", f"%%time\n{body}\n1")[1] == 1 + line
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        (f"i = ok\n%time r = {AT.format('i')}\ni = ids\n%time r = {AT.format('i')}", 4),
+        (f"if 0:\n    %time {BAD_AT}\nelse:\n    %time {BAD_AT}", 4),
+        (f"s = '''\n%time {BAD_AT}\n'''\n%time {BAD_AT}", 4),
+    ],
+)
+def test_of_two_lines_alike_the_one_that_runs_is_named(run: Run, cell: str, line: int) -> None:
+    """Their code is the same: the call of the magic tells the line, and nobody the column."""
+    back, found, text, column = place(run, cell)
+    assert (back, found, column) == (0, line, None)
+    assert text == cell.split("\n")[line - 1].strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["y = F.embedding(ids,  table)", "'a'; y = F.embedding(ids, table)"]
+)
+def test_a_text_that_the_magic_changed_has_its_line(run: Run, text: str) -> None:
+    """Since it has an option it joins its words with one blank, maybe to those of another cell."""
+    like = f"%time {' '.join(text.split())}".replace("ids", "ok")
+    assert place(run, like, f"a = 1\n%time {text}")[:3] == (0, 2, f"%time {text}")
+
+
+def test_like_functions_of_two_cells_have_no_line(run: Run) -> None:
+    """The call of theirs that runs has one."""
+    made = "%%time\n{} = lambda x: F.embedding(x, table)"
+    assert place(run, made.format("f"), made.format("g"), "f(ids)")[:3] == (0, 1, "f(ids)")
+
+
+def test_timed_code_without_a_home_leaves_the_line_of_its_call(run: Run) -> None:
+    """In the history too: what IPython allows before the magic is more than we know."""
+    report = run(
+        "%%cudacheck\nd = {}\nhalf = table * 0.5\nd['x'] = %time half.exp()\n"
+        "half.sum().backward()\nhalf.sum().backward()"
+    )
+    assert report is not None
+    lines = {op.op: op.source.line for op in report.history if op.source is not None}
+    assert lines["aten::exp"] == 4
+
+
+def test_a_check_inside_a_timed_body_is_at_its_line(run: Run) -> None:
+    """The line magic's statement is placed in the cell, wherever that is compiled."""
+    cell = f"%%time\nx = 1\n%cudacheck {BAD_AT}"
+    assert place(run, cell) == (0, 3, BAD_AT, 0)
+
+
+def test_the_users_constants_are_not_asked(shell: InteractiveShell) -> None:
+    """Codes of other files are told by their name; a constant may be anything."""
+
+    class Odd:
+        def __hash__(self) -> int:
+            raise AssertionError
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+    timed_cells.note(1, "%time a = 1")
+    for name in ("<cell>", EXEC):
+        code = code_of("a = 2", name).replace(co_consts=(Odd(), [1], torch.ones(1)))
+        assert timed_cells.home_of(code) is None
+
+
+def test_a_backward_error_names_the_timed_line_of_its_forward(run: Run) -> None:
+    """The recorder keeps the timed lines too, and the lens tells them."""
+    cell = (
+        "%%cudacheck\n%%time\nhalf = table * 0.5\nloss = half.exp().sum()\n"
+        "loss.backward()\nloss.backward()\n"
+    )
+    report = run(cell)
+    assert report is not None
+    assert report.kind == "autograd_error"
+    assert report.source is not None
+    assert (report.source.line, report.source.text) == (6, "loss.backward()")
+    lines = {op.source.line for op in report.history if op.source is not None}
+    assert {3, 4, 5} <= lines
+
+
+def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
+    """Names, values, their origin and the advice are the same; the line is the next one."""
+    body = f"for batch in [[1, 2], [3, 9]]:\n    ids = torch.tensor(batch) + 0\n    rows = {BAD}\n"
+    texts = []
+    for above in ("%%cudacheck\n\n", "%%cudacheck\n%%time\n"):
+        with PROCESS.acting_on("cpu", "cuda"):
+            report = run(above + body)
+        assert report is not None
+        assert report.source is not None
+        text = " ".join(report.to_text().split()).replace(f"In [{report.source.cell}]", "In [N]")
+        # Before 9.4 the magic shows an exception itself, and the cell goes on.
+        texts.append(text.replace(" The block handled it; a guard fired once.", ""))
+    assert "ids = torch.tensor(batch) + 0" in texts[0]
+    assert texts[0] == texts[1]
+
+
+def test_unloading_leaves_no_note(run: Run, shell: InteractiveShell) -> None:
+    """Nothing that was told to Python's cache or to us stays."""
+    run("%time a = 1")
+    assert is_user_file(EXEC)
+    run("%unload_ext cudalens")
+    assert not is_user_file(EXEC)
+    assert torch.zeros(1).item() == 0.0
