@@ -31,10 +31,15 @@ if TYPE_CHECKING:
     from cudalens.core.report import Report
     from cudalens.core.report_types import Violation
     from cudalens.guards import GUARDS
-    from cudalens.session.block import check
-    from cudalens.session.process import guard, install, last_report, register_guard, uninstall
-    from cudalens.session.rehearsal import ensure_cuda
-    from cudalens.session.session import CheckSession
+    from cudalens.session.process import (
+        ensure_cuda,
+        guard,
+        install,
+        last_report,
+        register_guard,
+        uninstall,
+    )
+    from cudalens.session.session import CheckSession, check
 
 __all__ = [
     "GUARDS",
@@ -69,8 +74,8 @@ _HOMES = {
     "Report": "core.report",
     "SilentFindingWarning": "core.errors",
     "Violation": "core.report_types",
-    "check": "session.block",
-    "ensure_cuda": "session.rehearsal",
+    "check": "session.session",
+    "ensure_cuda": "session.process",
     "guard": "session.process",
     "install": "session.process",
     "last_report": "session.process",

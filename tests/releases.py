@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cudalens.core.assertsites import as_printed_by
+from cudalens.core.device_asserts import as_printed_by
 from tests.wheel_asserts import known_sites
 
 

@@ -193,10 +193,10 @@ def test_modules_and_functions_stay_small() -> None:
 def test_the_checks_can_fail() -> None:
     """Each reader of the syntax trees sees an offence when there is one."""
     tree = ast.parse(
-        "import torch\nfrom cudalens.session.block import check\nimport IPython.display\n"
+        "import torch\nfrom cudalens.session.session import check\nimport IPython.display\n"
         "x = torch._C._get_sequence_nr()\nfrom torch.utils._python_dispatch import Y\n"
     )
-    assert imports_of(tree) == {"session.block"}
+    assert imports_of(tree) == {"session.session"}
     assert external_imports(tree) == {"torch", "cudalens", "IPython"}
     assert private_torch(tree) == {"_get_sequence_nr", "_C", "_python_dispatch"}
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cudalens.core.assertsites import KNOWN_RELEASE
+from cudalens.core.device_asserts import KNOWN_RELEASE
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "cudalens" / "core" / "data" / "assert_sites.json"

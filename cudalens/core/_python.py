@@ -6,12 +6,16 @@ Python raises ``KeyboardInterrupt`` between any two steps of the main thread, al
 
 from __future__ import annotations
 
+import ast
+import inspect
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Uninterrupted"]
+__all__ = ["Uninterrupted", "parse", "parse_expression"]
 
 _MAIN = threading.main_thread()
 
@@ -46,3 +50,71 @@ class Uninterrupted:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True
+
+
+# --- parse python text, also while other threads do -----------------------------------------------
+
+
+_TRIES = 20
+_alone = threading.Lock()
+
+
+def parse(text: str) -> ast.Module:
+    """Parse statements.
+
+    Raises:
+        SyntaxError, ValueError: as :func:`ast.parse`.
+    """
+    tree = _parsed(text, "exec")
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+def parse_expression(text: str) -> ast.Expression:
+    """Parse one expression; raises as :func:`parse`."""
+    tree = _parsed(text, "eval")
+    assert isinstance(tree, ast.Expression)
+    return tree
+
+
+def _parsed(text: str, mode: str) -> ast.AST:
+    for _ in range(_TRIES):
+        try:
+            # The lock keeps our own threads apart; code of the user's may still be parsing.
+            with _alone:
+                return compile(text, "<text>", mode, ast.PyCF_ONLY_AST, dont_inherit=True)
+        except SystemError:
+            continue
+    return compile(text, "<text>", mode, ast.PyCF_ONLY_AST, dont_inherit=True)
+
+
+# --- let go of the copies of local variables that python keeps on ---------------------------------
+
+
+_OURS = 3
+"""References to a dictionary that nobody else holds: the frame's, ours, and that of the count."""
+
+
+def forget(error: BaseException | None = None) -> None:
+    """Empty the copies in the running frames, and in those that ``error`` has left."""
+    if sys.version_info >= (3, 13):
+        return  # it is a view of the variables there
+    for frame in (*_running(), *_left(error.__traceback__ if error is not None else None)):
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            continue  # a module or a class body: these are the variables themselves
+        copies = frame.f_locals
+        if sys.getrefcount(copies) <= _OURS:  # else the user holds it, by locals()
+            copies.clear()
+
+
+def _running() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _left(traceback: TracebackType | None) -> Iterator[FrameType]:
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next

@@ -9,16 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from cudalens.core.graphfacts import (
-    FIRST_BAD,
-    AutogradNeighbourhood,
-    GraphEdge,
-    GraphNode,
-    ProvenanceStep,
-    Role,
-)
-from cudalens.core.places import CodeLine, Frame, LineRef, SourceSpan
-
 __all__ = [
     "FIRST_BAD",
     "Argument",
@@ -284,3 +274,120 @@ class Timing:
     checked_ops: int = 0
     recorded_ops: int = 0
     diagnose_s: float | None = None
+
+
+# --- places in source code, as data: lines, spans and frames --------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeLine:
+    """One numbered line of source text, without its line break."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineRef:
+    """A line of the user's code in the short form that lists use."""
+
+    line: int | None = None
+    text: str | None = None
+    cell: int | None = None
+    file: str | None = None
+
+    @property
+    def spoken(self) -> str:
+        """The place and its text, ``In [3] line 7: w += 1``; empty when no line is known."""
+        if self.line is None:
+            return ""
+        where = f"In [{self.cell}] line" if self.cell else f"{self.file}:"
+        where += f" {self.line}" if self.cell else str(self.line)
+        return f"{where}: {self.text}" if self.text else where
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpan:
+    """A place in the user's code.  Lines are 1-based, columns 0-based and end-exclusive."""
+
+    cell: int | None = None
+    file: str | None = None
+    line: int | None = None
+    end_line: int | None = None
+    column: int | None = None
+    end_column: int | None = None
+    text: str | None = None
+    context: tuple[CodeLine, ...] = ()
+    """A few unstripped lines around ``line``, for drawing; it includes ``line`` itself."""
+
+    @property
+    def ref(self) -> LineRef:
+        """The line and its own text: ``text`` is the first line of the whole statement."""
+        found = (item.text.strip() for item in self.context if item.line == self.line)
+        text = next(found, self.text)
+        return LineRef(line=self.line, text=text, cell=self.cell, file=self.file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One frame of the call stack, outermost first in a report."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+    is_user: bool = False
+    cell: int | None = None
+
+
+# --- where tensors come from, as data: the autograd graph, and th ---------------------------------
+
+
+Role = Literal["failed", "bad_input", "upstream", "downstream", "leaf", "parameter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphNode:
+    """One autograd node, leaf or plain input near the failure."""
+
+    id: str
+    name: str
+    op: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    module_path: str | None = None
+    source: LineRef | None = None
+    role: Role = "upstream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphEdge:
+    """Data flows from node ``src`` into input number ``input`` of node ``dst``."""
+
+    src: str
+    dst: str
+    input: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutogradNeighbourhood:
+    """The 20 to 60 nodes around the failure, of a graph with ``total_nodes`` nodes."""
+
+    nodes: tuple[GraphNode, ...] = ()
+    edges: tuple[GraphEdge, ...] = ()
+    focus: str | None = None
+    total_nodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceStep:
+    """One step on the way of the bad values, newest first: an op, or the place they entered."""
+
+    op: str | None = None
+    source: LineRef | None = None
+    note: str | None = None
+
+
+FIRST_BAD = "first op whose result is out of bounds"
+"""The note of the step that is proven to have made the bad values."""

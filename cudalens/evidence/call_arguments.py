@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.evidence.positiontable import table_of_positions
+from cudalens.evidence.context import table_of_positions
 from cudalens.source.api_name import api_name
 from cudalens.source.files import is_torch_file, is_user_file, torch_path
 from cudalens.source.locate import locate

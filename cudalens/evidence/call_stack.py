@@ -15,7 +15,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.report_types import LineRef, Phase
 from cudalens.recorder import eager
-from cudalens.source.directcall import Signature
+from cudalens.source.argument_names import Signature
 from cudalens.source.files import (
     cell_number,
     is_own_file,

@@ -5,15 +5,22 @@ Each is read from live objects without running code of the user's.
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+from torch import Tensor
+
+from cudalens.core.report_types import Environment
+from cudalens.core.version import __version__
+from cudalens.evidence.torch_errors import package_of
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
-from cudalens.source.safe_eval import instance_dict
+from cudalens.source.safe_eval import instance_dict, registered
 
 Fact = tuple[str, str]
 _TEMPERATURES = ("temperature", "temp", "tau")
@@ -97,3 +104,83 @@ def _mentioned(entries: Sequence[FrameType | TracebackType]) -> Iterator[object]
                 yield variables[name]
             elif name in frame.f_globals:
                 yield frame.f_globals[name]
+
+
+# --- how many positions a model of transformers has, where an inp ---------------------------------
+
+
+_INPUTS = ("input_ids", "inputs_embeds", "input_embeds")
+
+
+def table_of_positions(entries: Sequence[TracebackType]) -> tuple[tuple[str, str], ...]:
+    """Give the rows of the table and the tokens of the input, when the input is the longer one.
+
+    Only where the innermost frame is a module of transformers that took all its positions from its
+    own table, from the first one on.
+    """
+    frame = entries[-1].tb_frame if entries else None
+    if frame is None or package_of(frame) != "transformers":
+        return ()
+    names = frame.f_locals
+    table = registered(names.get("self"), "_buffers").get("position_ids")
+    positions = names.get("position_ids")
+    given = next((name for name in _INPUTS if isinstance(names.get(name), Tensor)), None)
+    if not isinstance(table, Tensor) or not isinstance(positions, Tensor) or given is None:
+        return ()
+    tokens: Tensor = names[given]
+    if positions.shape != table.shape or positions.data_ptr() != table.data_ptr():
+        return ()  # positions that the user gave, or some of the table's
+    if table.ndim != 2 or tokens.ndim < 2 or tokens.shape[1] <= table.shape[1]:
+        return ()
+    return (
+        ("positions.input", given),
+        ("positions.rows", str(table.shape[1])),
+        ("positions.tokens", str(tokens.shape[1])),
+    )
+
+
+# --- say where a failure happened: versions, device, rank.  nothi ---------------------------------
+
+
+def is_simulated() -> bool:
+    """Tell whether the simulated CUDA device is active."""
+    package = sys.modules.get("cudalens.simulate")
+    return package is not None and package.current() is not None
+
+
+def rehearsed_fault() -> object | None:
+    """Give what ended the context of the simulated device, ``None`` while it lives or is off."""
+    package = sys.modules.get("cudalens.simulate")
+    running = package.current() if package is not None else None
+    return None if running is None else running.fault
+
+
+def describe() -> Environment:
+    """Describe this process; asks the driver only for what host memory already holds."""
+    import torch
+
+    return Environment(
+        cudalens=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        device=_device_name(),
+        simulated=is_simulated(),
+        rank=_rank(),
+    )
+
+
+def _device_name() -> str | None:
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    try:
+        return str(torch.cuda.get_device_name())
+    except RuntimeError:  # a lost context cannot tell its name
+        return None
+
+
+def _rank() -> int | None:
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() else None

@@ -16,7 +16,7 @@ from torch import Tensor
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import AutogradNeighbourhood, OpName, Phase, TensorFact
 from cudalens.diagnosis.diagnose import is_device_assert
-from cudalens.evidence import autograd_graph, environment, finding, lost_context, memory
+from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
 from cudalens.evidence.call_arguments import argument_facts, call_arguments, unread_arguments
 from cudalens.evidence.call_stack import locate, phase_of, worker_line
 from cudalens.evidence.failed_op import with_failed_op, with_unread
@@ -76,7 +76,7 @@ def evidence_of_error(
         frames=site.frames,
         tensors=tensors,
         facts=(*named, *hidden, *before, *_of_text(facts, entries, limits)),
-        environment=environment.describe(),
+        environment=context.describe(),
         libraries=finding.libraries(),
     )
     is_expected = is_device_assert(facts) and not was_lost

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.parsing import parse_expression
+from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     OpName,

@@ -10,12 +10,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from cudalens.core import _torch, snapshots
+from cudalens.core import _python, _torch
 from cudalens.core.errors import (
     DeviceAssertError,
     DeviceIndexError,
@@ -34,9 +35,8 @@ from cudalens.core.report_types import (
     Timing,
     Violation,
 )
-from cudalens.diagnosis import fallback
-from cudalens.diagnosis.diagnose import diagnose, message
-from cudalens.evidence import autograd_graph, environment
+from cudalens.diagnosis.diagnose import diagnose, message, of_violation, sentence, trouble_line
+from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import (
     api_arguments,
     calling_frames,
@@ -45,7 +45,6 @@ from cudalens.evidence.call_stack import (
     phase_of,
 )
 from cudalens.evidence.context import observe
-from cudalens.evidence.repeats import is_repeated
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import (
     bad_key,
@@ -57,7 +56,8 @@ from cudalens.evidence.tensors import (
 )
 from cudalens.guards.interceptor import GuardedCall
 from cudalens.guards.process import PROCESS
-from cudalens.source.directcall import Signature
+from cudalens.source.argument_names import Signature
+from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite, locate_entries
 
 _T = TypeVar("_T")
@@ -79,7 +79,7 @@ class Limits:
                 msg = f"it gave {type(result).__name__}"
                 raise TypeError(msg)
         except Exception as trouble:  # our failure must never hide the user's
-            self.lines.append(fallback.trouble_line(what, trouble))
+            self.lines.append(trouble_line(what, trouble))
             return otherwise
         return result
 
@@ -122,14 +122,14 @@ def _report_of(
         scene = make_scene(violation, arguments)
         return diagnose(timed(evidence_of(scene, replayed), started))
 
-    report = limits.attempt("diagnosis", full, fallback.of_violation(violation))
-    limits.attempt("variables", snapshots.forget, None)
+    report = limits.attempt("diagnosis", full, of_violation(violation))
+    limits.attempt("variables", _python.forget, None)
     return replace(report, limits=(*report.limits, *limits.lines))
 
 
 def _message(report: Report) -> str:
     # The sentence of the exception must be there whatever else goes wrong.
-    return Limits().attempt("message", lambda: message(report), fallback.sentence(report))
+    return Limits().attempt("message", lambda: message(report), sentence(report))
 
 
 def _replayed(call: GuardedCall, violation: Violation) -> Replay:
@@ -240,7 +240,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
             *limits.attempt("observations", lambda: observe(frames, site), ()),
         ),
         device_text=violation.device_text,
-        environment=environment.describe(),
+        environment=context.describe(),
         libraries=libraries(),
         limits=site.limits,
     )
@@ -306,3 +306,31 @@ def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str |
     """Give :func:`forward_place` in the short form that graphs use."""
     span, module_path = forward_place(recorder, sequence_nr)
     return None if span is None else span.ref, module_path
+
+
+# --- which silent findings were told already: one line of a loop  ---------------------------------
+
+
+_Places = WeakKeyDictionary[CodeType, set[tuple[int, str, str]]]
+
+_told: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
+"""For each check, and for the guards as installed where no check listens.
+
+A cell that is run again is new code, and is told of again.
+"""
+
+
+def is_repeated(violation: Violation) -> bool:
+    """Tell whether the running instruction of the user's has met this finding before."""
+    frame = sys._getframe(1)
+    while not is_user_file(frame.f_code.co_filename):
+        if frame.f_back is None:
+            return False  # a thread of autograd's own: nobody knows which line it is
+        frame = frame.f_back
+    places = _told.setdefault(PROCESS.audience, WeakKeyDictionary())
+    met = places.setdefault(frame.f_code, set())
+    here = frame.f_lasti, violation.guard, violation.argument
+    if here in met:
+        return True
+    met.add(here)
+    return False

@@ -19,7 +19,7 @@ from torch import Tensor
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import SourceSpan
-from cudalens.recorder.passes import FreedPart
+from cudalens.recorder.history import FreedPart
 from cudalens.source.locate import locate_entries
 from cudalens.source.running_node import expressions_in, running
 from cudalens.source.safe_eval import evaluator_for, value_or

@@ -10,7 +10,7 @@ from cudalens.core import _torch
 from cudalens.core.report import ErrorFacts, Report
 from cudalens.diagnosis.diagnose import is_device_assert, where_text
 from cudalens.diagnosis.host_errors import is_sticky
-from cudalens.evidence import environment
+from cudalens.evidence import context
 from cudalens.evidence.finding import error_facts
 from cudalens.guards.process import PROCESS
 
@@ -57,7 +57,7 @@ def end() -> Report | None:
     if PROCESS.lost is None:
         return None
     report, fault = PROCESS.lost
-    if report.environment.simulated and environment.rehearsed_fault() is not fault:
+    if report.environment.simulated and context.rehearsed_fault() is not fault:
         PROCESS.lost = None
         return None
     return report
@@ -66,7 +66,7 @@ def end() -> Report | None:
 def remember(report: Report) -> None:
     """Keep the report of the first failure after which the device cannot be used."""
     if report.context_usable is False and end() is None:
-        PROCESS.lost = (report, environment.rehearsed_fault())
+        PROCESS.lost = (report, context.rehearsed_fault())
 
 
 def reminder(report: Report) -> str:

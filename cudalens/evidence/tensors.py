@@ -12,7 +12,7 @@ from cudalens.core import _torch
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, TensorMeta, TensorSummary, Violation
 from cudalens.core.tensor_values import summarise, unravel
-from cudalens.diagnosis.fallback import trouble_line
+from cudalens.diagnosis.diagnose import trouble_line
 from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite

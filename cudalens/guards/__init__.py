@@ -25,7 +25,7 @@ __all__ = [
     "register",
 ]
 
-_NO_GUARDS = frozenset({"interceptor", "process", "routes"})
+_NO_GUARDS = frozenset({"interceptor", "process"})
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name not in _NO_GUARDS:
         importlib.import_module(f"{__name__}.{_module.name}")

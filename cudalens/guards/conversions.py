@@ -6,9 +6,8 @@ from torch import Tensor
 
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, counted
+from cudalens.guards._dims import INDEX_DTYPES, counted, spans_lie_inside
 from cudalens.guards._ranges import lies_within, out_of_range
-from cudalens.guards._spans import spans_lie_inside
 
 
 @guard("aten::_convert_indices_from_coo_to_csr", is_silent=True)

@@ -19,9 +19,9 @@ from torch.nn import Parameter
 
 from cudalens.core import _torch
 from cudalens.core._python import Uninterrupted
-from cudalens.core.assertsites import as_printed_by
+from cudalens.core.device_asserts import as_printed_by
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, Guard, full_name, routes
+from cudalens.guards import GUARDS, Guard, full_name
 from cudalens.guards._base import Check, schema_parameters
 from cudalens.guards._base import Parameter as Place
 from cudalens.guards._refusals import is_refused
@@ -101,7 +101,7 @@ class Interceptor:
         if not fresh:
             return
         if not self._covered:
-            self._libraries.extend(routes.install())
+            self._libraries.extend(install_routes())
         for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
             is_above = key != _torch.BACKEND_SELECT
             kernels = {
@@ -246,3 +246,25 @@ def _plans(op: Any) -> tuple[_Plan, ...]:
             )
         )
     return tuple(plans)
+
+
+# --- keep torch on the road that it takes when nobody is watching ---------------------------------
+
+
+def _ctc_loss(
+    keyset: Any,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    return torch.ops.aten.ctc_loss.IntList(
+        log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), *rest, **options
+    )
+
+
+def install_routes() -> list[Any]:
+    """Register the routes; give the libraries to destroy."""
+    return _torch.register_kernels({"aten::ctc_loss.Tensor": _ctc_loss}, "AutogradCUDA")

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._classes import PER_CLASS, classes_of
 from cudalens.guards._ranges import extremes, few, lies_within, out_of_range
 
 _NO_REDUCTION = 0
@@ -221,3 +220,14 @@ def _nll_text(file: str, line: int, kernel: str, name: str, target: Tensor) -> s
     is_unsigned = target.dtype == torch.uint8
     condition = f"{name} < n_classes" if is_unsigned else f"{name} >= 0 && {name} < n_classes"
     return f"{file}:{line}: {kernel}: Assertion `{condition}` failed."
+
+
+# --- the words that the guards of class targets share ---------------------------------------------
+
+
+PER_CLASS = "Each target picks one of the scores, one a class, and no class has this number."
+
+
+def classes_of(number: int) -> str:
+    """Give ``the 10 classes of {related}``, to stand behind "is outside"."""
+    return f"the {number} {'class' if number == 1 else 'classes'} of {{related}}"

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._classes import PER_CLASS, classes_of
 from cudalens.guards._dims import NARROWED
 from cudalens.guards._ranges import extremes, lies_within, out_of_range
+from cudalens.guards.losses import PER_CLASS, classes_of
 
 _MULTI_MARGIN_TEXT = (
     "MultiMarginLoss.cu:34: MultiMarginLoss_forward_kernel: Assertion "

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
-from cudalens.guards._numbers import FLOATS, bad_numbers, lies_between, outside_mask
+from cudalens.guards._ranges import FLOATS, bad_numbers, lies_between, outside_mask
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _LOGARITHMS = "The loss takes the logarithms of the input and of one minus it."

@@ -10,15 +10,15 @@ from torch import Tensor
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import broadcast, counted
-from cudalens.guards._numbers import (
+from cudalens.guards._ranges import (
     FLOATS,
     all_true,
     bad_numbers,
     exact_offenders,
     lies_between,
     outside_mask,
+    spelled,
 )
-from cudalens.guards._ranges import spelled
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _WEIGHTS = Bounds(min=0.0, text="finite and at least 0")

@@ -9,8 +9,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._dims import INDEX_DTYPES
-from cudalens.guards._numbers import all_true
-from cudalens.guards._ranges import spelled
+from cudalens.guards._ranges import all_true, spelled
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")

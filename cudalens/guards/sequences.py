@@ -8,8 +8,7 @@ from torch import Tensor
 
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import counted
-from cudalens.guards._spans import spans_lie_inside
+from cudalens.guards._dims import counted, spans_lie_inside
 
 _READS = "A sequence runs from its offset to the next one; the kernels take it from beyond {}."
 _FLASH = ("aten::_flash_attention_forward", "aten::_flash_attention_backward")

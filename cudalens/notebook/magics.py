@@ -182,7 +182,7 @@ class FrontEnd:
 
     def _do_status(self, options: Options, argument: str) -> None:
         _require_torch()
-        from cudalens.session.status import status
+        from cudalens.session.process import status
 
         print("every cell:   " + ("as it is" if self._watch.always is None else "checked"))
         print(status())

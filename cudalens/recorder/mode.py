@@ -20,10 +20,15 @@ from cudalens.core._torch import is_accelerator, is_plain
 from cudalens.recorder import _seam, failure
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies
-from cudalens.recorder.ops import OpFacts, describe_results, version_and_view
+from cudalens.recorder.ops import (
+    OpFacts,
+    count_writes,
+    describe_results,
+    version_and_view,
+    versions_before,
+)
 from cudalens.recorder.reads import Version, Wrote, references, tensors_in
 from cudalens.recorder.sites import Site, SiteReader, SiteTracker
-from cudalens.recorder.writes import count_writes, versions_before
 
 Watch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _MAX_LIMITS = 20

@@ -11,13 +11,12 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.report_types import HistoryEntry, ProvenanceStep
 from cudalens.recorder import _seam, inplace
 from cudalens.recorder.failure import OpRecord
-from cudalens.recorder.history import Snapshot
+from cudalens.recorder.history import FreedPart, Node, Snapshot, find_freed, is_of_earlier_graph
 from cudalens.recorder.inplace import ModifiedTensor
 from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.ops import Call
 from cudalens.recorder.overwrites import IsBad
-from cudalens.recorder.passes import FreedPart, Node, find_freed, is_of_earlier_graph
 from cudalens.recorder.walk import way_of
 from cudalens.source.stack import StackEntry
 

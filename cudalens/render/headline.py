@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 
-from cudalens.core.parsing import parse_expression
+from cudalens.core._python import parse_expression
 from cudalens.core.report import Report
 from cudalens.render.safe import one_line
 from cudalens.render.words import KINDS, bounds_text, number

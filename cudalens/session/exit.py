@@ -10,13 +10,12 @@ from typing import Any
 
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.report import Evidence, Report
-from cudalens.diagnosis import fallback
-from cudalens.diagnosis.diagnose import diagnose, message, note
+from cudalens.diagnosis.diagnose import diagnose, message, note, of_error
 from cudalens.diagnosis.host_errors import REFUSED
 from cudalens.evidence import exception, host_value, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
-from cudalens.evidence.distributions import CHECKED
 from cudalens.evidence.finding import Limits, error_facts, timed
+from cudalens.evidence.host_value import CHECKED
 from cudalens.source.locate import CallSite
 
 
@@ -64,7 +63,7 @@ def explained(
             return _of_value(timed(seen, started))
         return diagnose(timed(evidence, started))
 
-    report = limits.attempt("diagnosis", full, fallback.of_error(error_facts(error)))
+    report = limits.attempt("diagnosis", full, of_error(error_facts(error)))
     said = f"cudalens: {report.headline}"
     line = limits.attempt("note", lambda: note(report), said)
     return _attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)

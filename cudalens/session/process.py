@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cudalens import guards
+from cudalens import guards, simulate
 from cudalens.core.report import Report
+from cudalens.evidence.context import describe
 from cudalens.evidence.finding import on_violation
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.process import PROCESS
@@ -58,3 +59,54 @@ def register_guard(op: Any, check: Callable[..., Any]) -> None:
     """
     guards.register(op, check)
     PROCESS.refresh()
+
+
+# --- says in text what is installed, on which device, and what th ---------------------------------
+
+
+def status() -> str:
+    """Give one line each for the guards, the device and the last finding of this process."""
+    last = PROCESS.last
+    lines = [
+        ("guards", "installed" if PROCESS.is_installed else "not installed"),
+        ("device", _device()),
+        ("last finding", "none" if last is None else f"{last.kind}: {last.headline}"),
+    ]
+    return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)
+
+
+def _device() -> str:
+    import torch
+
+    if simulate.current() is not None:
+        return f"{simulate.DEVICE_NAME}, a rehearsal and not a GPU"
+    if not torch.cuda.is_available():
+        return "no GPU; `%cudacheck simulate` turns on a rehearsal device"
+    return describe().device or "a GPU that this process has not used yet"
+
+
+# --- one call that gives code a cuda device: the real one where t ---------------------------------
+
+
+def ensure_cuda() -> Any:
+    """Give ``torch.device("cuda")``, and say in one line which device stands behind it.
+
+    Starts the simulated device where there is no GPU.
+
+    Returns:
+        the :class:`torch.device`.
+
+    Raises:
+        cudalens.simulate.SimulationError: there is no GPU and the simulation cannot start here.
+    """
+    import torch
+
+    from cudalens import simulate
+
+    if simulate.current() is not None:
+        print(f"cuda: {simulate.DEVICE_NAME}, a rehearsal and not a GPU")
+    elif torch.cuda.is_available():
+        print(f"cuda: {torch.cuda.get_device_name()}")
+    else:
+        simulate.start()
+    return torch.device("cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens.core import snapshots
+from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
-from cudalens.core.errors import DeviceAssertError, NonFiniteError
+from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.report import Report
-from cudalens.diagnosis import fallback
+from cudalens.diagnosis.diagnose import message, sentence, trouble_line
 from cudalens.evidence import lost_context
 from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.finding import on_nonfinite
@@ -153,7 +154,7 @@ class CheckSession:
         try:
             return function()
         except Exception as trouble:  # our failure must not hide the user's
-            self.trouble(fallback.trouble_line(what, trouble))
+            self.trouble(trouble_line(what, trouble))
             return None
 
     def close(self, error: BaseException | None = None) -> None:
@@ -170,13 +171,13 @@ class CheckSession:
         try:
             report = self._conclude(error, started)
         except Exception as trouble:  # our failure must not hide the user's
-            self.trouble(fallback.trouble_line("conclusion", trouble))
+            self.trouble(trouble_line("conclusion", trouble))
             report = self.findings[0] if self.findings else None
         finally:
             self._remove()
         if error is not None:
             self._attempt("traceback", partial(hide_own_frames, error))
-            self._attempt("variables", partial(snapshots.forget, error))
+            self._attempt("variables", partial(_python.forget, error))
         if report is not None:
             limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
             self._publish(saved(replace(report, limits=limits), *self._files), error)
@@ -297,3 +298,37 @@ def _require_positive(max_ops: object) -> None:
         raise TypeError(told)
     if max_ops < 1:
         raise ValueError(told)
+
+
+# --- ``cudalens.check``: a checked block of python code that no f ---------------------------------
+
+
+class CheckedBlock(CheckSession):
+    """A session whose report nobody shows: what raises nothing is a warning of Python's."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the session; the exception goes on."""
+        super().__exit__(kind, error, traceback)
+        report = self.report
+        if error is None and report is not None and report.kind == "silent":
+            text = self._attempt("message", partial(message, report)) or sentence(report)
+            warnings.warn(text, SilentFindingWarning, stacklevel=2)
+
+
+def check(**options: Any) -> CheckedBlock:
+    """Check a block of code as ``%%cudacheck`` checks a cell; options as keyword arguments.
+
+    Args:
+        options: those of :class:`CheckSession`; ``--no-sync`` is ``no_sync=True`` (``sync=False``).
+
+    Returns:
+        a context manager; its ``report`` is the :class:`Report`, ``None`` when nothing is wrong.
+    """
+    for name in [item for item in options if item.startswith("no_")]:
+        options[name.removeprefix("no_")] = not options.pop(name)
+    return CheckedBlock(**options)

@@ -20,12 +20,13 @@ from cudalens.source.argument_names import (
     Name,
     Other,
     Same,
+    Signature,
     candidates,
+    direct_names,
     library_names,
     name_values,
     other_tensors,
 )
-from cudalens.source.directcall import Signature, direct_names
 from cudalens.source.files import (
     cell_number,
     forget_cell,

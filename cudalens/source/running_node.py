@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cudalens.core.parsing import parse
+from cudalens.core._python import parse
 from cudalens.source.files import source_lines, typed_line
 from cudalens.source.stack import Place, Position
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from cudalens.core.parsing import parse
+from cudalens.core._python import parse
 from cudalens.source.cell_text import comment_out, transformed
 from cudalens.source.files import (
     forget_cell,

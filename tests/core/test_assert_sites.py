@@ -9,9 +9,8 @@ from types import MappingProxyType
 
 import pytest
 
-from cudalens.core import assertsites
-from cudalens.core.assertsites import KNOWN_RELEASE, as_printed_by, known_releases
-from cudalens.core.device_asserts import fold
+from cudalens.core import device_asserts
+from cudalens.core.device_asserts import KNOWN_RELEASE, as_printed_by, fold, known_releases
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.guards import GUARDS
 from tests.wheel_asserts import DATA, KNOWN, Held, Site, differences, held, key_of, known_sites
@@ -25,7 +24,7 @@ THREAD = LINE.replace("operator(): ", "operator(): block: [0,0,0], thread: [3,0,
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     sites: dict[str, object] = {}
-    monkeypatch.setattr(assertsites, "_moved", lambda: MappingProxyType({"9.1.0": sites}))
+    monkeypatch.setattr(device_asserts, "_moved", lambda: MappingProxyType({"9.1.0": sites}))
     yield sites
 
 

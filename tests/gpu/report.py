@@ -11,8 +11,7 @@ from typing import Any
 
 from cases import CASES, NOT_TRIGGERED, Case, is_too_old
 
-from cudalens.core.assertsites import as_printed_by
-from cudalens.core.device_asserts import fold
+from cudalens.core.device_asserts import as_printed_by, fold
 from cudalens.diagnosis.assert_meanings import folded
 
 ROOT = Path(__file__).parent.parent.parent

@@ -64,7 +64,7 @@ OF_FINDINGS = {
     "scalars": "evidence.finding:scalars_of",
     "replay": "evidence.finding:replay",
     "graph": "evidence.autograd_graph:neighbourhood",
-    "environment": "evidence.environment:describe",
+    "environment": "evidence.context:describe",
     "hints": "diagnosis.diagnose:find_hints",
     "diagnosis": "evidence.finding:diagnose",
     "message": "evidence.finding:message",
@@ -110,7 +110,7 @@ OF_ERRORS = {
     "graph": "evidence.exception:_graph",
     "lost context": "evidence.lost_context:is_lost",
     "memory": "evidence.lost_context:remember",
-    "environment": "evidence.environment:describe",
+    "environment": "evidence.context:describe",
 }
 """Stages on the way from an exception of torch's to its report."""
 

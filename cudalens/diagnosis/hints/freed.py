@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from cudalens.core.parsing import parse
+from cudalens.core._python import parse
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule

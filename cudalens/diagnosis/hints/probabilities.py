@@ -6,7 +6,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._fixes import renamed, rewritten
-from cudalens.diagnosis.hints._numbers import HALVES, ROUNDING, ends_of, numbers_of
+from cudalens.diagnosis.hints._reading import HALVES, ROUNDING, ends_of, numbers_of
 from cudalens.diagnosis.hints._roles import fault
 
 _BCE = "aten::binary_cross_entropy"

@@ -7,8 +7,15 @@ import re
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
 from cudalens.diagnosis.host_errors._base import HostVerdict, family, host
-from cudalens.diagnosis.host_errors._calls import list_items, passed, receiver
-from cudalens.diagnosis.host_errors._words import expression, named, spoken, subject
+from cudalens.diagnosis.host_errors._words import (
+    expression,
+    list_items,
+    named,
+    passed,
+    receiver,
+    spoken,
+    subject,
+)
 
 _PARAMETERS = frozenset(
     {"weight", "bias", "running_mean", "running_var", "in_proj_weight", "out_proj_weight"}

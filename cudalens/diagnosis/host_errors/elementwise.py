@@ -8,7 +8,6 @@ from math import prod
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
 from cudalens.diagnosis.host_errors._base import HostVerdict, family, host
-from cudalens.diagnosis.host_errors._positions import beyond_positions
 from cudalens.diagnosis.host_errors._words import (
     called,
     expression,
@@ -285,4 +284,26 @@ def permuted_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict
         f"permute orders {match['n']} dimensions, the tensor{shape} has {match['rank']}",
         "Each dimension is named once.",
         "dims",
+    )
+
+
+# --- an input with more tokens than its model has positions, as t ---------------------------------
+
+
+def beyond_positions(evidence: Evidence, *sizes: int) -> HostVerdict | None:
+    """Give the verdict when the sizes that collide are the tokens and the rows of the table."""
+    name, rows, tokens = (
+        evidence.fact(f"positions.{item}") for item in ("input", "rows", "tokens")
+    )
+    if name is None or rows is None or tokens is None:
+        return None
+    if {int(rows), int(tokens)} != set(sizes):
+        return None
+    kind = evidence.module_type or "the model"
+    return host(
+        f"{name} has {tokens} tokens, {kind} has positions for {rows}",
+        "max_position_embeddings sets how many tokens a row may have: each takes its own position.",
+        name,
+        rows=int(rows),
+        tokens=int(tokens),
     )

@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cudalens.simulate.asserts_indexing import (
+from cudalens.simulate.asserts.indexing import (
     GATHER_ROWS,
     INDEX_PUT,
     INDEX_PUT_SORT,
     SMALL_INDEX_COUNT,
 )
-from cudalens.simulate.asserts_rule import (
+from cudalens.simulate.asserts.rule import (
     INDEX_DTYPES,
     Arguments,
     Assertion,

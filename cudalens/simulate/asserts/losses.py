@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cudalens.simulate.asserts_rule import (
+from cudalens.simulate.asserts.rule import (
     Arguments,
     Assertion,
     Outcome,

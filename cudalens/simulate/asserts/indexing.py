@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cudalens.simulate.asserts_rule import (
+from cudalens.simulate.asserts.rule import (
     INDEX_DTYPES,
     Arguments,
     Assertion,

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cudalens.simulate import (
-    asserts_indexing,
-    asserts_lookup,
-    asserts_losses,
-    asserts_other,
-    asserts_sampling,
-    asserts_unchecked,
+from cudalens.simulate.asserts import (
+    indexing,
+    lookup,
+    losses,
+    other,
+    sampling,
+    unchecked,
 )
-from cudalens.simulate.asserts_rule import AssertHit, Repair, Rule
+from cudalens.simulate.asserts.rule import AssertHit, Repair, Rule
 
 __all__ = ["ASSERTS", "NOT_SIMULATED", "AssertHit", "Repair", "Rule"]
 
 ASSERTS: Mapping[str, Rule] = MappingProxyType(
     {
-        **asserts_indexing.RULES,
-        **asserts_lookup.RULES,
-        **asserts_losses.RULES,
-        **asserts_sampling.RULES,
-        **asserts_other.RULES,
-        **asserts_unchecked.RULES,
+        **indexing.RULES,
+        **lookup.RULES,
+        **losses.RULES,
+        **sampling.RULES,
+        **other.RULES,
+        **unchecked.RULES,
     }
 )
 """Rules by full overload name, such as `aten::index.Tensor` or `aten::embedding`."""

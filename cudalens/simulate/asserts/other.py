@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cudalens.simulate.asserts_rule import (
+from cudalens.simulate.asserts.rule import (
     INDEX_DTYPES,
     Arguments,
     Assertion,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.assertsites import as_printed_by
+from cudalens.core.device_asserts import as_printed_by
 
 Arguments = Mapping[str, Any]
 INDEX_DTYPES = (torch.int64, torch.int32)
