@@ -126,7 +126,7 @@ def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; give the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--quick", action="store_true", help="one repetition of small sizes: numbers mean nothing"

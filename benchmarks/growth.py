@@ -45,14 +45,14 @@ Prepare = Callable[[], Call]
 
 
 def diagnose_s(prepare: Prepare, repetitions: int = 3, **options: Any) -> float:
-    """Give the median seconds from the failing call to the finished report."""
+    """Return the median seconds from the failing call to the finished report."""
     # What the user made is old by the time that something fails: it is collected before.
     gc.collect()
     return round(median(timed_report(prepare, **options)[1] for _ in range(repetitions)), 4)
 
 
 def timed_report(prepare: Prepare, **options: Any) -> tuple[cudalens.Report, float]:
-    """Make a call that fails in a checked block; give its report and the seconds until then."""
+    """Make a call that fails in a checked block; return its report and the seconds until then."""
     session = cudalens.check(**options)
     started = 0.0
     try:
@@ -76,7 +76,7 @@ def labels() -> Tensor:
 
 
 def logits(nodes: int = 1) -> Tensor:
-    """Give logits with that many autograd nodes behind them."""
+    """Return logits with that many autograd nodes behind them."""
     value = torch.randn(ROWS, CLASSES, requires_grad=True)
     for _ in range(nodes):
         value = value + 1.0
@@ -183,7 +183,7 @@ DIAGNOSES: tuple[tuple[str, str, Callable[[int], Prepare], tuple[int, ...]], ...
 
 
 def diagnosis_curves(*, quick: bool) -> tuple[Curve, ...]:
-    """Give every curve of the diagnosis; the quick ones only show that they can be made."""
+    """Return every curve of the diagnosis; the quick ones only show that they can be made."""
     timed_report(after_ops(1))  # loads what is loaded on first use
     return tuple(
         Curve(

@@ -38,7 +38,7 @@ class Ratio:
 
 
 def ratio_of(values: Sequence[float]) -> Ratio:
-    """Give the median of single ratios, with the range that resampling them gives."""
+    """Return the median of single ratios, with the range that resampling them gives."""
     draw = random.Random(0)
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return Ratio(
@@ -50,7 +50,7 @@ def ratio_of(values: Sequence[float]) -> Ratio:
 
 
 def clock(device: str) -> Callable[[], float]:
-    """Give the clock: CPU seconds of this process, or wall time behind a synchronised GPU."""
+    """Return the clock: CPU seconds of this process, or wall time behind a synchronised GPU."""
     if device != "cuda":
         return time.process_time
 
@@ -62,7 +62,7 @@ def clock(device: str) -> Callable[[], float]:
 
 
 def seconds(run: Step, times: int, now: Callable[[], float]) -> float:
-    """Give the median seconds of several runs, after one that warms the caches."""
+    """Return the median seconds of several runs, after one that warms the caches."""
     run()
     found = []
     for _ in range(times):

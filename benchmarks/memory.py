@@ -38,7 +38,7 @@ def _resident() -> int:
 
 
 def peak_resident() -> int:
-    """Give the largest resident memory that this process has had, in bytes.
+    """Return the largest resident memory that this process has had, in bytes.
 
     Not ``ru_maxrss``: a child begins with the peak of the process that started it.
     """

@@ -78,7 +78,7 @@ def _verdict(value: float, budget: float, found: dict[str, Any] | None) -> str:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """Give the one table that a run ends with."""
+    """Return the one table that a run ends with."""
     lines = [ratios_table(results), "", budget_table(results), "", _curves(results)]
     return "\n".join(lines)
 
@@ -114,7 +114,7 @@ def _acting(results: dict[str, Any]) -> str:
 
 
 def costs_section(results: dict[str, Any]) -> str:
-    """Give the README's short table."""
+    """Return the README's short table."""
     ratios = results["steps"]["transformer"]["ratios"]
     rows = [_row(LABELS[name], _range(ratios[name])) for name in SHORT if name in ratios]
     slowest = max(results["diagnose_s"].values())
@@ -148,7 +148,7 @@ def _left_out(results: dict[str, Any]) -> str:
 
 
 def performance_page(results: dict[str, Any]) -> str:
-    """Give docs/performance.md."""
+    """Return docs/performance.md."""
     pictures = "\n".join(
         f"![{name.replace('_', ' ')}](performance/{name}.svg)" for name in results["growth"]
     )

@@ -235,7 +235,7 @@ class Soak:
         self.shell = shell
 
     def run(self, text: str) -> tuple[str | None, list[Any]]:
-        """Run a cell quietly; give the error's name and what was displayed."""
+        """Run a cell quietly; return the error's name and what was displayed."""
         self.shell.display_pub.outputs.clear()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             result = self.shell.run_cell(text, store_history=True)

@@ -20,7 +20,7 @@ KB = 1000
 
 
 def startup(repetitions: int) -> dict[str, float]:
-    """Give the milliseconds of each step on the way to a first checked cell, medians."""
+    """Return the milliseconds of each step on the way to a first checked cell, medians."""
     runs = [measured_in_child(__name__) for _ in range(repetitions)]
     return {name: round(median(run[name] for run in runs), 2) for name in runs[0]}
 
@@ -55,7 +55,7 @@ def _child() -> dict[str, float]:
 
 
 def weights() -> dict[str, float]:
-    """Give the kilobytes of one typical report in each of its forms, and of the wheel."""
+    """Return the kilobytes of one typical report in each of its forms, and of the wheel."""
     report = typical_report()
     bundle = dict(report._repr_mimebundle_())
     found = {
@@ -89,7 +89,7 @@ def typical_report() -> Any:
 
 
 def saved_notebook(report: Any, bundle: dict[str, Any]) -> dict[str, Any]:
-    """Give a notebook with one failing cell as a front end saves it, widget state included."""
+    """Return a notebook with one failing cell as a front end saves it, widget state included."""
     import ipywidgets
 
     view = report.widget()

@@ -38,7 +38,7 @@ class TrainingStep:
     optimizer: torch.optim.Optimizer
 
     def __call__(self) -> float:
-        """Train once; give the loss."""
+        """Train once; return the loss."""
         self.optimizer.zero_grad()
         loss = self.loss_of(self.forward())
         loss.backward()
@@ -102,7 +102,7 @@ class SizedTransformer(nn.Module):
         self.is_decoder = not size.classes
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give a class for each row, or the next token for each place."""
+        """Return a class for each row, or the next token for each place."""
         length, mask = tokens.shape[1], None
         if self.is_decoder:
             mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
@@ -164,7 +164,7 @@ def has_transformers() -> bool:
 
 
 def sized(device: str, size: Size) -> TrainingStep:
-    """Give a step of BERT or GPT-2 in some size, random weights and all."""
+    """Return a step of BERT or GPT-2 in some size, random weights and all."""
     torch.manual_seed(0)
     tokens = torch.randint(0, size.vocabulary, (size.batch, size.length))
     labels = torch.randint(0, size.classes, (size.batch,)) if size.classes else tokens
@@ -244,5 +244,5 @@ WORKLOADS = {workload.name: workload for workload in SMALL + LARGE}
 
 
 def workloads(device: str) -> tuple[Workload, ...]:
-    """Give the steps for a device: the large ones only where there is a GPU."""
+    """Return the steps for a device: the large ones only where there is a GPU."""
     return SMALL + LARGE if device == "cuda" else SMALL

@@ -173,11 +173,11 @@ OWN = (GUARDS, FULL, NAN, "control", "launch_blocking")
 
 
 def missing(device: str) -> tuple[str, ...]:
-    """Give the labels of the tools that are not installed here."""
+    """Return the labels of the tools that are not installed here."""
     mine = (tool for tool in TOOLS if device in tool.devices)
     return tuple(tool.label for tool in mine if not tool.is_available(device))
 
 
 def available(device: str, only: Callable[[Tool], bool] = lambda tool: True) -> tuple[Tool, ...]:
-    """Give the tools that can be measured here."""
+    """Return the tools that can be measured here."""
     return tuple(tool for tool in TOOLS if tool.is_available(device) and only(tool))

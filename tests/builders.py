@@ -46,7 +46,7 @@ ENVIRONMENT = Environment(
 
 
 def source(lines: tuple[str, ...], at: int, call: str, *, first: int = 9, cell: int = 7) -> Any:
-    """Give the span of ``call`` on line number ``first + at`` of a cell."""
+    """Return the span of ``call`` on line number ``first + at`` of a cell."""
     text = lines[at]
     column = text.index(call)
     return SourceSpan(
@@ -61,7 +61,7 @@ def source(lines: tuple[str, ...], at: int, call: str, *, first: int = 9, cell: 
 
 
 def tensor(line: str, number: int, argument: str | None, expression: str, **facts: Any) -> Any:
-    """Give a tensor whose ``expression`` stands last in ``line``."""
+    """Return a tensor whose ``expression`` stands last in ``line``."""
     column = line.rindex(expression)
     span = (number, column, column + len(expression))
     defaults: dict[str, Any] = {"device": "cuda:0"}
@@ -69,18 +69,18 @@ def tensor(line: str, number: int, argument: str | None, expression: str, **fact
 
 
 def node(id: str, op: str, role: str = "upstream", **facts: Any) -> GraphNode:
-    """Give one graph node called after its op."""
+    """Return one graph node called after its op."""
     name = facts.pop("name", op.removeprefix("aten::").title().replace("_", "") + "Backward0")
     return GraphNode(id=id, name=name, op=op, role=role, **facts)  # type: ignore[arg-type]
 
 
 def chain(*ids: str) -> tuple[GraphEdge, ...]:
-    """Give the edges from each node to the next."""
+    """Return the edges from each node to the next."""
     return tuple(GraphEdge(src=a, dst=b) for a, b in pairwise(ids))
 
 
 def small_graph() -> AutogradNeighbourhood:
-    """Give the graph of the default report: a small net, its labels and the failed loss."""
+    """Return the graph of the default report: a small net, its labels and the failed loss."""
     line = LineRef(line=11, text="logits = net(x)", cell=7)
     nodes = (
         node("n0", "aten::convolution", shape=(32, 16, 98), module_path="net.0", source=line),
@@ -101,7 +101,7 @@ def small_graph() -> AutogradNeighbourhood:
 
 
 def make_report(**overrides: Any) -> Report:
-    """Give the report of a cross-entropy with labels from 1 to 10, with ``overrides``."""
+    """Return the report of a cross-entropy with labels from 1 to 10, with ``overrides``."""
     bad = [at for at, value in enumerate(LABELS) if value == 10]
     return replace(
         Report(
@@ -234,7 +234,7 @@ def _history() -> tuple[HistoryEntry, ...]:
 
 
 def bert_graph() -> AutogradNeighbourhood:
-    """Give a neighbourhood of 41 nodes: one encoder layer behind an embedding's backward."""
+    """Return a neighbourhood of 41 nodes: one encoder layer behind an embedding's backward."""
     ops = (
         ("aten::embedding", "bert.embeddings.word_embeddings", (8, 128, 64)),
         ("aten::add.Tensor", "bert.embeddings", (8, 128, 64)),
@@ -277,7 +277,7 @@ def bert_graph() -> AutogradNeighbourhood:
 
 
 def segmentation() -> Report:
-    """Give a report of masks with 255 in their borders, found in two dimensions."""
+    """Return a report of masks with 255 in their borders, found in two dimensions."""
     rows, columns = 24, 48
     bad = tuple(
         4 * int(row in (0, 23) or (row, column) in ((5, 7), (6, 7), (6, 8), (14, 40)))
@@ -337,7 +337,7 @@ def segmentation() -> Report:
 
 
 def host_error() -> Report:
-    """Give a report of a shape mismatch that torch raised itself, CUDA not looked at."""
+    """Return a report of a shape mismatch that torch raised itself, CUDA not looked at."""
     lines = ("h = encoder(x)", "scores = torch.matmul(h, queries)")
     h = tensor(lines[1], 2, "self", "h", shape=(4, 12, 64), dtype="float32", requires_grad=True)
     return Report(
@@ -377,7 +377,7 @@ def host_error() -> Report:
 
 
 def autograd_error() -> Report:
-    """Give a report of an in-place change found by backward, on the simulated device."""
+    """Return a report of an in-place change found by backward, on the simulated device."""
     return Report(
         kind="autograd_error",
         certainty="likely",
@@ -402,7 +402,7 @@ def autograd_error() -> Report:
 
 
 def silent() -> Report:
-    """Give a report of a finding that stops nothing: probabilities that do not sum to one."""
+    """Return a report of a finding that stops nothing: probabilities that do not sum to one."""
     lines = ("probs = torch.softmax(logits, 0)", "pick = torch.multinomial(probs, 1)")
     return make_report(
         kind="silent",
@@ -441,7 +441,7 @@ def silent() -> Report:
 
 
 def lost_context() -> Report:
-    """Give a report of an illegal memory access in an op of an extension: the context is gone."""
+    """Return a report of an illegal memory access in an op of an extension: the context is gone."""
     return Report(
         kind="cuda_error",
         certainty="likely",
@@ -486,7 +486,7 @@ def lost_context() -> Report:
 
 
 def bert_backward() -> Report:
-    """Give a report found while backward ran, deep in a large model."""
+    """Return a report found while backward ran, deep in a large model."""
     lines = (
         "out = model(**batch)",
         "loss = F.cross_entropy(out.logits, labels)",
@@ -512,7 +512,7 @@ def bert_backward() -> Report:
 
 
 def nonfinite() -> Report:
-    """Give a report of the first non-finite result, on a statement of several lines."""
+    """Return a report of the first non-finite result, on a statement of several lines."""
     lines = (
         "with torch.autocast('cuda'):",
         "    weights = torch.exp(",

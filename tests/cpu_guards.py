@@ -30,7 +30,7 @@ class Collector:
         return None if self.lets_pass else Stopped(violation.headline)
 
     def look(self, call: Callable[[], Any]) -> Violation | None:
-        """Run a call; give what stopped it, ``None`` when nothing did."""
+        """Run a call; return what stopped it, ``None`` when nothing did."""
         self.found.clear()
         try:
             call()
@@ -40,7 +40,7 @@ class Collector:
         return None
 
     def unguarded(self, call: Callable[[], Any]) -> BaseException | None:
-        """Run a call without stopping it; give what torch itself raised."""
+        """Run a call without stopping it; return what torch itself raised."""
         self.found.clear()
         self.lets_pass = True
         try:
@@ -68,17 +68,17 @@ def guarded(*devices: str) -> Iterator[Collector]:
 
 
 def positions(violation: Violation) -> list[tuple[int, ...]]:
-    """Give the positions of the offenders that are listed."""
+    """Return the positions of the offenders that are listed."""
     return [item.position for item in violation.offenders.first]
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the same values in a tensor that is not contiguous."""
+    """Return the same values in a tensor that is not contiguous."""
     return tensor.mT.contiguous().mT if tensor.dim() > 1 else strided(tensor)
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the same values with a gap behind each."""
+    """Return the same values with a gap behind each."""
     holder = tensor.new_zeros((*tensor.shape, 2))
     holder[..., 0] = tensor
     return holder[..., 0]

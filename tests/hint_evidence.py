@@ -88,7 +88,7 @@ def finding(
     is_silent: bool = False,
     **evidence: Any,
 ) -> Evidence:
-    """Give the evidence of a guard that stopped ``op`` because of ``fact``."""
+    """Return the evidence of a guard that stopped ``op`` because of ``fact``."""
     bad = [
         Offender(position=at, value=value if math.isfinite(value) else str(value))
         for at, value in zip(positions(fact.shape), values, strict=True)
@@ -143,7 +143,7 @@ def out_of_range(
     also: tuple[int, ...] = (),
     **rest: Any,
 ) -> Evidence:
-    """Give the evidence of integers outside ``[low, size - 1]``."""
+    """Return the evidence of integers outside ``[low, size - 1]``."""
     return finding(
         op,
         tensor(argument, expression, values, shape, dtype),
@@ -165,7 +165,7 @@ def labels(
     others: tuple[TensorFact, ...] | None = None,
     **rest: Any,
 ) -> Evidence:
-    """Give the evidence of class labels in a cross entropy, of pixels when ``shape`` is 3-D."""
+    """Return the evidence of class labels in a cross entropy, of pixels when ``shape`` is 3-D."""
     is_2d = shape is not None and len(shape) == 3
     scores = TensorFact(argument="input", expression="z", dtype="float32", shape=(1, classes))
     settings: dict[str, Any] = {
@@ -196,7 +196,7 @@ def lookup(
     padding: int = -1,
     **rest: Any,
 ) -> Evidence:
-    """Give the evidence of ids looked up in an embedding."""
+    """Return the evidence of ids looked up in an embedding."""
     settings: dict[str, Any] = {
         "call": f"net({name})" if name else "net(x)",
         "api": "torch.nn.functional.embedding",
@@ -210,7 +210,7 @@ def lookup(
 
 
 def bert(values: Sequence[int], rows: int, table: str, **rest: Any) -> Evidence:
-    """Give the evidence of ids looked up inside a model of transformers."""
+    """Return the evidence of ids looked up inside a model of transformers."""
     settings: dict[str, Any] = {
         "path": f"embeddings.{table}",
         "library": TRANSFORMERS,
@@ -229,7 +229,7 @@ def gathered(
     call: str,
     **rest: Any,
 ) -> Evidence:
-    """Give the evidence of indices in a gather along dimension 1."""
+    """Return the evidence of indices in a gather along dimension 1."""
     shape = rest.pop("shape", (len(values), 1))
     return out_of_range(
         "aten::gather",
@@ -247,7 +247,7 @@ def gathered(
 
 
 def boxes(values: Sequence[int], table: str, corners: Sequence[int]) -> Evidence:
-    """Give the evidence of one column of LayoutLM's boxes; ``corners`` are all coordinates."""
+    """Return the evidence of one column of LayoutLM's boxes; ``corners`` are all coordinates."""
     return bert(
         values,
         1024,
@@ -272,7 +272,7 @@ def numbers(
     shape: tuple[int, ...] | None = None,
     **rest: Any,
 ) -> Evidence:
-    """Give the evidence of numbers outside ``[0, high]``."""
+    """Return the evidence of numbers outside ``[0, high]``."""
     top = math.inf if high is None else high
     return finding(
         op,
@@ -285,7 +285,7 @@ def numbers(
 
 
 def bce(values: Sequence[float], argument: str = "self", **rest: Any) -> Evidence:
-    """Give the evidence of a binary cross entropy."""
+    """Return the evidence of a binary cross entropy."""
     name = "p" if argument == "self" else "t"
     settings = {
         "call": "F.binary_cross_entropy(p, t)",
@@ -296,13 +296,13 @@ def bce(values: Sequence[float], argument: str = "self", **rest: Any) -> Evidenc
 
 
 def drawn(values: Sequence[float], **rest: Any) -> Evidence:
-    """Give the evidence of weights in a multinomial."""
+    """Return the evidence of weights in a multinomial."""
     settings = {"call": "torch.multinomial(p, 1)", "api": "torch.multinomial", "high": None}
     return numbers("aten::multinomial", "self", values, **{**settings, **rest})
 
 
 def empty_rows(context: tuple[str, ...] = (), dtype: str = "float32") -> Evidence:
-    """Give the evidence of a multinomial with one row of zeros out of two."""
+    """Return the evidence of a multinomial with one row of zeros out of two."""
     return finding(
         "aten::multinomial",
         TensorFact(
@@ -322,7 +322,7 @@ def empty_rows(context: tuple[str, ...] = (), dtype: str = "float32") -> Evidenc
 
 
 def step(op: str, text: str, note: str | None = None, line: int = 4) -> ProvenanceStep:
-    """Give one step of provenance, at a line of the user's."""
+    """Return one step of provenance, at a line of the user's."""
     return ProvenanceStep(op=op, source=LineRef(line=line, text=text, cell=1), note=note)
 
 

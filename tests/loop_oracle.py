@@ -26,7 +26,7 @@ def labels(classes: int, *others: int) -> st.SearchStrategy[int]:
 
 
 def elements(tensor: torch.Tensor) -> Iterator[tuple[Position, Any]]:
-    """Give every element with its position, in row-major order, one by one."""
+    """Return every element with its position, in row-major order, one by one."""
 
     def walk(value: Any, position: Position) -> Iterator[tuple[Position, Any]]:
         if isinstance(value, list):
@@ -39,7 +39,7 @@ def elements(tensor: torch.Tensor) -> Iterator[tuple[Position, Any]]:
 
 
 def loop(tensor: torch.Tensor, is_good: Callable[[Any], bool]) -> list[tuple[Position, Any]]:
-    """Give the bad elements as a plain loop finds them."""
+    """Return the bad elements as a plain loop finds them."""
     return [(position, value) for position, value in elements(tensor) if not is_good(value)]
 
 

@@ -71,7 +71,7 @@ class Outcome:
 
 
 def mutants(path: Path, root: Path = ROOT) -> list[Mutant]:
-    """Give every mutant of a file, in the order of operators and places."""
+    """Return every mutant of a file, in the order of operators and places."""
     from cosmic_ray.ast import ast_nodes, get_ast
 
     tree = get_ast(path.read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def _operators() -> dict[str, object]:
 
 
 def mutated(mutant: Mutant, source: str) -> str | None:
-    """Give the changed source, ``None`` where it cannot run or runs as before."""
+    """Return the changed source, ``None`` where it cannot run or runs as before."""
     from cosmic_ray import plugins
     from cosmic_ray.mutating import mutate_code
 
@@ -128,7 +128,7 @@ def _behaviour(source: str) -> str:
 
 
 def sample(every: Iterable[Mutant], seed: int, count: int | None) -> Iterator[Mutant]:
-    """Give mutants that can be noticed in an order that only the seed decides."""
+    """Return mutants that can be noticed in an order that only the seed decides."""
     shuffled = sorted(every, key=lambda item: (item.path, item.operator, item.occurrence))
     random.Random(seed).shuffle(shuffled)
     given = 0
@@ -144,7 +144,7 @@ def sample(every: Iterable[Mutant], seed: int, count: int | None) -> Iterator[Mu
 
 
 def tests_of(path: str) -> list[str]:
-    """Give the test files for a module of the package, its own first, whole families after."""
+    """Return the test files for a module of the package, its own first, whole families after."""
     module = Path(path)
     files = [
         str(file.relative_to(ROOT))
@@ -156,7 +156,7 @@ def tests_of(path: str) -> list[str]:
 
 
 def passes(root: Path, tests: list[str], limit_s: float = LIMIT_S) -> bool:
-    """Tell whether the tests pass in a copy of the checkout within the limit."""
+    """Return whether the tests pass in a copy of the checkout within the limit."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly"]
     run = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *tests],
@@ -229,7 +229,7 @@ def judge_all(chosen: Iterable[Mutant], jobs: int, minutes: float) -> Iterator[O
 
 
 def report(outcomes: list[Outcome]) -> str:
-    """Give the score by file and in all, and every mutant that no test noticed."""
+    """Return the score by file and in all, and every mutant that no test noticed."""
     killed = Counter(item.mutant.path for item in outcomes if item.is_killed)
     total = Counter(item.mutant.path for item in outcomes)
     lines = [f"{path:<44}{killed[path]:>5} of {total[path]:>4}" for path in sorted(total)]

@@ -39,7 +39,7 @@ def replacements(*, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def cleaner(*, prefix: str = "") -> Callable[[str], str]:
-    """Give the function that applies the replacements of some sections to a text."""
+    """Return the function that applies the replacements of some sections to a text."""
     patterns = replacements(prefix=prefix)
 
     def clean(text: str) -> str:
@@ -87,7 +87,7 @@ def executed(notebook: nbformat.NotebookNode, *, folder: Path = NOTEBOOKS) -> An
 
 
 def stored(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Give the notebook as it is kept: text without machine paths, no data of the kernel."""
+    """Return the notebook as it is kept: text without machine paths, no data of the kernel."""
     clean = cleaner(prefix=STORED)
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -9,7 +9,7 @@ from tests.wheel_asserts import known_sites
 
 
 def here(quoted: str) -> str:
-    """Give a line of 2.13.0, or only its place or what follows it, as it is printed here."""
+    """Return a line of 2.13.0, or only its place or what follows it, as it is printed here."""
     if quoted.endswith("` failed."):
         return as_printed_by(torch.__version__, quoted) or ""
     place, colon, rest = quoted.partition(": ")
@@ -19,6 +19,6 @@ def here(quoted: str) -> str:
 
 
 def release() -> tuple[int, int]:
-    """Give the installed release, as ``(2, 13)``."""
+    """Return the installed release, as ``(2, 13)``."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)

@@ -61,11 +61,11 @@ class Page(HTMLParser):
         self.strange.append(data)
 
     def text(self, *, without: tuple[str, ...] = ("style",)) -> str:
-        """Give all text but that inside the elements named."""
+        """Return all text but that inside the elements named."""
         return "".join(text for inside, text in self.texts if not set(without) & set(inside))
 
     def looks(self) -> set[tuple[str, ...]]:
-        """Give each element with its attribute names, and the values that are never a user's."""
+        """Return each element with its attribute names, and the values that are never a user's."""
         shown = ("class", "style", "href", "src", "role", "fill", "stroke", "open")
         return {
             (
@@ -80,7 +80,7 @@ class Page(HTMLParser):
 
 
 def with_texts(report: Report, change: Callable[[str], str]) -> Report:
-    """Give the report with every free text in it changed; ids stay told apart."""
+    """Return the report with every free text in it changed; ids stay told apart."""
 
     def walk(value: Any, key: str) -> Any:
         if isinstance(value, dict):
@@ -118,7 +118,7 @@ _SEEDS = (
 
 
 def hostile_texts(count: int) -> Iterator[str]:
-    """Give ``count`` different texts that try to leave the place they are put in."""
+    """Return ``count`` different texts that try to leave the place they are put in."""
     for at in range(count):
         one = _SEEDS[at % len(_SEEDS)]
         turn = at // len(_SEEDS)

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 @contextmanager
 def shell_with_cudalens() -> Iterator[Any]:
-    """Give a shell that has loaded the extension; unload it and forget the shell afterwards."""
+    """Return a shell that has loaded the extension; unload it and forget the shell afterwards."""
     config = Config()
     config.HistoryManager.hist_file = ":memory:"
     hook, paths = sys.excepthook, list(sys.path)
@@ -32,7 +32,7 @@ def shell_with_cudalens() -> Iterator[Any]:
 
 
 def run(shell: Any, cell: str) -> tuple[BaseException | None, list[dict[str, Any]]]:
-    """Run a cell as a user does; give its error and the bundles that it displayed."""
+    """Run a cell as a user does; return its error and the bundles that it displayed."""
     shell.display_pub.outputs.clear()
     result = shell.run_cell(cell, store_history=True)
     shown = [dict(item["data"]) for item in shell.display_pub.outputs]

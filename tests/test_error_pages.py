@@ -53,7 +53,7 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Give the fenced blocks of a page in their order."""
+    """Return the fenced blocks of a page in their order."""
     return [
         Block(found["language"], found["body"], found.start("body"), found.end("body"))
         for found in BLOCK.finditer(page)
@@ -93,12 +93,12 @@ def report_of(code: str, names: dict[str, object], *, cell: int) -> str | None:
 
 
 def words(page: str) -> list[str]:
-    """Give the words of a page, with autograd's nodes as every supported torch calls them."""
+    """Return the words of a page, with autograd's nodes as every supported torch calls them."""
     return page.replace("Backward0", "").split()
 
 
 def rerun(page: str) -> str:
-    """Give the page with the reports that its blocks make now."""
+    """Return the page with the reports that its blocks make now."""
     torch.manual_seed(0)
     blocks = blocks_of(page)
     names: dict[str, object] = {}

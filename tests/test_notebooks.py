@@ -41,7 +41,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def reports(notebook: Any) -> list[Any]:
-    """Give the stored display bundles of the notebook's reports."""
+    """Return the stored display bundles of the notebook's reports."""
     return [
         output.data
         for cell in code_cells(notebook)
@@ -51,7 +51,7 @@ def reports(notebook: Any) -> list[Any]:
 
 
 def strings(value: Any) -> list[str]:
-    """Give every string inside lists and mappings."""
+    """Return every string inside lists and mappings."""
     if isinstance(value, str):
         return [value]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -143,7 +143,7 @@ def test_the_comparison_keeps_the_finding() -> None:
 
 
 def damaged(change: str) -> Any:
-    """Give the quickstart with one thing wrong."""
+    """Return the quickstart with one thing wrong."""
     notebook = copy.deepcopy(read("quickstart"))
     cells = code_cells(notebook)
     failing = next(cell for cell in cells if RAISES in cell.metadata.get("tags", []))

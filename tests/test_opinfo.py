@@ -119,7 +119,7 @@ class Case:
         return islice(samples, limit)
 
     def run(self, sample: Any) -> Run:
-        """Give values and gradients of one sample, and both random states afterwards."""
+        """Return values and gradients of one sample, and both random states afterwards."""
         args, kwargs = on_device(((sample.input, *sample.args), sample.kwargs))
         torch.manual_seed(0)
         found: list[Any] = tensors(sample.output_process_fn_grad(self.op(*args, **kwargs)))
@@ -175,7 +175,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def bits(tensor: Tensor | None) -> Any:
-    """Give everything that tells one result from another."""
+    """Return everything that tells one result from another."""
     if tensor is None:
         return None
     meta = (tensor.layout, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.requires_grad)
@@ -217,7 +217,7 @@ def cases_of(op: Any) -> Iterator[Case]:
 
 
 def quick_cases_of(op: Any) -> list[Case]:
-    """Give the cases of the normal run: a pass backward begins with one forward."""
+    """Return the cases of the normal run: a pass backward begins with one forward."""
     cases = list(cases_of(op))
     if op.name in GUARDED:
         return cases

@@ -70,7 +70,7 @@ class Held:
 
 
 def held(code: list[str], at: int, register: Register, depth: int = 0) -> Held | None:
-    """Give what a register holds before a line, ``None`` where the code does not say."""
+    """Return what a register holds before a line, ``None`` where the code does not say."""
     if depth > 12:
         return None
     for index in range(at - 1, max(at - FURTHEST, -1), -1):
@@ -160,7 +160,7 @@ class Image:
         return self.texts.get(value.value) if value is not None and value.is_address else None
 
     def sites(self, disassembler: Path) -> Iterator[Site]:
-        """Give the assertion of each call of the handler; raise where one cannot be read."""
+        """Return the assertion of each call of the handler; raise where one cannot be read."""
         for code in self._disassembled(disassembler):
             at = len(code) - 1
             match = _INSTRUCTION.search(code[at])
@@ -178,7 +178,7 @@ class Image:
             yield Site(Path(file).name, number.value, function, (message or "").strip())
 
     def _disassembled(self, disassembler: Path) -> Iterator[list[str]]:
-        """Give the code before each call, which is the last line."""
+        """Return the code before each call, which is the last line."""
         if not self._windows:
             return
         ordered = sorted(self._windows)
@@ -199,7 +199,7 @@ class Image:
 
 
 def windows(code: bytes) -> Iterator[bytes]:
-    """Give what stands before each call through a register, the call included."""
+    """Return what stands before each call through a register, the call included."""
     for at in range(0, len(code) - INSTRUCTION_BYTES + 1, INSTRUCTION_BYTES):
         if int.from_bytes(code[at : at + 2], "little") & 0xFFF == CALL:
             end = at + INSTRUCTION_BYTES
@@ -215,7 +215,7 @@ def _text(symbol: Any, data: Mapping[int, bytes]) -> str:
 
 
 def sites_of(packages: Path) -> list[Site]:
-    """Give every assertion in libtorch_cuda.so of an installed torch."""
+    """Return every assertion in libtorch_cuda.so of an installed torch."""
     tools = packages / "triton" / "backends" / "nvidia" / "bin"
     found: set[Site] = set()
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +234,7 @@ def sites_of(packages: Path) -> list[Site]:
 
 
 def known_sites() -> list[Site]:
-    """Give the assertions of torch 2.13.0, as they were read."""
+    """Return the assertions of torch 2.13.0, as they were read."""
     return [Site(*row) for row in json.loads(KNOWN.read_text(encoding="utf-8"))]
 
 
@@ -264,7 +264,7 @@ def differences(known: Iterable[Site], there: Iterable[Site]) -> dict[str, list[
 
 
 def key_of(site: Site) -> str:
-    """Give place and expression: a line of a macro is compiled into one for each dtype."""
+    """Return place and expression: a line of a macro is compiled into one for each dtype."""
     return f"{site.place} {site.expression}".rstrip()
 
 
@@ -278,7 +278,7 @@ def _grouped(
 
 
 def release_of(packages: Path) -> str:
-    """Give the public version of the torch that is installed there."""
+    """Return the public version of the torch that is installed there."""
     text = (packages / "torch" / "version.py").read_text(encoding="utf-8")
     found = re.search(r"__version__ = '([^'+]+)", text)
     assert found is not None, "torch/version.py names no version"

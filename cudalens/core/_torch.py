@@ -31,7 +31,7 @@ def _below(key: str) -> Any:
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Tell whether guards act on tensors of this device."""
+    """Return whether guards act on tensors of this device."""
     return device.type in ACCELERATORS
 
 
@@ -40,12 +40,12 @@ _AUTOGRAD_KEYS["privateuseone"] = "AutogradPrivateUse1"
 
 
 def autograd_keys(devices: Iterable[str]) -> list[str]:
-    """Give the autograd keys of some device types: where composite ops can be met."""
+    """Return the autograd keys of some device types: where composite ops can be met."""
     return [_AUTOGRAD_KEYS[name] for name in sorted(devices) if name in _AUTOGRAD_KEYS]
 
 
 def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any], Any]:
-    """Give what goes on to the kernel below a key, as if no kernel had been there.
+    """Return what goes on to the kernel below a key, as if no kernel had been there.
 
     Returns:
         a function of a key set and the arguments of the call, and the keys that the set of the
@@ -59,7 +59,7 @@ def redispatcher(op: Any, key: str = BACKEND_SELECT) -> tuple[Callable[..., Any]
 
 
 def _decomposition(op: Any) -> Callable[..., Any]:
-    """Give what runs an op's composite kernel where it stands.
+    """Return what runs an op's composite kernel where it stands.
 
     A redispatch would first offer the op to the dispatch modes, which stand below autograd: the
     ops that it decomposes into would then be lost to autograd.
@@ -102,17 +102,17 @@ def destroy(libraries: Iterable[Any]) -> None:
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Tell whether an op has a kernel of its own for a dispatch key or alias key."""
+    """Return whether an op has a kernel of its own for a dispatch key or alias key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def all_op_names() -> list[str]:
-    """Give the full names of all ops that the dispatcher knows."""
+    """Return the full names of all ops that the dispatcher knows."""
     return list(torch._C._dispatch_get_all_op_names())
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tell whether a tensor has values of its own: no subclass that dispatches, no functorch."""
+    """Return whether a tensor has values of its own: no subclass that dispatches, no functorch."""
     kind = type(tensor)
     if kind is Tensor or kind is torch.nn.Parameter:
         return True
@@ -120,7 +120,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_capturing() -> bool:
-    """Tell whether a CUDA graph is being captured on the current stream: no reading then."""
+    """Return whether a CUDA graph is being captured on the current stream: no reading then."""
     # Asking whether there is a device costs more than the rest of a guard.
     try:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
@@ -202,14 +202,14 @@ An interrupt finds it done or not begun, unless the user is debugging what synch
 BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
 """Block that autograd does not see, like :data:`NoTorchFunction`."""
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""Tell whether a Python dispatch mode of this thread would see our own torch calls."""
+"""Return whether a Python dispatch mode of this thread would see our own torch calls."""
 _has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def is_unseen() -> bool:
-    """Tell whether nobody sees our own torch calls without any block, as below most calls."""
+    """Return whether nobody sees our own torch calls without any block, as below most calls."""
     is_watched = has_dispatch_modes() or _has_function_modes() or _sync_debug_mode()
     return not is_watched and not _own_waits.count and _is_excluded(_AUTOGRAD)
 
@@ -229,28 +229,30 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
 
 
 def current_node() -> Any | None:
-    """Give the autograd node that this thread is running, ``None`` outside a backward pass."""
+    """Return the autograd node that this thread is running, ``None`` outside a backward pass."""
     return torch._C._current_autograd_node()
 
 
 def node_sequence_nr(node: Any) -> int | None:
-    """Give the number that autograd drew when the forward op created ``node``."""
+    """Return the number that autograd drew when the forward op created ``node``."""
     number = getattr(node, "_sequence_nr", None)
     return None if number is None else int(number())
 
 
 def next_sequence_nr() -> int:
-    """Give the sequence number that the next autograd node of this thread will get."""
+    """Return the sequence number that the next autograd node of this thread will get."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """Give the tensor that ``tensor`` is a view of."""
+    """Return the tensor that ``tensor`` is a view of."""
     return tensor._base
 
 
 def same_tensor(left: object, right: object) -> bool:
-    """Tell whether two objects are the same tensor: the object, or the same elements in memory."""
+    """Return whether two objects are the same tensor: the object, or the same elements in
+    memory.
+    """
     if left is right:
         return True
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
@@ -269,12 +271,12 @@ def same_tensor(left: object, right: object) -> bool:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Give ``torch.float32`` as ``float32``."""
+    """Return ``torch.float32`` as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def grad_fn_name(tensor: Tensor) -> str | None:
-    """Give the class name of the autograd node that made ``tensor``."""
+    """Return the class name of the autograd node that made ``tensor``."""
     if not tensor.requires_grad or tensor.is_leaf:
         return None
     node = tensor.grad_fn

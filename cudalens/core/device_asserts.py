@@ -33,7 +33,7 @@ class AssertLine:
     first: str
 
     def text(self) -> str:
-        """Give the first line as printed, and the count when there were more."""
+        """Return the first line as printed, and the count when there were more."""
         if self.count == 1:
             return self.first
         return f"{self.first} ({self.count} times, {self.blocks} blocks, {self.threads} threads)"
@@ -50,7 +50,7 @@ class _Seen:
 
 
 def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
-    """Give the different assertions of a printed text, in order of appearance, at most 20.
+    """Return the different assertions of a printed text, in order of appearance, at most 20.
 
     Args:
         raw: the text, or its lines.
@@ -96,7 +96,7 @@ Site = tuple[str, str, str]
 
 
 def as_printed_by(release: str | None, text: str) -> str | None:
-    """Give the line of an assertion as the kernels of a release print it.
+    """Return the line of an assertion as the kernels of a release print it.
 
     Args:
         release: ``torch.__version__``, such as ``2.14.1+cu130``.
@@ -126,7 +126,7 @@ def as_printed_by(release: str | None, text: str) -> str | None:
 
 
 def known_releases() -> frozenset[str]:
-    """Give the releases whose CUDA wheels were read."""
+    """Return the releases whose CUDA wheels were read."""
     return frozenset({KNOWN_RELEASE, *_moved()})
 
 

@@ -102,15 +102,15 @@ class Evidence:
     limits: tuple[str, ...] = ()
 
     def tensor(self, argument: str) -> TensorFact | None:
-        """Give the tensor that the op received as ``argument`` (its schema name)."""
+        """Return the tensor that the op received as ``argument`` (its schema name)."""
         return next((item for item in self.tensors if item.argument == argument), None)
 
     def scalar(self, name: str) -> str | None:
-        """Give the text of another argument of the op, ``None`` when it was not given."""
+        """Return the text of another argument of the op, ``None`` when it was not given."""
         return dict(self.scalars).get(name)
 
     def fact(self, name: str) -> str | None:
-        """Give a named observation, ``None`` when no collector made it."""
+        """Return a named observation, ``None`` when no collector made it."""
         return dict(self.facts).get(name)
 
 
@@ -147,11 +147,13 @@ class Report:
     limits: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the report as plain dictionaries, lists, strings and numbers; every key is there."""
+        """Return the report as plain dictionaries, lists, strings and numbers; every key is
+        there.
+        """
         return typing.cast("dict[str, Any]", to_plain(self))
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Give :meth:`to_dict` as JSON text."""
+        """Return :meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -192,7 +194,7 @@ class Report:
         return target
 
     def widget(self) -> Any:
-        """Give the interactive view, an ipywidgets widget."""
+        """Return the interactive view, an ipywidgets widget."""
         return _renderer("widget").build(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -220,7 +222,7 @@ _T = TypeVar("_T")
 
 
 def to_plain(value: Any) -> Any:
-    """Give dataclasses as dictionaries, tuples as lists, and non-finite floats as texts."""
+    """Return dataclasses as dictionaries, tuples as lists, and non-finite floats as texts."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = _JSON_NAMES.get(type(value), {})
         return {

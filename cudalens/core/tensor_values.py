@@ -38,7 +38,7 @@ _EXACT_SIGNIFICANT = 6
 
 
 def number(value: float) -> Number:
-    """Give a Python number that JSON can hold: NaN and infinities as text."""
+    """Return a Python number that JSON can hold: NaN and infinities as text."""
     if isinstance(value, (bool, int)):
         return int(value)
     if math.isnan(value):
@@ -99,7 +99,7 @@ def _first_places(marks: Tensor) -> list[int]:
 
 
 def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Give the position of flat element ``index`` in a row-major tensor of ``shape``."""
+    """Return the position of flat element ``index`` in a row-major tensor of ``shape``."""
     position = []
     for size in reversed(shape):
         index, rest = divmod(index, size)
@@ -155,7 +155,7 @@ def _bounds(block: Tensor) -> Tensor:
 
 
 def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:
-    """Give start, number and width of the longer parts, then of the shorter ones."""
+    """Return start, number and width of the longer parts, then of the shorter ones."""
     width, longer = divmod(size, parts)
     if longer:
         yield 0, longer, width + 1

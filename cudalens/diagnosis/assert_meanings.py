@@ -47,17 +47,17 @@ class Meaning:
         return names.pop() if len(names) == 1 else None
 
     def argument_of(self, op: str | None) -> str | None:
-        """Give the argument at fault in this op, in-place or not; ``None`` for another op."""
+        """Return the argument at fault in this op, in-place or not; ``None`` for another op."""
         return dict(self.arguments).get((op or "").rstrip("_"))
 
 
 def folded(expression: str) -> str:
-    """Give an expression without blanks and without the message behind its last ``&&``."""
+    """Return an expression without blanks and without the message behind its last ``&&``."""
     return "".join(_LITERAL.sub("", expression).split())
 
 
 def meaning_of(line: AssertLine, torch_version: str | None = None) -> Meaning | None:
-    """Give what an assertion means, ``None`` for one that no table knows.
+    """Return what an assertion means, ``None`` for one that no table knows.
 
     Args:
         line: the assertion as it was printed.
@@ -84,7 +84,7 @@ def _own_message(line: AssertLine) -> Meaning | None:
 
 
 def known_texts() -> Mapping[str, Meaning]:
-    """Give the built-in table by folded expression."""
+    """Return the built-in table by folded expression."""
     return MappingProxyType(_TABLE)
 
 
@@ -100,7 +100,7 @@ def _compiled(match: re.Match[str]) -> Meaning:
 
 @cache
 def harvested(torch_version: str | None) -> Mapping[str, Meaning]:
-    """Give the texts met on hardware with a torch release; empty where none were harvested."""
+    """Return the texts met on hardware with a torch release; empty where none were harvested."""
     release = (torch_version or "").partition("+")[0]
     file = resources.files("cudalens") / "core" / "data" / f"assert_texts_{release}.json"
     if not release or not file.is_file():

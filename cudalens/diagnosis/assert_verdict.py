@@ -110,7 +110,9 @@ def _conclusion(
 
 
 def _is_strange(evidence: Evidence, line: AssertLine | None, meaning: Meaning | None) -> bool:
-    """Tell whether an op of torch's reported an assert that is none of its kernels' known ones."""
+    """Return whether an op of torch's reported an assert that is none of its kernels' known
+    ones.
+    """
     is_own = (evidence.op.name or "").startswith("aten::")
     return line is not None and meaning is None and is_own
 
@@ -126,7 +128,7 @@ def _stranger(evidence: Evidence) -> str:
 
 
 def _is_elsewhere(evidence: Evidence, meaning: Meaning | None) -> bool:
-    """Tell whether all recorded ops are cleared of an assert that the block met."""
+    """Return whether all recorded ops are cleared of an assert that the block met."""
     if evidence.op.name is not None or evidence.fact("device.lost_before"):
         return False
     return evidence.fact("check.waits") == "yes" and (meaning is None or not meaning.is_compiled)
@@ -162,14 +164,14 @@ def _not_waited(evidence: Evidence) -> str:
 
 
 def _was_hurried(evidence: Evidence, meaning: Meaning | None) -> bool:
-    """Tell whether waiting for each op would have named the one at fault."""
+    """Return whether waiting for each op would have named the one at fault."""
     if evidence.op.name is not None or evidence.fact("check.waits") != "no":
         return False
     return meaning is None or not meaning.is_compiled
 
 
 def _values(evidence: Evidence, argument: str) -> str:
-    """Give the range that a host copy holds, empty where no copy exists."""
+    """Return the range that a host copy holds, empty where no copy exists."""
     fact = evidence.tensor(argument)
     if fact is None or fact.summary.min is None:
         return ""
@@ -177,7 +179,7 @@ def _values(evidence: Evidence, argument: str) -> str:
 
 
 def _copied(evidence: Evidence) -> str:
-    """Give the ranges that the host copies hold, where no word of the CPU's tells a value."""
+    """Return the ranges that the host copies hold, where no word of the CPU's tells a value."""
     if evidence.replay.outcome == "raised" or evidence.fact("op.waited_for"):
         return ""
     held = [

@@ -62,7 +62,7 @@ def diagnose(evidence: Evidence) -> Report:
 
 
 def _hints(evidence: Evidence) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
-    """Give the hints, and a line instead when a rule fails: the rest of the report stands."""
+    """Return the hints, and a line instead when a rule fails: the rest of the report stands."""
     try:
         return tuple(find_hints(evidence)), ()
     except Exception as trouble:
@@ -126,13 +126,13 @@ def fill(template: str, argument: str, related: str | None) -> str:
 
 
 def _spoken(evidence: Evidence, related: str | None) -> str | None:
-    """Give the name under which the manual of the called function knows the op's ``self``."""
+    """Return the name under which the manual of the called function knows the op's ``self``."""
     functional = (evidence.op.api or "").startswith("torch.nn.functional.")
     return "input" if related == "self" and functional else related
 
 
 def counted(report: Report) -> str:
-    """Give the headline with bounds and count: the one sentence that says everything."""
+    """Return the headline with bounds and count: the one sentence that says everything."""
     sentence = report.headline
     if report.bounds is not None and report.bounds.text:
         sentence += f" (allowed {report.bounds.text})"
@@ -147,7 +147,7 @@ def counted(report: Report) -> str:
 
 
 def is_device_assert(error: ErrorFacts) -> bool:
-    """Tell whether an exception is CUDA's own report of a device-side assert."""
+    """Return whether an exception is CUDA's own report of a device-side assert."""
     return error.error_code == ASSERT_CODE or _ASSERT_SENTENCE in error.message
 
 
@@ -185,7 +185,7 @@ def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> Ho
 
 
 def message(report: Report) -> str:
-    """Give the text of a guard's exception: complete without the report.
+    """Return the text of a guard's exception: complete without the report.
 
     Order: observed and allowed, op and argument, place in the user's code, what to do, CUDA.
     """
@@ -207,7 +207,7 @@ def message(report: Report) -> str:
 
 
 def where_text(report: Report, *, forward: bool = False) -> str | None:
-    """Give the user's line as ``In [7] line 12: loss = …`` or ``train.py:12: …``."""
+    """Return the user's line as ``In [7] line 12: loss = …`` or ``train.py:12: …``."""
     source = report.forward_source if forward else report.source
     if source is None or source.line is None:
         return None
@@ -220,7 +220,7 @@ def where_text(report: Report, *, forward: bool = False) -> str | None:
 
 
 def note(report: Report) -> str:
-    """Give the one line that is added to an exception which torch raised itself."""
+    """Return the one line that is added to an exception which torch raised itself."""
     place = where_text(report)
     fix = next((hint.fix or hint.text for hint in report.hints), None)
     parts = [report.headline, f"at {place}" if place else None, f"try {fix}" if fix else None]
@@ -231,18 +231,18 @@ def note(report: Report) -> str:
 
 
 def trouble_line(what: str, trouble: BaseException) -> str:
-    """Give the line of ``limits`` that says which stage failed, and how."""
+    """Return the line of ``limits`` that says which stage failed, and how."""
     reason = str(trouble).strip().split("\n", 1)[0]
     return f"{what} unavailable: {type(trouble).__name__}: {reason}"
 
 
 def offenders_of(violation: Violation) -> Offenders | None:
-    """Give the bad elements, ``None`` where the guard counted none: 0 of 0 would be untrue."""
+    """Return the bad elements, ``None`` where the guard counted none: 0 of 0 would be untrue."""
     return None if violation.offenders == Offenders() else violation.offenders
 
 
 def bounds_of(violation: Violation) -> Bounds | None:
-    """Give the allowed values, ``None`` where the guard named none."""
+    """Return the allowed values, ``None`` where the guard named none."""
     return None if violation.bounds == Bounds() else violation.bounds
 
 
@@ -280,7 +280,7 @@ def of_error(error: ErrorFacts) -> Report:
 
 
 def sentence(report: Report) -> str:
-    """Give the one sentence with the observed value, the bound and the count."""
+    """Return the one sentence with the observed value, the bound and the count."""
     text = report.headline
     if report.bounds is not None and report.bounds.text:
         text += f" (allowed {report.bounds.text})"

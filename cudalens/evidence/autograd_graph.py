@@ -138,7 +138,7 @@ class _Walk:
                 self._edge(self._discover(following), self._ids[node], position)
 
     def site_of(self, node: Any) -> tuple[LineRef | None, str | None]:
-        """Give the forward line and module of a node."""
+        """Return the forward line and module of a node."""
         number = getattr(node, "_sequence_nr", None)
         if self._site is None or number is None:
             return None, None
@@ -204,7 +204,7 @@ def _name_of(node: Any) -> str:
 
 
 def op_of(node_name: str) -> str | None:
-    """Give the op whose derivative a node such as ``AddmmBackward0`` is, ``None`` when unsure."""
+    """Return the op whose derivative a node such as ``AddmmBackward0`` is, ``None`` when unsure."""
     stem = node_name.rstrip("0123456789")
     if stem == node_name or not stem.endswith("Backward"):
         return None

@@ -35,7 +35,7 @@ class _Unread:
 
 
 def call_arguments(entries: Entries) -> dict[str, object]:
-    """Give the arguments of the innermost public function of torch's on a traceback, by name.
+    """Return the arguments of the innermost public function of torch's on a traceback, by name.
 
     The names are those of the function that was called; ``self`` and ``other`` for operators.
     What cannot be read without running code is left out.
@@ -52,7 +52,7 @@ def call_arguments(entries: Entries) -> dict[str, object]:
 
 
 def unread_arguments(entries: Entries) -> dict[str, str]:
-    """Give the text of what the user's line passes to torch and nothing holds: ``f(x)``.
+    """Return the text of what the user's line passes to torch and nothing holds: ``f(x)``.
 
     Nothing of Python may lie below that line.
     """
@@ -205,7 +205,7 @@ def _of_module(entries: Entries) -> dict[str, object]:
 
 
 def _of_running(entry: TracebackType) -> dict[str, object]:
-    """Give the operands of the expression that an entry runs; some are only spelled."""
+    """Return the operands of the expression that an entry runs; some are only spelled."""
     place = place_of(entry)
     node = running_segment(place)
     reader = evaluator_for(entry.tb_frame)
@@ -274,7 +274,7 @@ def _of_foreign_call(node: ast.Call, value: Any) -> dict[str, object]:
 def _parameter_names(
     op: str, given: Sequence[object], keywords: Mapping[str, object]
 ) -> list[str] | None:
-    """Give the positional names of the first overload that takes these arguments."""
+    """Return the positional names of the first overload that takes these arguments."""
     packet = getattr(torch.ops.aten, op, None)
     for overload in packet.overloads() if packet is not None else ():
         arguments = getattr(packet, overload)._schema.arguments

@@ -34,7 +34,7 @@ _OPS = "_ops.py"
 
 
 def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
-    """Give the Python frames of the running call, outermost first, without our own.
+    """Return the Python frames of the running call, outermost first, without our own.
 
     In autograd's own threads there is no Python stack: the one of the thread that called
     ``backward`` stands in when exactly one thread is doing so.
@@ -108,7 +108,7 @@ def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:
 
 
 def traceback_frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    """Give the entries of a traceback, outermost first, without our own."""
+    """Return the entries of a traceback, outermost first, without our own."""
     while traceback is not None:
         if not is_own_file(traceback.tb_frame.f_code.co_filename):
             yield traceback
@@ -163,7 +163,7 @@ def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
 
 
 def api_arguments(frames: Sequence[FrameType | TracebackType]) -> tuple[tuple[str, object], ...]:
-    """Give the arguments of the functional API on the stack, by the names that its manual uses.
+    """Return the arguments of the functional API on the stack, by the names that its manual uses.
 
     The op's own schema calls them otherwise: ``cross_entropy(input, target)`` ends in
     ``nll_loss_forward(self, target, …)``.
@@ -179,7 +179,7 @@ def api_arguments(frames: Sequence[FrameType | TracebackType]) -> tuple[tuple[st
 
 
 def worker_line(message: str) -> str:
-    """Give the user's deepest line in the traceback that a worker sent along as text.
+    """Return the user's deepest line in the traceback that a worker sent along as text.
 
     Empty where the message holds no such traceback, or nothing of the user's is on it.
     """

@@ -29,7 +29,7 @@ _TEMPERATURES = ("temperature", "temp", "tau")
 def observe(
     entries: Sequence[FrameType | TracebackType], site: CallSite
 ) -> tuple[Fact, ...]:
-    """Give the observations around a call as (name, value) pairs, each name once."""
+    """Return the observations around a call as (name, value) pairs, each name once."""
     facts = {f"library.{item.key}": item.name for item in reversed(site.library_names)}
     facts.update(_tokenizer(entries))
     facts.update(_model(entries))
@@ -57,7 +57,9 @@ def _model(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
 
 
 def _temperatures(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
-    """Give the numbers called a temperature that the user's deepest running function speaks of."""
+    """Return the numbers called a temperature that the user's deepest running function speaks
+    of.
+    """
     own = (frame for frame in map(_frame_of, reversed(entries)) if _is_users(frame))
     frame = next(own, None)
     if frame is None:
@@ -113,7 +115,7 @@ _INPUTS = ("input_ids", "inputs_embeds", "input_embeds")
 
 
 def table_of_positions(entries: Sequence[TracebackType]) -> tuple[tuple[str, str], ...]:
-    """Give the rows of the table and the tokens of the input, when the input is the longer one.
+    """Return the rows of the table and the tokens of the input, when the input is the longer one.
 
     Only where the innermost frame is a module of transformers that took all its positions from its
     own table, from the first one on.
@@ -143,13 +145,13 @@ def table_of_positions(entries: Sequence[TracebackType]) -> tuple[tuple[str, str
 
 
 def is_simulated() -> bool:
-    """Tell whether the simulated CUDA device is active."""
+    """Return whether the simulated CUDA device is active."""
     package = sys.modules.get("cudalens.simulate")
     return package is not None and package.current() is not None
 
 
 def rehearsed_fault() -> object | None:
-    """Give what ended the context of the simulated device, ``None`` while it lives or is off."""
+    """Return what ended the context of the simulated device, ``None`` while it lives or is off."""
     package = sys.modules.get("cudalens.simulate")
     running = package.current() if package is not None else None
     return None if running is None else running.fault

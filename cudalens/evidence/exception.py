@@ -30,7 +30,7 @@ from cudalens.source.locate import CallSite, runs_torch
 
 
 def concerns_torch(error: BaseException) -> bool:
-    """Tell whether torch, or a library on top of it, raised ``error``."""
+    """Return whether torch, or a library on top of it, raised ``error``."""
     if isinstance(getattr(error, "__cudalens_report__", None), Report):
         return True  # a check inside this one knew it, and took its own frames out
     return is_torch_error(

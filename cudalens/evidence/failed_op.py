@@ -145,7 +145,7 @@ def _names(op: OpName) -> tuple[tuple[str | None, str], ...]:
 
 
 def _passed(call: str | None) -> frozenset[str] | None:
-    """Give what a call passes on as it stands, ``None`` where the line spells no call."""
+    """Return what a call passes on as it stands, ``None`` where the line spells no call."""
     try:
         node: ast.AST = parse_expression(f"({call}\n)").body
     except (SyntaxError, ValueError):
@@ -208,7 +208,7 @@ def _replay(record: Any) -> Replay:
 
 
 def _value(key: str, value: Any, copies: Mapping[str, Tensor], zeros: list[str]) -> Any:
-    """Give an argument of the host's: a copy, or zeros where a tensor was not copied."""
+    """Return an argument of the host's: a copy, or zeros where a tensor was not copied."""
     if isinstance(value, list):
         return [_value(f"{key}[{n}]", item, copies, zeros) for n, item in enumerate(value)]
     if not isinstance(value, TensorMeta) or key in copies:

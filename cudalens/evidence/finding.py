@@ -72,7 +72,7 @@ class Limits:
     lines: list[str] = field(default_factory=list)
 
     def attempt(self, what: str, collect: Callable[[], _T], otherwise: _U) -> _T | _U:
-        """Give what ``collect`` gives; when it fails, note why and give ``otherwise``."""
+        """Return what ``collect`` gives; when it fails, note why and give ``otherwise``."""
         try:
             result = collect()
             if otherwise is not None and not isinstance(result, type(otherwise)):
@@ -292,7 +292,7 @@ def error_facts(error: BaseException) -> ErrorFacts:
 def forward_place(
     recorder: Any, sequence_nr: int | None, node_name: str | None = None
 ) -> tuple[SourceSpan | None, str | None]:
-    """Give the place and the module of the forward call behind an autograd node."""
+    """Return the place and the module of the forward call behind an autograd node."""
     found = None
     if recorder is not None and sequence_nr is not None:
         found = recorder.forward_site(sequence_nr, node_name)
@@ -303,7 +303,7 @@ def forward_place(
 
 
 def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None]:
-    """Give :func:`forward_place` in the short form that graphs use."""
+    """Return :func:`forward_place` in the short form that graphs use."""
     span, module_path = forward_place(recorder, sequence_nr)
     return None if span is None else span.ref, module_path
 
@@ -321,7 +321,7 @@ A cell that is run again is new code, and is told of again.
 
 
 def is_repeated(violation: Violation) -> bool:
-    """Tell whether the running instruction of the user's has met this finding before."""
+    """Return whether the running instruction of the user's has met this finding before."""
     frame = sys._getframe(1)
     while not is_user_file(frame.f_code.co_filename):
         if frame.f_back is None:

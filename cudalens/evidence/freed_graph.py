@@ -73,7 +73,7 @@ def with_freed(
 
 
 def _ways(roots: Iterable[Any], is_of_earlier: Callable[[Any], bool]) -> list[tuple[Any, ...]]:
-    """Give the shortest ways from where backward began to the first nodes freed earlier."""
+    """Return the shortest ways from where backward began to the first nodes freed earlier."""
     before: dict[Any, Any] = dict.fromkeys(roots)
     waiting, found = deque(before), list[tuple[Any, ...]]()
     while waiting and len(before) < MAX_VISITED and len(found) < _MAX_WAYS:
@@ -97,7 +97,7 @@ def _way_to(node: Any, before: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 
 def is_freed(node: Any) -> bool:
-    """Tell whether a backward pass has freed what a node had saved."""
+    """Return whether a backward pass has freed what a node had saved."""
     kind: Any = type(node)
     for name in _saved_names(kind):
         try:
@@ -140,7 +140,9 @@ def _facts(part: FreedPart, here: SourceSpan | None) -> tuple[_Fact, ...]:
 
 
 def _place(entries: Sequence[StackEntry], here: SourceSpan | None) -> str:
-    """Give the user's deepest line as ``line 7: w += 1``, with its cell or file when elsewhere."""
+    """Return the user's deepest line as ``line 7: w += 1``, with its cell or file when
+    elsewhere.
+    """
     span = locate_entries(entries[-1:]) if entries else None
     if span is None or span.line is None:
         return ""
@@ -163,7 +165,7 @@ def _kept(
     target = recorder.forward_site(int(node._sequence_nr()), _name(node))
 
     def is_it(tensor: Tensor) -> bool:
-        """Tell whether a tensor is what was read, or what its line has made of it since."""
+        """Return whether a tensor is what was read, or what its line has made of it since."""
         own = tensor.grad_fn
         if own is None or type(own) is not type(node):
             return False
@@ -185,7 +187,7 @@ def _kept(
 
 
 def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:
-    """Give the names and attributes whose values a statement uses."""
+    """Return the names and attributes whose values a statement uses."""
     for item in expressions_in(statement) if statement is not None else ():
         if isinstance(item, ast.Name | ast.Attribute):
             is_added_to = isinstance(statement, ast.AugAssign) and item is statement.target

@@ -85,7 +85,7 @@ def _overload(name: str, overload: str | None) -> Any:
 
 
 def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
-    """Give the first finding of the op's guards; one that lacks the values finds nothing."""
+    """Return the first finding of the op's guards; one that lacks the values finds nothing."""
     for guard in GUARDS[op]:
         try:
             with _torch.plain_torch(), _torch.no_dispatch_modes():
@@ -103,7 +103,8 @@ def _value(
     values: Mapping[str, Tensor],
     keys: dict[str, str],
 ) -> object:
-    """Give an argument of the op: its default, a plain value, or the tensor that it certainly was.
+    """Return an argument of the op: its default, a plain value, or the tensor that it certainly
+    was.
 
     A tensor that nothing of the user's certainly is becomes a stand-in without values.
 
@@ -243,7 +244,7 @@ def with_refused_parameter(evidence: Evidence, entries: Sequence[TracebackType])
 
 
 def _given(entries: Sequence[TracebackType], owner: object, name: str) -> object:
-    """Give what the user passed: a distribution may normalise it before it looks."""
+    """Return what the user passed: a distribution may normalise it before it looks."""
     for entry in entries:
         variables = entry.tb_frame.f_locals
         if variables.get("self") is owner and variables.get(name) is not None:
@@ -252,7 +253,7 @@ def _given(entries: Sequence[TracebackType], owner: object, name: str) -> object
 
 
 def _elementwise(constraint: Any) -> Any:
-    """Give the condition on one element behind one on rows of them."""
+    """Return the condition on one element behind one on rows of them."""
     while hasattr(constraint, "base_constraint"):
         constraint = constraint.base_constraint
     if isinstance(constraint, type(torch.distributions.constraints.simplex)):

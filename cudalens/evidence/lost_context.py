@@ -29,7 +29,7 @@ def is_lost(error: ErrorFacts) -> bool:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Tell whether the device cannot be used after an exception."""
+    """Return whether the device cannot be used after an exception."""
     return isinstance(error, Exception) and is_lost(error_facts(error))
 
 
@@ -50,7 +50,7 @@ def probe(*, wait: bool = False) -> ErrorFacts | None:
 
 
 def end() -> Report | None:
-    """Give the report of the failure that ended this process's context, ``None`` while it lives.
+    """Return the report of the failure that ended this process's context, ``None`` while it lives.
 
     A rehearsal device that was reset or stopped lives again; a GPU never does.
     """
@@ -70,7 +70,7 @@ def remember(report: Report) -> None:
 
 
 def reminder(report: Report) -> str:
-    """Give the one line for a cell that fails only because of what ``report`` tells."""
+    """Return the one line for a cell that fails only because of what ``report`` tells."""
     place = where_text(report)
     what = "a device-side assert" if report.kind == "device_assert" else "a CUDA error"
     named = f" in {report.op.name}" if report.op.name else ""

@@ -18,7 +18,7 @@ _STEP = 1024
 
 
 def is_full(message: str) -> bool:
-    """Tell whether an error says that the device has no memory left."""
+    """Return whether an error says that the device has no memory left."""
     return any(text in message for text in _FULL)
 
 
@@ -42,7 +42,7 @@ def largest(frames: Sequence[FrameType]) -> tuple[tuple[str, str], ...]:
 
 
 def _namespaces(frames: Sequence[FrameType]) -> Iterable[Mapping[str, object]]:
-    """Give the variables of the user's frames, innermost first, then those of their modules."""
+    """Return the variables of the user's frames, innermost first, then those of their modules."""
     users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
     yield from (frame.f_locals for frame in users)
     yield from ({id(frame.f_globals): frame.f_globals for frame in users}).values()
@@ -88,7 +88,7 @@ def _new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 
 
 def spoken(size: float) -> str:
-    """Give a number of bytes as torch's own messages do: ``2.00 GiB``."""
+    """Return a number of bytes as torch's own messages do: ``2.00 GiB``."""
     for unit in _UNITS:
         if size < _STEP or unit == _UNITS[-1]:
             break

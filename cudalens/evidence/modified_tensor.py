@@ -55,7 +55,7 @@ def _facts(found: Any) -> tuple[_Fact, ...]:
 
 
 def _place(step: ProvenanceStep) -> str:
-    """Give a step's line as ``In [3] line 7: w += 1``."""
+    """Return a step's line as ``In [3] line 7: w += 1``."""
     return "" if step.source is None else step.source.spoken
 
 
@@ -72,7 +72,7 @@ def _module(found: Any, entries: Sequence[TracebackType]) -> tuple[_Fact, ...]:
 
 
 def _spelled(call: Any, entries: Sequence[TracebackType]) -> str:
-    """Give the module as an expression of the user's line: ``self.net[2]``; empty if unsure."""
+    """Return the module as an expression of the user's line: ``self.net[2]``; empty if unsure."""
     node = running(place_of(call.line)).node
     if not isinstance(node, ast.Call):
         return ""

@@ -19,14 +19,14 @@ from cudalens.source.locate import CallSite
 
 
 def bad_key(violation: Violation) -> str:
-    """Give the key of the tensor at fault among :func:`tensor_values`."""
+    """Return the key of the tensor at fault among :func:`tensor_values`."""
     if violation.list_position is None:
         return violation.argument
     return f"{violation.argument}[{violation.list_position}]"
 
 
 def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Give the tensors among the arguments, elements of lists as ``indices[1]``."""
+    """Return the tensors among the arguments, elements of lists as ``indices[1]``."""
     found: dict[str, Tensor] = {}
     for name, value in arguments.items():
         if isinstance(value, Tensor):
@@ -39,7 +39,7 @@ def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def scalars_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Give the arguments that are plain numbers, texts or ``None``, as text."""
+    """Return the arguments that are plain numbers, texts or ``None``, as text."""
     return tuple(
         (name, str(value))
         for name, value in arguments.items()
@@ -164,7 +164,7 @@ def _fact(
 
 
 def breaks(violation: Violation) -> Callable[[Tensor], bool]:
-    """Give a test that tells whether a tensor holds a value outside the violated bound."""
+    """Return a test that tells whether a tensor holds a value outside the violated bound."""
     if violation.offenders.first and violation.offenders.first[0].value == "nan":
         # Numbers outside the bound are another matter: the first NaN is what is looked for.
         return lambda tensor: tensor.is_floating_point() and bool(tensor.isnan().any())

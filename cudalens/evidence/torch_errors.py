@@ -44,13 +44,13 @@ OfFile = Callable[[str], bool]
 
 
 def package_of(frame: FrameType) -> str | None:
-    """Give the top-level package of a frame's module, ``None`` where it has no name."""
+    """Return the top-level package of a frame's module, ``None`` where it has no name."""
     name = frame.f_globals.get("__name__")
     return name.partition(".")[0] if isinstance(name, str) else None
 
 
 def stands_on_torch(frame: FrameType) -> bool:
-    """Tell whether a frame's module uses torch: it *is* torch, or has it among its names."""
+    """Return whether a frame's module uses torch: it *is* torch, or has it among its names."""
     names = frame.f_globals
     if package_of(frame) == "torch":
         return True
@@ -61,7 +61,7 @@ def stands_on_torch(frame: FrameType) -> bool:
 def visible_entries(
     traceback: TracebackType | None, *, is_own: OfFile, is_user: OfFile
 ) -> Sequence[TracebackType]:
-    """Give the entries of a traceback, outermost first, up to where it enters this package.
+    """Return the entries of a traceback, outermost first, up to where it enters this package.
 
     What this package's own frames called further in (a simulated kernel, a recorded op) stands for
     the C++ code that would have run there, so the error belongs to the frame outside of them.
@@ -84,7 +84,7 @@ def is_torch_error(
     is_user: OfFile,
     runs_torch: Callable[[TracebackType], bool],
 ) -> bool:
-    """Tell whether torch, or a library on top of it, raised ``error``.
+    """Return whether torch, or a library on top of it, raised ``error``.
 
     Args:
         is_own: whether a file belongs to this package.
@@ -114,14 +114,14 @@ def is_torch_error(
 def _is_raised_below(
     error: BaseException, entry: TracebackType, runs_torch: Callable[[TracebackType], bool]
 ) -> bool:
-    """Tell whether C++ code of torch's, called on the user's line, raised the error."""
+    """Return whether C++ code of torch's, called on the user's line, raised the error."""
     if place_of(entry).operation == _RAISE:
         return False  # a raise or assert statement of his own
     return runs_torch(entry) or is_known_message(_text_of(error))
 
 
 def _is_raised_in_op(entry: TracebackType) -> bool:
-    """Tell whether an entry's line had torch run an op, and the error came out of that op.
+    """Return whether an entry's line had torch run an op, and the error came out of that op.
 
     It needs nothing of the line itself: the dispatcher called this package for the op.
     """
@@ -132,7 +132,7 @@ def _is_raised_in_op(entry: TracebackType) -> bool:
 
 
 def _is_torch_attribute(error: AttributeError, entry: TracebackType, is_user: OfFile) -> bool:
-    """Tell whether torch itself says that something lacks an attribute, or may not have it yet.
+    """Return whether torch itself says that something lacks an attribute, or may not have it yet.
 
     A look-up of a name that is not there is a mistake of spelling, on a module as on any object.
     """
@@ -146,7 +146,7 @@ def _is_torch_attribute(error: AttributeError, entry: TracebackType, is_user: Of
 
 
 def _is_torch_worker(text: str, is_user: OfFile) -> bool:
-    """Tell whether an error that crossed from a worker was raised by torch there."""
+    """Return whether an error that crossed from a worker was raised by torch there."""
     original = _FILE.findall(text)
     message = text.rstrip().rpartition("\n")[2].partition(": ")[2]
     return is_known_message(message) or bool(original and not is_user(original[-1]))

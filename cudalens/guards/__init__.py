@@ -47,12 +47,12 @@ for _entry in _base._registered:
 
 
 def all_guards() -> Iterator[Guard]:
-    """Give every guard once, in the order of the catalogue's files."""
+    """Return every guard once, in the order of the catalogue's files."""
     return iter(dict.fromkeys(entry for entries in _table.values() for entry in entries))
 
 
 def register(op: Any, check: Check) -> tuple[Any, ...]:
-    """Add a guard of the user's own; give the overloads it acts on.
+    """Add a guard of the user's own; return the overloads it acts on.
 
     Raises:
         GuardRegistrationError: the op is not registered, or its arguments do not match.
@@ -61,7 +61,7 @@ def register(op: Any, check: Check) -> tuple[Any, ...]:
 
 
 def catalogue_rows() -> list[dict[str, Any]]:
-    """Give the catalogue as plain rows, one a guard: what ``cudalens guards`` prints."""
+    """Return the catalogue as plain rows, one a guard: what ``cudalens guards`` prints."""
     ops: dict[Guard, list[str]] = {}
     for op, entries in _table.items():
         for entry in entries:

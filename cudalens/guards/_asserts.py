@@ -64,36 +64,38 @@ _INDEX_ADD_LARGE = (
 
 
 def index_add_text(index: Tensor) -> str:
-    """Give the line of the kernel that ``index_add`` picks by the number of indices."""
+    """Return the line of the kernel that ``index_add`` picks by the number of indices."""
     return _INDEX_ADD_SMALL if index.numel() <= _SMALL_INDEX_COUNT else _INDEX_ADD_LARGE
 
 
 def compares_32_bits(source: Tensor, index: Tensor) -> bool:
-    """Tell whether ``index_select`` and ``embedding`` cut their indices to 32 bits."""
+    """Return whether ``index_select`` and ``embedding`` cut their indices to 32 bits."""
     return index.numel() <= _SMALL_INDEX_COUNT and counts_in_32_bits(source, index)
 
 
 def lookup_text(source: Tensor, dim: int, index: Tensor) -> str:
-    """Give the line of the kernel that ``index_select`` and ``embedding`` pick."""
+    """Return the line of the kernel that ``index_select`` and ``embedding`` pick."""
     if index.numel() <= _SMALL_INDEX_COUNT:
         return INDEX_SELECT_SMALL
     return GATHER_ROWS if copies_whole_rows(source, dim) else GATHER_SCATTER
 
 
 def gather_text(source: Tensor, dim: int, index: Tensor) -> str:
-    """Give the line of the kernel that ``gather`` picks: an expanded index copies whole rows."""
+    """Return the line of the kernel that ``gather`` picks: an expanded index copies whole rows."""
     is_expanded = index.dim() > 1 and not any(index.stride()[1:])
     return GATHER_ROWS if is_expanded and copies_whole_rows(source, dim) else GATHER_SCATTER
 
 
 def scatter_add_text(target: Tensor, dim: int, index: Tensor) -> str:
-    """Give the line of the kernel that ``scatter_add`` picks: an expanded index adds whole rows."""
+    """Return the line of the kernel that ``scatter_add`` picks: an expanded index adds whole
+    rows.
+    """
     is_expanded = index.dim() > 1 and not any(index.stride()[1:])
     return SCATTER_ADD_ROWS if is_expanded and copies_whole_rows(target, dim) else GATHER_SCATTER
 
 
 def copies_whole_rows(source: Tensor, dim: int) -> bool:
-    """Tell whether the row kernels apply: contiguous rows in multiples of 16 bytes."""
+    """Return whether the row kernels apply: contiguous rows in multiples of 16 bytes."""
     if source.dim() < 2 or dim % source.dim() != 0 or not source.is_contiguous():
         return False
     row_bytes = source.stride(0) * source.element_size()

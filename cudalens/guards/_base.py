@@ -121,7 +121,7 @@ class Parameter:
     default: Any
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give the argument's value in a call as the dispatcher makes it."""
+        """Return the argument's value in a call as the dispatcher makes it."""
         if self.position < len(args):
             return args[self.position]
         return kwargs.get(self.name, self.default)
@@ -129,7 +129,7 @@ class Parameter:
 
 @cache
 def schema_parameters(op: Any) -> tuple[Parameter, ...]:
-    """Give all arguments of an overload in schema order, with their defaults."""
+    """Return all arguments of an overload in schema order, with their defaults."""
     return tuple(
         Parameter(
             name=argument.name,
@@ -141,13 +141,15 @@ def schema_parameters(op: Any) -> tuple[Parameter, ...]:
 
 
 def full_name(op: Any) -> str:
-    """Give an overload as the dispatcher spells it: ``aten::index.Tensor``, ``aten::embedding``."""
+    """Return an overload as the dispatcher spells it: ``aten::index.Tensor``,
+    ``aten::embedding``.
+    """
     schema = op._schema
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
 
 
 def resolve(entry: Guard) -> tuple[Any, ...]:
-    """Give the overloads that ``entry`` acts on in the running torch; unknown ops give none.
+    """Return the overloads that ``entry`` acts on in the running torch; unknown ops give none.
 
     Overloads that merely decompose are left out, since the guard of the inner op sees their
     values; a composite guard acts on these alone.
@@ -203,7 +205,7 @@ def _with_sentence(check: Check, name: str) -> Check:
 
 
 def _spelled(op: Any) -> str:
-    """Give the name of an op that was given as an object: one of ``torch.ops``, or custom."""
+    """Return the name of an op that was given as an object: one of ``torch.ops``, or custom."""
     custom = getattr(op, "_qualname", None)  # what torch.library.custom_op made has one
     if isinstance(custom, str):
         return custom
@@ -213,7 +215,7 @@ def _spelled(op: Any) -> str:
 
 
 def _callable(check: Check) -> Check:
-    """Give ``check`` back when its parameters can be told.
+    """Return ``check`` back when its parameters can be told.
 
     Raises:
         GuardRegistrationError: it is no function, or does not say what it takes.

@@ -22,7 +22,7 @@ _MOST_32_BITS = (1 << 31) - 1
 
 
 def dim_size(tensor: Tensor, dim: int) -> tuple[int, int] | None:
-    """Give a dimension counted from 0 and its size; a 0-dim tensor has one of size 1.
+    """Return a dimension counted from 0 and its size; a 0-dim tensor has one of size 1.
 
     ``None`` where there is no such dimension: torch refuses that on the host.
     """
@@ -33,7 +33,7 @@ def dim_size(tensor: Tensor, dim: int) -> tuple[int, int] | None:
 
 
 def fits(inner: Sequence[int], outer: Sequence[int], *, but: int = -1) -> bool:
-    """Tell whether ``inner`` is no larger than ``outer`` in every dimension but one."""
+    """Return whether ``inner`` is no larger than ``outer`` in every dimension but one."""
     if max(len(inner), 1) != max(len(outer), 1):
         return False
     return all(
@@ -43,7 +43,7 @@ def fits(inner: Sequence[int], outer: Sequence[int], *, but: int = -1) -> bool:
 
 
 def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
-    """Give the common shape without making a tensor; ``None`` where the shapes do not fit."""
+    """Return the common shape without making a tensor; ``None`` where the shapes do not fit."""
     common: list[int] = []
     for shape in shapes:
         common[:0] = [1] * (len(shape) - len(common))
@@ -56,7 +56,7 @@ def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
 
 
 def counts_in_32_bits(*tensors: Tensor) -> bool:
-    """Tell whether a kernel counts the elements of all these tensors in 32 bits."""
+    """Return whether a kernel counts the elements of all these tensors in 32 bits."""
     return all(
         tensor.numel() < _MOST_32_BITS
         and sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -66,7 +66,8 @@ def counts_in_32_bits(*tensors: Tensor) -> bool:
 
 
 def passes_narrowed(index: Tensor, high: int, *, is_signed: bool = False) -> bool:
-    """Tell whether 32 bits of every element lie in [0, high]: a kernel that cuts them asserts none.
+    """Return whether 32 bits of every element lie in [0, high]: a kernel that cuts them asserts
+    none.
 
     Called only when something is wrong.
     """
@@ -75,12 +76,12 @@ def passes_narrowed(index: Tensor, high: int, *, is_signed: bool = False) -> boo
 
 
 def counted(number: int, noun: str) -> str:
-    """Give ``1 row`` or ``3 rows``."""
+    """Return ``1 row`` or ``3 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def written(text: Text) -> str:
-    """Give the line of an assert."""
+    """Return the line of an assert."""
     return text if isinstance(text, str) else text()
 
 

@@ -112,7 +112,7 @@ def check_groups(
 
 
 def _is_grouped(left: Tensor, right: Tensor, offs: Tensor) -> bool:
-    """Tell whether torch takes this call, so that its kernel reads the offsets."""
+    """Return whether torch takes this call, so that its kernel reads the offsets."""
     if not {left.dim(), right.dim()} <= {2, 3} or left.dim() + right.dim() == 6:
         return False
     if offs.dim() != 1 or offs.dtype != torch.int32 or offs.device != left.device:
@@ -124,7 +124,7 @@ def _is_grouped(left: Tensor, right: Tensor, offs: Tensor) -> bool:
 
 
 def _asserts(tensor: Tensor, scales: Scales | None) -> bool:
-    """Tell whether the device runs a kernel that asserts; a test on the CPU stands for one."""
+    """Return whether the device runs a kernel that asserts; a test on the CPU stands for one."""
     if tensor.device.type != "cuda":
         return tensor.device.type == "cpu"
     major = torch.cuda.get_device_capability(tensor.device)[0]

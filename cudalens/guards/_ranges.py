@@ -17,14 +17,14 @@ FEW = 64
 
 
 def few(tensor: Tensor) -> set[int] | None:
-    """Give the integers of a tensor, ``None`` where they are not few or no integers."""
+    """Return the integers of a tensor, ``None`` where they are not few or no integers."""
     if tensor.numel() > FEW or tensor.is_floating_point():
         return None
     return {*(tensor if tensor.dim() == 1 else tensor.reshape(-1)).tolist()}
 
 
 def extremes(tensor: Tensor) -> tuple[Any, Any]:
-    """Give the smallest and the largest element with one fused reduction and one copy.
+    """Return the smallest and the largest element with one fused reduction and one copy.
 
     Both land in one buffer, so that the host waits once; a few integers are copied as they are,
     which saves the reduction.  NaN wins over every number.
@@ -42,7 +42,9 @@ def extremes(tensor: Tensor) -> tuple[Any, Any]:
 
 
 def unexpanded(tensor: Tensor) -> Tensor:
-    """Give a view that holds each element of memory once: the repeats of ``expand`` are dropped."""
+    """Return a view that holds each element of memory once: the repeats of ``expand`` are
+    dropped.
+    """
     if 0 not in tensor.stride():
         return tensor
     strides = tensor.stride()
@@ -51,7 +53,7 @@ def unexpanded(tensor: Tensor) -> Tensor:
 
 
 def lies_within(tensor: Tensor, low: int, high: int) -> bool:
-    """Tell whether every element lies in the closed interval ``[low, high]``; empty ones do."""
+    """Return whether every element lies in the closed interval ``[low, high]``; empty ones do."""
     if tensor.numel() == 0:
         return True
     smallest, largest = extremes(tensor)
@@ -59,14 +61,14 @@ def lies_within(tensor: Tensor, low: int, high: int) -> bool:
 
 
 def interval_text(low: object, high: object, also: tuple[tuple[int, str], ...] = ()) -> str:
-    """Give an interval for reading: ``0 … 9 or -100 (ignore_index)``; none is ``nothing``."""
+    """Return an interval for reading: ``0 … 9 or -100 (ignore_index)``; none is ``nothing``."""
     empty = isinstance(low, int) and isinstance(high, int) and high < low
     text = "nothing" if empty else f"{low} … {high}"
     return " or ".join([text, *(f"{value} ({name})" for value, name in also)])
 
 
 def spelled(argument: str, offenders: Offenders, list_position: int | None = None) -> str:
-    """Give the first offender as ``{argument}[17] = 10``, with the name left open."""
+    """Return the first offender as ``{argument}[17] = 10``, with the name left open."""
     first = offenders.first[0]
     at = f"[{', '.join(str(item) for item in first.position)}]" if first.position else ""
     part = "" if list_position is None else f"[{list_position}]"
@@ -143,7 +145,7 @@ _MOST_FLAGS = 1024
 
 
 def lies_between(tensor: Tensor, low: float, high: float, dtype: torch.dtype | None = None) -> bool:
-    """Tell whether every element lies in ``[low, high]``; NaN does not, empty tensors do.
+    """Return whether every element lies in ``[low, high]``; NaN does not, empty tensors do.
 
     Args:
         dtype: what the kernel converts the elements to before it compares them.
@@ -158,17 +160,18 @@ def lies_between(tensor: Tensor, low: float, high: float, dtype: torch.dtype | N
 
 
 def all_true(flags: Tensor) -> bool:
-    """Tell whether every flag is true; a few are copied as they are, which saves a reduction."""
+    """Return whether every flag is true; a few are copied as they are, which saves a reduction."""
     return all(flags.reshape(-1).tolist()) if flags.numel() <= _MOST_FLAGS else bool(flags.all())
 
 
 def outside_mask(tensor: Tensor, low: float, high: float) -> Tensor:
-    """Give bool[shape of tensor], true where a value is not in ``[low, high]``; NaN is not."""
+    """Return bool[shape of tensor], true where a value is not in ``[low, high]``; NaN is not."""
     return ((tensor >= low) & (tensor <= high)).logical_not_()
 
 
 def exact_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
-    """Give the offenders with values that tell them apart from the bound: never 1.0 for 1.0000001.
+    """Return the offenders with values that tell them apart from the bound: never 1.0 for
+    1.0000001.
 
     Each is the shortest decimal number that is the element again in the tensor's dtype.
     """

@@ -12,7 +12,7 @@ from cudalens.guards._base import full_name, schema_parameters
 
 
 def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether torch refuses a call on the host, whatever its values are.
+    """Return whether torch refuses a call on the host, whatever its values are.
 
     Asked only of a call in which a guard has found something.
     """
@@ -26,7 +26,7 @@ def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
-    """Give the devices of the tensors that must be together.
+    """Return the devices of the tensors that must be together.
 
     A number in a tensor without dimensions may stay on the CPU, and so may the indices of
     ``x[index]`` and the targets and lengths of a CTC loss.
@@ -55,6 +55,6 @@ def _has_no_deterministic_kernel(op: Any, given: dict[str, Any]) -> bool:
 
 
 def _outgrows_self(given: dict[str, Any]) -> bool:
-    """Tell whether a mask would need a larger tensor than the one that is written in place."""
+    """Return whether a mask would need a larger tensor than the one that is written in place."""
     self, mask = given["self"], given["mask"]
     return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)

@@ -58,7 +58,7 @@ def ctc_loss_labels_in_alphabet(
 def _labels_read(
     targets: Tensor, samples: int, input_lengths: _Lengths, target_lengths: _Lengths
 ) -> Tensor | None:
-    """Give bool[shape of targets], true where a kernel reads; padding and empty inputs are not.
+    """Return bool[shape of targets], true where a kernel reads; padding and empty inputs are not.
 
     ``None`` where torch refuses the lengths on the host, or where they do not tell.
     """

@@ -102,7 +102,7 @@ def _scaled(
 
 
 def _by_block(left: Tensor, scales: Sequence[Tensor]) -> Scales | None:
-    """Give the scales of a call that torch takes as one with scales per block."""
+    """Return the scales of a call that torch takes as one with scales per block."""
     own = scales[0]
     if left.dim() != 2 or own.dim() != 2 or own.size(0) < left.size(0):
         return None

@@ -61,7 +61,7 @@ def _common_shape(selectors: list[_Selector], masks: Sequence[Tensor]) -> tuple[
 
 
 def _ranges(selectors: list[_Selector]) -> list[tuple[int, int]]:
-    """Give each index's extremes; those on one device share one buffer and one copy."""
+    """Return each index's extremes; those on one device share one buffer and one copy."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, item in enumerate(selectors):
         groups.setdefault((item.index.device, item.index.dtype), []).append(number)
@@ -79,7 +79,7 @@ def _ranges(selectors: list[_Selector]) -> list[tuple[int, int]]:
 
 
 def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
-    """Tell whether torch can spread ``values`` over what the indices select."""
+    """Return whether torch can spread ``values`` over what the indices select."""
     # A mask of k dimensions stands for k indices.
     slots = [
         (index.dim() if index is not None and index.dtype in _MASK_DTYPES else 1, index is not None)
@@ -151,7 +151,7 @@ def _outside(item: _Selector, *, guard: str, device_text: Text | None) -> Violat
 
 
 def _writes_by_sorting(values: Tensor, accumulate: bool) -> bool:
-    """Tell whether the write sorts its indices first; that kernel checks them in another way."""
+    """Return whether the write sorts its indices first; that kernel checks them in another way."""
     return accumulate or (torch.are_deterministic_algorithms_enabled() and values.numel() > 1)
 
 

@@ -54,7 +54,7 @@ class _Plan:
     last: int
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Give the arguments that the guard looks at."""
+        """Return the arguments that the guard looks at."""
         if not kwargs and self.last < len(args):
             return [args[position] for position in self.positions]
         return [item.of(args, kwargs) for item in self.parameters]
@@ -92,7 +92,7 @@ class Interceptor:
 
     @property
     def is_installed(self) -> bool:
-        """Tell whether anything is registered in the dispatcher."""
+        """Return whether anything is registered in the dispatcher."""
         return bool(self._libraries)
 
     def install(self) -> None:
@@ -210,7 +210,7 @@ class Interceptor:
 
 
 def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """Give what tells whether the guards look at a call with some arguments."""
+    """Return what tells whether the guards look at a call with some arguments."""
     is_plain, is_capturing = _torch.is_plain, _torch.is_capturing
 
     def acts_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -266,5 +266,5 @@ def _ctc_loss(
 
 
 def install_routes() -> list[Any]:
-    """Register the routes; give the libraries to destroy."""
+    """Register the routes; return the libraries to destroy."""
     return _torch.register_kernels({"aten::ctc_loss.Tensor": _ctc_loss}, "AutogradCUDA")

@@ -139,7 +139,7 @@ def nll_loss2d_backward_target_in_range(
 
 
 def _is_nll_loss(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    """Tell whether torch takes this call; what it refuses on the host never meets the kernel."""
+    """Return whether torch takes this call; what it refuses on the host never meets the kernel."""
     if target.dtype not in (torch.int64, torch.uint8) or target.device != scores.device:
         return False
     is_single = scores.dim() == 1 and target.dim() <= 1 and target.numel() == 1
@@ -207,7 +207,7 @@ def _are_classes(target: Tensor, classes: int, ignored: int) -> bool:
 
 
 def _needs_mask(target: Tensor, classes: int, ignored: int) -> bool:
-    """Tell whether a target may equal ``ignore_index`` without being a class."""
+    """Return whether a target may equal ``ignore_index`` without being a class."""
     if 0 <= ignored < classes:
         return False
     if target.dtype == torch.int64:
@@ -229,5 +229,5 @@ PER_CLASS = "Each target picks one of the scores, one a class, and no class has 
 
 
 def classes_of(number: int) -> str:
-    """Give ``the 10 classes of {related}``, to stand behind "is outside"."""
+    """Return ``the 10 classes of {related}``, to stand behind "is outside"."""
     return f"the {number} {'class' if number == 1 else 'classes'} of {{related}}"

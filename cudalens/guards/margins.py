@@ -70,7 +70,7 @@ def multi_margin_loss_backward_target_in_range(self: Tensor, target: Tensor) -> 
 
 
 def _multi_margin_classes(scores: Tensor, target: Tensor) -> int | None:
-    """Give the number of classes of a call that torch takes."""
+    """Return the number of classes of a call that torch takes."""
     if target.dtype != torch.int64 or target.device != scores.device:
         return None
     if scores.dim() > 2 or target.dim() > 1:

@@ -91,7 +91,7 @@ def ldl_solve_pivots_in_range(
 
 
 def _is_solve(factors: Tensor, pivots: Tensor, right: Tensor) -> bool:
-    """Tell whether torch takes these factors and there is anything to solve."""
+    """Return whether torch takes these factors and there is anything to solve."""
     if pivots.dtype != torch.int32 or pivots.device != factors.device or right.numel() == 0:
         return False
     is_square = factors.dim() >= 2 and factors.size(-1) == factors.size(-2)

@@ -62,7 +62,7 @@ def binary_cross_entropy_target_in_unit_interval(self: Tensor, target: Tensor) -
 
 
 def _is_binary_cross_entropy(values: Tensor, target: Tensor) -> bool:
-    """Tell whether torch takes this call: equal dtypes, shapes that fit once squeezed."""
+    """Return whether torch takes this call: equal dtypes, shapes that fit once squeezed."""
     if values.dtype != target.dtype or values.dtype not in FLOATS:
         return False
     if values.device != target.device or 0 in (values.numel(), target.numel()):

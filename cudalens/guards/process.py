@@ -46,7 +46,7 @@ class Guarding:
 
     @property
     def is_installed(self) -> bool:
-        """Tell whether the guards are in the dispatcher."""
+        """Return whether the guards are in the dispatcher."""
         return self._interceptor is not None
 
     @property
@@ -56,12 +56,12 @@ class Guarding:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """Give the open sessions, innermost last."""
+        """Return the open sessions, innermost last."""
         return tuple(listener for _, listener in self._listeners)
 
     @property
     def listener(self) -> Listener | None:
-        """Give the session that this thread works for, ``None`` when that is not certain.
+        """Return the session that this thread works for, ``None`` when that is not certain.
 
         The innermost that this thread opened; in a thread that opened none, the innermost of all
         while they are one thread's.
@@ -75,7 +75,9 @@ class Guarding:
 
     @property
     def audience(self) -> object:
-        """Give whom a finding of this thread is for: its session, else the installation itself."""
+        """Return whom a finding of this thread is for: its session, else the installation
+        itself.
+        """
         return self.listener or self._interceptor or self
 
     def acquire(self, make: MakeInterceptor) -> None:

@@ -65,7 +65,7 @@ def quantized_bag_indices_in_range(
 
 
 def _lies_in_bag(offsets: Tensor, count: int, include_last_offset: bool) -> Tensor:
-    """Give bool[count], true for what a bag reads: from its offset up to the next one."""
+    """Return bool[count], true for what a bag reads: from its offset up to the next one."""
     is_read = torch.zeros(count, dtype=torch.bool)
     ends = offsets.tolist() if include_last_offset else [*offsets.tolist(), count]
     for start, end in pairwise(ends):

@@ -19,13 +19,13 @@ _SCATTERED_SINCE = (2, 14)
 
 
 def _selects_nothing(self: Tensor, dim: int, index: Tensor) -> bool:
-    """Tell whether a selected row has no element; then nothing is launched."""
+    """Return whether a selected row has no element; then nothing is launched."""
     others = [size for at, size in enumerate(self.shape) if at != dim]
     return index.numel() == 0 or math.prod(others) == 0
 
 
 def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
-    """Tell whether the arguments of a write fit by shape and dtype, and anything is written."""
+    """Return whether the arguments of a write fit by shape and dtype, and anything is written."""
     place = dim_size(self, dim)
     if place is None or index.dim() > 1 or source.dtype != self.dtype or source.numel() == 0:
         return False
@@ -149,7 +149,7 @@ def index_reduce_index_in_range(
 
 
 def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
-    """Tell whether the kernel cuts the indices to 32 bits before it compares them."""
+    """Return whether the kernel cuts the indices to 32 bits before it compares them."""
     # Later releases hand rows over to scatter_add_ or scatter_reduce_, which compare all bits.
     is_scattered = _RELEASE >= _SCATTERED_SINCE and dim % max(self.dim(), 1) == 0
     return not is_scattered and counts_in_32_bits(self, index, source)

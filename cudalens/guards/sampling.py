@@ -72,7 +72,7 @@ def multinomial_weights_drawable(
 
 
 def _draws(weights: Tensor, samples: int, replacement: bool) -> bool:
-    """Tell whether torch takes this call and there is something to draw from."""
+    """Return whether torch takes this call and there is something to draw from."""
     if weights.dim() not in (1, 2) or weights.dtype not in FLOATS or weights.numel() == 0:
         return False
     return samples > 0 and (replacement or samples <= weights.size(-1))

@@ -170,7 +170,7 @@ def _segments(
     axis: int,
     unsafe: bool,
 ) -> Tensor | None:
-    """Give the lengths or offsets of a call that torch takes and does not check on the host."""
+    """Return the lengths or offsets of a call that torch takes and does not check on the host."""
     segments = offsets if lengths is None else lengths
     if segments is None or (lengths is not None and offsets is not None):
         return None

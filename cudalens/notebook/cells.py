@@ -113,7 +113,7 @@ class CellWatch:
             self._open(cell, self.always)
 
     def _number(self, info: Any) -> int:
-        """Give the number of the cell that is about to run."""
+        """Return the number of the cell that is about to run."""
         # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
         is_raised = info.store_history and _version() >= (9, 8)
         return int(self.shell.execution_count) - bool(is_raised)
@@ -206,7 +206,7 @@ def last_shown() -> int:
 
 
 def shown_since(before: int) -> BaseException | None:
-    """Give the exception that ``%time`` has shown and kept, as it does before IPython 9.4.
+    """Return the exception that ``%time`` has shown and kept, as it does before IPython 9.4.
 
     Args:
         before: what :func:`last_shown` gave when the code began.

@@ -84,7 +84,7 @@ def _has_widgets(shell: Any) -> bool:
 
 
 def _has_new_widgets() -> bool:
-    """Tell whether ipywidgets is the one that the lens was seen with; an older one may fail.
+    """Return whether ipywidgets is the one that the lens was seen with; an older one may fail.
 
     Seen so: JupyterLab 4 draws none of its widgets, and an error in place of the whole bundle.
     """
@@ -95,7 +95,7 @@ def _has_new_widgets() -> bool:
 
 
 def _is_attended(shell: Any) -> bool:
-    """Tell whether somebody sits at the front end: whoever can, says that input may be asked for.
+    """Return whether somebody sits at the front end: whoever can, says that input may be asked for.
 
     nbclient, and with it papermill, nbconvert and nbval, say that it may not: there nobody would
     ever see a view whose state lies in this kernel.

@@ -22,7 +22,9 @@ MAGIC = "cudacheck"
 
 
 def rewritten(shell: Any, text: str) -> str:
-    """Give the Python text of a cell with its calls of the magic adjusted where they have to be."""
+    """Return the Python text of a cell with its calls of the magic adjusted where they have to
+    be.
+    """
     if f"_magic('{MAGIC}'" not in text:
         return text
     try:
@@ -60,7 +62,7 @@ def _whole_cell(shell: Any, text: str, call: ast.Call) -> str:
 
 
 def _code_to_run(words: list[str]) -> str | None:
-    """Give the code that the magic would run, ``None`` when it would only print or refuse."""
+    """Return the code that the magic would run, ``None`` when it would only print or refuse."""
     try:
         options, rest = split_line(words[1])
     except OptionsError:
@@ -80,7 +82,7 @@ def _calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _words(call: ast.Call) -> list[str]:
-    """Give the texts that the magic is called with, its name first; empty for another call."""
+    """Return the texts that the magic is called with, its name first; empty for another call."""
     expected = {"run_line_magic": 2, "run_cell_magic": 3}
     words = [
         argument.value

@@ -130,7 +130,7 @@ def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> U
 
 
 def needs_await(shell: Any, tree: ast.Module, filename: str = "<cell>") -> bool:
-    """Tell whether the code awaits at top level and the shell allows it.
+    """Return whether the code awaits at top level and the shell allows it.
 
     Raises:
         SyntaxError: a statement parses but does not compile.
@@ -142,7 +142,7 @@ def needs_await(shell: Any, tree: ast.Module, filename: str = "<cell>") -> bool:
 
 
 def unfit(shell: Any, text: str) -> str | None:
-    """Give the part of ``text`` that Python refuses to compile, at its lines; else ``None``."""
+    """Return the part of ``text`` that Python refuses to compile, at its lines; else ``None``."""
     try:
         tree = shell.compile.ast_parse(text)
     except (SyntaxError, ValueError, OverflowError, MemoryError):
@@ -248,7 +248,7 @@ def _modes(body: list[ast.stmt], interactivity: str) -> Iterator[tuple[ast.stmt,
 
 
 def _assigned_name(node: ast.stmt) -> list[ast.stmt]:
-    """Give an expression that shows the name which ``node`` assigns, when it is a single one."""
+    """Return an expression that shows the name which ``node`` assigns, when it is a single one."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         targets = node.targets

@@ -19,7 +19,7 @@ _MACHINERY = frozenset(str(Path(__file__).with_name(name)) for name in ("magics.
 
 
 def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackType | None:
-    """Give a traceback of the user's frames only; ``None`` when there is nothing to take out.
+    """Return a traceback of the user's frames only; ``None`` when there is nothing to take out.
 
     Args:
         trace: the traceback as the shell got it; it is not changed.

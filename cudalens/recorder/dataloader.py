@@ -80,14 +80,14 @@ class Batches:
         )
 
     def find(self, tensor: ref[Tensor]) -> Batch | None:
-        """Give the batch that held the tensor."""
+        """Return the batch that held the tensor."""
         for batch in reversed(self._batches):
             if any(item is tensor for item in batch.tensors):
                 return batch
         return None
 
     def _indices(self, iterator: Any, number: int) -> Sequence[int] | None:
-        """Tell which items a batch consists of, without advancing the sampler."""
+        """Return which items a batch consists of, without advancing the sampler."""
         batches = getattr(iterator, "_index_sampler", None)
         if type(batches) is not BatchSampler or getattr(iterator, "_dataset_kind", 0) != 0:
             return None
@@ -189,7 +189,7 @@ def _name_of(is_it: Callable[[Any], bool], frames: Iterable[FrameType]) -> str |
 
 
 def _user_frames() -> Iterator[FrameType]:
-    """Give the user's frames of all threads, innermost first, this thread's before others."""
+    """Return the user's frames of all threads, innermost first, this thread's before others."""
     here = sys._getframe(1)
     others = [frame for frame in sys._current_frames().values() if frame is not here]
     seen: set[int] = set()

@@ -33,7 +33,7 @@ _stance = ExitStack()
 
 
 def limit_of(codes: Iterable[CodeType]) -> tuple[str, ...]:
-    """Give the line for a report whose stack, by its code objects, passes a compiled function.
+    """Return the line for a report whose stack, by its code objects, passes a compiled function.
 
     Empty where it does not, and where compiled functions stay compiled.
     """
@@ -68,7 +68,7 @@ class EagerCompiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the stance back as it was."""
+        """Return the stance back as it was."""
         self._stack.close()
 
     def hold(self, compiler: ModuleType) -> None:

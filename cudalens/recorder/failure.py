@@ -79,7 +79,7 @@ class Failures:
         self._by_thread[threading.get_ident()] = failure
 
     def find(self, error: BaseException | None, newest_seq: int) -> OpRecord | None:
-        """Give the record of the op that raised ``error``.
+        """Return the record of the op that raised ``error``.
 
         Without an exception to compare with, the newest failure is given only when no op was
         recorded after it: what was handled long ago explains nothing.
@@ -126,7 +126,7 @@ def describe_failure(
 
 
 def is_raised_in(error: BaseException, code: CodeType) -> bool:
-    """Tell whether an exception passed a function, by its code."""
+    """Return whether an exception passed a function, by its code."""
     entry = error.__traceback__
     while entry is not None:
         if entry.tb_frame.f_code is code:

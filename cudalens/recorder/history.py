@@ -53,7 +53,7 @@ class Snapshot:
         )
 
     def place(self, call: Call) -> tuple[list[StackEntry], str | None]:
-        """Give the user's lines that led to a call, outermost first, and the module's path."""
+        """Return the user's lines that led to a call, outermost first, and the module's path."""
         return entries_of(call.site), self.reader.module_path(call.site)
 
     def forward_call(self, sequence_nr: int, node_name: str | None) -> Call | None:
@@ -78,7 +78,7 @@ class Snapshot:
 
     @functools.cached_property
     def earlier_passes(self) -> list[Pass]:
-        """Give the backward passes, without the newest where that may be the one that failed."""
+        """Return the backward passes, without the newest where that may be the one that failed."""
         passes: dict[int, Pass] = {}
         for call in self.calls:
             site = _pass_of(call)
@@ -188,7 +188,7 @@ class FreedPart:
 
 
 def is_of_earlier_graph(snapshot: Snapshot, node: Node) -> bool:
-    """Tell whether a node was made before an earlier pass: the failing one has not freed it.
+    """Return whether a node was made before an earlier pass: the failing one has not freed it.
 
     What the failing pass has run through, it has freed as well.
     """
@@ -197,7 +197,7 @@ def is_of_earlier_graph(snapshot: Snapshot, node: Node) -> bool:
 
 
 def find_freed(snapshot: Snapshot, way: Sequence[Node]) -> FreedPart | None:
-    """Tell how a way through the graph came to lead into a freed part.
+    """Return how a way through the graph came to lead into a freed part.
 
     Args:
         way: the nodes from the one that backward was asked of to the freed one.

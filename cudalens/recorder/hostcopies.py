@@ -61,7 +61,7 @@ def host_copies(arguments: Mapping[str, Any], budget: int) -> dict[str, Tensor]:
 
 
 def without_tensors(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Give the arguments with metadata in place of each tensor, to be called again with copies.
+    """Return the arguments with metadata in place of each tensor, to be called again with copies.
 
     ``None`` where one is neither a tensor nor a value of the host's, such as a generator.
     """

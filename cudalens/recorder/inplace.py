@@ -135,14 +135,14 @@ def find_modified(calls: Sequence[Call], complaint: Complaint) -> ModifiedTensor
 
 
 def _of_one_line(writes: tuple[Write, ...]) -> Write:
-    """Give what writes of one line have in common: the op only where all have the same."""
+    """Return what writes of one line have in common: the op only where all have the same."""
     if len({write.step.op for write in writes}) == 1:
         return writes[0]
     return replace(writes[0], step=replace(writes[0].step, op=None))
 
 
 def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, int]]]]:
-    """Give each tensor that was written to, by its base when a view was, with the writes.
+    """Return each tensor that was written to, by its base when a view was, with the writes.
 
     Of each write the call, and the version of the tensor before it.
     """
@@ -200,7 +200,7 @@ def _fit(
 
 
 def _readers(earlier: Sequence[Call], aliases: Sequence[Ref]) -> list[Call]:
-    """Give the calls that read a tensor, or a view of it, and can have saved it."""
+    """Return the calls that read a tensor, or a view of it, and can have saved it."""
     return [
         call
         for call in earlier
@@ -219,7 +219,7 @@ def _is_parameter(tensor: Ref) -> bool:
 def _savers(
     earlier: Sequence[Call], maker: Call | None, readers: Sequence[Call], complaint: Complaint
 ) -> list[Call]:
-    """Give the calls of which one saved the tensor.
+    """Return the calls of which one saved the tensor.
 
     None where others may have: a tensor that was made before the recording may have been saved
     before it too, and what a backward pass read was not noted.
@@ -233,18 +233,18 @@ def _savers(
 
 
 def _one_place(calls: Sequence[Call]) -> tuple[StackEntry, ...]:
-    """Give the user's lines of some calls where all have the same."""
+    """Return the user's lines of some calls where all have the same."""
     places = [entries_of(call.site) for call in calls]
     return tuple(places[0]) if places and all(item == places[0] for item in places) else ()
 
 
 def _has_brief(earlier: Sequence[Call], maker: Call) -> bool:
-    """Tell whether a call since then was recorded without what it read."""
+    """Return whether a call since then was recorded without what it read."""
     return any(call.is_brief and call.seq > maker.seq for call in earlier)
 
 
 def _aliases(earlier: Sequence[Call], target: Ref) -> list[Ref]:
-    """Give a tensor and the recorded views of it."""
+    """Return a tensor and the recorded views of it."""
     found = [target]
     for call in earlier:
         if call.facts.is_view and _reads(call, found):
@@ -275,7 +275,7 @@ def _has_meta(tensor: Ref, maker: Call | None, complaint: Complaint) -> bool:
 
 
 def _has_no_node(tensor: Ref, complaint: Complaint) -> bool:
-    """Tell whether a tensor certainly is the result of no autograd node: a mask, an index."""
+    """Return whether a tensor certainly is the result of no autograd node: a mask, an index."""
     if not complaint.dtype.is_floating_point and not complaint.dtype.is_complex:
         return True
     living = tensor()
@@ -283,7 +283,7 @@ def _has_no_node(tensor: Ref, complaint: Complaint) -> bool:
 
 
 def _is_result_of(maker: Call | None, node_name: str | None) -> bool:
-    """Tell whether a node of this name can belong to the call that made a tensor."""
+    """Return whether a node of this name can belong to the call that made a tensor."""
     if node_name is not None and is_node_of(node_name, "aten::as_strided"):
         # A view whose base was written to meanwhile: autograd has rebuilt its history.
         return maker is not None and maker.facts.is_view

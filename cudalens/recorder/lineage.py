@@ -39,17 +39,17 @@ class Lineage:
     # --- who made it -----------------------------------------------------------------------------
 
     def producer(self, tensor: Ref, before: int | None = None) -> Call | None:
-        """Give the last call, before number ``before``, that made or overwrote a tensor."""
+        """Return the last call, before number ``before``, that made or overwrote a tensor."""
         made = self._made.get(self._twin(tensor), ())
         return next((call for call in reversed(made) if before is None or call.seq < before), None)
 
     def source_of(self, tensor: Tensor) -> Call | None:
-        """Give the last call that made a tensor, or what it is a view of."""
+        """Return the last call that made a tensor, or what it is a view of."""
         call, base = self.producer(ref(tensor)), self.base_of(ref(tensor))
         return self.producer(base) if call is None and base is not None else call
 
     def newest(self, tensor: Ref, before: int | None = None) -> Call | None:
-        """Give the last call that made a tensor or may have written to it, or to its base."""
+        """Return the last call that made a tensor or may have written to it, or to its base."""
         base = self.base_of(tensor)
         found = [
             call
@@ -63,23 +63,23 @@ class Lineage:
     # --- what became of it -----------------------------------------------------------------------
 
     def is_untouched(self, tensor: Ref, since: int) -> bool:
-        """Tell whether no recorded call has written to a tensor since call number ``since``."""
+        """Return whether no recorded call has written to a tensor since call number ``since``."""
         base = self.base_of(tensor)
         touched = (tensor,) if base is None else (tensor, base)
         return all(self._written.get(self._twin(item), -1) < since for item in touched)
 
     def base_of(self, tensor: Ref) -> Ref | None:
-        """Give what a tensor is a view of, as autograd or the recorded calls tell it."""
+        """Return what a tensor is a view of, as autograd or the recorded calls tell it."""
         living = tensor()
         base = None if living is None else version_and_base(living)[1]
         return self._bases.get(id(tensor)) if base is None else base
 
     def same(self, left: Ref, right: Ref) -> bool:
-        """Tell whether two tensors are one, or show exactly the same elements."""
+        """Return whether two tensors are one, or show exactly the same elements."""
         return self._twin(left) == self._twin(right)
 
     def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
-        """Give shape and dtype of a tensor, also of a dead one that a recorded call has made."""
+        """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
         living = tensor()
         if living is not None:
             return living.shape, living.dtype
@@ -90,7 +90,7 @@ class Lineage:
         return known_metas(self._calls)
 
     def _twin(self, tensor: Ref) -> int:
-        """Give one key for a tensor and everything that shows exactly its elements."""
+        """Return one key for a tensor and everything that shows exactly its elements."""
         return self._twins.get(id(tensor), id(tensor))
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class Lineage:
         return written
 
     def _written_by(self, call: Call) -> list[Ref]:
-        """Give the results of a call, and what they are views of where it wrote to them."""
+        """Return the results of a call, and what they are views of where it wrote to them."""
         if not call.facts.writes:
             return list(call.outputs)
         bases = [call.base, *(self._bases.get(id(item)) for item in call.outputs)]
@@ -163,12 +163,14 @@ class Lineage:
 
 
 def is_alias(call: Call) -> bool:
-    """Tell whether a call only looks at a tensor in another way: a step of its own it is not."""
+    """Return whether a call only looks at a tensor in another way: a step of its own it is not."""
     return call.facts.is_view and call.facts.name not in FROM_PYTHON and bool(call.inputs)
 
 
 def writes_among(call: Call) -> bool:
-    """Tell whether a call wrote to some of the tensors that it was given: fused ops, libraries'."""
+    """Return whether a call wrote to some of the tensors that it was given: fused ops,
+    libraries'.
+    """
     return bool(call.facts.writes) and isinstance(call.output, tuple)
 
 
@@ -178,7 +180,7 @@ def describe_step(call: Call, reader: SiteReader, note: str | None = None) -> Pr
 
 
 def value_inputs(call: Call) -> list[Ref] | None:
-    """Give the inputs whose values can be values of the result.
+    """Return the inputs whose values can be values of the result.
 
     Indices and masks only choose, and scores are no labels: an input of floats is left out where
     the result has integers.  ``None`` when it is unknown which input is which argument.

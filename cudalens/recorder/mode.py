@@ -298,7 +298,7 @@ class RecordingMode(_seam.RecorderMode):
 
 
 def _frame_outside() -> FrameType | None:
-    """Give the frame that made the call: the innermost outside this module."""
+    """Return the frame that made the call: the innermost outside this module."""
     frame: FrameType | None = _getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -122,7 +122,7 @@ class NonFiniteWatch:
         self._finite[id(tensor)] = ref(tensor)
 
     def _was_finite(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor, or what it is a view of, was last seen with finite values."""
+        """Return whether a tensor, or what it is a view of, was last seen with finite values."""
         known = (tensor, _torch.base_of(tensor))
         return any(
             item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
@@ -164,7 +164,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether the caller asked for it: ``masked_fill(mask, -inf)``, ``full(…, nan)``."""
+    """Return whether the caller asked for it: ``masked_fill(mask, -inf)``, ``full(…, nan)``."""
     return any(
         isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values())
     )
@@ -175,7 +175,7 @@ def _written(op: Any, args: tuple[Any, ...]) -> dict[int, Tensor]:
 
 
 def _targets(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Give the arguments that an op writes to."""
+    """Return the arguments that an op writes to."""
     schema = op._schema.arguments
     given = {item.name: value for item, value in zip(schema, args, strict=False)} | dict(kwargs)
     written = [item.name for item in schema if item.alias_info and item.alias_info.is_write]
@@ -244,7 +244,7 @@ def _masked_row(
 def _inputs_at(
     arguments: Mapping[str, Any], result: Tensor, first: Offender
 ) -> list[tuple[str, str]]:
-    """Give the inputs at the first offending position, where they can be lined up with it."""
+    """Return the inputs at the first offending position, where they can be lined up with it."""
     found = []
     for name, value in arguments.items():
         if isinstance(value, Tensor) and value.numel() and _torch.is_plain(value):
@@ -286,7 +286,7 @@ def arrival(op: Any, inputs: Sequence[Tensor]) -> tuple[Fact, ...]:
 
 
 def is_from_python(op: Any) -> bool:
-    """Tell whether an op takes over values that Python wrote: ``torch.tensor([1.0, nan])``."""
+    """Return whether an op takes over values that Python wrote: ``torch.tensor([1.0, nan])``."""
     return str(op._schema.name) in _FROM_PYTHON
 
 
@@ -317,7 +317,7 @@ def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:
 
 
 def _spoken(frame: FrameType) -> Mapping[str, object]:
-    """Give the variables that a function mentions, and what it mentions of its own object."""
+    """Return the variables that a function mentions, and what it mentions of its own object."""
     code, variables = frame.f_code, frame.f_locals
     names = (*code.co_varnames, *code.co_names, *code.co_freevars)
     spoken = {name: variables.get(name, frame.f_globals.get(name)) for name in names}
@@ -326,7 +326,7 @@ def _spoken(frame: FrameType) -> Mapping[str, object]:
 
 
 def _path_in(module: nn.Module, tensor: Tensor) -> str | None:
-    """Give the path of a parameter or a buffer below a module."""
+    """Return the path of a parameter or a buffer below a module."""
     for found in (module.named_parameters(), module.named_buffers()):
         for path, item in found:
             if item is tensor:

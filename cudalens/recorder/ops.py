@@ -107,7 +107,7 @@ class OpFacts:
         return [(item.name, str(item.type)) for item in arguments if "Tensor" in str(item.type)]
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the arguments of a call by their schema names."""
+        """Return the arguments of a call by their schema names."""
         if not isinstance(self.op, OpOverload):
             return {str(index): value for index, value in enumerate(args)} | dict(kwargs)
         names = [item.name for item in self.op._schema.arguments]
@@ -184,7 +184,9 @@ class Call(NamedTuple):
 
 
 def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
-    """Give the version of a tensor, and its base when it is a view; ``None`` where it has none."""
+    """Return the version of a tensor, and its base when it is a view; ``None`` where it has
+    none.
+    """
     if tensor.is_inference():
         return None, None
     base = tensor._base if tensor._is_view() else None
@@ -192,7 +194,7 @@ def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
 
 
 def version_and_view(tensor: Tensor) -> tuple[int | None, View | None]:
-    """Give the version of a tensor, and which elements of its base it shows when it is a view."""
+    """Return the version of a tensor, and which elements of its base it shows when it is a view."""
     version, base = version_and_base(tensor)
     if base is None:
         return version, None
@@ -201,7 +203,7 @@ def version_and_view(tensor: Tensor) -> tuple[int | None, View | None]:
 
 
 def is_node_of(node_name: str, op_name: str) -> bool:
-    """Tell whether an autograd node belongs to an op by its name.
+    """Return whether an autograd node belongs to an op by its name.
 
     Nodes are called ``NllLossBackward0``, and in some messages of autograd's ``NllLoss``.
     """
@@ -230,7 +232,7 @@ def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tup
 
 
 def short_meta(shape: Any, dtype: Any) -> str:
-    """Give ``f32[32, 10]``, and ``?`` for a tensor of which nothing is known any more."""
+    """Return ``f32[32, 10]``, and ``?`` for a tensor of which nothing is known any more."""
     if shape is None or dtype is None:
         return "?"
     short = _SHORT.get(dtype)

@@ -64,7 +64,7 @@ class Overwrites:
         """To so many elements, at most, later calls have written nobody knows what."""
 
     def brought(self, call: Call, current: Ref, shown: Tensor | None) -> bool | None:
-        """Tell whether a call brought bad values; ``None`` when neither can be proven.
+        """Return whether a call brought bad values; ``None`` when neither can be proven.
 
         Args:
             current: the bad tensor as it was right after the call.
@@ -86,12 +86,12 @@ class Overwrites:
         return None if is_whole else self._by_values(call, current, shown)
 
     def bad_number(self, call: Call) -> float | None:
-        """Give the one number that a call wrote to some elements, where it is a bad one."""
+        """Return the one number that a call wrote to some elements, where it is a bad one."""
         number = call.reads.number if isinstance(call.reads, Placed) else None
         return None if number is None or not self._is_bad_number(call, number) else number
 
     def is_filling(self, call: Call) -> bool:
-        """Tell whether what a call wrote does not depend on what was there."""
+        """Return whether what a call wrote does not depend on what was there."""
         if call.facts.name in _PLACES:
             return not self._adds(call)
         return call.facts.name in _FILLS
@@ -121,7 +121,7 @@ class Overwrites:
         return memory.as_strided(*here)
 
     def _selection(self, call: Call, dimensions: int) -> tuple[Any, ...] | None:
-        """Give the mask or the indices with which a call chose, where all of them live on."""
+        """Return the mask or the indices with which a call chose, where all of them live on."""
         name = call.facts.name
         if name not in _PLACES and name not in _CHANGES:
             return (...,)
@@ -154,18 +154,18 @@ class Overwrites:
         return False
 
     def carries(self, tensor: Ref, since: int) -> bool:
-        """Tell whether a tensor, read by call number ``since``, lives on with a bad value."""
+        """Return whether a tensor, read by call number ``since``, lives on with a bad value."""
         living = tensor()
         return (
             living is not None and self._lineage.is_untouched(tensor, since) and self.test(living)
         )
 
     def test(self, tensor: Tensor) -> bool:
-        """Tell whether a living tensor holds a bad value."""
+        """Return whether a living tensor holds a bad value."""
         return tensor.device.type != "meta" and tensor.numel() > 0 and self._is_bad(tensor)
 
     def _is_good(self, call: Call, values: Sequence[Ref]) -> bool:
-        """Tell whether all values that a call wrote are proven to be good."""
+        """Return whether all values that a call wrote are proven to be good."""
         if call.facts.name not in _PLACES or self._adds(call):
             return False
         if isinstance(call.reads, Placed) and call.reads.number is not None:
@@ -190,7 +190,7 @@ class Overwrites:
     # --- by their count --------------------------------------------------------------------------
 
     def _most_elements(self, call: Call) -> int | None:
-        """Give an upper bound of the number of elements that a call wrote to."""
+        """Return an upper bound of the number of elements that a call wrote to."""
         name, shape = call.facts.name, self._lineage.meta_of(call.output)[0]
         if call.view is not None:
             shape = call.view.shape
@@ -209,13 +209,13 @@ class Overwrites:
         return int(math.prod(chosen_at) * math.prod(rest))
 
     def _is_bad_beyond(self, elements: Tensor) -> bool | None:
-        """Tell whether elements are bad, more of them than unknown calls may have written."""
+        """Return whether elements are bad, more of them than unknown calls may have written."""
         if not self.test(elements):
             return False
         return True if self._has_more(elements, self.unknown) else None
 
     def _has_more(self, tensor: Tensor, count: int) -> bool:
-        """Tell whether more than ``count`` elements are bad, by halving."""
+        """Return whether more than ``count`` elements are bad, by halving."""
         waiting, left = [tensor.reshape(-1)], count
         while waiting and left <= _MAX_COUNTED:
             piece = waiting.pop()
@@ -231,7 +231,7 @@ class Overwrites:
 
 
 def _extent(shape: Sequence[int], stride: Sequence[int], offset: int) -> int:
-    """Give how much of the memory a view reaches."""
+    """Return how much of the memory a view reaches."""
     if 0 in shape:
         return offset
     return offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))

@@ -117,7 +117,7 @@ def _number(value: Any) -> float | None:
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """Give the tensors among arguments or results, and in lists and tuples among them."""
+    """Return the tensors among arguments or results, and in lists and tuples among them."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):

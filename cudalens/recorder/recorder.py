@@ -39,7 +39,7 @@ class Recorder(RecordingMode):
 
     @property
     def is_synchronous(self) -> bool:
-        """Tell whether each op is waited for, so that a fault is raised by the op at fault."""
+        """Return whether each op is waited for, so that a fault is raised by the op at fault."""
         return self._sync
 
     def synchronize(self) -> None:
@@ -48,7 +48,7 @@ class Recorder(RecordingMode):
             _seam.synchronise(device)
 
     def in_flight(self, error: BaseException | None = None) -> OpRecord | None:
-        """Give the op that raised ``error``.
+        """Return the op that raised ``error``.
 
         Without it, the newest op that raised, unless another op was recorded after it.
         """
@@ -61,7 +61,7 @@ class Recorder(RecordingMode):
     def forward_site(
         self, sequence_nr: int, node_name: str | None = None
     ) -> tuple[list[StackEntry], str | None] | None:
-        """Give the forward lines and the module behind an autograd node; ``None`` when unsure.
+        """Return the forward lines and the module behind an autograd node; ``None`` when unsure.
 
         Args:
             sequence_nr: the node's sequence number.
@@ -72,7 +72,7 @@ class Recorder(RecordingMode):
         return None if call is None else snapshot.place(call)
 
     def site_of(self, tensor: Tensor) -> tuple[list[StackEntry], str | None] | None:
-        """Give the lines and the module of the op that made a tensor, or what it is a view of."""
+        """Return the lines and the module of the op that made a tensor, or what it is a view of."""
         call = self.lineage().source_of(tensor)
         return None if call is None else self._snapshot().place(call)
 
@@ -97,7 +97,7 @@ class Recorder(RecordingMode):
         )
 
     def freed_part(self, way: Sequence[Any]) -> FreedPart | None:
-        """Tell how a way through the graph came to lead into a part that was freed.
+        """Return how a way through the graph came to lead into a part that was freed.
 
         Args:
             way: autograd's nodes, from the one that backward was asked of to the freed one.
@@ -105,16 +105,16 @@ class Recorder(RecordingMode):
         return find_freed(self._snapshot(), list(map(_numbered, way)))
 
     def is_of_earlier_graph(self, node: Any) -> bool:
-        """Tell whether a node was made before an earlier backward pass than the failing one."""
+        """Return whether a node was made before an earlier backward pass than the failing one."""
         return is_of_earlier_graph(self._snapshot(), _numbered(node))
 
     def lineage(self) -> Lineage:
-        """Give the recorded calls in the form that answers questions about tensors."""
+        """Return the recorded calls in the form that answers questions about tensors."""
         snapshot = self._snapshot()
         return Lineage(snapshot.calls, self._batches, snapshot.reader)
 
     def _snapshot(self) -> Snapshot:
-        """Give the calls recorded so far; the same object until another op is recorded."""
+        """Return the calls recorded so far; the same object until another op is recorded."""
         number, snapshot = self._asked
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops

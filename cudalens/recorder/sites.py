@@ -166,7 +166,7 @@ def _is_step(name: str) -> bool:
 
 
 def _engine_frame() -> FrameType | None:
-    """Give the frame that waits for autograd's threads, when there is exactly one."""
+    """Return the frame that waits for autograd's threads, when there is exactly one."""
     frames = [
         frame
         for frame in list(sys._current_frames().values())
@@ -192,18 +192,18 @@ def _kind_of(filename: str) -> int:
 
 
 def shared_site(site: RawSite) -> Site | None:
-    """Give the shared place that a call was in."""
+    """Return the shared place that a call was in."""
     return site[2] if isinstance(site, tuple) else site
 
 
 def phase_of(site: RawSite) -> Phase:
-    """Give the phase of a place."""
+    """Return the phase of a place."""
     shared = shared_site(site)
     return "forward" if shared is None else shared.phase
 
 
 def entries_of(site: RawSite) -> list[StackEntry]:
-    """Give the user's lines that led to a place, outermost first."""
+    """Return the user's lines that led to a place, outermost first."""
     lines = [site[:2]] if isinstance(site, tuple) else []
     shared = shared_site(site)
     while shared is not None:
@@ -227,7 +227,7 @@ class SiteReader:
         self._paths: dict[int, dict[int, str]] = {}
 
     def line(self, site: RawSite) -> LineRef | None:
-        """Give the user's deepest line."""
+        """Return the user's deepest line."""
         entries = entries_of(site)
         if not entries:
             return None
@@ -289,7 +289,7 @@ class ModuleCall(NamedTuple):
 
 
 def module_call(site: RawSite) -> ModuleCall | None:
-    """Give the module that made a recorded call, ``None`` where the user's own code made it."""
+    """Return the module that made a recorded call, ``None`` where the user's own code made it."""
     if site is None or isinstance(site, tuple):
         return None
     lines = entries_of(site)

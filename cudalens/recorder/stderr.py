@@ -83,7 +83,7 @@ class DeviceText:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the descriptor back; what was read stays readable."""
+        """Return the descriptor back; what was read stays readable."""
         if self._saved is None:
             return
         _flush()
@@ -122,13 +122,13 @@ class DeviceText:
         return fold(line.decode("utf-8", errors="replace") for line in self._copy)
 
     def raw(self) -> str:
-        """Give what was printed so far, up to a limit; waits a moment for what is on its way."""
+        """Return what was printed so far, up to a limit; waits a moment for what is on its way."""
         self._arrive()
         self._raw = self._read()
         return self._raw.decode("utf-8", errors="replace")
 
     def text(self, *, is_expected: bool = False) -> str | None:
-        """Give the assertion lines, equal ones folded into one; ``None`` when there are none.
+        """Return the assertion lines, equal ones folded into one; ``None`` when there are none.
 
         Args:
             is_expected: wait a moment for the first of them: an assert is known to have happened.
@@ -160,7 +160,7 @@ def _path_of(descriptor: int) -> str:
 
 
 def _opens_again(descriptor: int) -> bool:
-    """Tell whether tee can open the file: some sandboxes refuse one that has no name."""
+    """Return whether tee can open the file: some sandboxes refuse one that has no name."""
     try:
         os.close(os.open(_path_of(descriptor), os.O_WRONLY | os.O_APPEND))
     except OSError:
@@ -170,7 +170,8 @@ def _opens_again(descriptor: int) -> bool:
 
 
 def _channel(original: int) -> tuple[int, int]:
-    """Give a read and a write end; a terminal is replaced by a terminal, so that programs that ask
+    """Return a read and a write end; a terminal is replaced by a terminal, so that programs that
+    ask
     whether they write to one go on as before."""
     if not os.isatty(original):
         return os.pipe()

@@ -122,7 +122,7 @@ class _Walk:
         self._current, self._before = following, call.seq
 
     def _decide(self, call: Call) -> tuple[Ref | None, bool]:
-        """Give the input to follow, if any, and whether this call is where values went bad."""
+        """Return the input to follow, if any, and whether this call is where values went bad."""
         values = value_inputs(call)
         if values is None or (call.is_brief and not call.facts.is_in_place):
             return None, False
@@ -158,7 +158,7 @@ class _Walk:
         return self._current, False
 
     def _before_shift(self, call: Call) -> Tensor | None:
-        """Give what a call moved by a whole number, computed back from its living result."""
+        """Return what a call moved by a whole number, computed back from its living result."""
         result, reads = call.output, call.reads
         if not isinstance(reads, Shifted) or isinstance(result, tuple):
             return None

@@ -45,7 +45,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """Give the row without its looks."""
+        """Return the row without its looks."""
         return "".join(piece.text for piece in self.pieces)
 
 
@@ -65,7 +65,7 @@ class Mark:
 def code_rows(
     report: Report, *, device: bool = False, context: bool = True, dedent: bool = True
 ) -> tuple[Row, ...]:
-    """Give the code around the failure, labels included.
+    """Return the code around the failure, labels included.
 
     Args:
         report: what is drawn.
@@ -93,7 +93,7 @@ def code_rows(
 
 
 def unplaced_tensors(report: Report) -> tuple[str, ...]:
-    """Give name and type of the tensors that no drawn line carries, in the report's order."""
+    """Return name and type of the tensors that no drawn line carries, in the report's order."""
     lines = report.source.context if report.source else ()
     hung = [id(fact) for line in lines for fact in _hung(report, line)]
     device = words.devices_differ(report)

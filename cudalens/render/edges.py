@@ -44,7 +44,7 @@ class Line:
         return line + element("polygon", points=head, **paint(fill=tone))
 
     def samples(self) -> Iterator[Point]:
-        """Give points along the line, close enough that no word fits between two."""
+        """Return points along the line, close enough that no word fits between two."""
         for start, one, other, end in self._curves():
             for step in range(_SAMPLES + 1):
                 t = step / _SAMPLES
@@ -77,7 +77,7 @@ class Labels:
                 self._take(point)
 
     def place(self, start: Point, text: str, *, left: bool) -> Spot:
-        """Give the clearest spot below the box whose lower middle is ``start``.
+        """Return the clearest spot below the box whose lower middle is ``start``.
 
         Args:
             start: where the edge leaves its box.

@@ -43,7 +43,7 @@ def value_map_svg(report: Report) -> Markup:
 
 
 def value_map_title(report: Report) -> str:
-    """Give the picture's name: whose values, how many, what is allowed."""
+    """Return the picture's name: whose values, how many, what is allowed."""
     name = report.expression or report.argument or ""
     total = f"{report.offenders.total} values by position" if report.offenders else "values"
     allowed = words.bounds_text(report)

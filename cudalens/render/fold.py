@@ -32,7 +32,7 @@ class Box:
 
     @property
     def title(self) -> str:
-        """Give the first line: the op, or the ops in order."""
+        """Return the first line: the op, or the ops in order."""
         if len(self.members) > 1 and self.role in ("parameter", "leaf"):
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         names = [node_name(node) for node in self.members]
@@ -47,7 +47,7 @@ class Box:
         return first + between + last
 
     def detail(self, *, prevented: bool) -> str:
-        """Give the second line: what the shape of the box says, the module, the line."""
+        """Return the second line: what the shape of the box says, the module, the line."""
         lead = {
             "failed": "not launched" if prevented else "failed here",
             "bad_input": "bad input",
@@ -86,7 +86,7 @@ Rule: TypeAlias = Callable[[nx.DiGraph, dict[str, Box], tuple[str, str]], bool]
 
 
 def node_name(node: GraphNode) -> str:
-    """Give the op of a node without its namespace, else the node's own name."""
+    """Return the op of a node without its namespace, else the node's own name."""
     if node.role in ("parameter", "leaf", "bad_input") or not node.op:
         return clip_left(one_line(node.name or "unnamed"), _TITLE)
     return one_line(node.op.removeprefix("aten::"))
@@ -95,7 +95,7 @@ def node_name(node: GraphNode) -> str:
 def fold(
     graph: AutogradNeighbourhood, folding: Folding = DEFAULT_FOLDING
 ) -> tuple[dict[str, Box], list[tuple[str, str]]]:
-    """Give the boxes and the edges between them, acyclic and few enough to be read."""
+    """Return the boxes and the edges between them, acyclic and few enough to be read."""
     nodes = _nearest(graph)
     boxes = {node.id: Box(key=node.id, role=node.role, members=(node,)) for node in nodes}
     net = nx.DiGraph()
@@ -158,7 +158,7 @@ def _close(net: nx.DiGraph, boxes: dict[str, Box], module: str) -> None:
 
 
 def is_within(node: GraphNode, module: str) -> bool:
-    """Tell whether a node belongs to a module or to one inside it."""
+    """Return whether a node belongs to a module or to one inside it."""
     return f"{node.module_path or ''}.".startswith(f"{module}.")
 
 

@@ -102,7 +102,7 @@ def graph_svg(
 
 
 def graph_title(graph: AutogradNeighbourhood) -> str:
-    """Give the picture's name: how many nodes, of how many, around which one."""
+    """Return the picture's name: how many nodes, of how many, around which one."""
     focus = next((node for node in graph.nodes if node.id == graph.focus), None)
     near = f" around {node_name(focus)}" if focus else ""
     shown, total = len(graph.nodes), graph.total_nodes
@@ -111,7 +111,7 @@ def graph_title(graph: AutogradNeighbourhood) -> str:
 
 
 def graph_rows(graph: AutogradNeighbourhood) -> tuple[GraphRow, ...]:
-    """Give every node with where its result goes, in the report's order."""
+    """Return every node with where its result goes, in the report's order."""
     names = {node.id: node_name(node) for node in graph.nodes}
     feeds: dict[str, list[str]] = {}
     for edge in graph.edges:

@@ -14,7 +14,7 @@ _LONGEST_NAME = 40
 
 
 def headline(report: Report) -> str:
-    """Give the headline in the user's own names, with the bound that was broken.
+    """Return the headline in the user's own names, with the bound that was broken.
 
     Falls back to the kind of the failure when nothing else is known.
     """
@@ -63,7 +63,7 @@ def _subject(expression: str) -> str:
 
 
 def _binds_tightly(expression: str) -> bool:
-    """Tell whether a position can follow directly: ``net(x)[0]``, but not ``y - 1[0]``."""
+    """Return whether a position can follow directly: ``net(x)[0]``, but not ``y - 1[0]``."""
     try:
         with warnings.catch_warnings(action="ignore"):
             node = parse_expression(expression).body

@@ -52,7 +52,7 @@ def render_page(report: Report) -> str:
 
 
 def facts_of(report: Report) -> dict[str, Any]:
-    """Give what the templates draw of ``report`` in a notebook, by name."""
+    """Return what the templates draw of ``report`` in a notebook, by name."""
     return _facts(report, _FRAGMENT)
 
 
@@ -62,7 +62,7 @@ def draw_part(template: str, facts: dict[str, Any]) -> str:
 
 
 def history_entries(report: Report) -> tuple[tuple[int, HistoryEntry], ...]:
-    """Give the recorded ops, latest first, each with its place in the report."""
+    """Return the recorded ops, latest first, each with its place in the report."""
     return tuple(enumerate(report.history))[::-1]
 
 
@@ -72,7 +72,7 @@ def _unkeyed(kind: str | None, at: int | None) -> Markup:
 
 
 def style_sheet() -> str:
-    """Give the style sheet of every view; all its rules are scoped under ``.cudalens``."""
+    """Return the style sheet of every view; all its rules are scoped under ``.cudalens``."""
     return str(_style_sheet())
 
 
@@ -160,7 +160,7 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
 
 
 def _tensor_table(report: Report) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Give the heads and rows of the tensor table, without columns that nobody filled."""
+    """Return the heads and rows of the tensor table, without columns that nobody filled."""
     rows = [_tensor_cells(report, fact) for fact in report.tensors]
     heads = [head for head in rows[0] if any(row[head] for row in rows)] if rows else []
     return tuple(heads), tuple(tuple(row[head] or "–" for head in heads) for row in rows)
@@ -187,7 +187,7 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
 
 
 def _subline(report: Report) -> tuple[tuple[str, str], ...]:
-    """Give the facts under the headline, each with its look."""
+    """Return the facts under the headline, each with its look."""
     facts = (
         ("plain", words.bad_count(report)),
         ("code", words.op_path(report.op)),

@@ -128,13 +128,13 @@ GRAPHIC_PAIRS: tuple[tuple[str, str], ...] = (
 
 
 def luminance(colour: str) -> float:
-    """Give the relative luminance of ``#rrggbb`` as WCAG 2 defines it, 0 to 1."""
+    """Return the relative luminance of ``#rrggbb`` as WCAG 2 defines it, 0 to 1."""
     channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Give the contrast ratio of two colours, 1 to 21."""
+    """Return the contrast ratio of two colours, 1 to 21."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)

@@ -35,7 +35,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Give ``text`` on one line: as :func:`visible`, with line breaks and tabs as spaces."""
+    """Return ``text`` on one line: as :func:`visible`, with line breaks and tabs as spaces."""
     return visible(text).replace("\n", " ").replace("\t", " ")
 
 

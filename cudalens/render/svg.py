@@ -12,7 +12,7 @@ SANS = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 
 def coordinate(value: float) -> str:
-    """Give a coordinate with one decimal at most."""
+    """Return a coordinate with one decimal at most."""
     text = f"{value:.1f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
@@ -36,7 +36,7 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 
 def paint(*, fill: str = "none", stroke: str | None = None) -> dict[str, str]:
-    """Give the attributes of a look: colours by role, for pages with and without a style sheet.
+    """Return the attributes of a look: colours by role, for pages with and without a style sheet.
 
     The attribute holds the light colour; the class lets a style sheet put the theme's instead.
     """
@@ -58,7 +58,7 @@ def words_at(
 
 
 def text_width(text: str, size: float) -> float:
-    """Give about how wide ``text`` is drawn; system fonts differ by a tenth."""
+    """Return about how wide ``text`` is drawn; system fonts differ by a tenth."""
     widths = {**dict.fromkeys("ijlft.,:[]() ", _NARROW), **dict.fromkeys("mwMW", _WIDE)}
     return size * sum(widths.get(char, _USUAL) for char in text)
 

@@ -27,7 +27,7 @@ _STATIC = Path(__file__).with_name("static")
 
 
 def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidgets.Widget:
-    """Give the interactive view of ``report``, a box of core ipywidgets.
+    """Return the interactive view of ``report``, a box of core ipywidgets.
 
     Args:
         report: what is shown.
@@ -61,7 +61,7 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
 
 
 def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text:
-    """Give the hidden field into which the browser module writes what the user did."""
+    """Return the hidden field into which the browser module writes what the user did."""
     field = ipywidgets.Text(continuous_update=True)
     field.add_class("cl-wire")
     field.layout.display = "none"
@@ -83,7 +83,7 @@ def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text
 
 
 def _module(root: str) -> ipywidgets.Output:
-    """Give the carrier of the browser module: a front end that runs no script shows nothing."""
+    """Return the carrier of the browser module: a front end that runs no script shows nothing."""
     marks = rule(root).replace("\\", "\\\\").replace("'", "\\'")
     script = _script().replace("%RULE%", marks).replace("%ROOT%", root)
     data = {"text/html": f"<script>{script}</script>", "text/plain": ""}

@@ -51,17 +51,17 @@ class State(NamedTuple):
 
 
 def tone(report: Report) -> Tone:
-    """Give ``warn`` for a silent finding and ``bad`` for all else."""
+    """Return ``warn`` for a silent finding and ``bad`` for all else."""
     return "warn" if report.kind == "silent" else "bad"
 
 
 def sign(report: Report) -> str:
-    """Give the mark that opens a report."""
+    """Return the mark that opens a report."""
     return "⚠" if report.kind == "silent" else "✗"
 
 
 def number(value: Number) -> str:
-    """Give a number in short; NaN and the infinities read the same from a file as from memory."""
+    """Return a number in short; NaN and the infinities read the same from a file as from memory."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -70,7 +70,7 @@ def number(value: Number) -> str:
 
 
 def finite(value: Number) -> float | None:
-    """Give ``value`` as a float for drawing, ``None`` when it is missing or not finite."""
+    """Return ``value`` as a float for drawing, ``None`` when it is missing or not finite."""
     try:
         drawn = float(value) if value is not None else math.nan
     except (ValueError, OverflowError):
@@ -79,7 +79,7 @@ def finite(value: Number) -> float | None:
 
 
 def dtype(name: str) -> str:
-    """Give the short form that torch's own traces use: ``float32`` is ``f32``."""
+    """Return the short form that torch's own traces use: ``float32`` is ``f32``."""
     plain = name.removeprefix("torch.")
     for long, short in _SHORT_DTYPES.items():
         if plain.startswith(long):
@@ -88,22 +88,22 @@ def dtype(name: str) -> str:
 
 
 def shape(sizes: Sequence[int] | None) -> str:
-    """Give a shape as ``[32, 10]``."""
+    """Return a shape as ``[32, 10]``."""
     return "" if sizes is None else f"[{', '.join(str(size) for size in sizes)}]"
 
 
 def tensor_type(fact: TensorFact) -> str:
-    """Give dtype and shape together: ``f32[32, 10]``."""
+    """Return dtype and shape together: ``f32[32, 10]``."""
     return dtype(fact.dtype) + shape(fact.shape)
 
 
 def tensor_name(fact: TensorFact) -> str:
-    """Give the user's expression for a tensor, else its schema name."""
+    """Return the user's expression for a tensor, else its schema name."""
     return one_line(fact.expression or fact.argument or "unnamed")
 
 
 def is_at_fault(report: Report, fact: TensorFact) -> bool:
-    """Tell whether this tensor is the argument that the report accuses."""
+    """Return whether this tensor is the argument that the report accuses."""
     if report.argument is None or fact.argument is None:
         return False
     if fact.argument == report.argument:
@@ -120,7 +120,7 @@ def is_at_fault(report: Report, fact: TensorFact) -> bool:
 
 
 def tensor_label(report: Report, fact: TensorFact, *, device: bool) -> str:
-    """Give the label that hangs under an expression: ``i64[32] cuda:0, 3 bad``."""
+    """Return the label that hangs under an expression: ``i64[32] cuda:0, 3 bad``."""
     label = tensor_type(fact)
     if device and fact.device:
         label += f" {one_line(fact.device)}"
@@ -130,12 +130,12 @@ def tensor_label(report: Report, fact: TensorFact, *, device: bool) -> str:
 
 
 def devices_differ(report: Report) -> bool:
-    """Tell whether the tensors lie on more than one device."""
+    """Return whether the tensors lie on more than one device."""
     return len({fact.device for fact in report.tensors if fact.device}) > 1
 
 
 def place(where: SourceSpan | LineRef | None, *, file: bool = True) -> str:
-    """Give ``In [7] line 12`` or ``train.py line 12``, as much of it as is known."""
+    """Return ``In [7] line 12`` or ``train.py line 12``, as much of it as is known."""
     if where is None:
         return ""
     parts = []
@@ -149,14 +149,14 @@ def place(where: SourceSpan | LineRef | None, *, file: bool = True) -> str:
 
 
 def spot(ref: LineRef | None) -> str:
-    """Give a line of a list: its place and its text."""
+    """Return a line of a list: its place and its text."""
     if ref is None:
         return ""
     return " ".join(filter(None, (place(ref), one_line((ref.text or "").strip()))))
 
 
 def short_api(api: str | None) -> str:
-    """Give the name under which people know a function: ``F.cross_entropy``."""
+    """Return the name under which people know a function: ``F.cross_entropy``."""
     text = one_line(api or "")
     for long, short in _API_PREFIXES.items():
         if text.startswith(long):
@@ -165,7 +165,7 @@ def short_api(api: str | None) -> str:
 
 
 def op_name(op: OpName) -> str:
-    """Give the schema name, with the overload where it is not the default."""
+    """Return the schema name, with the overload where it is not the default."""
     if not op.name:
         return ""
     plain = op.overload in (None, "", "default")
@@ -173,13 +173,13 @@ def op_name(op: OpName) -> str:
 
 
 def op_path(op: OpName) -> str:
-    """Give the way from the function that was called to the op that failed."""
+    """Return the way from the function that was called to the op that failed."""
     names = dict.fromkeys(filter(None, (short_api(op.api), op_name(op))))
     return " → ".join(names)
 
 
 def bad_count(report: Report) -> str:
-    """Give ``3 of 32 values are bad``, empty when there was nothing to count."""
+    """Return ``3 of 32 values are bad``, empty when there was nothing to count."""
     found = report.offenders
     if found is None or not found.count or found.total == 1:
         return ""
@@ -188,14 +188,14 @@ def bad_count(report: Report) -> str:
 
 
 def certainty(report: Report) -> str:
-    """Give the reservation that a finding carries, empty when it is proven."""
+    """Return the reservation that a finding carries, empty when it is proven."""
     return {"likely": "likely, not proven", "unknown": "cause not established"}.get(
         report.certainty, ""
     )
 
 
 def bounds_text(report: Report) -> str:
-    """Give the allowed values as text, empty when they are not known."""
+    """Return the allowed values as text, empty when they are not known."""
     bounds = report.bounds
     if bounds is None:
         return ""
@@ -223,7 +223,9 @@ def context_state(report: Report) -> State | None:
 
 
 def cuda_line(report: Report) -> str:
-    """Give the state of CUDA and what it printed, or would have printed, as one sentence or two."""
+    """Return the state of CUDA and what it printed, or would have printed, as one sentence or
+    two.
+    """
     state = context_state(report)
     said = state.text.removeprefix("CUDA ") if state else ""
     if not report.device_text:
@@ -234,7 +236,7 @@ def cuda_line(report: Report) -> str:
 
 
 def replay_line(report: Report) -> str:
-    """Give what the CPU said to the same call, empty when nothing was tried or told."""
+    """Return what the CPU said to the same call, empty when nothing was tried or told."""
     replay = report.replay
     if replay.outcome == "raised":
         return one_line(": ".join(filter(None, (replay.exception, replay.message))))
@@ -244,14 +246,14 @@ def replay_line(report: Report) -> str:
 
 
 def step(item: ProvenanceStep) -> str:
-    """Give one step of the way of the bad values."""
+    """Return one step of the way of the bad values."""
     where = spot(item.source) or one_line(item.op or "")
     note = one_line(item.note or "")
     return f"{where} ({note})" if where and note else where or note
 
 
 def way(report: Report) -> tuple[ProvenanceStep, ...]:
-    """Give the way of the bad values with the steps of one line, one after the other, as one."""
+    """Return the way of the bad values with the steps of one line, one after the other, as one."""
     found: list[ProvenanceStep] = []
     for item in report.provenance:
         if found and item.source is not None and found[-1].source == item.source:
@@ -263,7 +265,7 @@ def way(report: Report) -> tuple[ProvenanceStep, ...]:
 
 
 def environment(report: Report) -> tuple[tuple[str, str], ...]:
-    """Give what is known of the surroundings, by name."""
+    """Return what is known of the surroundings, by name."""
     env = report.environment
     known = (
         ("device", env.device),

@@ -70,12 +70,12 @@ def explained(
 
 
 def is_answer(error: BaseException, finding: Report) -> bool:
-    """Tell whether ``error`` was raised while the exception of ``finding`` was being handled."""
+    """Return whether ``error`` was raised while the exception of ``finding`` was being handled."""
     return _leads_to(finding, error, "__context__")
 
 
 def retold(error: BaseException, finding: Report) -> bool:
-    """Tell whether a library puts ``finding`` in its own words, and note then which it means.
+    """Return whether a library puts ``finding`` in its own words, and note then which it means.
 
     It says so itself, with ``raise … from …``.
     """
@@ -124,7 +124,7 @@ def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Repo
 
 
 def destination(name: str | Path) -> Path:
-    """Give the whole path that a name means now: the block may leave the directory."""
+    """Return the whole path that a name means now: the block may leave the directory."""
     return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  Path's raises without a home
 
 
@@ -155,7 +155,7 @@ def _of_value(evidence: Evidence) -> Report:
 
 
 def _earlier(error: BaseException) -> Report | None:
-    """Give the report of the failure that this one only repeats."""
+    """Return the report of the failure that this one only repeats."""
     if not lost_context.is_lost(error_facts(error)):
         return None
     return lost_context.end()

@@ -62,7 +62,7 @@ class Tally:
             self._silent.add(report)
 
     def has(self, report: Report) -> bool:
-        """Tell whether this very finding was taken in: one that is kept, or the last."""
+        """Return whether this very finding was taken in: one that is kept, or the last."""
         known = (*self.raised, self._raised.last)
         return id(report) in [id(item) for item in known]
 

@@ -64,7 +64,9 @@ class Options:
     help: bool = False
 
     def for_session(self) -> dict[str, Any]:
-        """Give the keyword arguments of ``CheckSession``; the other fields are the front end's."""
+        """Return the keyword arguments of ``CheckSession``; the other fields are the front
+        end's.
+        """
         front_end = {"report", "help"}
         return {name: value for name, value in vars(self).items() if name not in front_end}
 
@@ -139,14 +141,14 @@ def subcommand(rest: str) -> Command | None:
 
 
 def joined(options: Options, given: Options) -> Options:
-    """Give ``options`` with what was set in ``given`` as well."""
+    """Return ``options`` with what was set in ``given`` as well."""
     default = vars(Options())
     changed = {name: value for name, value in vars(given).items() if value != default[name]}
     return replace(options, **changed)
 
 
 def help_text(usage: str = USAGE) -> str:
-    """Give the help: the forms of the command, what it does, and one line for each option."""
+    """Return the help: the forms of the command, what it does, and one line for each option."""
     return _build_parser(usage).format_help()
 
 

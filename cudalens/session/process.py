@@ -40,7 +40,7 @@ def guard() -> Iterator[None]:
 
 
 def last_report() -> Report | None:
-    """Give the report of the last finding or failure of this process."""
+    """Return the report of the last finding or failure of this process."""
     return PROCESS.last
 
 
@@ -65,7 +65,7 @@ def register_guard(op: Any, check: Callable[..., Any]) -> None:
 
 
 def status() -> str:
-    """Give one line each for the guards, the device and the last finding of this process."""
+    """Return one line each for the guards, the device and the last finding of this process."""
     last = PROCESS.last
     lines = [
         ("guards", "installed" if PROCESS.is_installed else "not installed"),
@@ -89,7 +89,7 @@ def _device() -> str:
 
 
 def ensure_cuda() -> Any:
-    """Give ``torch.device("cuda")``, and say in one line which device stands behind it.
+    """Return ``torch.device("cuda")``, and say in one line which device stands behind it.
 
     Starts the simulated device where there is no GPU.
 

@@ -73,7 +73,7 @@ def _torch_library(name: str) -> ctypes.CDLL:
 
 
 def _replace_vtable(obj: int, words: int, slots: dict[int, int]) -> None:
-    """Give the C++ object at `obj` a copy of its vtable with some slots replaced."""
+    """Return the C++ object at `obj` a copy of its vtable with some slots replaced."""
     vptr = ctypes.c_void_p.from_address(obj).value or 0
     size = (words + VTABLE_PREFIX) * WORD
     # Static destructors call through this table after the interpreter is gone: never freed.

@@ -81,12 +81,12 @@ class Simulation:
 
     @property
     def is_active(self) -> bool:
-        """Tell whether this simulation is the running one."""
+        """Return whether this simulation is the running one."""
         return Simulation.running is self
 
     @property
     def is_poisoned(self) -> bool:
-        """Tell whether a device assert was raised, after which every launch fails."""
+        """Return whether a device assert was raised, after which every launch fails."""
         return self._runtime.state.is_poisoned
 
     @property

@@ -55,7 +55,7 @@ def _has_composite(name: str) -> bool:
 
 
 def _has_own_kernel(name: str) -> bool:
-    """Tell whether another kernel than the fallback would run for this op on the CUDA key."""
+    """Return whether another kernel than the fallback would run for this op on the CUDA key."""
     if _has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT or name in _BESIDE_MODES:
         return True
     if not (name.startswith(_FAMILIES) or name in _NAMES or name in SPECIAL_KERNELS):

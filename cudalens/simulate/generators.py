@@ -52,5 +52,5 @@ def new_device_generator() -> Any:
 
 
 def is_device_generator(generator: Any) -> bool:
-    """Tell whether this generator belongs to the simulated device."""
+    """Return whether this generator belongs to the simulated device."""
     return generator._cdata in _device_generators

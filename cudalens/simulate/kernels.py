@@ -248,7 +248,7 @@ def _check_determinism(facts: OpFacts, values: Sequence[Any]) -> None:
 
 
 def _waits(facts: OpFacts, host: Sequence[Any]) -> bool:
-    """Tell whether the op waits for the device before it can answer or allocate its result."""
+    """Return whether the op waits for the device before it can answer or allocate its result."""
     if facts.name in SYNC_OPS:
         return True
     if facts.name == "aten::repeat_interleave.Tensor":

@@ -52,7 +52,7 @@ METER: Final = MemoryMeter()
 
 
 def out_of_memory(error: RuntimeError) -> RuntimeError | None:
-    """Give the error with which CUDA refuses a tensor, when the host had no room for it."""
+    """Return the error with which CUDA refuses a tensor, when the host had no room for it."""
     import torch
 
     match = _REFUSED.search(str(error))

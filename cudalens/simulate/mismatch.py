@@ -68,7 +68,7 @@ def _check_index(facts: OpFacts, values: Sequence[Any]) -> None:
 
 
 def has_mixed_devices(facts: OpFacts, values: Sequence[Any]) -> bool:
-    """Tell whether any tensor of this call lives elsewhere than on the device."""
+    """Return whether any tensor of this call lives elsewhere than on the device."""
     for i in facts.tensors:
         # What is no tensor here is None or a number, and goes anywhere.
         if getattr(values[i], "is_cuda", True) is False:

@@ -59,7 +59,7 @@ class DeviceState:
 
     @property
     def is_poisoned(self) -> bool:
-        """Tell whether the error has been raised, after which every launch raises it again."""
+        """Return whether the error has been raised, after which every launch raises it again."""
         return self._is_poisoned
 
     @property
@@ -75,7 +75,7 @@ class DeviceState:
 
     @property
     def is_blocking(self) -> bool:
-        """Tell whether each launch waits, as CUDA_LAUNCH_BLOCKING=1 makes it."""
+        """Return whether each launch waits, as CUDA_LAUNCH_BLOCKING=1 makes it."""
         if self._blocking is not None:
             return self._blocking
         return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
@@ -134,7 +134,7 @@ class DeviceState:
 
     @property
     def is_forked(self) -> bool:
-        """Tell whether this is a child process, which CUDA does not serve."""
+        """Return whether this is a child process, which CUDA does not serve."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:

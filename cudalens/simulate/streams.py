@@ -54,7 +54,7 @@ class Stream(torch.Stream):
         return 0
 
     def query(self) -> bool:
-        """Tell whether all work is done; raise what is pending."""
+        """Return whether all work is done; raise what is pending."""
         _wait()
         return True
 
@@ -106,7 +106,7 @@ class Event(torch.Event):
         """Return at once: all work is done."""
 
     def query(self) -> bool:
-        """Tell whether the recorded work is done; raise what is pending."""
+        """Return whether the recorded work is done; raise what is pending."""
         _wait()
         return True
 

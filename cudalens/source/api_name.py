@@ -95,7 +95,7 @@ def api_name(
 
 
 def touches_torch(place: Place, is_tensor: Callable[[object], bool]) -> bool:
-    """Tell whether the running expression is proven to call, index or combine what is torch's."""
+    """Return whether the running expression is proven to call, index or combine what is torch's."""
     reader = _CallReader(place, is_tensor, ())
     name = api_name([place], is_tensor) or ""
     if name.startswith("torch.") and reader.is_proven():
@@ -104,7 +104,7 @@ def touches_torch(place: Place, is_tensor: Callable[[object], bool]) -> bool:
 
 
 def _torch_frames(places: Sequence[Place]) -> list[Place]:
-    """Give the frames of torch at the inner end of the stack, outermost of them first."""
+    """Return the frames of torch at the inner end of the stack, outermost of them first."""
     group: list[Place] = []
     for place in reversed(places):
         if not is_torch_file(place.filename):
@@ -149,7 +149,7 @@ class _CallReader:
         )
 
     def name(self) -> str | None:
-        """Give the public name of what is called, ``None`` where it is not known."""
+        """Return the public name of what is called, ``None`` where it is not known."""
         node = running_segment(self.place)
         if isinstance(node, ast.Call):
             return self._of_call(node)
@@ -157,12 +157,12 @@ class _CallReader:
         return None if method is None else f"torch.Tensor.__{method}__"
 
     def is_proven(self) -> bool:
-        """Tell whether a method that is called on an unknown result is one of torch's."""
+        """Return whether a method that is called on an unknown result is one of torch's."""
         node = running_segment(self.place)
         return isinstance(node, ast.Call) and self._rests_on_torch(node)
 
     def _rests_on_torch(self, node: ast.expr) -> bool:
-        """Tell whether a chain of calls starts at a tensor or at a function of torch's."""
+        """Return whether a chain of calls starts at a tensor or at a function of torch's."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             is_known = self._value(node.func.value) is not _ABSENT
             if not is_known and self._of_dotted(node.func) is None:
@@ -173,7 +173,7 @@ class _CallReader:
         return bool(self._is_tensor(node)) and all(map(self._rests_on_torch, sources))
 
     def works_on_tensor(self) -> bool:
-        """Tell whether it is a tensor that a running subscript or operator works on.
+        """Return whether it is a tensor that a running subscript or operator works on.
 
         A tensor as the index of a list or as the key of a dict is not worked on.
         """
@@ -195,14 +195,14 @@ class _CallReader:
         )
 
     def _is_pythons(self, node: ast.expr) -> bool:
-        """Tell whether a list, a text or the like is what an operator works on.
+        """Return whether a list, a text or the like is what an operator works on.
 
         It is the one that complains when it cannot take a tensor in.
         """
         return isinstance(node, _DISPLAYS) or isinstance(self._value(node), _BUILTIN_OWNERS)
 
     def wraps_torch(self) -> bool:
-        """Tell whether a function or method of torch's is called under another name.
+        """Return whether a function or method of torch's is called under another name.
 
         Which argument is which does not follow from the call then: only that it is torch's.
         """
@@ -250,7 +250,7 @@ class _CallReader:
         return value_or(self.evaluator, node, _ABSENT)
 
     def _is_tensor(self, node: ast.expr) -> bool | None:
-        """Tell whether an expression is a tensor, ``None`` when its value is not known."""
+        """Return whether an expression is a tensor, ``None`` when its value is not known."""
         value = self._value(node)
         if value is not _ABSENT:
             return self.is_tensor(value)
@@ -316,7 +316,7 @@ _FUNCTION_HOMES = (
 
 
 def is_tensor_method(name: str) -> bool:
-    """Tell whether tensors have an attribute of this name."""
+    """Return whether tensors have an attribute of this name."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", object)
     return any(name in vars(base) for base in tensor.__mro__[:-1])
 
@@ -347,7 +347,7 @@ def of_value(value: Any) -> str | None:
 
 
 def class_name(kind: type) -> str | None:
-    """Give the shortest public name of a class of torch, ``None`` for other classes."""
+    """Return the shortest public name of a class of torch, ``None`` for other classes."""
     module = str(vars(kind).get("__module__", ""))
     parts = module.split(".")
     if parts[0] != "torch":

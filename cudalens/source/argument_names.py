@@ -133,7 +133,7 @@ class _Read(NamedTuple):
 
 
 def _read(run: Running, callee: Place | None, evaluator: SafeEvaluator) -> Iterator[_Read]:
-    """Give the expressions of the line that can be read, the running call's own first."""
+    """Return the expressions of the line that can be read, the running call's own first."""
     seen: set[int] = set()
     receivers: set[int] = set()
     for rank, root in ((0, run.node), (2, run.scope)):
@@ -153,7 +153,7 @@ def _read(run: Running, callee: Place | None, evaluator: SafeEvaluator) -> Itera
 def _tensors_of(
     read: _Read, lines: Sequence[str], is_tensor: IsTensor
 ) -> Iterator[tuple[int, str, object]]:
-    """Give the tensor that an expression is, or the tensors in the batch that it is."""
+    """Return the tensor that an expression is, or the tensors in the batch that it is."""
     node, value = read.node, read.value
     if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
         return
@@ -171,7 +171,7 @@ def _tensors_of(
 def _bound_arguments(
     call: ast.Call, callee: Place, evaluator: SafeEvaluator
 ) -> Iterator[tuple[ast.expr, object]]:
-    """Give the arguments of a call with what the called function holds for them.
+    """Return the arguments of a call with what the called function holds for them.
 
     Only when the function is proven to be the one that runs, and never rebinds the parameter.
     """
@@ -207,7 +207,7 @@ def _parameter(variables: Mapping[str, object], name: str, rebound: set[str]) ->
 
 
 def _code_of(function: object) -> tuple[object, int]:
-    """Give the code that calling ``function`` runs, and how many parameters are bound already."""
+    """Return the code that calling ``function`` runs, and how many parameters are bound already."""
     if type(function) is FunctionType:
         return function.__code__, 0
     if type(function) is MethodType:
@@ -315,7 +315,7 @@ def _of_subscript(
 def _is_index(
     node: ast.expr, evaluator: SafeEvaluator, is_tensor: Callable[[object], bool]
 ) -> bool | None:
-    """Tell whether a part of a subscript becomes an index of the op; ``None`` when unknown.
+    """Return whether a part of a subscript becomes an index of the op; ``None`` when unknown.
 
     Numbers, slices and ``None`` do not; nor does a tensor of one number, which counts as it.
     """

@@ -30,12 +30,12 @@ def transformed(shell: Any, body: str) -> str:
 
 
 def comment_out(lines: Sequence[str]) -> str:
-    """Give the lines as comments, so that the line numbers below them stay."""
+    """Return the lines as comments, so that the line numbers below them stay."""
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def lines_above(raw: str | None, body: str) -> list[str] | None:
-    """Give the lines that stand above the body in the raw cell.
+    """Return the lines that stand above the body in the raw cell.
 
     ``None`` when the body is not the end of the raw cell: somebody called the magic by hand.
     """
@@ -50,7 +50,7 @@ def lines_above(raw: str | None, body: str) -> list[str] | None:
 
 
 def typed_lines(raw: str, text: str) -> list[str]:
-    """Give the typed lines that stand behind those of ``text``, what the shell made of ``raw``.
+    """Return the typed lines that stand behind those of ``text``, what the shell made of ``raw``.
 
     From the first on, as many as are certain: a cell magic takes all below it into one line.
     """
@@ -68,7 +68,7 @@ def typed_lines(raw: str, text: str) -> list[str]:
 
 
 def ends_in_semicolon(text: str) -> bool:
-    """Tell whether the shell would not show the value of ``text``.
+    """Return whether the shell would not show the value of ``text``.
 
     Before IPython 8 it tells that of nothing but the cell as a whole.
     """
@@ -78,5 +78,5 @@ def ends_in_semicolon(text: str) -> bool:
 
 
 def split_lines(text: str) -> list[str]:
-    """Give the lines of ``text``; a line break at its end begins none."""
+    """Return the lines of ``text``; a line break at its end begins none."""
     return text.removesuffix("\n").split("\n")

@@ -49,7 +49,7 @@ def register_cell(
 
 
 def note_typed(filename: str, typed: Sequence[str]) -> None:
-    """Tell how the user typed the first lines of a cell that the shell knows already."""
+    """Return how the user typed the first lines of a cell that the shell knows already."""
     _typed[filename] = tuple(typed)
 
 
@@ -81,7 +81,7 @@ def forget_noted() -> None:
 
 
 def cells_of(shell: Any) -> Mapping[str, int]:
-    """Give a shell's map from the file names of its cells to their numbers."""
+    """Return a shell's map from the file names of its cells to their numbers."""
     names = getattr(shell.compile, "_filename_map", None)  # since IPython 8.0
     return names if isinstance(names, dict) else _noted
 
@@ -97,12 +97,12 @@ def unshare_name(filename: str) -> None:
 
 
 def is_shared(filename: str) -> bool:
-    """Tell whether code of several cells has this name."""
+    """Return whether code of several cells has this name."""
     return filename in _shared
 
 
 def cell_number(filename: str) -> int | None:
-    """Give the number of the cell that was compiled as ``filename``, ``None`` for other code."""
+    """Return the number of the cell that was compiled as ``filename``, ``None`` for other code."""
     number = _numbers.get(filename)
     if number is None:
         number = _compiler_map().get(filename)
@@ -124,23 +124,23 @@ def source_lines(filename: str) -> list[str]:
 
 
 def typed_of(filename: str) -> tuple[str, ...]:
-    """Give the first lines of a cell as the user typed them, none where nobody told."""
+    """Return the first lines of a cell as the user typed them, none where nobody told."""
     return _typed.get(filename, ())
 
 
 def typed_line(filename: str, lines: Sequence[str], number: int) -> str:
-    """Give line ``number`` of ``lines`` as the user typed it."""
+    """Return line ``number`` of ``lines`` as the user typed it."""
     typed = _typed.get(filename, ())
     return typed[number - 1] if number <= len(typed) else lines[number - 1]
 
 
 def is_top(name: str) -> bool:
-    """Tell whether code of this name is that of a module or of a cell, and no function's."""
+    """Return whether code of this name is that of a module or of a cell, and no function's."""
     return name == "<module>" or name.startswith(_CELL_NAME)
 
 
 def is_user_file(filename: str) -> bool:
-    """Tell whether code of this file is the user's: a cell, a script, a module of a project.
+    """Return whether code of this file is the user's: a cell, a script, a module of a project.
 
     The standard library, installed packages, generated code and this package are not.
     """
@@ -153,23 +153,23 @@ def is_user_file(filename: str) -> bool:
 
 
 def is_user_source(filename: str) -> bool:
-    """Tell whether code of this file is the user's, and the name tells of which text."""
+    """Return whether code of this file is the user's, and the name tells of which text."""
     return is_user_file(filename) and not is_shared(filename)
 
 
 def is_own_file(filename: str) -> bool:
-    """Tell whether the file belongs to this package."""
+    """Return whether the file belongs to this package."""
     return _is_below(filename, _OWN_ROOT)
 
 
 def is_torch_file(filename: str) -> bool:
-    """Tell whether the file belongs to torch, wherever torch is installed."""
+    """Return whether the file belongs to torch, wherever torch is installed."""
     root = _torch_root()
     return root is not None and _is_below(filename, root)
 
 
 def torch_path(filename: str) -> str:
-    """Give a torch file's path below the package, with forward slashes: ``nn/functional.py``."""
+    """Return a torch file's path below the package, with forward slashes: ``nn/functional.py``."""
     root = _torch_root()
     if root is None or not _is_below(filename, root):
         return ""
@@ -178,7 +178,7 @@ def torch_path(filename: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def is_machinery(filename: str) -> bool:
-    """Tell whether the file is what runs cells and scripts: IPython, ipykernel, runpy."""
+    """Return whether the file is what runs cells and scripts: IPython, ipykernel, runpy."""
     if filename == "<frozen runpy>":
         return True
     parts = PurePath(filename).parts
@@ -194,7 +194,7 @@ _OWN_ROOT = str(Path(__file__).absolute().parents[1])
 
 
 def running_shell() -> Any:
-    """Give the running IPython shell, ``None`` where there is none."""
+    """Return the running IPython shell, ``None`` where there is none."""
     ipython = sys.modules.get("IPython")
     get_shell = getattr(ipython, "get_ipython", None)
     return get_shell() if get_shell is not None else None
@@ -211,7 +211,7 @@ def _torch_root() -> str | None:
 
 
 def _line_caches() -> tuple[dict[str, Any], ...]:
-    """Give Python's cache of lines, and that which IPython 7 writes over it."""
+    """Return Python's cache of lines, and that which IPython 7 writes over it."""
     shells = getattr(linecache, "_ipython_cache", {})
     return cast("dict[str, Any]", linecache.cache), shells
 

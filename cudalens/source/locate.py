@@ -151,7 +151,7 @@ def locate_entries(entries: Sequence[Entry]) -> SourceSpan | None:
 
 
 def runs_torch(entry: Entry, *, is_tensor: IsTensor = is_tensor) -> bool:
-    """Tell whether the running expression of an entry is proven to use torch or a tensor."""
+    """Return whether the running expression of an entry is proven to use torch or a tensor."""
     return bool(_Guard().run("api", touches_torch, place_of(entry), is_tensor))
 
 
@@ -185,7 +185,9 @@ def span_of_run(run: Running) -> SourceSpan:
 
 
 def _is_as_typed(place: Place, lines: Sequence[str], position: Position) -> bool:
-    """Tell whether columns count in what the user typed, and not in the shell's text of a magic."""
+    """Return whether columns count in what the user typed, and not in the shell's text of a
+    magic.
+    """
     first, last = lines[position.line - 1], lines[position.end_line - 1]
     # What stands before the expression may be a magic, as long as it takes the same room.
     start = column_of(first, position.column)
@@ -203,7 +205,7 @@ class _Guard:
         self.limits: list[str] = []
 
     def run(self, stage: str, function: Callable[..., _T], *args: object) -> _T | None:
-        """Give what ``function`` returns, ``None`` when it raises."""
+        """Return what ``function`` returns, ``None`` when it raises."""
         try:
             return function(*args)
         except Exception as error:

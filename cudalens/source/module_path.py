@@ -25,7 +25,7 @@ class ModulePath(NamedTuple):
 def running_modules(
     places: Sequence[Place], is_module: Callable[[object], bool] = is_module
 ) -> list[object]:
-    """Give the modules whose methods are on the stack, outermost first, each once in a row."""
+    """Return the modules whose methods are on the stack, outermost first, each once in a row."""
     found: list[object] = []
     for place in places:
         if place.code.co_argcount == 0 or place.code.co_varnames[0] != "self":
@@ -53,12 +53,12 @@ def module_path(
 
 
 def path_below(root: object, module: object) -> str | None:
-    """Give the path of a module below another: empty for itself, ``None`` if it is not there."""
+    """Return the path of a module below another: empty for itself, ``None`` if it is not there."""
     return _paths(root, wanted={id(module)}).get(id(module))
 
 
 def _paths(root: object, wanted: set[int]) -> dict[int, str]:
-    """Give the paths of the wanted modules below ``root``, in the order of ``named_modules``."""
+    """Return the paths of the wanted modules below ``root``, in the order of ``named_modules``."""
     paths: dict[int, str] = {}
     seen: set[int] = set()
     waiting = [("", root)]

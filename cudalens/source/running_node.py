@@ -126,7 +126,7 @@ def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
 
 
 def kind_sources(node: ast.expr) -> tuple[ast.expr, ...]:
-    """Give the parts that decide what kind of value an expression has."""
+    """Return the parts that decide what kind of value an expression has."""
     if isinstance(node, ast.IfExp):
         return node.body, node.orelse
     if isinstance(node, ast.BinOp):
@@ -135,13 +135,13 @@ def kind_sources(node: ast.expr) -> tuple[ast.expr, ...]:
 
 
 def text_of(node: ast.AST, lines: Sequence[str]) -> str:
-    """Give the source of an expression or statement on one line, as written where it is short."""
+    """Return the source of an expression or statement on one line, as written where it is short."""
     written = _written(node, lines)
     return ast.unparse(node) if written is None else written
 
 
 def span_of(node: ast.AST, lines: Sequence[str]) -> Span | None:
-    """Give line and columns of an expression that is written on one line."""
+    """Return line and columns of an expression that is written on one line."""
     if _written(node, lines) is None or not isinstance(node, ast.expr | ast.stmt):
         return None
     line = lines[node.lineno - 1]
@@ -154,12 +154,12 @@ def column_of(line: str, offset: int) -> int:
 
 
 def line_text(lines: Sequence[str], line: int) -> str | None:
-    """Give one line of a source stripped, ``None`` when there is no such line."""
+    """Return one line of a source stripped, ``None`` when there is no such line."""
     return lines[line - 1].strip() if 0 < line <= len(lines) else None
 
 
 def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
-    """Give the text of a node on one line, when that text is proven to be the node's.
+    """Return the text of a node on one line, when that text is proven to be the node's.
 
     Columns inside f-strings are wrong in Python 3.11, so the text is parsed again.
     """
@@ -194,7 +194,7 @@ def _segment(lines: Sequence[str], position: Position) -> str:
 
 
 def _path_to(tree: ast.AST, position: Position, place: Place) -> tuple[ast.AST, ...]:
-    """Give the nodes from the root down to the one at ``position``; empty when there is none."""
+    """Return the nodes from the root down to the one at ``position``; empty when there is none."""
     for child in ast.iter_child_nodes(tree):
         if not _covers(child, position):
             continue
@@ -227,7 +227,7 @@ def _is_call(operation: str) -> bool:
 
 
 def _fits(node: ast.AST, place: Place) -> bool:
-    """Tell whether a node can be what the instruction runs, by kind and by names."""
+    """Return whether a node can be what the instruction runs, by kind and by names."""
     if isinstance(node, ast.stmt):
         return not isinstance(node, ast.Expr)
     if place.operation in _SUBSCRIPTS and not isinstance(node, ast.Subscript):
@@ -248,7 +248,7 @@ def _knows(known: set[str], name: str) -> bool:
 
 
 def _statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
-    """Give the innermost statement that covers a line."""
+    """Return the innermost statement that covers a line."""
     for child in ast.iter_child_nodes(tree):
         if not _covers(child, Position(line, line, 0, 0)):
             continue

@@ -35,7 +35,7 @@ class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without
     """Evaluates what can be read; anything else is :class:`pure_eval.CannotEval`."""
 
     def __getitem__(self, node: ast.expr) -> Any:
-        """Give the value of an expression.
+        """Return the value of an expression.
 
         Raises:
             CannotEval: reading it could run code, copy much, or is not understood.
@@ -72,7 +72,7 @@ def evaluator_for(frame: FrameType) -> SafeEvaluator:
 
 
 def value_or(evaluator: SafeEvaluator | None, node: ast.expr, default: object) -> Any:
-    """Give the value of an expression, ``default`` where it cannot be read."""
+    """Return the value of an expression, ``default`` where it cannot be read."""
     if evaluator is None:
         return default
     try:
@@ -82,17 +82,17 @@ def value_or(evaluator: SafeEvaluator | None, node: ast.expr, default: object) -
 
 
 def is_tensor(value: object) -> bool:
-    """Tell whether a value is a ``torch.Tensor``, by its type's own bases."""
+    """Return whether a value is a ``torch.Tensor``, by its type's own bases."""
     return _has_base(value, "torch", "Tensor")
 
 
 def is_module(value: object) -> bool:
-    """Tell whether a value is a ``torch.nn.Module``, by its type's own bases."""
+    """Return whether a value is a ``torch.nn.Module``, by its type's own bases."""
     return _has_base(value, "torch.nn.modules.module", "Module")
 
 
 def instance_dict(value: object) -> dict[str, object]:
-    """Give an object's own attributes, without descriptors; empty when it has none."""
+    """Return an object's own attributes, without descriptors; empty when it has none."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -101,13 +101,13 @@ def instance_dict(value: object) -> dict[str, object]:
 
 
 def registered(module: object, kind: str) -> Mapping[str, object]:
-    """Give a module's ``_modules``, ``_parameters`` or ``_buffers`` as they are stored."""
+    """Return a module's ``_modules``, ``_parameters`` or ``_buffers`` as they are stored."""
     found = instance_dict(module).get(kind)
     return found if type(found) in (dict, collections.OrderedDict) else {}  # type: ignore[return-value]
 
 
 def items_of(value: object, limit: int) -> list[tuple[object, object]]:
-    """Give keys and items of a container that can be read, such as a batch.
+    """Return keys and items of a container that can be read, such as a batch.
 
     Empty for anything else, and for containers of more than ``limit`` items.
     """
@@ -121,7 +121,7 @@ def items_of(value: object, limit: int) -> list[tuple[object, object]]:
 
 
 def item(value: object, key: object) -> Any:
-    """Give ``value[key]`` of a container that can be read.
+    """Return ``value[key]`` of a container that can be read.
 
     Raises:
         CannotEval: the container could run code, or has no such item.
@@ -160,7 +160,7 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def _store(value: object) -> Mapping[object, object] | None:
-    """Give the dict behind an object of a known class, ``None`` for other objects."""
+    """Return the dict behind an object of a known class, ``None`` for other objects."""
     for module, name, path in _STORES:
         if not _has_base(value, module, name):
             continue
@@ -172,7 +172,7 @@ def _store(value: object) -> Mapping[object, object] | None:
 
 
 def _children(module: object) -> Mapping[object, object] | None:
-    """Give the children of a module that is a plain list or dict of modules."""
+    """Return the children of a module that is a plain list or dict of modules."""
     if not any(type(module) is _loaded("torch.nn", name) for name in _MODULE_LISTS):
         return None
     children = registered(module, "_modules")
@@ -196,7 +196,7 @@ def _entry(mapping: object, key: object) -> Any:
 
 
 def _base_of(value: object, method: str) -> Any:
-    """Give dict, list or tuple when ``value`` uses that type's own ``method``."""
+    """Return dict, list or tuple when ``value`` uses that type's own ``method``."""
     for base in (dict, list, tuple):
         if _class_attribute(type(value), method) is _class_attribute(base, method):
             return base

@@ -131,7 +131,7 @@ def place_of(entry: Entry) -> Place:
 
 
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
-    """Give a frame and all its callers, outermost first."""
+    """Return a frame and all its callers, outermost first."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -140,7 +140,7 @@ def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
 
 
 def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
-    """Give the newest frame of ``code`` that still runs below or above a traceback."""
+    """Return the newest frame of ``code`` that still runs below or above a traceback."""
     if not entries:
         return None
     outside = stack_of(entries[0].tb_frame)[:-1]
@@ -150,7 +150,7 @@ def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType
 
 
 def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
-    """Give the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
+    """Return the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
     found = []
     while traceback is not None:
         found.append(traceback)

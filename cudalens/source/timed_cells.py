@@ -115,7 +115,8 @@ def forget() -> None:
 
 
 def home_of(code: CodeType) -> Home | None:
-    """Give the place where timed code was typed, ``None`` for other code and where none is certain.
+    """Return the place where timed code was typed, ``None`` for other code and where none is
+    certain.
 
     The newest of several cells with the same text is meant: one that was run again.
     """
@@ -189,7 +190,7 @@ def _parts(shell: Any, lines: Sequence[str]) -> Iterator[_Part]:
 
 
 def _as_arguments(text: str) -> str | None:
-    """Give the text that the magic runs since it has an option: words, with one blank between."""
+    """Return the text that the magic runs since it has an option: words, with one blank between."""
     words = shlex.shlex(text, posix=False)
     words.whitespace_split, words.commenters = True, ""
     try:
@@ -199,7 +200,7 @@ def _as_arguments(text: str) -> str | None:
 
 
 def _as_python(shell: Any, lines: Sequence[str]) -> list[str]:
-    """Give the lines of a cell as Python: its magics as comments or as calls of the shell."""
+    """Return the lines of a cell as Python: its magics as comments or as calls of the shell."""
     above = _magics_above(lines)
     text = comment_out(lines[:above]) + transformed(shell, "\n".join(lines[above:]))
     found = text.rstrip().split("\n")

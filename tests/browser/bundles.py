@@ -26,7 +26,7 @@ class Bundle:
     sha512: str
 
     def text(self) -> str:
-        """Give the script; it is fetched once and kept under ``build``.
+        """Return the script; it is fetched once and kept under ``build``.
 
         Raises:
             OSError: the registry cannot be reached.

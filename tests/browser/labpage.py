@@ -122,15 +122,15 @@ class Reader:
         return self.lens.locator(".widget-tab-contents > *:not(.lm-mod-hidden)").first
 
     def node(self, name: str) -> Locator:
-        """Give a box of the picture by its words."""
+        """Return a box of the picture by its words."""
         return self.lens.locator("g[data-id]").filter(has_text=name).first
 
     def focused(self) -> str:
-        """Give the name of what has the focus."""
+        """Return the name of what has the focus."""
         return str(self.page.evaluate("document.activeElement.getAttribute('aria-label') || ''"))
 
     def marked(self) -> list[str]:
-        """Give the words of what is marked now, in every pane."""
+        """Return the words of what is marked now, in every pane."""
         script = """root => {
             const rule = root.querySelector('.cl-marks').textContent;
             const found = rule.match(/:is\\(([^)]*)\\)/);

@@ -32,12 +32,12 @@ class Lab:
         self.directory = directory
 
     def notebook(self, name: str) -> str:
-        """Give the address of a notebook in a workspace that nothing else uses."""
+        """Return the address of a notebook in a workspace that nothing else uses."""
         space = secrets.token_hex(4)
         return f"{self.url}/lab/workspaces/{space}/tree/{name}?token={self.token}"
 
     def classic(self, name: str) -> str:
-        """Give the address of a notebook in Notebook 7, which the same server offers."""
+        """Return the address of a notebook in Notebook 7, which the same server offers."""
         return f"{self.url}/notebooks/{name}?token={self.token}"
 
     def get(self, path: str) -> object:

@@ -68,7 +68,7 @@ class Theme:
 
     @property
     def style(self) -> str:
-        """Give the variables as a style sheet."""
+        """Return the variables as a style sheet."""
         said = (self.variables or {}).items()
         return "html{" + "".join(f"--vscode-{name}:{value};" for name, value in said) + "}"
 

@@ -23,7 +23,7 @@ INPUTS = {"light": "#ffffff", "dark": "#3c3c3c"}
 
 
 def vscode(kind: str, background: str, foreground: str) -> Theme:
-    """Give a colour theme of VS Code by its kind and its editor's colours."""
+    """Return a colour theme of VS Code by its kind and its editor's colours."""
     name = {"light": "vscode-light", "dark": "vscode-dark"}.get(kind, kind)
     colours = {"editor-background": background, "editor-foreground": foreground}
     colours["input-background"] = INPUTS["light" if "light" in kind else "dark"]

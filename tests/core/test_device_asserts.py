@@ -20,7 +20,7 @@ RECORDS = {record["id"]: record for record in INVENTORY if record["reachable"]}
 
 
 def printed(record: dict[str, Any]) -> list[str]:
-    """Give the lines that a record prints on standard error."""
+    """Return the lines that a record prints on standard error."""
     lines = record["stderr_text"]
     return [line for line in (lines if isinstance(lines, list) else [lines]) if "`" in line]
 

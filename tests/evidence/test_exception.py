@@ -235,7 +235,7 @@ HANDLED = {
 
 
 def handled(how: str) -> str:
-    """Give a cell whose op raises, and that deals with it."""
+    """Return a cell whose op raises, and that deals with it."""
     return LOOKUP.replace("out = ", "try:\n    out = ").replace("later = out + 1", HANDLED[how])
 
 

@@ -92,7 +92,7 @@ def cell(code: str) -> Outcome:
 
 
 def line_of(code: str, text: str) -> int:
-    """Give the number of the only line with a text, as a report counts."""
+    """Return the number of the only line with a text, as a report counts."""
     lines = (SETUP + code).strip().split("\n")
     (found,) = [at for at, line in enumerate(lines, 1) if text in line]
     return found
@@ -243,7 +243,7 @@ class Doubled(torch.autograd.Function):
 
 @pytest.fixture
 def leaf() -> Iterator[Tensor]:
-    """Give a tensor that requires grad."""
+    """Return a tensor that requires grad."""
     yield torch.ones(3, requires_grad=True)
 
 

@@ -32,7 +32,7 @@ class Case:
 
 
 def namespace() -> dict[str, Any]:
-    """Give the names that the texts use."""
+    """Return the names that the texts use."""
     import torch
 
     return {
@@ -47,7 +47,7 @@ def namespace() -> dict[str, Any]:
 
 
 def is_too_old(case: Case, torch_version: str) -> bool:
-    """Tell whether this release of torch is older than the assertion of a case."""
+    """Return whether this release of torch is older than the assertion of a case."""
     major, minor = torch_version.split(".")[:2]
     return (int(major), int(minor)) < case.asserts_since
 

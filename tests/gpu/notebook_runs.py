@@ -31,7 +31,7 @@ def run_notebook(name: str) -> dict[str, Any]:
 
 
 def told(notebook: Any) -> dict[str, Any]:
-    """Give the cells that failed or ran against their tags, and whether the GPU was rehearsed."""
+    """Return the cells that failed or ran against their tags, and whether the GPU was rehearsed."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = [output for cell in cells for output in cell.outputs]
     texts = [item.get("text", "") + item.get("data", {}).get("text/plain", "") for item in shown]

@@ -64,7 +64,9 @@ def _compare(path: str, left: Any, right: Any, found: list[str]) -> None:
 
 
 def harvest(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give the assertion texts that the unguarded runs printed, in the form that is read again."""
+    """Return the assertion texts that the unguarded runs printed, in the form that is read
+    again.
+    """
     records = {item["id"]: item for item in json.loads(INVENTORY.read_text(encoding="utf-8"))}
     texts = []
     for record, result in results["bare"].items():
@@ -84,7 +86,7 @@ def harvest(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(record: dict[str, Any], guarded: dict[str, Any] | None) -> list[list[str]]:
-    """Give the op and the argument that the guard found at fault in the same call."""
+    """Return the op and the argument that the guard found at fault in the same call."""
     report = (guarded or {}).get("report")
     if report and report["op"]["name"] and report["argument"]:
         return [[report["op"]["name"].rstrip("_"), report["argument"]]]
@@ -109,7 +111,7 @@ def unexpected(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _listed(texts: Any) -> list[str]:
-    """Give the inventory's texts of a record, as torch 2.13 and as this torch prints them."""
+    """Return the inventory's texts of a record, as torch 2.13 and as this torch prints them."""
     import torch
 
     listed = texts if isinstance(texts, list) else [texts]
@@ -140,7 +142,9 @@ def machine() -> dict[str, str]:
 
 
 def rows(results: dict[str, Any], torch_version: str) -> list[tuple[str, str, str, str]]:
-    """Give a row a record: what CUDA did without guards, with them, and the rehearsal's verdict."""
+    """Return a row a record: what CUDA did without guards, with them, and the rehearsal's
+    verdict.
+    """
     found = []
     for case in CASES:
         bare, guarded, rehearsed = (
@@ -194,7 +198,7 @@ def _same(guarded: dict[str, Any] | None, rehearsed: dict[str, Any] | None) -> s
 
 
 def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) -> str:
-    """Give the page: what was seen case by case, or that nothing has run yet."""
+    """Return the page: what was seen case by case, or that nothing has run yet."""
     if results is None or about is None:
         return NOT_YET
     lines = [

@@ -106,7 +106,7 @@ def _model(size: Size, device: str) -> tuple[Any, Any, Any]:
 
 
 def _bad_label_is_stopped(dtype: str, device: str) -> str | None:
-    """Give the headline of the finding for a label too high under autocast."""
+    """Return the headline of the finding for a label too high under autocast."""
     import torch
     from torch.nn import functional as F
 

@@ -97,7 +97,7 @@ def _text(printed: bytes | str | None) -> str:
 
 
 def environment(mode: str) -> dict[str, str]:
-    """Give the environment of a case: the rehearsal must not see the GPU."""
+    """Return the environment of a case: the rehearsal must not see the GPU."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     own["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes for one kernel
     own.pop("CUDA_LAUNCH_BLOCKING", None)

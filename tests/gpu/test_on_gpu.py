@@ -20,7 +20,7 @@ LAST_LINES = 12
 
 
 def of(results: Results, mode: str, name: str) -> dict[str, Any]:
-    """Give what came of a case, or skip with the reason why it could not run here."""
+    """Return what came of a case, or skip with the reason why it could not run here."""
     found = results[mode].get(name)
     if found is None:
         pytest.skip("not for a GPU of this generation")

@@ -78,7 +78,7 @@ def _outcome(run: Any) -> dict[str, Any]:
 
 
 def _is_alive(torch: Any, device: str) -> bool:
-    """Tell whether the device still computes, forward and backward."""
+    """Return whether the device still computes, forward and backward."""
     try:
         leaf = torch.ones(3, device=device, requires_grad=True)
         (leaf * 2).sum().backward()

@@ -126,7 +126,7 @@ def _composite_calls(calls: _Calls) -> Iterator[None]:
 
 
 def passing_arguments(entry: Guard) -> list[Any]:
-    """Give the arguments that the guard gets in its own passing example."""
+    """Return the arguments that the guard gets in its own passing example."""
     calls = _Calls(entry)
     with _composite_calls(calls) if entry.is_composite else calls:
         run_passing(entry)
@@ -251,7 +251,7 @@ def test_device_text_is_the_inventory_s(entry: Guard) -> None:
 
 
 def _printed(line: str) -> str:
-    """Give a line without what differs by thread, and without a message that the caller chose."""
+    """Return a line without what differs by thread, and without a message that the caller chose."""
     line = line.replace(" block: [0,0,0], thread: [0,0,0]", "")
     return re.sub(r"(?<=_assert_async_cuda_kernel: Assertion )`.*`", "`…`", line)
 

@@ -29,12 +29,12 @@ def deterministic(*, warn_only: bool = False) -> Iterator[None]:
 
 
 def on_device(*shape: int) -> Tensor:
-    """Give zeros on the device."""
+    """Return zeros on the device."""
     return torch.zeros(shape, device="cuda")
 
 
 def ids(*values: int, shape: tuple[int, ...] = (-1,)) -> Tensor:
-    """Give whole numbers on the device."""
+    """Return whole numbers on the device."""
     return torch.tensor(values, device="cuda").view(shape)
 
 

@@ -27,7 +27,7 @@ HUGE = (2**31 - 1, 2**31, 2**32, 2**40, -(2**31), -(2**31) - 1, -(2**40))
 
 
 def ask(op: Any, *args: Any, **kwargs: Any) -> Violation | None:
-    """Give the one finding of the guards of a call, or none; the call is not made."""
+    """Return the one finding of the guards of a call, or none; the call is not made."""
     places = {item.name: item for item in schema_parameters(op)}
     found = [
         entry.check(*(places[name].of(args, kwargs) for name in entry.parameters))
@@ -39,7 +39,7 @@ def ask(op: Any, *args: Any, **kwargs: Any) -> Violation | None:
 
 
 def raises(op: Any, *args: Any, **kwargs: Any) -> bool:
-    """Tell whether the CPU kernel refuses the call; copies are given to ops that write."""
+    """Return whether the CPU kernel refuses the call; copies are given to ops that write."""
 
     def copied(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -79,7 +79,7 @@ def agrees(found: Violation | None, expected: list[Offender]) -> None:
 
 
 def laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Give the same values in another memory layout."""
+    """Return the same values in another memory layout."""
     if layout == "transposed" and values.dim() > 1:
         return values.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "strided" and values.dim():

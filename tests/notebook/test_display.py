@@ -60,7 +60,7 @@ class View:
 
 @pytest.fixture
 def view(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give reports an interactive view, whether or not ipywidgets is installed."""
+    """Return reports an interactive view, whether or not ipywidgets is installed."""
     monkeypatch.setattr(display.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(display, "renderer", lambda name: lambda report, keep: View(keep))
     monkeypatch.delenv("CUDALENS_WIDGETS", raising=False)

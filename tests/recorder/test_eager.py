@@ -24,7 +24,7 @@ def backend(graph, inputs):
 
 
 def python(code: str) -> list[str]:
-    """Run code in a process that has not loaded the compiler; give its lines."""
+    """Run code in a process that has not loaded the compiler; return its lines."""
     done = subprocess.run(
         [sys.executable, "-c", BACKEND + textwrap.dedent(code)],
         cwd=ROOT,

@@ -30,7 +30,7 @@ def found(code: object, **options: bool) -> Report | None:
 
 
 def masked_scores(places: int) -> torch.Tensor:
-    """Give two rows of three scores, with so many places of the second one masked."""
+    """Return two rows of three scores, with so many places of the second one masked."""
     scores = torch.zeros(2, 3, device="cuda")
     mask = torch.arange(3, device="cuda") < places
     return scores.masked_fill(torch.stack([torch.zeros_like(mask), mask]), -INF)

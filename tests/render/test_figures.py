@@ -41,17 +41,17 @@ def parse(svg: str) -> ElementTree.Element:
 
 
 def filled(svg: str, colour: str, tag: str = "rect") -> list[ElementTree.Element]:
-    """Give the shapes of one colour."""
+    """Return the shapes of one colour."""
     return [item for item in parse(svg).iter(SVG + tag) if item.get("fill") == colour]
 
 
 def texts(svg: str) -> list[str]:
-    """Give every text of a picture, its title apart."""
+    """Return every text of a picture, its title apart."""
     return [item.text or "" for item in parse(svg).iter(SVG + "text")]
 
 
 def one_dimensional(values: tuple[float | str | None, ...], bounds: Bounds | None) -> Report:
-    """Give a report whose map has one bar per value; those outside the bounds are bad."""
+    """Return a report whose map has one bar per value; those outside the bounds are bad."""
     low = bounds.min if bounds and isinstance(bounds.min, int) else float("-inf")
     high = bounds.max if bounds and isinstance(bounds.max, int) else float("inf")
     bad = tuple(int(not isinstance(v, (int, float)) or not low <= v <= high) for v in values)
@@ -61,7 +61,7 @@ def one_dimensional(values: tuple[float | str | None, ...], bounds: Bounds | Non
 
 
 def bars(report: Report) -> list[ElementTree.Element]:
-    """Give the bars of a one-dimensional map from left to right."""
+    """Return the bars of a one-dimensional map from left to right."""
     svg = value_map_svg(report)
     return sorted(filled(svg, BAR) + filled(svg, BAD), key=lambda item: float(item.get("x", "0")))
 
@@ -121,7 +121,7 @@ def test_axis_ends_at_the_last_position(total: int) -> None:
 
 
 def grid_report(rows: int, columns: int, bad: set[tuple[int, int]]) -> Report:
-    """Give a report with a map of rows and columns."""
+    """Return a report with a map of rows and columns."""
     cells = tuple(int(divmod(at, columns) in bad) for at in range(rows * columns))
     grid = OffenderMap(rows=rows, columns=columns, bad=cells, low=cells, high=cells)
     first = tuple(Offender(position=cell, value=1) for cell in sorted(bad))
@@ -152,7 +152,7 @@ def test_no_map_is_no_picture() -> None:
 
 
 def fact(edges: tuple[float, ...], counts: tuple[int, ...]) -> TensorFact:
-    """Give a tensor with a histogram."""
+    """Return a tensor with a histogram."""
     histogram = Histogram(edges=edges, counts=counts)
     return TensorFact(argument="x", summary=TensorSummary(histogram=histogram))
 
@@ -187,7 +187,7 @@ def test_histogram_of_nothing_is_no_picture(
 
 
 def nodes_drawn(svg: str) -> list[str]:
-    """Give the ids of all nodes that some box stands for."""
+    """Return the ids of all nodes that some box stands for."""
     groups = parse(svg).iter(SVG + "g")
     return [name for group in groups for name in (group.get("data-node") or "").split()]
 
@@ -200,7 +200,7 @@ def test_every_node_is_in_one_box(graph: AutogradNeighbourhood) -> None:
 
 
 def outline(group: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Give left, top, right and bottom of a box."""
+    """Return left, top, right and bottom of a box."""
     rect = group.find(SVG + "rect")
     if rect is not None:
         x, y, w, h = (float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))
@@ -286,7 +286,7 @@ def test_fold_never_makes_a_box_feed_itself() -> None:
 
 
 def unrolled(steps: int) -> AutogradNeighbourhood:
-    """Give a loop of cells that share their weight, as a recurrent network leaves it."""
+    """Return a loop of cells that share their weight, as a recurrent network leaves it."""
     line = LineRef(cell=1, line=4)
     weight = node("w", "", "parameter", name="weight")
     cells = [node(f"c{at}", "aten::cell", source=line) for at in range(steps)]

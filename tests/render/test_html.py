@@ -88,7 +88,7 @@ def test_pictures_have_names_and_twins() -> None:
 
 
 def selectors(css: str) -> list[str]:
-    """Give every selector of a style sheet, those inside at-rules included."""
+    """Return every selector of a style sheet, those inside at-rules included."""
     found = []
     for prelude in re.findall(r"([^{}]+)\{", css):
         if not prelude.strip().startswith("@"):
@@ -128,7 +128,7 @@ def test_class_names_are_the_projects_own() -> None:
 
 
 def everything() -> Report:
-    """Give a report in which every part of every template is drawn."""
+    """Return a report in which every part of every template is drawn."""
     node = GraphNode(id="x", name="x", op="x", module_path="x", dtype="x", role="leaf")
     base = make_report()
     return replace(
@@ -188,7 +188,7 @@ _KEPT = frozenset(_ALLOWED.split())
 
 
 def sanitised(html: str) -> str:
-    """Give the text that is left when style sheets, pictures and unknown elements are dropped."""
+    """Return the text that is left when style sheets, pictures and unknown elements are dropped."""
     page = Page(html)
     return "".join(
         text
@@ -237,7 +237,7 @@ def test_failing_line_is_marked_without_colour() -> None:
 
 
 def notebook() -> nbformat.NotebookNode:
-    """Give a notebook whose one output is the bundle of a report."""
+    """Return a notebook whose one output is the bundle of a report."""
     bundle = make_report()._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data=bundle)
     cell = nbformat.v4.new_code_cell(source="%%cudacheck\nloss", outputs=[output])
@@ -270,7 +270,7 @@ def test_saved_output_is_small() -> None:
 
 
 def enormous(text: str) -> Report:
-    """Give a report with far more of everything than any collector gathers."""
+    """Return a report with far more of everything than any collector gathers."""
     nodes = tuple(GraphNode(id=f"n{at}", name=text, op=text, module_path=text) for at in range(400))
     edges = tuple(GraphEdge(src=f"n{at}", dst=f"n{at + 1}") for at in range(399))
     lines = tuple(CodeLine(line=at + 1, text=text) for at in range(500))

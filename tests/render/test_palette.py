@@ -15,7 +15,7 @@ from cudalens.render.palette import (
 
 
 def worst(name: str, pairs: tuple[tuple[str, str], ...]) -> float:
-    """Give the lowest contrast of the pairs, the front ends' own backgrounds included."""
+    """Return the lowest contrast of the pairs, the front ends' own backgrounds included."""
     palette = PALETTES[name]
     return min(
         contrast(palette[role], ground)

@@ -35,7 +35,7 @@ def no_widget_is_left() -> Iterator[None]:
 
 
 def parts(view: Any) -> list[Any]:
-    """Give a widget and all below it, outermost first."""
+    """Return a widget and all below it, outermost first."""
     return [view, *(found for child in getattr(view, "children", ()) for found in parts(child))]
 
 
@@ -84,7 +84,7 @@ class Reader:
         return Page(with_class(self.view, "cl-details").value).text()
 
     def marked(self) -> list[str]:
-        """Give the own keys of the drawn things that carry a marked key."""
+        """Return the own keys of the drawn things that carry a marked key."""
         found = []
         for part in of_kind(self.view, ipywidgets.HTML):
             for _, at in Page(part.value).elements:

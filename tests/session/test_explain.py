@@ -41,7 +41,7 @@ def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> It
 
 
 def shown(notebook: Notebook) -> str:
-    """Give the text of the only report that the last cell showed."""
+    """Return the text of the only report that the last cell showed."""
     assert len(notebook.shown) == 1
     return str(notebook.shown[0]["text/plain"])
 

@@ -949,7 +949,7 @@ KEYS: dict[str, set[str]] = {
 
 
 def at(data: Any, path: str) -> list[Any]:
-    """Give what lies at a path such as ``tensors[].summary``; every element of a list."""
+    """Return what lies at a path such as ``tensors[].summary``; every element of a list."""
     found = [data]
     for name in filter(None, path.split(".")):
         found = [item[name.removesuffix("[]")] for item in found if item is not None]

@@ -70,7 +70,7 @@ FAILING: tuple[tuple[Callable[[], None], int], ...] = (
 
 
 def line_of(function: Callable[..., Any], fragment: str) -> int:
-    """Give the number of the line of ``function`` that holds the fragment."""
+    """Return the number of the line of ``function`` that holds the fragment."""
     lines, first = inspect.getsourcelines(function)
     return first + next(number for number, text in enumerate(lines) if fragment in text)
 

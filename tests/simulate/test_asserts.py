@@ -53,7 +53,7 @@ def overload(name: str) -> Any:
 
 
 def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Give every argument of the schema, the defaults filled in."""
+    """Return every argument of the schema, the defaults filled in."""
     arguments = overload(name)._schema.arguments
     return {
         a.name: given.get(a.name, a.default_value)

@@ -44,7 +44,7 @@ def shell() -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def run(shell: InteractiveShell) -> Run:
-    """Run a cell with the extension; give the last report."""
+    """Run a cell with the extension; return the last report."""
     for cell in (
         "%load_ext cudalens",
         "import torch, torch.nn.functional as F",
@@ -65,7 +65,7 @@ def code_of(text: str, name: str = EXEC, mode: str = "exec") -> CodeType:
 
 
 def where(code: CodeType) -> tuple[int, int] | None:
-    """Tell how far the lines and columns of a code are moved."""
+    """Return how far the lines and columns of a code are moved."""
     home = timed_cells.home_of(code)
     return None if home is None else (home.lines, home.columns)
 

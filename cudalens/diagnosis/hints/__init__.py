@@ -19,7 +19,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def find_hints(evidence: Evidence, troubles: list[str] | None = None) -> tuple[Hint, ...]:
-    """Give the hints that the evidence carries, surest first, at most ``MAX_HINTS``.
+    """Return the hints that the evidence carries, surest first, at most ``MAX_HINTS``.
 
     Args:
         evidence: what was collected about the failure.

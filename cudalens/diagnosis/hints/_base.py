@@ -40,12 +40,12 @@ def rule(*, priority: int = 50) -> Callable[[Rule], Rule]:
 
 
 def table() -> tuple[RuleEntry, ...]:
-    """Give all rules in the order in which they are tried."""
+    """Return all rules in the order in which they are tried."""
     return tuple(sorted(_rules, key=lambda entry: (entry.priority, entry.name)))
 
 
 def matching(evidence: Evidence, troubles: list[str]) -> Iterator[Hint]:
-    """Give the hints of all rules that fire, each under its rule's name.
+    """Return the hints of all rules that fire, each under its rule's name.
 
     A rule that fails leaves one line in ``troubles``, and the others are asked all the same.
     """

@@ -18,7 +18,7 @@ _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> str | None:
-    """Give the call with ``fact`` replaced by ``template``, where ``{x}`` stands for itself.
+    """Return the call with ``fact`` replaced by ``template``, where ``{x}`` stands for itself.
 
     Where the call does not spell the expression, as in ``model(**batch)``, the fix is an
     assignment before it.
@@ -52,7 +52,7 @@ def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -
 
 
 def _stands_alone(node: ast.expr, parent: ast.AST | None) -> bool:
-    """Tell whether any expression can take the node's place without parentheses."""
+    """Return whether any expression can take the node's place without parentheses."""
     if isinstance(parent, ast.Call):
         return parent.func is not node
     if isinstance(parent, ast.Subscript):
@@ -118,7 +118,7 @@ def with_keyword(
     value: str,
     position: int | None = None,
 ) -> str | None:
-    """Give the call with ``keyword=value`` added or replaced.
+    """Return the call with ``keyword=value`` added or replaced.
 
     An argument that stands at ``position`` without its keyword is replaced there.
 
@@ -152,14 +152,14 @@ def _with_keyword(call: str, node: ast.Call, keyword: str, value: str) -> str | 
 
 
 def last_name(node: ast.expr) -> str | None:
-    """Give the last part of a dotted name: ``cross_entropy`` of ``F.cross_entropy``."""
+    """Return the last part of a dotted name: ``cross_entropy`` of ``F.cross_entropy``."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
 
 
 def called(evidence: Evidence) -> str | None:
-    """Give the dotted name that the user's line calls, such as ``self.bert`` or ``F.one_hot``."""
+    """Return the dotted name that the user's line calls, such as ``self.bert`` or ``F.one_hot``."""
     tree = parsed(evidence.call_text or "")
     if not isinstance(tree, ast.Call):
         return None
@@ -168,7 +168,7 @@ def called(evidence: Evidence) -> str | None:
 
 
 def renamed(evidence: Evidence, old: str, new: str) -> str | None:
-    """Give the call with its function ``old`` replaced by ``new``, the arguments as they are."""
+    """Return the call with its function ``old`` replaced by ``new``, the arguments as they are."""
     call = evidence.call_text
     tree = parsed(call) if call and "#" not in call else None
     if call is None or tree is None:
@@ -181,7 +181,7 @@ def renamed(evidence: Evidence, old: str, new: str) -> str | None:
 
 
 def list_of(values: Iterable[int], limit: int = 4) -> str:
-    """Give a few numbers for reading: ``10, 11, 12 and 3 more``."""
+    """Return a few numbers for reading: ``10, 11, 12 and 3 more``."""
     ordered = sorted(values)
     shown = ", ".join(str(value) for value in ordered[:limit])
     rest = len(ordered) - limit

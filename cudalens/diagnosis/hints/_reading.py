@@ -48,28 +48,28 @@ class Ids:
     all_listed: bool
 
     def only_bad(self, *values: int) -> bool:
-        """Tell whether there are bad values, and no others than these."""
+        """Return whether there are bad values, and no others than these."""
         return bool(self.bad) and self.bad <= set(values)
 
     @property
     def is_above(self) -> bool:
-        """Tell whether all bad values lie beyond the end, and no other value below 0."""
+        """Return whether all bad values lie beyond the end, and no other value below 0."""
         return min(self.bad) >= self.size and (self.low is None or self.low >= 0)
 
     @property
     def may_count_from_one(self) -> bool:
-        """Tell whether the largest value is the size and no 0 was seen, which may be chance."""
+        """Return whether the largest value is the size and no 0 was seen, which may be chance."""
         is_one_beyond = self.low is not None and self.low >= 1 and self.high == self.size
         return is_one_beyond and not self.has_zero_around
 
     @property
     def counts_from_one(self) -> bool:
-        """Tell whether the values run from 1 to the size, and 0 is not missing by chance."""
+        """Return whether the values run from 1 to the size, and 0 is not missing by chance."""
         return self.may_count_from_one and runs_from_one(self.distinct, self.size, self.count)
 
 
 def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None) -> bool:
-    """Tell whether values cover 1 … ``size`` so well that a 0 would have been seen.
+    """Return whether values cover 1 … ``size`` so well that a 0 would have been seen.
 
     Args:
         distinct: the distinct values, ``None`` where there are too many to tell.
@@ -129,12 +129,12 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
 
 
 def is_garbled(evidence: Evidence) -> bool:
-    """Tell whether a bad value is far beyond any table, or what a lost float becomes."""
+    """Return whether a bad value is far beyond any table, or what a lost float becomes."""
     return any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad_values(evidence))
 
 
 def is_wrapped(evidence: Evidence) -> bool:
-    """Tell whether the bad values are what uint8 makes of -1 and -100, by the line's own tensors.
+    """Return whether the bad values are what uint8 makes of -1 and -100, by the line's own tensors.
 
     Either the loss of single labels was given uint8, or arithmetic on a uint8 tensor made values
     that the tensor does not hold.
@@ -152,7 +152,7 @@ def is_wrapped(evidence: Evidence) -> bool:
 
 
 def cast_source(evidence: Evidence) -> TensorFact | None:
-    """Give the floating-point tensor on the line whose cast the ids are, if it holds no ids.
+    """Return the floating-point tensor on the line whose cast the ids are, if it holds no ids.
 
     Only where the call says so: ``ids`` in ``emb(ids.long())``.
     """
@@ -188,7 +188,7 @@ def _holds_no_ids(fact: TensorFact) -> bool:
 
 
 def shifted_source(evidence: Evidence) -> TensorFact | None:
-    """Give the tensor that lies within the bound itself, when the line adds to it: ``y + 1``."""
+    """Return the tensor that lies within the bound itself, when the line adds to it: ``y + 1``."""
     found = fault(evidence)
     if found is None or found[1].expression is None:
         return None
@@ -210,7 +210,7 @@ def _is_inside(fact: TensorFact, evidence: Evidence) -> bool:
 
 
 def shifting_step(evidence: Evidence) -> str | None:
-    """Give the recorded line whose sum or difference first took the values out of the bound."""
+    """Return the recorded line whose sum or difference first took the values out of the bound."""
     first = next((step for step in reversed(evidence.provenance) if step.op), None)
     text = first.source.text if first is not None and first.source is not None else None
     name = "" if first is None else (first.op or "").removeprefix("aten::").split(".")[0]
@@ -227,7 +227,7 @@ def _adds(line: str) -> bool:
 
 
 def numel(fact: TensorFact) -> int:
-    """Give the number of elements."""
+    """Return the number of elements."""
     count = 1
     for size in fact.shape:
         count *= size
@@ -244,7 +244,7 @@ def _holds_zero(fact: TensorFact | None) -> bool:
 
 
 def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
-    """Give the other tensors of the line that stand inside the expression of ``fact``."""
+    """Return the other tensors of the line that stand inside the expression of ``fact``."""
     node = parsed(fact.expression or "")
     if node is None:
         return []
@@ -254,7 +254,7 @@ def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
 
 
 def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterator[TensorFact]:
-    """Give the line's tensors of which ``fact`` is a part, its values unchanged."""
+    """Return the line's tensors of which ``fact`` is a part, its values unchanged."""
     node = parsed(fact.expression or "")
     while node is not None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -288,7 +288,7 @@ HALVES = ("float16", "bfloat16")
 
 
 def numbers_of(evidence: Evidence, *ops: str) -> tuple[str, TensorFact] | None:
-    """Give the argument at fault and its tensor when it holds floating-point numbers."""
+    """Return the argument at fault and its tensor when it holds floating-point numbers."""
     found = fault(evidence)
     if found is None or evidence.op.name not in ops or "float" not in found[1].dtype:
         return None
@@ -296,7 +296,7 @@ def numbers_of(evidence: Evidence, *ops: str) -> tuple[str, TensorFact] | None:
 
 
 def ends_of(fact: TensorFact) -> tuple[float, float] | None:
-    """Give the smallest and the largest number, ``None`` unless all are finite."""
+    """Return the smallest and the largest number, ``None`` unless all are finite."""
     low, high = fact.summary.min, fact.summary.max
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None

@@ -51,7 +51,7 @@ _WORDS: dict[Role, re.Pattern[str]] = {
 
 
 def fault(evidence: Evidence) -> tuple[Violation, TensorFact] | None:
-    """Give the finding with the tensor at fault."""
+    """Return the finding with the tensor at fault."""
     violation = evidence.violation
     if violation is None:
         return None
@@ -62,7 +62,7 @@ def fault(evidence: Evidence) -> tuple[Violation, TensorFact] | None:
 
 
 def bad_values(evidence: Evidence) -> frozenset[int]:
-    """Give the bad integers: all where the distinct values are known, else the listed ones."""
+    """Return the bad integers: all where the distinct values are known, else the listed ones."""
     found = fault(evidence)
     if found is None:
         return frozenset()
@@ -111,7 +111,7 @@ def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
 
 
 def _is_half_of_edges(evidence: Evidence, fact: TensorFact) -> bool:
-    """Tell whether the indices are called ``row`` or ``dst``, and the other half is there too."""
+    """Return whether the indices are called ``row`` or ``dst``, and the other half is there too."""
     spoken = {item.expression: item for item in evidence.tensors}
     for pair in _EDGE_HALVES:
         if fact.expression in pair and len(pair & set(spoken)) == 2:
@@ -127,7 +127,7 @@ def _writes_ones(evidence: Evidence) -> bool:
 
 
 def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
-    """Tell whether a library reads a buffer at position ids, as RoBERTa does for token types."""
+    """Return whether a library reads a buffer at position ids, as RoBERTa does for token types."""
     if evidence.op.name != "aten::gather" or fact.expression is not None or not is_run(fact):
         return False
     is_embedding = (evidence.module_type or "").endswith("Embeddings")
@@ -154,12 +154,12 @@ def _role_in_table(evidence: Evidence, fact: TensorFact) -> Role:
 
 
 def table_name(evidence: Evidence) -> str:
-    """Give the last part of the module's path: the name under which the model holds the table."""
+    """Return the last part of the module's path: the name under which the model holds the table."""
     return (evidence.module_path or "").rpartition(".")[2].lower()
 
 
 def is_vocabulary(evidence: Evidence) -> bool:
-    """Tell whether the table is one of a language model's tokens."""
+    """Return whether the table is one of a language model's tokens."""
     found = fault(evidence)
     expression = (found[1].expression or "").lower() if found else ""
     texts = (table_name(evidence), expression)
@@ -167,7 +167,7 @@ def is_vocabulary(evidence: Evidence) -> bool:
 
 
 def is_run(fact: TensorFact) -> bool:
-    """Tell whether the values are consecutive and no more than the last dimension holds."""
+    """Return whether the values are consecutive and no more than the last dimension holds."""
     low, high = fact.summary.min, fact.summary.max
     if not isinstance(low, int) or not isinstance(high, int) or not fact.shape:
         return False
@@ -178,7 +178,7 @@ def is_run(fact: TensorFact) -> bool:
 
 
 def in_library(evidence: Evidence, name: str) -> bool:
-    """Tell whether the op was reached through a library, below the user's line."""
+    """Return whether the op was reached through a library, below the user's line."""
     last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
     below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
     return any(f"/{name}/" in file for file in below)
@@ -188,7 +188,7 @@ def in_library(evidence: Evidence, name: str) -> bool:
 
 
 def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFact | None:
-    """Give the tensor on the line that the bad ids are, or were cut out of without arithmetic.
+    """Return the tensor on the line that the bad ids are, or were cut out of without arithmetic.
 
     Args:
         by_word: only a tensor whose expression names the role.

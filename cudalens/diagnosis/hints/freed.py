@@ -121,7 +121,7 @@ def _keeping(rest: str) -> str:
 
 
 def _is_assignment(code: str) -> bool:
-    """Tell whether a line is one whole assignment, to be run again as it stands."""
+    """Return whether a line is one whole assignment, to be run again as it stands."""
     try:
         body = parse(code).body
     except SyntaxError:

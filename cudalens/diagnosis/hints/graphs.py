@@ -44,7 +44,7 @@ def edges_with_original_ids(evidence: Evidence) -> Hint | None:
 
 
 def _both_ends(evidence: Evidence, ids: Ids) -> TensorFact | None:
-    """Give the tensor on the line that holds both ends of the edges."""
+    """Return the tensor on the line that holds both ends of the edges."""
     spoken = (ids.named, *within(evidence, ids.fact))
     return next((item for item in spoken if item is not None and len(item.shape) > 1), None)
 

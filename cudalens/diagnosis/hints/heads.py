@@ -29,7 +29,9 @@ _OF_IMAGES = {4: "Conv2d(in_channels, {}, kernel_size)", 5: "Conv3d(in_channels,
 
 
 def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
-    """Tell what the model of transformers that computed the loss scores; ``None`` if not known."""
+    """Return what the model of transformers that computed the loss scores; ``None`` if not
+    known.
+    """
     if not in_library(evidence, "transformers"):
         return None
     name = evidence.fact("transformers.model") or evidence.module_type or ""
@@ -39,7 +41,7 @@ def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
 
 
 def is_gray(ids: Ids) -> bool:
-    """Tell whether a mask of classes holds the levels of an image."""
+    """Return whether a mask of classes holds the levels of an image."""
     if len(ids.fact.shape) < 3 or ids.low is None or ids.low < 0:
         return False
     count = 33 if ids.distinct is None else len(ids.distinct)
@@ -70,7 +72,7 @@ def label_beyond_vocabulary(evidence: Evidence) -> Hint | None:
 
 
 def _model_name(evidence: Evidence) -> str:
-    """Give the user's name for the model, when his call is one of the model."""
+    """Return the user's name for the model, when his call is one of the model."""
     tree = parsed(evidence.call_text or "")
     keywords = tree.keywords if isinstance(tree, ast.Call) else []
     is_model = any(item.arg in (None, "labels") for item in keywords)

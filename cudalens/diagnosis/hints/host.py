@@ -134,7 +134,7 @@ def loss_dimension(evidence: Evidence) -> Hint | None:
 
 
 def _extra_dimension(longer: tuple[int, ...], shorter: tuple[int, ...]) -> int | None:
-    """Give the dimension of size 1 without which two shapes are equal."""
+    """Return the dimension of size 1 without which two shapes are equal."""
     if len(longer) != len(shorter) + 1:
         return None
     for dim in range(len(longer) - 1, -1, -1):

@@ -207,7 +207,7 @@ def one_based_ids(evidence: Evidence) -> Hint | None:
 
 
 def _counts_back(evidence: Evidence) -> bool:
-    """Tell whether one was taken away already, as in ``lengths - 1``."""
+    """Return whether one was taken away already, as in ``lengths - 1``."""
     found = fault(evidence)
     node = parsed(found[1].expression or "") if found else None
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)

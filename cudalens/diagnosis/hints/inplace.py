@@ -58,7 +58,7 @@ def out_of_place(evidence: Evidence) -> Hint | None:
 
 
 def _only_steps(code: str) -> bool:
-    """Tell whether a line calls an optimizer's step and holds no other change in place."""
+    """Return whether a line calls an optimizer's step and holds no other change in place."""
     try:
         nodes = list(ast.walk(parse(code.strip())))
     except SyntaxError:
@@ -118,7 +118,7 @@ def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str
 
 
 def _subscript_of_name(statement: ast.stmt) -> ast.Subscript | None:
-    """Give the target of ``name[key] = value`` and ``name[key] += value``."""
+    """Return the target of ``name[key] = value`` and ``name[key] += value``."""
     match statement:
         case ast.Assign(targets=[ast.Subscript(value=ast.Name()) as target]):
             return target
@@ -154,7 +154,9 @@ def _is_number(expression: ast.expr) -> bool:
 
 
 def _compares(key: ast.expr, name: str) -> bool:
-    """Tell whether a key compares the tensor itself: ``name < 0``, which is a mask of its shape."""
+    """Return whether a key compares the tensor itself: ``name < 0``, which is a mask of its
+    shape.
+    """
     match key:
         case ast.Compare(left=ast.Name(id=left), ops=[op]):
             return left == name and not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)

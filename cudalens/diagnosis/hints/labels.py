@@ -132,7 +132,7 @@ def sign_coded_labels(evidence: Evidence) -> Hint | None:
 
 
 def _is_sign_coded(evidence: Evidence, ids: Ids) -> bool:
-    """Tell whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
+    """Return whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
     if evidence.violation is None or ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
         return False
     return not ids.has_zero_around and ids.count - evidence.violation.offenders.count >= _ONES
@@ -231,7 +231,7 @@ def negative_in_one_hot(evidence: Evidence) -> Hint | None:
 
 
 def _without(evidence: Evidence, ids: Ids, harmless: str, kept: str) -> str | None:
-    """Give the one-hot code of harmless values, with zeros where the mark was."""
+    """Return the one-hot code of harmless values, with zeros where the mark was."""
     code = rewritten(evidence, ids.named, harmless)
     is_code = (called(evidence) or "").rpartition(".")[2] == "one_hot"
     if code is None or ids.named is None or not is_code:

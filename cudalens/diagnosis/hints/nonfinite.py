@@ -26,7 +26,7 @@ def _made(evidence: Evidence, names: frozenset[str]) -> bool:
 
 
 def _smallest(evidence: Evidence, *arguments: str) -> tuple[str | None, float] | None:
-    """Give the expression and the minimum of the first of the arguments that is known."""
+    """Return the expression and the minimum of the first of the arguments that is known."""
     for name in arguments:
         fact = evidence.tensor(name)
         if fact is not None and isinstance(fact.summary.min, (int, float)):
@@ -49,7 +49,7 @@ def division_by_zero(evidence: Evidence) -> Hint | None:
 
 
 def _off_zero(evidence: Evidence, divisor: TensorFact | None) -> str | None:
-    """Give the user's division with a small number added to the divisor."""
+    """Return the user's division with a small number added to the divisor."""
     is_half = any(fact.dtype in _HALF for fact in evidence.tensors)
     small = "1e-3" if is_half else "1e-6"
     fix = rewritten(evidence, divisor, f"{{x}} + {small}")

@@ -20,7 +20,7 @@ _SIDES = {
 
 
 def _boxes(evidence: Evidence) -> tuple[Ids, TensorFact | None, str] | None:
-    """Give the coordinates at fault, the tensor of boxes on the line, and what they are."""
+    """Return the coordinates at fault, the tensor of boxes on the line, and what they are."""
     ids = ids_of(evidence, "box")
     if ids is None:
         return None

@@ -17,7 +17,9 @@ _MARKS = frozenset({-1, -100})
 
 
 def is_length(fact: TensorFact | None) -> bool:
-    """Tell whether the user calls a tensor a length, as in ``lengths`` or ``batch["seq_len"]``."""
+    """Return whether the user calls a tensor a length, as in ``lengths`` or
+    ``batch["seq_len"]``.
+    """
     name = fact.expression if fact is not None else None
     return bool(name and name.isprintable() and _LENGTH.search(name.lower()))
 
@@ -55,7 +57,7 @@ def mark_in_gather(evidence: Evidence) -> Hint | None:
 
 
 def _masked(evidence: Evidence, ids: Ids) -> str | None:
-    """Give the gather of harmless indices, with zeros where the mark was."""
+    """Return the gather of harmless indices, with zeros where the mark was."""
     index = ids.fact.expression
     call = rewritten(evidence, ids.fact, "{x}.clamp(min=0)")
     tree = parsed(evidence.call_text or "")

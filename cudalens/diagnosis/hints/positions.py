@@ -11,7 +11,7 @@ from cudalens.diagnosis.hints._roles import INTEGERS, in_library, is_run
 
 
 def _offset(evidence: Evidence, ids: Ids) -> int:
-    """Give how many rows stand before that of the first token: 2 in RoBERTa and BART."""
+    """Return how many rows stand before that of the first token: 2 in RoBERTa and BART."""
     counted = _counted_offset(evidence, ids)
     if counted:
         return counted
@@ -19,7 +19,7 @@ def _offset(evidence: Evidence, ids: Ids) -> int:
 
 
 def _counted_offset(evidence: Evidence, ids: Ids) -> int:
-    """Give the offset where ``max_position_embeddings`` counts it: in RoBERTa, not in BART.
+    """Return the offset where ``max_position_embeddings`` counts it: in RoBERTa, not in BART.
 
     RoBERTa's positions begin behind the padding id; BART adds two rows to those of its config.
     """
@@ -83,7 +83,7 @@ def positions_beyond_table(evidence: Evidence) -> Hint | None:
 
 
 def _sequence(evidence: Evidence, length: int) -> str:
-    """Give the user's name for the batch of sequences of this length on his line."""
+    """Return the user's name for the batch of sequences of this length on his line."""
     found = [
         item
         for item in evidence.tensors

@@ -14,7 +14,7 @@ _IMAGE = 32.0
 
 
 def _probabilities(evidence: Evidence) -> tuple[TensorFact, float, float] | None:
-    """Give a finite argument that should be probabilities, with its ends."""
+    """Return a finite argument that should be probabilities, with its ends."""
     ops = (_BCE, "aten::bernoulli", "aten::bernoulli_")
     found = numbers_of(evidence, *ops)
     ends = ends_of(found[1]) if found else None

@@ -26,7 +26,7 @@ def _weights(evidence: Evidence) -> TensorFact | None:
 
 
 def _context(evidence: Evidence) -> str:
-    """Give the code that the user can see: the call and the lines around it."""
+    """Return the code that the user can see: the call and the lines around it."""
     lines = evidence.source.context if evidence.source else ()
     return "\n".join([evidence.call_text or "", *(line.text for line in lines)])
 
@@ -102,7 +102,7 @@ def _is_number(text: str) -> bool:
 
 
 def _temperature(evidence: Evidence) -> tuple[str, float] | None:
-    """Give the temperature of the draw as it is written, and its value; ``None`` if not known."""
+    """Return the temperature of the draw as it is written, and its value; ``None`` if not known."""
     values = {
         name.removeprefix(_VARIABLE): float(value)
         for name, value in evidence.facts
@@ -138,7 +138,7 @@ def not_a_number_weights(evidence: Evidence) -> Hint | None:
 
 
 def _softmax_was_first(evidence: Evidence) -> bool:
-    """Tell whether the recorder saw the first NaN come out of a softmax."""
+    """Return whether the recorder saw the first NaN come out of a softmax."""
     first = next((step.op for step in evidence.provenance if step.note == FIRST_BAD), None)
     return "softmax" in (first or "")
 

@@ -55,7 +55,7 @@ def padding_of_minus_one(evidence: Evidence) -> Hint | None:
 
 
 def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
-    """Tell whether a library's decoder shifted the user's ``labels=`` to get these ids."""
+    """Return whether a library's decoder shifted the user's ``labels=`` to get these ids."""
     name = ids.named.expression if ids.named is not None else None
     is_decoder = "decoder" in (evidence.module_path or "")
     if name is None or ids.fact.expression or not is_decoder:
@@ -79,7 +79,7 @@ def _padded(evidence: Evidence, ids: Ids, mark: int) -> str:
 
 
 def _padding_id(evidence: Evidence) -> str:
-    """Give the user's expression for the padding id, where the table has none."""
+    """Return the user's expression for the padding id, where the table has none."""
     name = (called(evidence) or "").removesuffix(".forward")
     is_decoder = "decoder" in (evidence.module_path or "")
     if is_decoder and name.isidentifier() and in_library(evidence, "transformers"):
@@ -94,7 +94,7 @@ def _tokens_beyond(evidence: Evidence) -> Ids | None:
 
 
 def _is_padding(evidence: Evidence, ids: Ids) -> bool:
-    """Tell whether the only bad id fills the ends of the rows, all on the same side."""
+    """Return whether the only bad id fills the ends of the rows, all on the same side."""
     if len(ids.bad) != 1:
         return False
     if evidence.fact("tokenizer.pad_token_id") == str(next(iter(ids.bad))):

@@ -77,19 +77,19 @@ def family(pattern: str, *, is_distinct: bool = True) -> Callable[[Explain], Exp
 
 
 def table() -> tuple[Family, ...]:
-    """Give all families in the order in which they are tried."""
+    """Return all families in the order in which they are tried."""
     return tuple(_families)
 
 
 def is_known_message(text: str) -> bool:
-    """Tell whether a message can only come from torch, or from a library on top of it."""
+    """Return whether a message can only come from torch, or from a library on top of it."""
     said = own_message(text)
     by_family = any(item.is_distinct and item.pattern.search(said) for item in _families)
     return by_family or is_sentence_of_torch(said)
 
 
 def own_message(text: str) -> str:
-    """Give the message of an error, without the traceback that a worker's error carries."""
+    """Return the message of an error, without the traceback that a worker's error carries."""
     if not _RERAISED.match(text):
         return text
     lines = text.rstrip().split("\n")
@@ -112,7 +112,7 @@ def explain_host_error(evidence: Evidence, error: ErrorFacts) -> HostVerdict:
 
 
 def verdict_of(evidence: Evidence, *families: str) -> HostVerdict | None:
-    """Give the verdict on the exception of the evidence when it is of one of these families."""
+    """Return the verdict on the exception of the evidence when it is of one of these families."""
     error = evidence.error
     if error is None or evidence.violation is not None:
         return None

@@ -48,5 +48,5 @@ _PATTERN = re.compile("|".join(f"^(?:{item})" for item in _SENTENCES), re.DOTALL
 
 
 def is_sentence_of_torch(text: str) -> bool:
-    """Tell whether a message is one that torch alone raises, though no family explains it."""
+    """Return whether a message is one that torch alone raises, though no family explains it."""
     return _PATTERN.match(text) is not None

@@ -64,7 +64,7 @@ _TENSOR_TYPE = re.compile(
 
 
 def is_sticky(message: str) -> bool:
-    """Tell whether a message is that of an error that ends the CUDA context of the process."""
+    """Return whether a message is that of an error that ends the CUDA context of the process."""
     return any(text in message for text in STICKY)
 
 
@@ -79,14 +79,16 @@ def said(shape: Iterable[int]) -> str:
 
 
 def dtype(text: str) -> str:
-    """Give the dtype that torch's C++ code calls ``long int``, ``Half`` or ``torch.LongTensor``."""
+    """Return the dtype that torch's C++ code calls ``long int``, ``Half`` or
+    ``torch.LongTensor``.
+    """
     match = _TENSOR_TYPE.search(text)
     word = match[2] or match[4] if match else text.rpartition("::")[2]
     return _DTYPES.get(word.strip().lower(), text.strip().removeprefix("torch."))
 
 
 def device_type(text: str) -> str | None:
-    """Give the device type in a name such as ``torch.cuda.FloatTensor``."""
+    """Return the device type in a name such as ``torch.cuda.FloatTensor``."""
     match = _TENSOR_TYPE.search(text)
     return None if match is None else match[1] or (match[3] or "cpu").lower()
 
@@ -100,7 +102,7 @@ def cast(name: str) -> str:
 
 
 def called(evidence: Evidence) -> str:
-    """Give the last part of the name of the called function: ``conv1d``, ``__matmul__``."""
+    """Return the last part of the name of the called function: ``conv1d``, ``__matmul__``."""
     return (evidence.op.api or "").rpartition(".")[2]
 
 
@@ -133,19 +135,19 @@ _PARAMETERS = {
 
 
 def spoken(evidence: Evidence, argument: str) -> str:
-    """Give the called function's name for an argument that torch calls by the inner op's name."""
+    """Return the called function's name for an argument that torch calls by the inner op's name."""
     function = called(evidence)
     names = _PARAMETERS.get(function) or _PARAMETERS.get(function.rstrip("_"), {})
     return names.get(argument, argument)
 
 
 def named(evidence: Evidence, *arguments: str) -> TensorFact | None:
-    """Give the first tensor that the call received under one of these names."""
+    """Return the first tensor that the call received under one of these names."""
     return next((fact for name in arguments if (fact := evidence.tensor(name)) is not None), None)
 
 
 def of_shape(evidence: Evidence, shape: Iterable[int], *arguments: str) -> TensorFact | None:
-    """Give the tensor of this shape: under one of these names, or the only one on the line."""
+    """Return the tensor of this shape: under one of these names, or the only one on the line."""
     wanted = tuple(shape)
     fact = named(evidence, *arguments)
     if fact is not None and fact.shape == wanted:
@@ -155,7 +157,7 @@ def of_shape(evidence: Evidence, shape: Iterable[int], *arguments: str) -> Tenso
 
 
 def expression(fact: TensorFact | None) -> str | None:
-    """Give the user's expression for a tensor, in brackets where a method call needs them."""
+    """Return the user's expression for a tensor, in brackets where a method call needs them."""
     if fact is None or fact.expression is None:
         return None
     text = fact.expression
@@ -187,7 +189,9 @@ _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
 
 def receiver(evidence: Evidence) -> str | None:
-    """Give the expression on which the line calls the method that raised: ``f(x)``, ``(a + b)``."""
+    """Return the expression on which the line calls the method that raised: ``f(x)``, ``(a +
+    b)``.
+    """
     call = _direct_call(evidence)
     if call is None or not (evidence.op.api or "").startswith("torch.Tensor."):
         return None
@@ -199,7 +203,7 @@ def receiver(evidence: Evidence) -> str | None:
 
 
 def list_items(evidence: Evidence) -> tuple[str, ...]:
-    """Give the expressions of the list of tensors that the line passes first, if it spells it."""
+    """Return the expressions of the list of tensors that the line passes first, if it spells it."""
     call = _direct_call(evidence)
     if call is None:
         return ()
@@ -213,7 +217,7 @@ def list_items(evidence: Evidence) -> tuple[str, ...]:
 
 
 def passed(evidence: Evidence, function: str, position: int, keyword: str) -> str | None:
-    """Give the expression that the line passes to ``function``, which it calls by this name."""
+    """Return the expression that the line passes to ``function``, which it calls by this name."""
     call = _call_of(evidence, function)
     if call is None or any(isinstance(item, ast.Starred) for item in call.args):
         return None
@@ -223,7 +227,7 @@ def passed(evidence: Evidence, function: str, position: int, keyword: str) -> st
 
 
 def _direct_call(evidence: Evidence) -> ast.Call | None:
-    """Give the line's call when it is the one that raised, with nothing of Python below it."""
+    """Return the line's call when it is the one that raised, with nothing of Python below it."""
     if not evidence.frames or not evidence.frames[-1].is_user:
         return None
     return _call_of(evidence, called(evidence))

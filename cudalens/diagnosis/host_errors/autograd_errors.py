@@ -57,7 +57,9 @@ def _savers(evidence: Evidence) -> str:
 
 
 def _step(evidence: Evidence, key: str) -> str | None:
-    """Give an op and its line as a recorder noted them: ``aten::add_ at In [3] line 7: w += 1``."""
+    """Return an op and its line as a recorder noted them: ``aten::add_ at In [3] line 7: w +=
+    1``.
+    """
     name, place = evidence.fact(f"inplace.{key}_by"), evidence.fact(f"inplace.{key}_at")
     if not name or not place or place in name:
         return name or place or None
@@ -299,7 +301,7 @@ def _told(evidence: Evidence) -> str:
 
 
 def _spelled(evidence: Evidence, *keys: str) -> list[str]:
-    """Give places with their texts, each text once: ``line 7 (h = rnn(x, h))``."""
+    """Return places with their texts, each text once: ``line 7 (h = rnn(x, h))``."""
     found: list[str] = []
     for key in keys:
         line, _, code = (evidence.fact(f"freed.{key}_at") or "").partition(": ")
@@ -309,6 +311,6 @@ def _spelled(evidence: Evidence, *keys: str) -> list[str]:
 
 
 def _line(evidence: Evidence, key: str) -> str | None:
-    """Give the place without its text: ``line 7``."""
+    """Return the place without its text: ``line 7``."""
     place = evidence.fact(f"freed.{key}_at")
     return place.partition(": ")[0] if place else None

@@ -35,7 +35,7 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 def is_collating(evidence: Evidence) -> bool:
-    """Tell whether a DataLoader was making a batch."""
+    """Return whether a DataLoader was making a batch."""
     said_so = evidence.error is not None and "DataLoader worker" in evidence.error.message
     return said_so or any("collate" in item.file for item in evidence.frames)
 

@@ -25,7 +25,7 @@ _NCCL_SAID = re.compile(r"Last error:\s*\n([^\n]+)")
 
 
 def _has_waited(evidence: Evidence) -> bool:
-    """Tell whether the block was checked with a wait after each op."""
+    """Return whether the block was checked with a wait after each op."""
     return evidence.fact("check.waits") == "yes"
 
 

@@ -92,7 +92,7 @@ def _full(
 def _memory_fixes(
     asked: float | None, total: float | None, reserved: float | None, message: str
 ) -> list[str]:
-    """Give what helps against full memory, in the order of its effect on these numbers."""
+    """Return what helps against full memory, in the order of its effect on these numbers."""
     fixes = [
         "make the batch smaller or the sequences shorter",
         "evaluate under torch.no_grad(), and keep loss.item() instead of loss",

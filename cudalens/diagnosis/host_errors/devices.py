@@ -77,7 +77,7 @@ def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> HostVerdict:
 
 
 def _stray(evidence: Evidence, devices: list[str], *, is_list: bool) -> TensorFact | None:
-    """Give the one tensor that has to move: the input on the CPU, or the first parameter there.
+    """Return the one tensor that has to move: the input on the CPU, or the first parameter there.
 
     A tensor without dimensions may stay on the CPU.
 
@@ -98,7 +98,7 @@ def _stray(evidence: Evidence, devices: list[str], *, is_list: bool) -> TensorFa
 
 
 def _stray_item(evidence: Evidence, match: re.Match[str]) -> TensorFact | None:
-    """Give the one item of the line's list that no variable holds, when all others fit."""
+    """Return the one item of the line's list that no variable holds, when all others fit."""
     if match["name"] != "tensors":
         return None
     items = [evidence.tensor(f"tensors[{at}]") for at in range(len(list_items(evidence)))]
@@ -112,7 +112,7 @@ def _stray_item(evidence: Evidence, match: re.Match[str]) -> TensorFact | None:
 
 
 def _spelled(evidence: Evidence, stray: TensorFact) -> str | None:
-    """Give the expression in the line's list that is an item without a name."""
+    """Return the expression in the line's list that is an item without a name."""
     if stray.expression or not (place := re.fullmatch(r"tensors\[(\d+)\]", stray.argument or "")):
         return None
     items = list_items(evidence)

@@ -78,7 +78,7 @@ _Pair = tuple[TensorFact, TensorFact] | tuple[None, None]
 
 
 def _pair(evidence: Evidence, a: int, b: int, dim: int) -> _Pair:
-    """Give the two tensors that collide, when the evidence names exactly two that do so."""
+    """Return the two tensors that collide, when the evidence names exactly two that do so."""
     for one, two in _PAIRS:
         left, right = evidence.tensor(one), evidence.tensor(two)
         if left is not None and right is not None and _collide(left.shape, right.shape, a, b, dim):
@@ -213,7 +213,7 @@ def index_bound(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 
 
 def _is_true_dimension(evidence: Evidence) -> bool:
-    """Tell whether the number in the text is that of a dimension.
+    """Return whether the number in the text is that of a dimension.
 
     Indexed by tensors, the CPU counts only the dimensions that they index.
     """
@@ -291,7 +291,7 @@ def permuted_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict
 
 
 def beyond_positions(evidence: Evidence, *sizes: int) -> HostVerdict | None:
-    """Give the verdict when the sizes that collide are the tokens and the rows of the table."""
+    """Return the verdict when the sizes that collide are the tokens and the rows of the table."""
     name, rows, tokens = (
         evidence.fact(f"positions.{item}") for item in ("input", "rows", "tokens")
     )

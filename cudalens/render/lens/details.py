@@ -14,7 +14,7 @@ _MAX_THINGS = 3
 
 
 def details(report: Report, keys: tuple[str, ...]) -> tuple[tuple[str, Facts], ...]:
-    """Give title and facts of each chosen thing; a folded box is told by its first nodes."""
+    """Return title and facts of each chosen thing; a folded box is told by its first nodes."""
     told = [(title, facts) for key in keys[:_MAX_THINGS] for title, facts in _told(report, key)]
     if len(keys) > _MAX_THINGS:
         told.append((f"and {len(keys) - _MAX_THINGS} more in this box", ()))

@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 
 
 def place_of(ref: LineRef | SourceSpan | None) -> Place | None:
-    """Give the line that ``ref`` points at, ``None`` when it names none."""
+    """Return the line that ``ref`` points at, ``None`` when it names none."""
     if ref is None or ref.line is None:
         return None
     return Place(ref.cell, None if ref.cell is not None else ref.file, ref.line)
@@ -60,22 +60,24 @@ class Keys:
             self._link_tensor(f"t{at}", fact)
 
     def linked(self, key: str) -> tuple[str, ...]:
-        """Give ``key`` itself and the keys that it is linked with, its own first."""
+        """Return ``key`` itself and the keys that it is linked with, its own first."""
         return (key, *sorted(self._links.get(key, ())))
 
     def known(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """Give those of ``keys`` that this report has."""
+        """Return those of ``keys`` that this report has."""
         return tuple(key for key in keys if key in self._links)
 
     def code_line(self, number: int) -> str | None:
-        """Give the key of a line of the code that is drawn, ``None`` when nothing points at it."""
+        """Return the key of a line of the code that is drawn, ``None`` when nothing points at
+        it.
+        """
         source = self._report.source
         if source is None:
             return None
         return self._lines.get(place_of(LineRef(cell=source.cell, file=source.file, line=number)))  # type: ignore[arg-type]
 
     def attributes(self, kind: str | None, at: int | None) -> Markup:
-        """Give the attributes of the element that draws thing number ``at`` of a kind."""
+        """Return the attributes of the element that draws thing number ``at`` of a kind."""
         if kind is None or at is None:
             return Markup("")
         letters = {"node": "n", "tensor": "t", "op": "h", "step": "s"}
@@ -86,7 +88,7 @@ class Keys:
         return Markup(f' data-id="{key}" data-k="{" ".join(self.linked(key))}"')
 
     def box(self, members: Sequence[GraphNode]) -> Mapping[str, str | None]:
-        """Give the attributes of a box of the picture that stands for some nodes."""
+        """Return the attributes of a box of the picture that stands for some nodes."""
         own = [self._nodes[node.id] for node in members]
         links = dict.fromkeys(link for key in own for link in self.linked(key))
         names = [node_name(node) for node in members]
@@ -107,7 +109,7 @@ class Keys:
         }
 
     def choices(self) -> tuple[Choice, ...]:
-        """Give what can be chosen by name: the failure and its graph first, then the tensors."""
+        """Return what can be chosen by name: the failure and its graph first, then the tensors."""
         report = self._report
         ranked = sorted(
             enumerate(report.graph.nodes),
@@ -166,7 +168,7 @@ def _node_label(node: GraphNode) -> str:
 
 
 def _is_same_op(node: GraphNode, entry: HistoryEntry) -> bool:
-    """Tell whether a node is of an op of the history: same op, line and module."""
+    """Return whether a node is of an op of the history: same op, line and module."""
     where = place_of(node.source)
     same_line = where is not None and where == place_of(entry.source)
     same_op = bool(node.op) and _base(node.op or "") == _base(entry.op)
@@ -179,7 +181,7 @@ def _base(op: str) -> str:
 
 
 def _is_value_of(node: GraphNode, fact: TensorFact, report: Report) -> bool:
-    """Tell whether a leaf of the graph is this tensor: by the user's own name for it."""
+    """Return whether a leaf of the graph is this tensor: by the user's own name for it."""
     if node.role == "bad_input":
         return words.is_at_fault(report, fact)
     named = node.role in ("leaf", "parameter") and fact.expression is not None
@@ -187,7 +189,7 @@ def _is_value_of(node: GraphNode, fact: TensorFact, report: Report) -> bool:
 
 
 def _producers(fact: TensorFact, report: Report) -> list[GraphNode]:
-    """Give the nodes that can have made this tensor: one only is the one that did."""
+    """Return the nodes that can have made this tensor: one only is the one that did."""
     if fact.grad_fn is None:
         return []
     made = [node for node in report.graph.nodes if node.name == fact.grad_fn]

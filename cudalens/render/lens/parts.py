@@ -17,7 +17,7 @@ def markup(html: str = "", *names: str) -> ipywidgets.HTML:
 
 
 def button(label: str, tip: str, pressed: Callable[[], None]) -> ipywidgets.Button:
-    """Give a button that calls ``pressed``."""
+    """Return a button that calls ``pressed``."""
     widget = ipywidgets.Button(description=label, tooltip=tip)
     widget.layout.width = "auto"
     widget.on_click(lambda _: pressed())

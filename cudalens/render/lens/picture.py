@@ -51,11 +51,11 @@ class Picture:
         return False
 
     def can_open(self, keys: Iterable[str]) -> bool:
-        """Tell whether any of these nodes is drawn in a box with others."""
+        """Return whether any of these nodes is drawn in a box with others."""
         return bool(self._folded(keys))
 
     def can_close(self, keys: Iterable[str]) -> bool:
-        """Tell whether a module around the first of these nodes can be drawn as one box."""
+        """Return whether a module around the first of these nodes can be drawn as one box."""
         return self._closed(keys) is not None
 
     def open(self, keys: Iterable[str]) -> bool:

@@ -17,7 +17,7 @@ _DIMENSIONS = 2
 
 
 def row_labels(report: Report) -> tuple[str, ...]:
-    """Give the name of each row of the map, empty when there is only one or none to look into.
+    """Return the name of each row of the map, empty when there is only one or none to look into.
 
     A map has at most 32 rows: where the tensor has more, one row of it stands for several.
     """
@@ -31,14 +31,14 @@ def row_labels(report: Report) -> tuple[str, ...]:
 
 
 def first_bad_row(report: Report) -> int:
-    """Give the number of the first row of the map with a bad value."""
+    """Return the number of the first row of the map with a bad value."""
     grid = _grid(report)
     sums = [sum(_row(grid, at).bad) for at in range(grid.rows)] if grid else []
     return next((at for at, count in enumerate(sums) if count), 0)
 
 
 def row_title(report: Report, at: int) -> str:
-    """Give the name of row ``at`` with what is wrong in it."""
+    """Return the name of row ``at`` with what is wrong in it."""
     grid = _grid(report)
     bad = sum(_row(grid, at).bad) if grid else 0
     name = one_line(report.expression or report.argument or "values")
@@ -59,7 +59,7 @@ def row_svg(report: Report, at: int) -> Markup:
 
 
 def row_offenders(report: Report, at: int) -> tuple[Offender, ...]:
-    """Give those of the listed bad values that lie in row ``at``."""
+    """Return those of the listed bad values that lie in row ``at``."""
     grid, shape = _grid(report), _shape(report)
     if grid is None or report.offenders is None:
         return ()

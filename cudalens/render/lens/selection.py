@@ -44,13 +44,13 @@ class Selection:
 
 
 def rule(root: str) -> str:
-    """Give the rule for the lens of class ``root``; ``%SEL%`` stands for the chosen keys."""
+    """Return the rule for the lens of class ``root``; ``%SEL%`` stands for the chosen keys."""
     # As specific as the style sheet's own rules, and later than they are.
     return RULE.replace("%ROOT%", f".cudalens.cudalens.{root}")
 
 
 def style(root: str, chosen: Iterable[str]) -> str:
-    """Give the style element that marks the chosen things below the class ``root``."""
+    """Return the style element that marks the chosen things below the class ``root``."""
     selectors = ",".join(f'[data-k~="{key}"]' for key in chosen)
     marks = rule(root).replace("%SEL%", selectors) if selectors else ""
     return f'<style class="cl-marks">{marks}</style>'

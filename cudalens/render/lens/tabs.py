@@ -27,7 +27,7 @@ _NOT_KEPT = "not kept: this page was loaded after the cell ran; run it again, or
 
 
 def tabs(report: Report, facts: dict[str, Any], keep: Keep) -> ipywidgets.Widget:
-    """Give the tabs that this report has something for, in the order of the questions."""
+    """Return the tabs that this report has something for, in the order of the questions."""
     saver = _Saver(report, keep)
     shown = list(_tabs(report, facts, saver))
     widget = ipywidgets.Tab([child for _, child in shown], selected_index=0)
@@ -137,7 +137,7 @@ class _Saver:
         self.status = markup("", "cl-status")
 
     def buttons(self) -> Iterator[ipywidgets.Button]:
-        """Give one button for each way that there is."""
+        """Return one button for each way that there is."""
         if self._keep is not None:
             yield button(_KEEP, _KEEP_TIP, self.keep)
         for suffix in (".html", ".json"):

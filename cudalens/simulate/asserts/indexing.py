@@ -175,7 +175,7 @@ def _written_rows(args: Arguments, size: int, *, wraps: bool = False) -> dict[st
 
 
 def _rows_match(args: Arguments) -> bool:
-    """Tell whether there are as many rows to write as indices; else the host refuses."""
+    """Return whether there are as many rows to write as indices; else the host refuses."""
     return bool(dim_size(args["source"], args["dim"]) == args["index"].numel())
 
 

@@ -92,7 +92,7 @@ _BAG_OFFSET_SITES = _bag_sites("embedding_bag_offsets", "end >= begin", 76, 137)
 
 
 def _selects_whole_rows(source: Tensor, dim: int, index: Tensor) -> bool:
-    """Tell whether an index of gather or scatter is a column expanded over whole rows."""
+    """Return whether an index of gather or scatter is a column expanded over whole rows."""
     return (
         rows_are_copied_whole(source, dim)
         and index.dim() == source.dim()
@@ -102,7 +102,7 @@ def _selects_whole_rows(source: Tensor, dim: int, index: Tensor) -> bool:
 
 
 def _fits(index: Tensor, other: Tensor, dim: int | None = None) -> bool:
-    """Tell whether an index is nowhere larger than a tensor, the given dimension left out."""
+    """Return whether an index is nowhere larger than a tensor, the given dimension left out."""
     if max(index.dim(), 1) != max(other.dim(), 1):
         return False
     skipped = None if dim is None else dim % max(other.dim(), 1)
@@ -147,7 +147,7 @@ def _scatter(site: Assertion, args: Arguments) -> Outcome:
 
 
 def _is_put(args: Arguments) -> bool:
-    """Tell whether deterministic algorithms write this source by `index_put_`."""
+    """Return whether deterministic algorithms write this source by `index_put_`."""
     adds = args.get("reduce") in (None, "add", "sum", "mean")
     return "src" in args and adds and torch.are_deterministic_algorithms_enabled()
 

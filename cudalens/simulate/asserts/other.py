@@ -179,7 +179,7 @@ def _validate_compressed(args: Arguments) -> Outcome:
 
 
 def _is_compressed_layout(compressed: Tensor, plain: Tensor, size: int) -> bool:
-    """Tell whether index tensors keep the invariants of the compressed sparse layouts."""
+    """Return whether index tensors keep the invariants of the compressed sparse layouts."""
     count = plain.size(-1)
     steps = compressed.diff(dim=-1)
     if bool((compressed[..., 0] != 0).any()) or bool((compressed[..., -1] != count).any()):

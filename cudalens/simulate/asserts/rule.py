@@ -103,7 +103,7 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
 
 
 def outside(index: Tensor, low: int, high: int) -> bool:
-    """Tell whether any index lies outside low <= value < high; False for a dtype of no index."""
+    """Return whether any index lies outside low <= value < high; False for a dtype of no index."""
     if index.numel() == 0 or index.dtype not in INDEX_DTYPES:
         return False
     smallest, largest = torch.aminmax(index)
@@ -123,12 +123,12 @@ def truncated(index: Tensor, *, is_signed: bool = False) -> Tensor:
 
 
 def all_between(values: Tensor, low: float, high: float) -> bool:
-    """Tell whether every value lies in low ... high, both included; NaN does not."""
+    """Return whether every value lies in low ... high, both included; NaN does not."""
     return bool(((values >= low) & (values <= high)).all())
 
 
 def rows_are_copied_whole(source: Tensor, dim: int) -> bool:
-    """Tell whether the row copy kernels apply: whole contiguous rows in multiples of 16 bytes."""
+    """Return whether the row copy kernels apply: whole contiguous rows in multiples of 16 bytes."""
     if source.dim() < 2 or dim % source.dim() != 0 or not source.is_contiguous():
         return False
     row_bytes = source.stride(0) * source.element_size()

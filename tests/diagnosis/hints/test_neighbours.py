@@ -27,7 +27,7 @@ def first(evidence: Evidence) -> Hint:
 
 
 def repeated(values: Sequence[int], count: int) -> list[int]:
-    """Give ``count`` values, one after the other."""
+    """Return ``count`` values, one after the other."""
     return [values[at % len(values)] for at in range(count)]
 
 

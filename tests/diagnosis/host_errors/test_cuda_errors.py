@@ -185,7 +185,7 @@ def report_of(message: str, **known: object) -> Report:
 
 
 def family_of(message: str) -> str:
-    """Give the first family that knows the text."""
+    """Return the first family that knows the text."""
     return next(item.name for item in table() if item.pattern.search(message))
 
 
