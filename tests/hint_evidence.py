@@ -13,6 +13,7 @@ from cudalens.core.report_types import (
     Bounds,
     CodeLine,
     Frame,
+    Hint,
     LineRef,
     Offender,
     Offenders,
@@ -23,9 +24,18 @@ from cudalens.core.report_types import (
     TensorSummary,
     Violation,
 )
+from cudalens.diagnosis.hints import find_hints
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
+
+
+def hints_of(evidence: Evidence) -> tuple[Hint, ...]:
+    """Return the hints that an evidence carries; no rule may raise on it."""
+    troubles: list[str] = []
+    found = find_hints(evidence, troubles)
+    assert troubles == [], troubles
+    return found
 
 
 def summary(values: Sequence[float]) -> TensorSummary:

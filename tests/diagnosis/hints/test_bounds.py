@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from cudalens.core.report import Evidence, Report
-from cudalens.diagnosis.hints import find_hints
 from cudalens.simulate import Simulation
 from tests import hint_evidence as given
 from tests.hostcells import run_cell
@@ -16,7 +15,7 @@ GRAY = [0, 60, 120, 200] * 8
 
 
 def rules(evidence: Evidence) -> tuple[str, ...]:
-    return tuple(item.rule for item in find_hints(evidence))
+    return tuple(item.rule for item in given.hints_of(evidence))
 
 
 def of_cell(text: str, **options: bool) -> Report:
@@ -61,7 +60,7 @@ def test_a_binary_loss_names_which_of_its_tensors_is_meant(
     values: list[float], argument: str, text: str
 ) -> None:
     """Bytes are named in input or target; marks below 0 and classes above 1 are told apart."""
-    assert text in find_hints(given.bce(values, argument))[0].text
+    assert text in given.hints_of(given.bce(values, argument))[0].text
 
 
 @pytest.mark.parametrize(("bad", "fires"), [([255], True), ([255, 156], True), ([255, 90], False)])
@@ -73,7 +72,7 @@ def test_both_marks_may_have_wrapped(bad: list[int], fires: bool) -> None:
 
 def test_both_remedies_for_an_offset_carry_it() -> None:
     """Either the table grows by the offset or the text shrinks by it."""
-    found = find_hints(given.CAUSES["position_offset"]())[0]
+    found = given.hints_of(given.CAUSES["position_offset"]())[0]
     assert found.fix == "max_position_embeddings=34  # or max_length=30"
 
 
@@ -266,7 +265,7 @@ def test_a_transposed_operand_is_shown_with_its_new_shape(sim: Simulation) -> No
 def test_two_small_numbers_in_one_are_told(high: int, low: int, is_pair: bool) -> None:
     """Ids of half the width that were read as whole ones; large halves are mere bits."""
     value = (high << 32) + low
-    (found, *_) = find_hints(given.labels([0, value], 10))
+    (found, *_) = given.hints_of(given.labels([0, value], 10))
     assert found.rule == "garbage_ids"
     assert (f"as two int32 numbers it is {low} and {high}" in found.text) is is_pair
 

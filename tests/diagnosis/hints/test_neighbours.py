@@ -12,18 +12,17 @@ import pytest
 
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, TensorFact
-from cudalens.diagnosis.hints import find_hints
 from tests import hint_evidence as given
 
 ELEVEN_OF_TWELVE = [*range(1, 11), 12]
 
 
 def rules(evidence: Evidence) -> tuple[str, ...]:
-    return tuple(item.rule for item in find_hints(evidence))
+    return tuple(item.rule for item in given.hints_of(evidence))
 
 
 def first(evidence: Evidence) -> Hint:
-    return find_hints(evidence)[0]
+    return given.hints_of(evidence)[0]
 
 
 def repeated(values: Sequence[int], count: int) -> list[int]:

@@ -14,7 +14,8 @@ from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import CodeLine, OpName, SourceSpan, TensorFact
 from cudalens.diagnosis import host_errors
 from cudalens.diagnosis.diagnose import diagnose
-from cudalens.diagnosis.hints import find_hints, table
+from cudalens.diagnosis.hints import table
+from tests.hint_evidence import hints_of
 from tests.hostcells import run_cell
 
 SETUP = """
@@ -1489,7 +1490,7 @@ def test_no_detaching_line_is_invented(lines: tuple[str, ...]) -> None:
     evidence = detached(*lines)
     assert " detached " not in diagnose(evidence).explanation
     assert "no graph is made" not in diagnose(evidence).explanation
-    assert find_hints(evidence) == ()
+    assert hints_of(evidence) == ()
 
 
 @pytest.mark.parametrize(
@@ -1553,7 +1554,9 @@ def test_every_rule_fires_and_every_fix_is_code(sim: simulate.Simulation) -> Non
     # The last one needs a library: test_huggingface.
     fired = {*TEXT_RULES, "out_of_place", "input_beyond_positions", "left_behind"}
     for case in CASES:
-        for hint in run_cell(f"{SETUP}{case.setup}\n{case.bad}").shown.hints:
+        report = run_cell(f"{SETUP}{case.setup}\n{case.bad}").shown
+        assert report.limits == (), case.bad
+        for hint in report.hints:
             fired.add(hint.rule)
             assert hint.fix is None or ast.parse(hint.fix)
         sim.reset()
