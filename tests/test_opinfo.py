@@ -78,6 +78,8 @@ ARBITRARY = {
     "new_empty_strided",
 }
 """Their results are whatever lies in memory."""
+ON_SHAPES = {"broadcast_shapes"}
+"""Their samples hold no tensor: there is nothing to record."""
 ROUNDED = {"linalg.lstsq"}
 """LAPACK's rounding depends on where the memory lies: two plain runs differ."""
 OTHER_WAY_UNDER_A_MODE = {
@@ -197,6 +199,12 @@ def complaints(case: Case, limit: int | None, **options: Any) -> Iterator[str]:
             expected = [case.run(sample) for sample in samples]
     with cudalens.check(**options) as session:
         got = [case.run(sample) for sample in samples]
+        recorded = 0 if session.recorder is None else session.recorder.recorded_ops
+    if session.troubles:
+        yield f"{case}: {session.troubles}"
+    has_recorder = bool(samples) and not options.get("fast")
+    if (recorded > 0) != (has_recorder and name not in ON_SHAPES):
+        yield f"{case}: {recorded} ops were recorded"
     if session.report is not None or session.findings or session.warnings:
         yield f"{case}: {session.report}"
     for number, (bare, wanted, checked) in enumerate(zip(plain, expected, got, strict=True)):
