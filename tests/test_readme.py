@@ -1,4 +1,4 @@
-"""The README says what the catalogue says: its tables are cut from the code.
+"""The README says what the catalogue and the benchmark say: its tables are cut from them.
 
 ``CUDALENS_UPDATE_README=1`` rewrites the tables instead of comparing them.
 """
@@ -9,11 +9,15 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from benchmarks import pages
 from cudalens.guards import all_guards, catalogue_rows
 from cudalens.guards._unguarded import UNGUARDABLE
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results.json"
 INVENTORY = ROOT / "tests" / "data" / "device_asserts.json"
 ORDER = ("very common", "common", "rare")
 
@@ -64,11 +68,11 @@ def _between(text: str, name: str) -> tuple[int, int]:
     return text.index(begin) + len(begin), text.index(end)
 
 
-def _check(name: str, table: str) -> None:
-    text = README.read_text(encoding="utf-8")
+def _check(name: str, table: str, page: Path = README) -> None:
+    text = page.read_text(encoding="utf-8")
     start, end = _between(text, name)
     if os.environ.get("CUDALENS_UPDATE_README") == "1":
-        README.write_text(f"{text[:start]}\n{table}\n\n{text[end:]}", encoding="utf-8")
+        page.write_text(f"{text[:start]}\n{table}\n\n{text[end:]}", encoding="utf-8")
         return
     assert text[start:end].strip() == table
 
@@ -83,6 +87,14 @@ def test_the_inventory_table_is_cut_from_the_code() -> None:
     _check("inventory", inventory_table())
 
 
+def test_the_costs_are_those_of_the_last_benchmark() -> None:
+    """The README's figures, and those of the page it points to, are the stored results."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    _check("costs", pages.costs_section(results))
+    page = ROOT / "docs" / "performance.md"
+    assert page.read_text(encoding="utf-8") == pages.performance_page(results)
+
+
 def test_the_first_screen_is_short() -> None:
     """What it is, both messages, install and use fit into the first 25 lines."""
     lines = README.read_text(encoding="utf-8").splitlines()
@@ -92,6 +104,29 @@ def test_the_first_screen_is_short() -> None:
     assert "device-side assert triggered" in first
 
 
-def test_the_comparison_can_fail(tmp_path: Path) -> None:
-    """A table that lacks a row is noticed."""
-    assert catalogue_table() != catalogue_table().rpartition("\n")[0]
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("catalogue", "| `gather` |", "| `gathers` |"),
+        ("catalogue", "in [0, rows - 1]", "in [0, rows]"),
+        ("inventory", "| take | IndexKernel.cu | `take_index_in_range` |\n", ""),
+        ("costs", "`%%cudacheck --nan` | ", "`%%cudacheck --nan` | 1"),
+    ],
+)
+def test_the_comparison_can_fail(
+    name: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A README with another word, a row less or another figure is not what the code says."""
+    monkeypatch.delenv("CUDALENS_UPDATE_README", raising=False)
+    whole = README.read_text(encoding="utf-8")
+    start, end = _between(whole, name)
+    table = whole[start:end].strip()
+    assert old in table
+    page = tmp_path / "README.md"
+    page.write_text(whole.replace(old, new), encoding="utf-8")
+    with pytest.raises(AssertionError):
+        _check(name, table, page)
+    monkeypatch.setenv("CUDALENS_UPDATE_README", "1")
+    _check(name, table, page)
+    start, end = _between(page.read_text(encoding="utf-8"), name)
+    assert page.read_text(encoding="utf-8")[start:end].strip() == table
