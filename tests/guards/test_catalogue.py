@@ -7,8 +7,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.core import _torch
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, Guard, all_guards, catalogue_rows, full_name
+from cudalens.guards import GUARDS, Guard, _base, all_guards, catalogue_rows, full_name
 from cudalens.guards._base import _overloads, make_guard, resolve, schema_parameters
 from cudalens.guards._unguarded import LEFT_OUT, UNGUARDABLE
 from cudalens.guards.interceptor import GuardedCall, Interceptor
-from tests.releases import here
+from tests.releases import here, release
 
 INVENTORY = json.loads(
     (Path(__file__).parents[1] / "data" / "device_asserts.json").read_text("utf-8")
@@ -387,6 +388,57 @@ def test_catalogue_rows_list_every_guard_once() -> None:
     assert sorted(names) == sorted({entry.name for entry in all_guards()})
     assert all(row["op"] for row in rows)
     assert json.loads(json.dumps(rows)) == rows
+
+
+Releases = tuple[tuple[int, int], tuple[int, int]]
+OF_OTHER_RELEASES: Mapping[str, Releases] = {}
+"""Ops of the catalogue that not every supported torch has: the first and the last that does.
+
+Empty today: torch 2.11 to 2.14 have them all, as their ``native_functions.yaml`` says.
+"""
+
+
+def astray(
+    entries: Iterable[Guard], others: Mapping[str, Releases], torch_release: tuple[int, int]
+) -> list[str]:
+    """Return the ops on which a guard never acts, though they should be in this release."""
+    found = []
+    for entry in entries:
+        for op in entry.ops:
+            first, last = others.get(op, (torch_release, torch_release))
+            is_expected = first <= torch_release <= last
+            if bool(resolve(replace(entry, ops=(op,)))) != is_expected:
+                found.append(f"{entry.name}: {op}")
+    return found
+
+
+def test_every_guard_acts_on_every_op_that_it_names() -> None:
+    """For users a guard stands aside where there is no such op; here a misspelt one is found."""
+    own = _base._registered
+    assert astray(own, OF_OTHER_RELEASES, release()) == []
+    assert set(OF_OTHER_RELEASES) <= {op for entry in own for op in entry.ops}
+    assert [entry.name for entry in own] == [entry.name for entry in CATALOGUE]
+
+
+@pytest.mark.parametrize(
+    ("op", "releases", "is_astray"),
+    [
+        ("aten::take", None, False),
+        ("aten::taek", None, True),
+        ("aten::take.Tensor", None, True),
+        ("aten::relu", None, True),  # it has no index
+        ("aten::taek", ((2, 12), (2, 12)), False),
+        ("aten::taek", ((2, 14), (2, 99)), False),
+        ("aten::taek", ((2, 12), (2, 13)), True),
+        ("aten::take", ((2, 14), (2, 99)), True),
+    ],
+)
+def test_a_misspelt_op_is_found(op: str, releases: Releases | None, is_astray: bool) -> None:
+    """An op without the overload, or the arguments, is told unless another release has it."""
+    check = next(entry for entry in CATALOGUE if entry.name == "take_index_in_range").check
+    others = {} if releases is None else {op: releases}
+    told = [f"take_index_in_range: {op}"] if is_astray else []
+    assert astray([make_guard(check, (op,))], others, (2, 13)) == told
 
 
 def test_uninstalled_guards_say_nothing() -> None:
