@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core.report import ErrorFacts, Evidence, Report
-from cudalens.core.report_types import AutogradNeighbourhood, OpName, Phase, TensorFact
+from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, Phase, TensorFact
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
 from cudalens.evidence.call_arguments import argument_facts, call_arguments, unread_arguments
@@ -76,7 +76,7 @@ def evidence_of_error(
         frames=site.frames,
         tensors=tensors,
         facts=(*named, *hidden, *before, *_of_text(facts, entries, limits)),
-        environment=context.describe(),
+        environment=limits.attempt("environment", context.describe, Environment()),
         libraries=finding.libraries(),
     )
     is_expected = is_device_assert(facts) and not was_lost
@@ -187,5 +187,7 @@ def _with_device_text(
 ) -> Evidence:
     if device_text is None:
         return evidence
-    text = limits.attempt("device text", lambda: device_text.text(is_expected=is_expected), None)
-    return replace(evidence, device_text=text)
+    text = limits.attempt(
+        "device text", lambda: device_text.text(is_expected=is_expected) or "", ""
+    )
+    return replace(evidence, device_text=text or None)

@@ -27,6 +27,7 @@ from cudalens.core.errors import (
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
+    Environment,
     LineRef,
     OpName,
     ProvenanceStep,
@@ -98,9 +99,10 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
     if violation.is_silent:
         _tell_silent(report)
         return None
+    text, report = _told(report)
     PROCESS.found(report)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
-    return kind(_message(report), report)
+    return kind(text, report)
 
 
 def on_nonfinite(
@@ -108,9 +110,9 @@ def on_nonfinite(
 ) -> BaseException | None:
     """Make the report of the first NaN or infinity, and give the exception to raise."""
     shown = Replay()
-    report = _report_of(violation, arguments, lambda: shown)
+    text, report = _told(_report_of(violation, arguments, lambda: shown))
     PROCESS.found(report)
-    return NonFiniteError(_message(report), report)
+    return NonFiniteError(text, report)
 
 
 def _report_of(
@@ -127,9 +129,12 @@ def _report_of(
     return replace(report, limits=(*report.limits, *limits.lines))
 
 
-def _message(report: Report) -> str:
+def _told(report: Report) -> tuple[str, Report]:
+    """Return the text of the exception, and the report with what failed on the way to it."""
     # The sentence of the exception must be there whatever else goes wrong.
-    return Limits().attempt("message", lambda: message(report), sentence(report))
+    limits = Limits()
+    text = limits.attempt("message", lambda: message(report), sentence(report))
+    return text, replace(report, limits=(*report.limits, *limits.lines))
 
 
 def _replayed(call: GuardedCall, violation: Violation) -> Replay:
@@ -139,7 +144,8 @@ def _replayed(call: GuardedCall, violation: Violation) -> Replay:
 def _tell_silent(report: Report) -> None:
     PROCESS.found(report)
     if not PROCESS.listeners:
-        warnings.warn(_message(report), SilentFindingWarning, stacklevel=2)
+        text, _ = _told(report)
+        warnings.warn(text, SilentFindingWarning, stacklevel=2)
 
 
 def timed(evidence: Evidence, started: float) -> Evidence:
@@ -234,13 +240,13 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
             lambda: facts_of(violation, values, site, api_arguments(frames)),
             (),
         ),
-        scalars=scalars_of(scene.arguments),
+        scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), ()),
         facts=(
             *violation.notes,
             *limits.attempt("observations", lambda: observe(frames, site), ()),
         ),
         device_text=violation.device_text,
-        environment=context.describe(),
+        environment=limits.attempt("environment", context.describe, Environment()),
         libraries=libraries(),
         limits=site.limits,
     )

@@ -132,10 +132,14 @@ def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
     """Read the values of a tensor; what cannot be read leaves a line in the report."""
     try:
         with _torch.plain_torch(), _torch.no_dispatch_modes():
-            return summarise(tensor)
+            found: object = summarise(tensor)
     except RuntimeError as trouble:
         PROCESS.trouble(trouble_line(f"values of {name or 'a tensor'}", trouble))
         return TensorSummary()
+    if not isinstance(found, TensorSummary):
+        msg = f"a summary is {type(found).__name__}"
+        raise TypeError(msg)
+    return found
 
 
 def _fact(
