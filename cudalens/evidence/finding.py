@@ -99,7 +99,7 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
     if violation.is_silent:
         _tell_silent(report)
         return None
-    text, report = _told(report)
+    text, report = _with_message(report)
     PROCESS.found(report)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
     return kind(text, report)
@@ -110,7 +110,7 @@ def on_nonfinite(
 ) -> BaseException | None:
     """Make the report of the first NaN or infinity, and give the exception to raise."""
     shown = Replay()
-    text, report = _told(_report_of(violation, arguments, lambda: shown))
+    text, report = _with_message(_report_of(violation, arguments, lambda: shown))
     PROCESS.found(report)
     return NonFiniteError(text, report)
 
@@ -129,7 +129,7 @@ def _report_of(
     return replace(report, limits=(*report.limits, *limits.lines))
 
 
-def _told(report: Report) -> tuple[str, Report]:
+def _with_message(report: Report) -> tuple[str, Report]:
     """Return the text of the exception, and the report with what failed on the way to it."""
     # The sentence of the exception must be there whatever else goes wrong.
     limits = Limits()
@@ -144,7 +144,7 @@ def _replayed(call: GuardedCall, violation: Violation) -> Replay:
 def _tell_silent(report: Report) -> None:
     PROCESS.found(report)
     if not PROCESS.listeners:
-        text, _ = _told(report)
+        text, _ = _with_message(report)
         warnings.warn(text, SilentFindingWarning, stacklevel=2)
 
 
@@ -319,7 +319,7 @@ def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str |
 
 _Places = WeakKeyDictionary[CodeType, set[tuple[int, str, str]]]
 
-_told: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
+_told_silently: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
 """For each check, and for the guards as installed where no check listens.
 
 A cell that is run again is new code, and is told of again.
@@ -333,7 +333,7 @@ def is_repeated(violation: Violation) -> bool:
         if frame.f_back is None:
             return False  # a thread of autograd's own: nobody knows which line it is
         frame = frame.f_back
-    places = _told.setdefault(PROCESS.audience, WeakKeyDictionary())
+    places = _told_silently.setdefault(PROCESS.audience, WeakKeyDictionary())
     met = places.setdefault(frame.f_code, set())
     here = frame.f_lasti, violation.guard, violation.argument
     if here in met:
