@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,9 @@ import torch
 
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
+from tests.amount import LEVEL, LEVELS, is_left_out
 
 HAS_GPU = torch.cuda.is_available()
-LONGEST = ("test_opinfo.py", "test_widget.py", "test_benchmarks.py", "test_fault_injection.py")
-"""Files of minutes: two workers are done at the same time only when these are begun first."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,9 +33,36 @@ def pytest_configure(config: pytest.Config) -> None:
         simulate.start(announce=False).stop()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real hardware run only where there is hardware, the longest files first."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+def pytest_report_header() -> str:
+    """Say how much the tests try."""
+    return f"CUDALENS_TESTS: {LEVEL} of {', '.join(LEVELS)}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import torch's operator database, which takes seconds, for tests that are left out.
+
+    A file that is named on the command line is collected, so that pytest says what was left out.
+    """
+    if LEVEL != "quick" or not collection_path.name.endswith("opinfo.py"):
+        return None
+    return None if any(collection_path.name in word for word in config.args) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is above the level, and put the tests with a device first in their files.
+
+    They share the device, which stops for a test without one.  Tests of real hardware run only
+    where there is hardware.
+    """
+    kept, left_out = [], []
+    for item in items:
+        markers = {marker.name for marker in item.iter_markers()}
+        (left_out if is_left_out(markers) else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+    order = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
+    items.sort(key=lambda item: (order[item.path], "sim" not in _fixtures_of(item)))
     for item in items:
         if "gpu" in item.keywords and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
@@ -57,9 +84,29 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         sys.settrace(tracer)
 
 
+def _fixtures_of(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device_ends_with_its_module() -> Iterator[None]:
+    """Stop the simulated device that the tests of a module shared, and assert that it is gone."""
+    yield
+    if (shared := simulate.current()) is not None:
+        shared.stop()
+    assert torch.cuda.is_available() == HAS_GPU
+
+
 @pytest.fixture(autouse=True)
-def nothing_stays_installed() -> Iterator[None]:
-    """Assert, after every test, that no guard, session, mode or simulated device is left."""
+def nothing_stays_installed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Assert, after every test, that no guard, session, mode or simulated device is left.
+
+    The device of the fixture ``sim`` alone runs on, for the next test of the module that asks for
+    it; a test that does not ask for it finds none.
+    """
+    shared = simulate.current()
+    if shared is not None and "sim" not in request.fixturenames:
+        shared.stop()
     # The first use of torch.compile switches this off for the whole process.
     torch.distributions.Distribution.set_default_validate_args(True)
     yield
@@ -70,19 +117,34 @@ def nothing_stays_installed() -> Iterator[None]:
         left.append("an open session")
     if torch._C._len_torch_dispatch_stack():
         left.append("a dispatch mode")
-    if simulate.current() is not None:
-        left.append("the simulated device")
-        simulate.current().stop()
+    running = simulate.current()
+    if running is not None and running is not _Device.shared:
+        left.append("a simulated device of its own")
+        running.stop()
     PROCESS.last = PROCESS.lost = None
     assert not left, f"left installed: {', '.join(left)}"
 
 
+class _Device:
+    """The simulated device that the fixture `sim` has started last."""
+
+    shared: simulate.Simulation | None = None
+
+
 @pytest.fixture
 def sim() -> Iterator[simulate.Simulation]:
-    """Turn the simulated CUDA device on for one test, with a clean error state."""
-    with simulate.start(announce=False) as simulation:
-        yield simulation
-        simulation.reset()
+    """Return the simulated CUDA device of the module, as one that was just started.
+
+    Starting one takes longer than most tests.  A test of starting and stopping has its own.
+    """
+    simulation = simulate.current()
+    if simulation is None:
+        simulation = _Device.shared = simulate.start(announce=False).__enter__()
+    else:
+        simulation._runtime.generator.manual_seed(torch.initial_seed())
+    yield simulation
+    simulation.reset()
+    assert simulation._ends == [True], "a with statement of the device is open"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cudalens.core.report import Report
+from tests.amount import AMOUNT
 
 GOLDEN = Path(__file__).with_name("golden")
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -117,9 +118,9 @@ _SEEDS = (
 )  # fmt: skip
 
 
-def hostile_texts(count: int) -> Iterator[str]:
-    """Return ``count`` different texts that try to leave the place they are put in."""
-    for at in range(count):
+def hostile_texts() -> Iterator[str]:
+    """Yield different texts that try to leave the place they are put in, then pairs of them."""
+    for at in range(AMOUNT.hostile_texts):
         one = _SEEDS[at % len(_SEEDS)]
         turn = at // len(_SEEDS)
         other = _SEEDS[(at * 7 + turn * 13) % len(_SEEDS)]

@@ -44,6 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
     return folder, results, done.stdout
 
 
+@pytest.mark.thorough
 def test_every_promised_number_is_there(run: tuple[Path, dict[str, Any], str]) -> None:
     """Each key of the results has a number; the diagnosis has one for each graph size."""
     _, results, _ = run
@@ -53,6 +54,7 @@ def test_every_promised_number_is_there(run: tuple[Path, dict[str, Any], str]) -
     assert list(results["diagnose_s"]) == ["100", "1000"]
 
 
+@pytest.mark.thorough
 def test_the_table_is_printed_and_quoted(run: tuple[Path, dict[str, Any], str]) -> None:
     """The run ends with one table; the page has it too, and the README its short form."""
     folder, results, printed = run
@@ -65,6 +67,7 @@ def test_the_table_is_printed_and_quoted(run: tuple[Path, dict[str, Any], str]) 
     assert pages.costs_section(results) in readme
 
 
+@pytest.mark.thorough
 def test_every_curve_has_its_picture(run: tuple[Path, dict[str, Any], str]) -> None:
     """Each growth measurement is drawn, and the page shows the drawing."""
     folder, results, _ = run
@@ -74,6 +77,7 @@ def test_every_curve_has_its_picture(run: tuple[Path, dict[str, Any], str]) -> N
         assert f"(performance/{name}.svg)" in page
 
 
+@pytest.mark.thorough
 def test_device_memory_is_the_same_with_the_check(
     run: tuple[Path, dict[str, Any], str],
 ) -> None:

@@ -1,7 +1,7 @@
 """Every op of torch's own test database runs under a full check as without: no report, same bits.
 
-The normal run takes one sample of every second op, with its backward pass where it has one, and one
-of each dtype and direction of the ops that a guard looks at; the marker ``full`` takes them all.
+CI takes one sample of every twelfth op, with its backward pass where it has one, and one of each
+dtype and direction of the ops that a guard looks at; ``make test-all`` takes them all.
 """
 
 from __future__ import annotations
@@ -22,52 +22,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
+from tests.amount import AMOUNT
+from tests.guarded_ops import GUARDED
 
 # What it covers is covered elsewhere, and tracing it would take the longest part of a run.
-pytestmark = pytest.mark.no_cover
+pytestmark = [pytest.mark.no_cover, pytest.mark.thorough]
 
 QUICK_SAMPLES = 1
 OPS_IN_A_TEST = 25
-"""The simulated device starts once a test, which takes longer than an op."""
-GUARDED = (
-    "__getitem__",
-    "_unsafe_masked_index",
-    "bernoulli",
-    "cummax",
-    "gather",
-    "index_add",
-    "index_copy",
-    "index_fill",
-    "index_put",
-    "index_reduce",
-    "index_select",
-    "kthvalue",
-    "lu_solve",
-    "lu_unpack",
-    "masked_scatter",
-    "multinomial",
-    "nn.functional.adaptive_max_pool2d",
-    "nn.functional.adaptive_max_pool3d",
-    "nn.functional.binary_cross_entropy",
-    "nn.functional.cross_entropy",
-    "nn.functional.ctc_loss",
-    "nn.functional.embedding",
-    "nn.functional.embedding_bag",
-    "nn.functional.fractional_max_pool2d",
-    "nn.functional.fractional_max_pool3d",
-    "nn.functional.max_unpool2d",
-    "nn.functional.max_unpool3d",
-    "nn.functional.multi_margin_loss",
-    "nn.functional.multilabel_margin_loss",
-    "nn.functional.nll_loss",
-    "put",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "take",
-    "take_along_dim",
-)
-"""Names in the database whose samples reach a guard, forward or backward."""
 
 ARBITRARY = {
     "empty",
@@ -225,7 +187,7 @@ def cases_of(op: Any) -> Iterator[Case]:
 
 
 def quick_cases_of(op: Any) -> list[Case]:
-    """Return the cases of the normal run: a pass backward begins with one forward."""
+    """Return the cases of CI: a pass backward begins with one forward."""
     cases = list(cases_of(op))
     if op.name in GUARDED:
         return cases
@@ -234,11 +196,19 @@ def quick_cases_of(op: Any) -> list[Case]:
 
 # The jiterator compiles CUDA code, which no machine without a GPU does.
 OPS = [op for op in op_db if not op.name.startswith("jiterator")]
-GROUPS = [
-    pytest.param(group, id=f"{group[0].formatted_name} to {group[-1].formatted_name}")
-    for start in range(0, len(OPS), OPS_IN_A_TEST)
-    if (group := OPS[start : start + OPS_IN_A_TEST])
+CHOSEN = [
+    op for number, op in enumerate(OPS) if number % AMOUNT.op_step == 0 or op.name in GUARDED
 ]
+
+
+def groups(ops: list[Any]) -> list[Any]:
+    """Return the ops in groups, one a test."""
+    starts = range(0, len(ops), OPS_IN_A_TEST)
+    parts = [ops[start : start + OPS_IN_A_TEST] for start in starts]
+    return [
+        pytest.param(part, id=f"{part[0].formatted_name} to {part[-1].formatted_name}")
+        for part in parts
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -250,18 +220,17 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("ops", GROUPS)
+@pytest.mark.parametrize("ops", groups(CHOSEN))
 def test_a_check_changes_nothing(ops: list[Any], sim: simulate.Simulation) -> None:
     """No report, no warning, the same bits and random states as without a check."""
-    chosen = [op for number, op in enumerate(ops) if number % 2 == 0 or op.name in GUARDED]
-    cases = [case for op in chosen for case in quick_cases_of(op)]
+    cases = [case for op in ops for case in quick_cases_of(op)]
     assert [line for case in cases for line in complaints(case, QUICK_SAMPLES)] == []
     assert not sim.is_poisoned
 
 
-@pytest.mark.full
+@pytest.mark.all
 @pytest.mark.parametrize("options", [{}, {"fast": True}], ids=["everything", "fast"])
-@pytest.mark.parametrize("ops", GROUPS)
+@pytest.mark.parametrize("ops", groups(OPS))
 def test_a_check_changes_nothing_in_any_sample(
     ops: list[Any], options: dict[str, Any], sim: simulate.Simulation
 ) -> None:

@@ -432,7 +432,7 @@ def test_hostile_texts_leave_pictures_well_formed() -> None:
     """Pictures stay strict XML with the same elements, whatever nodes are called."""
     base = replace(make_report(), bounds=replace(make_report().bounds or Bounds(), text=None))
     plain = {item.tag for item in parse(graph_svg(base.graph)).iter()}
-    for hostile in hostile_texts(500):
+    for hostile in hostile_texts():
         report = with_texts(base, lambda _, hostile=hostile: hostile)  # type: ignore[misc]
         assert {item.tag for item in parse(graph_svg(report.graph)).iter()} <= plain, hostile
         parse(value_map_svg(report))

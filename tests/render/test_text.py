@@ -204,7 +204,7 @@ def test_certainty_is_never_rounded_up(certainty: str, said: str) -> None:
 def test_hostile_texts_are_drawn_harmlessly() -> None:
     """No text of a user's reaches the terminal as a control code or as markup."""
     report = make_report()
-    for hostile in hostile_texts(500):
+    for hostile in hostile_texts():
         text = render(with_texts(report, lambda _, hostile=hostile: hostile), width=60)  # type: ignore[misc]
         codes = {char for char in text if not char.isprintable() and char not in "\n\u200c\u200d"}
         assert codes <= {"\u00a0", "\u3000"}, hostile

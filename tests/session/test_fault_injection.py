@@ -24,6 +24,7 @@ from cudalens.core.report import Report
 from cudalens.evidence.call_stack import hide_own_frames as hide
 from cudalens.evidence.lost_context import remember
 from cudalens.guards.process import PROCESS
+from tests.amount import AMOUNT
 from tests.shells import run, shell_with_cudalens
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -592,7 +593,7 @@ def interrupt(instants: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
-def test_interrupts_at_two_hundred_instants_of_a_training_loop() -> None:
+def test_interrupts_at_many_instants_of_a_training_loop() -> None:
     """Each passes to the user, nothing stays installed, and the next block finds a bad index."""
-    ran = interrupt(200)
+    ran = interrupt(AMOUNT.interrupts)
     assert ran.returncode == 0, ran.stdout + ran.stderr[-3000:]

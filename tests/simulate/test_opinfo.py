@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -14,11 +13,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cudalens import simulate
+from tests.amount import AMOUNT
+from tests.guarded_ops import GUARDED
 
-RUN_ALL = os.environ.get("CUDALENS_OPINFO") == "all"
-SAMPLES = 12 if RUN_ALL else 2
-# Every eighth op; everything with CUDALENS_OPINFO=all.
-STEP = 1 if RUN_ALL else 8
+pytestmark = pytest.mark.thorough
 
 NOT_REHEARSED = {"to_sparse", "sparse.sampled_addmm", "sparse.mm"}
 HOST_ARGUMENT = {
@@ -40,10 +38,11 @@ ROUNDED = {
 }
 OPS = [
     op
-    for op in op_db
+    for number, op in enumerate(op_db)
     if op.name not in NOT_REHEARSED | HOST_ARGUMENT
     and not op.name.startswith("jiterator")  # compiles CUDA code, refused without a GPU
-][::STEP]
+    and (number % AMOUNT.op_step == 0 or op.name in GUARDED)
+]
 
 
 def on_device(tree: Any) -> Any:
@@ -119,7 +118,7 @@ def host_run(op: Any, sample: Any, backward: bool) -> list[Any] | None:
 def check(op: Any, dtype: torch.dtype, backward: bool) -> int:
     """Compare both devices on each sample; return how many samples were compared."""
     compared = 0
-    for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=backward), SAMPLES):
+    for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=backward), AMOUNT.op_samples):
         expected = host_run(op, sample, backward)
         if expected is None:
             continue
