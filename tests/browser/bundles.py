@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import os
+import subprocess
 import tarfile
-import urllib.request
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 STORE = Path(__file__).parents[2] / "build" / "frontends"
-REGISTRY = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
 WAIT_S = 120
+
+
+class FetchError(RuntimeError):
+    """There is no npm here, or it cannot fetch a package."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class Bundle:
         """Return the script; it is fetched once and kept under ``build``.
 
         Raises:
-            OSError: the registry cannot be reached.
+            FetchError: there is no npm, or it cannot fetch the package.
             ValueError: what came is not what was published.
         """
         kept = STORE / f"{self.package.rpartition('/')[2]}-{self.version}.js"
@@ -41,18 +44,23 @@ class Bundle:
         return kept.read_text(encoding="utf-8")
 
     def _fetched(self) -> bytes:
-        name = self.package.rpartition("/")[2]
-        url = f"{REGISTRY}/{self.package}/-/{name}-{self.version}.tgz"
-        with urllib.request.urlopen(url, timeout=WAIT_S) as reply:
-            packed = reply.read()
-        found = base64.b64encode(hashlib.sha512(packed).digest()).decode()
-        if found != self.sha512:
-            msg = f"{url} has the checksum {found}, not {self.sha512}"
-            raise ValueError(msg)
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            member = archive.extractfile(f"package/{self.script}")
-            assert member is not None
-            return member.read()
+        """Return the script out of the package that npm fetches from where it is told to."""
+        name = f"{self.package}@{self.version}"
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["npm", "pack", name, "--pack-destination", folder]
+            try:
+                subprocess.run(command, cwd=folder, capture_output=True, timeout=WAIT_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                said = getattr(error, "stderr", None) or b""
+                raise FetchError(f"{error}\n{said.decode(errors='replace')[-1000:]}") from error
+            (file,) = Path(folder).glob("*.tgz")
+            found = base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode()
+            if found != self.sha512:
+                raise ValueError(f"{name} has the checksum {found}, not {self.sha512}")
+            with tarfile.open(file) as archive:
+                member = archive.extractfile(f"package/{self.script}")
+                assert member is not None
+                return member.read()
 
 
 VSCODE = Bundle(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -55,8 +54,8 @@ def managers() -> None:
     for bundle in (bundles.VSCODE, bundles.PLAIN):
         try:
             bundle.text()
-        except (URLError, TimeoutError) as error:
-            pytest.skip(f"{bundle.package} cannot be fetched from {bundles.REGISTRY}: {error}")
+        except bundles.FetchError as error:
+            pytest.skip(f"npm cannot fetch {bundle.package}: {error}")
 
 
 @pytest.fixture(scope="session")
