@@ -10,13 +10,15 @@ export HF_HUB_OFFLINE ?= 1
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
-# What `make unit` measures the branch coverage with; half as long again as without.
-COVER ?= --cov=cudalens --cov-branch --cov-report=
+# How much the tests try: quick, thorough (as CI) or all; tests/amount.py has the numbers.
+export CUDALENS_TESTS ?= quick
+# Branch coverage takes half as long again: only a thorough run measures it.
+COVER ?= $(if $(filter thorough,$(CUDALENS_TESTS)),--cov=cudalens --cov-branch --cov-report=)
 # One more than there are cores: some tests wait for a process of their own.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean colab
+.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean colab
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,9 +40,9 @@ lint: $(STAMP) ## ruff
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
-unit: $(STAMP) ## the tests without the notebooks, and their branch coverage; COVER= leaves it out
+unit: $(STAMP) ## the tests without the notebooks
 	mkdir -p build
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=build/junit.xml -m "not full and not gpu and not browser" $(COVER)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --junitxml=build/junit.xml -m "not gpu and not browser" $(COVER)
 ifneq ($(COVER),)
 	@echo "branch coverage in per cent, at least 92 asked; then that of the simulated device alone:"
 	@$(BIN)/python -m coverage report --omit="*/simulate/*" --format=total --fail-under=92
@@ -48,7 +50,7 @@ ifneq ($(COVER),)
 endif
 
 notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
-	$(ON_REHEARSAL) $(BIN)/python -m pytest -p no:randomly --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
+	$(ON_REHEARSAL) $(BIN)/python -m pytest -n 2 --dist loadfile -p no:randomly --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
 
 notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="quickstart …" for some
 	$(ON_REHEARSAL) $(BIN)/python tests/notebook_outputs.py $(NAMES)
@@ -64,12 +66,22 @@ $(COLAB)/.installed: $(STAMP) tests/colab.txt
 	touch $@
 
 colab: $(COLAB)/.installed ## the front end on the IPython, kernel and widgets that Colab has
-	PYTHONPATH=$(COLAB) CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile -m "not full and not browser" -k "not hostile" $(ON_COLAB)
+	PYTHONPATH=$(COLAB) CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n auto --dist loadfile -m "not browser" -k "not hostile" $(ON_COLAB)
 
-test: lint types unit notebooks ## everything that needs Python alone; CI adds colab, package and test-browser
+test: lint types unit notebooks ## everything that needs Python alone; CI runs it with CUDALENS_TESTS=thorough
 
-test-all: $(STAMP) ## as test, with torch's whole operator database
-	$(BIN)/python -m pytest -m "not gpu and not browser"
+test-all: ## as test, with more of everything and torch's whole operator database
+	$(MAKE) test CUDALENS_TESTS=all
+
+# cudalens/guards/losses.py has tests/guards/test_losses.py, and test_losses_*.py beside it.
+STEM = $(subst cudalens/,tests/,$(dir $(FILE)))test_$(patsubst _%,%,$(basename $(notdir $(FILE))))
+TESTS_OF = $(if $(filter tests/%,$(FILE)),$(FILE),$(wildcard $(STEM).py $(STEM)_*.py))
+
+quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/losses.py
+	@test -f "$(FILE)" || { echo 'make quick FILE=cudalens/guards/losses.py: "$(FILE)" is no file'; exit 2; }
+	$(BIN)/ruff check $(sort $(FILE) $(TESTS_OF))
+	@test -n "$(TESTS_OF)" || { echo "$(FILE) has no tests of its own: there is no $(STEM).py"; exit 2; }
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q $(TESTS_OF)
 
 $(VENV)/.browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
@@ -94,7 +106,7 @@ package: $(STAMP) ## build sdist and wheel, install each into an empty environme
 	$(INTO_EMPTY) --no-deps --force-reinstall dist/*.whl
 	cd build && package/bin/cudalens demo > package.log
 
-coverage: ## what the last `make unit` did not reach, by line and branch
+coverage: ## what the last `make unit CUDALENS_TESTS=thorough` did not reach, by line and branch
 	$(BIN)/python -m coverage report --show-missing --skip-covered
 
 $(VENV)/.mutate: $(STAMP)
@@ -110,8 +122,10 @@ soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
 bench: $(STAMP) ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
 	$(BIN)/python -m benchmarks
 
-test-gpu: ## the tests that need a CUDA device, with the python at hand
-	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider
+# The environment of `make setup` where its torch finds a device, else the python at hand.
+SEES_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+test-gpu: ## the tests that need a CUDA device
+	$$($(SEES_CUDA) && echo $(BIN)/python || echo $(PYTHON)) -m pytest tests/gpu -m gpu -p no:cacheprovider
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache
