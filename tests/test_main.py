@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cudalens.__main__ import main
 from cudalens.core.report import Report
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +56,28 @@ def run(tmp_path: Path) -> Run:
                 **environment,
             },
         )
+
+    return run_it
+
+
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Run the command line in this process: for what needs neither its start nor its end."""
+
+    def run_it(*words: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setenv("COLUMNS", "100")
+            patch.setattr(sys, "argv", ["cudalens", *words])
+            patch.setattr(sys, "path", [str(tmp_path), *sys.path])
+            try:
+                status = main()
+            except SystemExit as end:
+                status = end.code or 0
+        return subprocess.CompletedProcess(words, status, *capsys.readouterr())
 
     return run_it
 
@@ -108,8 +131,6 @@ def test_a_module_runs_as_with_python_m(run: Run, tmp_path: Path) -> None:
     ("ending", "status", "error"),
     [
         ("", 0, ""),
-        ("raise SystemExit", 0, ""),
-        ("raise SystemExit(0)", 0, ""),
         ("import sys; sys.exit(7)", 7, ""),
         ("raise SystemExit('no data')", 1, "no data\n"),
     ],
@@ -121,6 +142,14 @@ def test_the_exit_status_is_the_scripts(
     script(tmp_path, f"print('ran')\n{ending}\n")
     done = run("train.py")
     assert (done.returncode, done.stdout, done.stderr) == (status, "ran\n", error)
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit", "raise SystemExit(0)"])
+def test_a_script_may_end_itself_well(run_here: Run, tmp_path: Path, ending: str) -> None:
+    """It passes as SystemExit, with its status."""
+    script(tmp_path, f"print('ran')\n{ending}\nprint('no')\n")
+    done = run_here("train.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
 def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> None:
@@ -158,22 +187,23 @@ def test_an_error_without_torch_is_pythons_own(run: Run, tmp_path: Path) -> None
     assert done.stderr.replace(f"{tmp_path}{os.sep}", "") == shorter
 
 
-def test_a_syntax_error_is_one_of_the_script(run: Run, tmp_path: Path) -> None:
+def test_a_syntax_error_is_one_of_the_script(run_here: Run, tmp_path: Path) -> None:
     """It is shown with the script's line."""
     script(tmp_path, "a = 1\nb = (\n")
-    done = run("train.py")
+    done = run_here("train.py")
     assert done.returncode == 1
     assert 'train.py", line 2' in done.stderr
     assert "runpy" not in done.stderr
 
 
-def test_a_swallowed_finding_is_reported_and_the_status_kept(run: Run, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sim")
+def test_a_swallowed_finding_is_reported_and_the_status_kept(run_here: Run, tmp_path: Path) -> None:
     """The script went on and ended well; the report still is there to read."""
     body = FAILING.replace("    return F", "    try:\n        return F", 1).replace(
         "(logits, y)\n\n", "(logits, y)\n    except IndexError:\n        return None\n\n", 1
     )
     script(tmp_path, body.replace("def step(logits, y):\n    except", "def step"))
-    done = run("train.py")
+    done = run_here("train.py")
     assert done.returncode == 0, done.stderr
     assert "10 is outside the 10 classes" in done.stderr
 
@@ -200,9 +230,9 @@ def test_an_interrupted_script_ends_with_130(run: Run, tmp_path: Path) -> None:
         (["guards", "--xml"], "--json or nothing"),
     ],
 )
-def test_misuse_is_one_line(run: Run, words: list[str], said: str) -> None:
+def test_misuse_is_one_line(run_here: Run, words: list[str], said: str) -> None:
     """Exit status 2, one line on stderr."""
-    done = run(*words)
+    done = run_here(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("cudalens: ")
     assert done.stderr.count("\n") == 1
@@ -210,9 +240,9 @@ def test_misuse_is_one_line(run: Run, words: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_help(run: Run, words: list[str]) -> None:
+def test_help(run_here: Run, words: list[str]) -> None:
     """The forms and every option."""
-    done = run(*words)
+    done = run_here(*words)
     assert done.returncode == 0
     assert "cudalens guards" in done.stdout
     assert "--max-ops" in done.stdout
@@ -237,10 +267,10 @@ def test_demo_prints_the_report_and_writes_the_page(run: Run, tmp_path: Path) ->
     assert "10 is outside the 10 classes" in page
 
 
-def test_guards_lists_the_catalogue(run: Run) -> None:
+def test_guards_lists_the_catalogue(run_here: Run) -> None:
     """As a table and as JSON, the same guards."""
-    rows = json.loads(run("guards", "--json").stdout)
-    table = run("guards").stdout
+    rows = json.loads(run_here("guards", "--json").stdout)
+    table = run_here("guards").stdout
     assert len(rows) >= 10
     assert {"op", "guard", "precondition", "source", "cost", "frequency"} <= set(rows[0])
     for row in rows:
@@ -251,21 +281,21 @@ def test_guards_lists_the_catalogue(run: Run) -> None:
         assert word in table
 
 
-def test_show_prints_a_saved_report(run: Run, tmp_path: Path) -> None:
+def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
     """What was saved is shown; what is no report gets one line."""
     report = Report(headline="y[3] = 10 is outside")
     report.save(tmp_path / "report.json")
-    done = run("show", "report.json")
+    done = run_here("show", "report.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert "y[3] = 10 is outside" in done.stdout
     bad_kind = '{"schema_version": 1, "kind": []}'
     for text in ("not json", "[]", '{"schema_version": 99}', bad_kind, bad_kind[:-3] + "{}}"):
         (tmp_path / "other.json").write_text(text, encoding="utf-8")
-        done = run("show", "other.json")
+        done = run_here("show", "other.json")
         assert done.returncode == 1
         assert done.stderr.startswith("cudalens: other.json is not a report")
         assert done.stderr.count("\n") == 1
-    assert run("show", "missing.json").returncode == 1
+    assert run_here("show", "missing.json").returncode == 1
 
 
 @pytest.mark.parametrize("words", [["show", "report.json"], ["guards"], ["guards", "--json"]])
