@@ -25,6 +25,7 @@ from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from cudalens.notebook import cells, display, magics
 from cudalens.source.cell_text import typed_lines
+from tests.shells import forget
 
 BAD = "F.embedding(ids, table)"
 """Reads row 7 of a table of 5: a guard stops it where guards act on the CPU."""
@@ -86,8 +87,7 @@ def bare(capsys: pytest.CaptureFixture[str]) -> Iterator[Notebook]:
     yield Notebook(shell, capsys)
     if "cudalens" in shell.extension_manager.loaded:
         shell.extension_manager.unload_extension("cudalens")
-    shell.history_manager.end_session()
-    InteractiveShell.clear_instance()
+    forget(shell)
     sys.excepthook, sys.path[:] = hook, paths
 
 

@@ -13,6 +13,7 @@ import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from tests.notebook.test_magics import Notebook
+from tests.shells import forget
 
 LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
 SETUP = "import torch, torch.nn.functional as F"
@@ -36,8 +37,7 @@ def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> It
     opened.run(SETUP)
     yield opened
     shell.extension_manager.unload_extension("cudalens")
-    shell.history_manager.end_session()
-    InteractiveShell.clear_instance()
+    forget(shell)
 
 
 def shown(notebook: Notebook) -> str:

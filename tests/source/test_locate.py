@@ -20,6 +20,7 @@ from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.locate import locate, locate_entries
 from cudalens.source.stack import StackEntry, stack_of
 from tests.probes import Probe, cell, named, run_cell, same, site_of
+from tests.shells import forget
 
 X = torch.rand(4, 5)
 Y = torch.tensor([0, 1, 2, 3])
@@ -36,7 +37,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield made
     made.reset(new_session=False)
     made.restore_sys_module_state()
-    interactive.clear_instance()
+    forget(made)
 
 
 def test_a_cells_line_is_described_as_the_user_sees_it() -> None:

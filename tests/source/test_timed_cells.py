@@ -20,6 +20,7 @@ from cudalens.notebook import cells
 from cudalens.source import timed_cells
 from cudalens.source.files import is_user_file, source_lines
 from cudalens.source.stack import StackEntry, place_of
+from tests.shells import forget
 
 EXEC = "<timed exec>"
 BAD = "F.embedding(ids, table)"
@@ -37,8 +38,7 @@ def shell() -> Iterator[InteractiveShell]:
     if "cudalens" in shell.extension_manager.loaded:
         shell.extension_manager.unload_extension("cudalens")
     timed_cells.forget()
-    shell.history_manager.end_session()
-    InteractiveShell.clear_instance()
+    forget(shell)
     sys.excepthook, sys.path[:] = hook, paths
 
 
