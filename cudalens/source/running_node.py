@@ -8,6 +8,7 @@ names of the running code: a file that changed since it was imported gives no ex
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -73,7 +74,7 @@ def running(place: Place) -> Running:
     if not lines:
         return Running(place=place)
     try:
-        tree = parse("\n".join(lines))
+        tree = _tree("\n".join(lines))
     except (SyntaxError, ValueError):
         return Running(place=place, lines=lines)
     position = place.position
@@ -90,6 +91,12 @@ def running(place: Place) -> Running:
         parents=tuple(parents),
         statement=statements[-1] if statements else None,
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _tree(text: str) -> ast.Module:
+    """Parse a file or cell once: a report looks at the same one again and again."""
+    return parse(text)
 
 
 def running_segment(place: Place) -> ast.AST | None:
