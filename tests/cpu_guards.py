@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
+from cudalens.guards._base import Check
 from cudalens.guards.interceptor import GuardedCall, Interceptor
+
+ASKED: Counter[str] = Counter()
+"""How often each guard was asked about a call."""
+FOUND: Counter[str] = Counter()
+"""How often it found something."""
+
+
+def counted(guard: str, check: Check) -> Check:
+    """Return a check that counts how often it is asked, and how often it finds something."""
+
+    def asked(*values: Any) -> Violation | None:
+        found = check(*values)
+        ASKED[guard] += 1
+        FOUND[guard] += found is not None
+        return found
+
+    return asked
 
 
 class Stopped(Exception):  # noqa: N818  not an error of torch or of ours
@@ -59,7 +80,15 @@ def guarded(*devices: str) -> Iterator[Collector]:
     interceptor = Interceptor(
         collector.on_violation, collector.trouble.append, devices=frozenset(devices or {"cpu"})
     )
-    interceptor.install()
+    plans = interceptor._plans
+
+    def counting(op: Any) -> Any:
+        found = plans(op)
+        return tuple(replace(item, check=counted(item.guard.name, item.check)) for item in found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interceptor, "_plans", counting)
+        interceptor.install()
     try:
         yield collector
     finally:

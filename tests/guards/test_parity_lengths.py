@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cpu_guards import Collector, guarded
-from tests.loop_oracle import ARRANGEMENTS, FEW, agree, elements, labels, loop, parity
+from tests.loop_oracle import (
+    ARRANGEMENTS,
+    FEW,
+    agree,
+    compared,
+    elements,
+    labels,
+    loop,
+    mixed,
+    parity,
+)
 
 aten = torch.ops.aten
 
@@ -22,10 +32,18 @@ def guards() -> Iterator[Collector]:
         yield collector
 
 
+def often(most: int) -> st.SearchStrategy[int]:
+    """Draw a length, which is most often the largest."""
+    return st.one_of(*[st.just(most)] * 3, st.integers(0, most))
+
+
+@compared("repeats_fill_output")
 @parity
 @given(
-    repeats=st.lists(st.one_of(*[st.integers(0, 4)] * 9, st.integers(-3, -1)), max_size=8),
-    extra=st.sampled_from([0, 0, 0, 1, -1]),
+    repeats=st.integers(0, 8).flatmap(
+        lambda count: mixed(count, st.integers(0, 4), st.integers(-3, 0))
+    ),
+    extra=st.sampled_from([0, 1, -1]),
     dtype=st.sampled_from([torch.int32, torch.int64]),
     arrange=ARRANGEMENTS,
 )
@@ -47,41 +65,57 @@ def test_repeats(
         assert (guards.unguarded(call) is not None) == (found is not None)
 
 
-@parity
-@given(data=st.data(), reduce=st.sampled_from(["sum", "mean", "max"]), is_flat=st.booleans())
-def test_segment_offsets(guards: Collector, data: Any, reduce: str, is_flat: bool) -> None:
-    """Offsets against a loop over the segments that the kernel walks."""
-    size = data.draw(st.integers(1, 6))
-    steps = data.draw(
-        st.lists(st.one_of(*[st.integers(0, 3)] * 8, st.just(-1)), min_size=1, max_size=4)
-    )
-    start = data.draw(st.sampled_from([0, 0, 0, -1, size]))
-    ends = [start]
-    for step in steps:
-        ends.append(ends[-1] + step)
-    values = torch.rand(size) if is_flat else torch.rand(size, 2)
-    offsets = torch.tensor(ends)
-    falling = [((i + 1,), ends[i + 1]) for i, step in enumerate(steps) if step < 0]
-    reads = {i for i, step in enumerate(steps) if step > 0 and ends[i] < 0}
-    reads |= {i + 1 for i, step in enumerate(steps) if step > 0 and ends[i + 1] > size}
-    outside = [((i,), ends[i]) for i in sorted(reads)]
-    found = guards.look(lambda: torch.segment_reduce(values, reduce, offsets=offsets))
-    agree(found, offsets, falling or outside)
-    if found:
-        is_asserted = bool(falling) and not (is_flat and reduce != "mean")
-        assert found.is_silent == (not is_asserted)
+SEGMENTS = {
+    True: compared("segment_lengths_not_negative"),
+    False: compared("segments_lie_in_data"),
+}
 
 
+@pytest.mark.parametrize("is_asserted", SEGMENTS)
+def test_segment_offsets(guards: Collector, is_asserted: bool) -> None:
+    """Offsets against a loop over the segments that the kernel walks.
+
+    Segments of several dimensions and of a mean are asserted not to have a length below 0.
+    """
+
+    @parity
+    @given(data=st.data(), is_flat=st.booleans())
+    def holds(data: Any, is_flat: bool) -> None:
+        ways = ["mean"] if is_flat and is_asserted else ["sum", "max"]
+        reduce = data.draw(st.sampled_from(ways))
+        size = data.draw(st.integers(1, 6))
+        steps = data.draw(
+            st.integers(1, 4).flatmap(lambda n: mixed(n, st.integers(0, 3), st.integers(-2, -1)))
+        )
+        start = data.draw(st.sampled_from([0, 0, 0, -1, size]))
+        ends = [start]
+        for step in steps:
+            ends.append(ends[-1] + step)
+        values = torch.rand(size) if is_flat or not is_asserted else torch.rand(size, 2)
+        offsets = torch.tensor(ends)
+        falling = [((i + 1,), ends[i + 1]) for i, step in enumerate(steps) if step < 0]
+        reads = {i for i, step in enumerate(steps) if step > 0 and ends[i] < 0}
+        reads |= {i + 1 for i, step in enumerate(steps) if step > 0 and ends[i + 1] > size}
+        beyond = [((i,), ends[i]) for i in sorted(reads)]
+        found = guards.look(lambda: torch.segment_reduce(values, reduce, offsets=offsets))
+        agree(found, offsets, falling or beyond)
+        assert found is None or found.is_silent != (bool(falling) and is_asserted)
+
+    with SEGMENTS[is_asserted]:
+        holds()
+
+
+@compared("ctc_loss_labels_in_alphabet")
 @parity
 @given(data=st.data(), steps=st.integers(1, 4))
 def test_ctc_labels(guards: Collector, data: Any, steps: int) -> None:
     """Labels of padded targets against a loop over the samples and their lengths."""
     classes, samples, width = data.draw(st.integers(1, 5)), data.draw(FEW), data.draw(FEW)
     count = samples * width
-    drawn = data.draw(st.lists(labels(classes), min_size=count, max_size=count))
+    drawn = data.draw(labels(classes, count=count))
     targets = torch.tensor(drawn).reshape(samples, width)
-    lengths = data.draw(st.lists(st.integers(0, width), min_size=samples, max_size=samples))
-    read = data.draw(st.lists(st.integers(0, steps), min_size=samples, max_size=samples))
+    lengths = data.draw(st.lists(often(width), min_size=samples, max_size=samples))
+    read = data.draw(st.lists(often(steps), min_size=samples, max_size=samples))
     bad = [
         (place, value)
         for place, value in elements(targets)
@@ -92,6 +126,7 @@ def test_ctc_labels(guards: Collector, data: Any, steps: int) -> None:
     agree(guards.look(lambda: aten._ctc_loss(scores, targets, read, lengths)), targets, bad)
 
 
+@compared("multilabel_margin_loss_target_in_range")
 @parity
 @given(rows=st.lists(st.lists(st.integers(-2, 6), min_size=4, max_size=4), max_size=4))
 def test_multilabel_targets(guards: Collector, rows: list[list[int]]) -> None:

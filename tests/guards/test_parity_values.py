@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cpu_guards import Collector, guarded
-from tests.loop_oracle import ARRANGEMENTS, FEW, agree, elements, labels, loop, parity
+from tests.loop_oracle import (
+    ARRANGEMENTS,
+    FEW,
+    agree,
+    compared,
+    elements,
+    labels,
+    loop,
+    mixed,
+    parity,
+)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -25,12 +35,14 @@ def guards() -> Iterator[Collector]:
 
 
 @st.composite
-def class_targets(draw: Any, *, pixels: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+def class_targets(
+    draw: Any, *, pixels: bool, ignores: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     classes = draw(st.integers(1, 12))
     shape = (draw(FEW), draw(FEW), draw(FEW)) if pixels else (draw(st.integers(1, 30)),)
     ignored = draw(st.sampled_from([-100, -100, 255, 0, classes, 2**40]))
     count = math.prod(shape)
-    values = draw(st.lists(labels(classes, ignored, ignored), min_size=count, max_size=count))
+    values = draw(labels(classes, *([ignored] if ignores else []), count=count))
     target = draw(ARRANGEMENTS)(torch.tensor(values).reshape(shape))
     return torch.rand(shape[0], classes, *shape[1:]), target, ignored
 
@@ -38,18 +50,30 @@ def class_targets(draw: Any, *, pixels: bool) -> tuple[torch.Tensor, torch.Tenso
 REDUCTIONS = st.sampled_from(["mean", "sum", "none"])
 
 
-@parity
-@given(case=st.one_of(class_targets(pixels=False), class_targets(pixels=True)), how=REDUCTIONS)
-def test_class_targets(guards: Collector, case: Any, how: str) -> None:
+CLASSES = {
+    False: compared("nll_loss_target_in_range"),
+    True: compared("nll_loss2d_target_in_range"),
+}
+
+
+@pytest.mark.parametrize("pixels", CLASSES)
+def test_class_targets(guards: Collector, pixels: bool) -> None:
     """Targets of cross entropy, flat and of images, for every reduction and ignore_index."""
-    scores, target, ignored = case
-    call = lambda: F.nll_loss(scores, target, ignore_index=ignored, reduction=how)
-    bad = loop(target, lambda t: t == ignored or 0 <= t < scores.size(1))
-    agree(guards.look(call), target, bad)
-    error = guards.unguarded(call)
-    assert isinstance(error, IndexError) == bool(bad)
-    if bad and target.dim() == 1:
-        assert any(f"Target {value} is out of bounds" in str(error) for _, value in bad)
+
+    @parity
+    @given(case=class_targets(pixels=pixels), how=REDUCTIONS)
+    def holds(case: Any, how: str) -> None:
+        scores, target, ignored = case
+        call = lambda: F.nll_loss(scores, target, ignore_index=ignored, reduction=how)
+        bad = loop(target, lambda t: t == ignored or 0 <= t < scores.size(1))
+        agree(guards.look(call), target, bad)
+        error = guards.unguarded(call)
+        assert isinstance(error, IndexError) == bool(bad)
+        if bad and target.dim() == 1:
+            assert any(f"Target {value} is out of bounds" in str(error) for _, value in bad)
+
+    with CLASSES[pixels]:
+        holds()
 
 
 @parity
@@ -68,8 +92,9 @@ def test_uint8_targets(guards: Collector, values: list[int], classes: int, ignor
     assert isinstance(guards.unguarded(call), IndexError) == bool(bad)
 
 
+@compared("multi_margin_loss_target_in_range")
 @parity
-@given(case=class_targets(pixels=False))
+@given(case=class_targets(pixels=False, ignores=False))
 def test_margin_targets(guards: Collector, case: Any) -> None:
     """Targets of the multi-margin loss; no text where 32 bits of each are a class."""
     scores, target, _ = case
@@ -94,44 +119,66 @@ def numbers(draw: Any, bounds: tuple[float, float], rank: int = 2) -> torch.Tens
     step = torch.tensor([-math.inf, math.inf], dtype=dtype)
     beyond = ends.nextafter(step).tolist() if dtype.itemsize > 2 else [low - 0.5, high + 0.5]
     inside = st.floats(low, min(high, 1e3), width=16)
-    outside = st.sampled_from([low, high, -0.0, *beyond, math.nan, math.inf, -math.inf, -1e-30])
+    far = [math.nan, math.inf, -math.inf]
+    outside = st.sampled_from([low, high, -0.0, -1e-30, *beyond, *far, *[beyond[0], -math.inf] * 3])
     count = math.prod(shape)
-    values = draw(st.lists(st.one_of(*[inside] * 8, outside), min_size=count, max_size=count))
+    values = draw(mixed(count, inside, outside))
     return draw(ARRANGEMENTS)(torch.tensor(values, dtype=dtype).reshape(shape))
 
 
-@parity
-@given(values=numbers((0, 1)), argument=st.sampled_from(["self", "target"]))
-def test_binary_cross_entropy_values(
-    guards: Collector, values: torch.Tensor, argument: str
-) -> None:
+SIDES = {
+    "self": compared("binary_cross_entropy_input_in_unit_interval"),
+    "target": compared("binary_cross_entropy_target_in_unit_interval"),
+}
+
+
+@pytest.mark.parametrize("argument", SIDES)
+def test_binary_cross_entropy_values(guards: Collector, argument: str) -> None:
     """Input and target of binary cross entropy against the loop and the CPU kernel."""
-    pair = {"self": torch.full_like(values, 0.5), "target": torch.full_like(values, 0.5)}
-    pair[argument] = values
-    call = lambda: F.binary_cross_entropy(pair["self"], pair["target"])
-    bad = loop(values, lambda x: 0 <= x <= 1)
-    found = guards.look(call)
-    agree(found, values, bad)
-    assert found is None or found.argument == argument
-    error = guards.unguarded(call)
-    assert (error is not None) == bool(bad)
-    if bad:
-        name = "input" if argument == "self" else "target"
-        assert f"all elements of {name} should be between 0 and 1" in str(error)
+
+    @parity
+    @given(values=numbers((0, 1)))
+    def holds(values: torch.Tensor) -> None:
+        pair = {"self": torch.full_like(values, 0.5), "target": torch.full_like(values, 0.5)}
+        pair[argument] = values
+        call = lambda: F.binary_cross_entropy(pair["self"], pair["target"])
+        bad = loop(values, lambda x: 0 <= x <= 1)
+        found = guards.look(call)
+        agree(found, values, bad)
+        assert found is None or found.argument == argument
+        error = guards.unguarded(call)
+        assert (error is not None) == bool(bad)
+        if bad:
+            name = "input" if argument == "self" else "target"
+            assert f"all elements of {name} should be between 0 and 1" in str(error)
+
+    with SIDES[argument]:
+        holds()
 
 
-@parity
-@given(p=numbers((0, 1)), how=st.sampled_from(["bernoulli", "bernoulli_"]))
-def test_bernoulli_probabilities(guards: Collector, p: torch.Tensor, how: str) -> None:
+DRAWN: list[tuple[compared, Callable[[torch.Tensor], torch.Tensor]]] = [
+    (compared("bernoulli_input_in_unit_interval"), torch.bernoulli),
+    (
+        compared("bernoulli_out_input_in_unit_interval"),
+        lambda p: torch.bernoulli(p, out=torch.zeros_like(p)),
+    ),
+    (compared("bernoulli_p_in_unit_interval"), lambda p: torch.zeros_like(p).bernoulli_(p)),
+]
+
+
+@pytest.mark.parametrize(("guard", "drawn"), DRAWN, ids=[str(item[0]) for item in DRAWN])
+def test_bernoulli_probabilities(guards: Collector, guard: compared, drawn: Any) -> None:
     """Probabilities against the loop, and against the CPU kernel, which compares unrounded."""
-    call = (
-        (lambda: torch.bernoulli(p))
-        if how == "bernoulli"
-        else (lambda: torch.zeros_like(p).bernoulli_(p))
-    )
-    bad = loop(p, lambda x: 0 <= x <= 1)
-    agree(guards.look(call), p, bad)
-    assert (guards.unguarded(call) is not None) == bool(bad)
+
+    @parity
+    @given(p=numbers((0, 1)))
+    def holds(p: torch.Tensor) -> None:
+        bad = loop(p, lambda x: 0 <= x <= 1)
+        agree(guards.look(lambda: drawn(p)), p, bad)
+        assert (guards.unguarded(lambda: drawn(p)) is not None) == bool(bad)
+
+    with guard:
+        holds()
 
 
 @parity
@@ -144,6 +191,7 @@ def test_bernoulli_rounds_before_it_compares(guards: Collector, p: torch.Tensor)
     agree(guards.found[0][1] if guards.found else None, wide, bad)
 
 
+@compared("poisson_rate_not_negative")
 @parity
 @given(rates=numbers((0, 100)))
 def test_poisson_rates(guards: Collector, rates: torch.Tensor) -> None:
@@ -158,6 +206,7 @@ def test_poisson_rates(guards: Collector, rates: torch.Tensor) -> None:
 DRAWS = st.sampled_from([(1, False), (1, True), (2, True)])
 
 
+@compared("multinomial_weights_drawable")
 @parity
 @given(weights=numbers((0, 2)), how=DRAWS, empty=st.lists(st.integers(0, 4), max_size=1))
 def test_multinomial_weights(
@@ -178,6 +227,7 @@ def test_multinomial_weights(
     assert (guards.unguarded(call) is not None) == (found is not None)
 
 
+@compared("multinomial_enough_categories")
 @parity
 @given(
     rows=st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5]), min_size=4, max_size=4)),

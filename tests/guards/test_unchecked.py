@@ -15,7 +15,7 @@ from torch import tensor
 
 from cudalens import simulate
 from tests.cpu_guards import Collector, guarded, positions
-from tests.loop_oracle import agree, labels, loop, parity
+from tests.loop_oracle import agree, compared, labels, loop, mixed, parity
 
 aten = torch.ops.aten
 
@@ -41,18 +41,21 @@ def spans(ends: list[int], size: int, longest: int | None = None) -> list[Any]:
 OFFSETS = st.builds(
     lambda start, steps: [start, *(start + sum(steps[: i + 1]) for i in range(len(steps)))],
     st.sampled_from([0, 0, 0, 1, -1]),
-    st.lists(st.one_of(*[st.integers(0, 3)] * 8, st.integers(-2, 6)), min_size=1, max_size=5),
+    st.integers(1, 5).flatmap(lambda n: mixed(n, st.integers(0, 3), st.integers(-2, 9))),
 )
 
 
 # --- gradients of tables -------------------------------------------------------------------------
 
 
+@compared(
+    "embedding_bag_backward_indices_in_range", "embedding_bag_weight_backward_indices_in_range"
+)
 @parity
 @given(data=st.data(), rows=st.integers(1, 5), padding=st.sampled_from([-1, 0, 4]))
 def test_gradient_of_a_bag(guards: Collector, data: Any, rows: int, padding: int) -> None:
     """Indices of a bag's gradient against a loop; the padding index is passed over."""
-    drawn = data.draw(st.lists(labels(rows), min_size=1, max_size=6))
+    drawn = data.draw(st.integers(1, 6).flatmap(lambda count: labels(rows, count=count)))
     dtype = torch.int64
     indices = tensor(drawn, dtype=dtype)
     bad = loop(indices, lambda i: 0 <= i < rows or i == padding)
@@ -120,6 +123,7 @@ def test_the_rehearsal_takes_no_harm() -> None:
 # --- segments, again in backward -----------------------------------------------------------------
 
 
+@compared("segments_still_lie_in_data")
 @parity
 @given(ends=OFFSETS, size=st.integers(1, 6), reduce=st.sampled_from(["sum", "mean", "max"]))
 def test_segments_in_backward(guards: Collector, ends: list[int], size: int, reduce: str) -> None:
@@ -163,20 +167,31 @@ def attention(kind: str, rows: int, query: list[int], key: list[int]) -> Callabl
     )
 
 
-@parity
-@given(ends=OFFSETS, rows=st.integers(1, 8), kind=st.sampled_from(["flash", "efficient"]))
-@pytest.mark.parametrize("side", ["q", "k"])
-def test_packed_sequences(
-    guards: Collector, side: str, ends: list[int], rows: int, kind: str
-) -> None:
+PACKED = {
+    ("flash", "q"): compared("flash_query_sequences_lie_in_query"),
+    ("flash", "k"): compared("flash_key_sequences_lie_in_key"),
+    ("efficient", "q"): compared("efficient_query_sequences_lie_in_query"),
+    ("efficient", "k"): compared("efficient_key_sequences_lie_in_key"),
+}
+
+
+@pytest.mark.parametrize(("kind", "side"), PACKED)
+def test_packed_sequences(guards: Collector, kind: str, side: str) -> None:
     """Offsets of packed queries and of packed keys against a walk over the sequences."""
-    whole = [0, rows]
-    call = attention(kind, rows, *((ends, whole) if side == "q" else (whole, ends)))
-    error = guards.unguarded(call)
-    assert isinstance(error, NotImplementedError)  # no kernel on the CPU
-    found = guards.found[0][1] if guards.found else None
-    agree(found, tensor(ends), spans(ends, rows))
-    assert found is None or found.argument.endswith(f"_{side}")
+
+    @parity
+    @given(ends=OFFSETS, rows=st.integers(1, 8))
+    def holds(ends: list[int], rows: int) -> None:
+        whole = [0, rows]
+        call = attention(kind, rows, *((ends, whole) if side == "q" else (whole, ends)))
+        error = guards.unguarded(call)
+        assert isinstance(error, NotImplementedError)  # no kernel on the CPU
+        found = guards.found[0][1] if guards.found else None
+        agree(found, tensor(ends), spans(ends, rows))
+        assert found is None or found.argument.endswith(f"_{side}")
+
+    with PACKED[kind, side]:
+        holds()
 
 
 def test_pages_of_keys_are_no_packed_keys(guards: Collector) -> None:
@@ -191,6 +206,7 @@ def test_pages_of_keys_are_no_packed_keys(guards: Collector) -> None:
     assert guards.found == []
 
 
+@compared("jagged_rows_lie_in_values")
 @parity
 @given(ends=OFFSETS, rows=st.integers(1, 8), longest=st.integers(1, 4))
 def test_jagged_rows(guards: Collector, ends: list[int], rows: int, longest: int) -> None:
@@ -243,6 +259,7 @@ def test_pivots_of_real_factors_pass(guards: Collector) -> None:
 # --- conversions of sparse indices ---------------------------------------------------------------
 
 
+@compared("coordinates_lie_in_rows")
 @parity
 @given(data=st.data(), size=st.integers(1, 5), dtype=st.sampled_from([torch.int32, torch.int64]))
 def test_coordinates(guards: Collector, data: Any, size: int, dtype: torch.dtype) -> None:
@@ -253,6 +270,7 @@ def test_coordinates(guards: Collector, data: Any, size: int, dtype: torch.dtype
     agree(found, rows, loop(rows, lambda i: 0 <= i < size))
 
 
+@compared("row_starts_lie_in_columns")
 @parity
 @given(ends=OFFSETS, stored=st.integers(1, 8))
 def test_row_starts(guards: Collector, ends: list[int], stored: int) -> None:
