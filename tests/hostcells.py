@@ -40,7 +40,10 @@ class Outcome:
 
 
 def run_cell(code: str, names: dict[str, Any] | None = None, **options: Any) -> Outcome:
-    """Run code in the given namespace as a cell; guards only, unless options say otherwise."""
+    """Run code in the given namespace as a cell; guards only, unless options say otherwise.
+
+    Nothing of the check itself may fail.
+    """
     text = textwrap.dedent(code).strip() + "\n"
     number = next(_numbers)
     filename = f"<cell {number}>"
@@ -56,6 +59,7 @@ def run_cell(code: str, names: dict[str, Any] | None = None, **options: Any) -> 
     finally:
         forget_cell(filename)
     report = session.report
+    assert session.troubles == [], session.troubles
     if caught is not None:
         # The frames would keep the cell's tensors alive beyond the test.
         caught = caught.with_traceback(None)
