@@ -13,6 +13,7 @@ import torch
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
+from cudalens.guards import interceptor as dispatcher
 from cudalens.guards._base import Check
 from cudalens.guards.interceptor import GuardedCall, Interceptor
 
@@ -77,22 +78,22 @@ class Collector:
 def guarded(*devices: str) -> Iterator[Collector]:
     """Install every guard for these device types, else for the CPU."""
     collector = Collector()
-    interceptor = Interceptor(
+    installed = Interceptor(
         collector.on_violation, collector.trouble.append, devices=frozenset(devices or {"cpu"})
     )
-    plans = interceptor._plans
+    plans = dispatcher._plans
 
     def counting(op: Any) -> Any:
         found = plans(op)
         return tuple(replace(item, check=counted(item.guard.name, item.check)) for item in found)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interceptor, "_plans", counting)
-        interceptor.install()
+        patch.setattr(dispatcher, "_plans", counting)
+        installed.install()
     try:
         yield collector
     finally:
-        interceptor.uninstall()
+        installed.uninstall()
     assert collector.trouble == []
 
 

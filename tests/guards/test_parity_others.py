@@ -252,9 +252,9 @@ def test_groups_of_rows(guard: compared, product: Any) -> None:
 
 def test_every_guard_is_held_against_a_loop() -> None:
     """No guard without a generator of calls, of which a third violate it."""
-    package = __name__.rpartition("test_guards_parity_others")[0]
-    for name in (*(f"test_guards_parity_{part}" for part in WITH_LOOPS), "test_guards_unchecked"):
-        importlib.import_module(f"{package}{name}")
+    package = __name__.rpartition(".")[0]
+    for name in (*(f"test_parity_{part}" for part in WITH_LOOPS), "test_unchecked"):
+        importlib.import_module(f"{package}.{name}")
     assert {entry.name for entry in CATALOGUE} == COMPARED
 
 
