@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A run in the background inherits a deaf ear; the tests of interrupts need a good one.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A loader whose dataset has failed waits that long for its worker, by itself 5 s.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
     if not HAS_GPU:
         simulate.start(announce=False).stop()
 
