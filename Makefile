@@ -18,7 +18,7 @@ COVER ?= $(if $(filter thorough,$(CUDALENS_TESTS)),--cov=cudalens --cov-branch -
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all package coverage mutate soak bench test-gpu clean colab
+.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-gpu clean colab
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -83,6 +83,9 @@ quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/los
 	@test -n "$(TESTS_OF)" || { echo "$(FILE) has no tests of its own: there is no $(STEM).py"; exit 2; }
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q $(TESTS_OF)
 
+compat: $(STAMP) ## the tests on other Pythons and torches, gigabytes each; writes docs/compatibility.md; LANES="3.12:2.14.1"
+	$(BIN)/python tests/compat.py $(LANES)
+
 $(VENV)/.browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	command -v chromium || command -v chromium-browser || command -v google-chrome || (apt-get update --quiet && apt-get install --yes --quiet chromium) || $(BIN)/python -m playwright install chromium
@@ -91,7 +94,7 @@ $(VENV)/.browser: $(STAMP)
 browser: $(VENV)/.browser ## install what drives a browser, and Chromium where it is missing
 
 test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pictures in build/browser
-	$(BIN)/python -m pytest tests/browser -m browser --reruns 2
+	$(BIN)/python -m pytest tests/browser -m browser
 
 pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
 	$(BIN)/python -m tests.browser.pictures docs
