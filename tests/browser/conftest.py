@@ -29,7 +29,6 @@ else:
         "No Chromium could be started: install it with `apt-get install chromium` "
         "or `python -m playwright install --with-deps chromium`."
     )
-    OPENINGS = 3
     PICTURES = Path(__file__).parents[2] / "build" / "browser"
 
     @pytest.fixture(scope="session")
@@ -64,23 +63,16 @@ else:
     @pytest.fixture(scope="session")
     def opened(lab: Lab, context: BrowserContext) -> Reader:
         """The quickstart, run up to its failing cell."""
-        for attempt in range(1, OPENINGS + 1):
-            reader = Reader(context.new_page())
-            try:
-                open_notebook(reader.page, lab, "quickstart.ipynb")
-                for number in (0, 1):
-                    run_cell(reader.page, number)
-                wait_for_lens(reader.page)
-            except Error:
-                # Now and then the server drops a page's first connection to its kernel: JupyterLab
-                # then shows no widget of anybody's.  A reader would reload, and so do we.
-                PICTURES.mkdir(parents=True, exist_ok=True)
-                reader.page.screenshot(path=PICTURES / f"not_opened_{attempt}.png")
-                reader.page.close()
-                if attempt == OPENINGS:
-                    raise
-            else:
-                break
+        reader = Reader(context.new_page())
+        try:
+            open_notebook(reader.page, lab, "quickstart.ipynb")
+            for number in (0, 1):
+                run_cell(reader.page, number)
+            wait_for_lens(reader.page)
+        except Error:
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            reader.page.screenshot(path=PICTURES / "not_opened.png")
+            raise
         return reader
 
     @pytest.fixture

@@ -32,8 +32,6 @@ LENS = ".cl-lens"
 WAIT_MS = 120_000
 STEP_MS = 30_000
 KEYS_MS = 6_000
-STEPS_BACK = 3
-STEP_BACK_MS = 300
 ATTEMPTS = 10
 
 # A machine that is busy with something else is no failure of ours.
@@ -64,6 +62,7 @@ def chromium(playwright: Playwright) -> Iterator[Browser]:
 
 def open_notebook(page: Page, lab: Lab, name: str, *, classic: bool = False) -> None:
     """Open a notebook, in JupyterLab or in Notebook 7, and wait until its kernel listens."""
+    lab.start_kernel(name)
     page.goto(lab.classic(name) if classic else lab.notebook(name))
     page.wait_for_selector(".jp-CodeCell .cm-content", timeout=WAIT_MS)
     page.wait_for_function(
@@ -93,6 +92,15 @@ def wait_for_lens(page: Page) -> None:
     page.wait_for_selector(f"{LENS}[data-started]", state="attached", timeout=WAIT_MS // 2)
 
 
+SETTLE = """async wait => {
+    const kernel = window.jupyterapp?.shell.currentWidget.sessionContext.session.kernel;
+    // A widget sends what has changed meanwhile as soon as its last message is answered.
+    const late = new Promise((_, fail) => setTimeout(() => fail(new Error('no answer')), wait));
+    for (let round = 0; kernel && round < 2; round++)
+        await Promise.race([kernel.requestKernelInfo(), late]);
+}"""
+
+
 class Reader:
     """Somebody who looks at the lens, with mouse and keyboard."""
 
@@ -104,17 +112,22 @@ class Reader:
 
     def begin(self) -> None:
         """Go back to where a new lens stands."""
+        self.settle()
         self.tab("Values")
         back = self.lens.locator(".cl-tools button", has_text="Back").first
-        for _ in range(STEPS_BACK):
-            if back.is_enabled():
-                back.click()
-                self.page.wait_for_timeout(STEP_BACK_MS)
+        while back.is_enabled():
+            back.click()
+            self.settle()
         chooser = self.lens.locator(".cl-tools select").first
         # A row of the history is none of its entries: only a change clears that choice.
         for index in (1, 0):
             chooser.select_option(index=index)
+            self.settle()
         expect(self.lens.locator(".cl-marks")).to_have_js_property("textContent", "")
+
+    def settle(self) -> None:
+        """Wait until Python has answered everything that was sent to it so far."""
+        self.page.evaluate(SETTLE, STEP_MS)
 
     def tab(self, name: str) -> Locator:
         """Open a tab and give what it shows."""

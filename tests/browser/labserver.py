@@ -44,6 +44,21 @@ class Lab:
         """Ask the server's own interface."""
         return json.loads(self._call("GET", path))
 
+    def start_kernel(self, name: str) -> None:
+        """Start the kernel of a notebook, or find the running one, and wait until it is idle.
+
+        The server drops a page's first connection to a kernel that takes long to start, and
+        JupyterLab then shows no widget of anybody's.
+        """
+        wish = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
+        session = json.loads(self._call("POST", "/api/sessions", json.dumps(wish).encode()))
+        address = f"/api/kernels/{session['kernel']['id']}"
+        end = time.monotonic() + START_S
+        while json.loads(self._call("GET", address))["execution_state"] != "idle":
+            if time.monotonic() > end:
+                raise RuntimeError(f"the kernel of {name} did not start within {START_S} s")
+            time.sleep(0.2)
+
     def use_theme(self, name: str) -> None:
         """Choose the theme of every page that is opened from now on."""
         self._set("@jupyterlab/apputils-extension:themes", {"theme": name})
@@ -97,6 +112,7 @@ def running_lab(directory: Path) -> Iterator[Lab]:
         "--ServerApp.port_retries=0",
         "--LabApp.news_url=",
         "--LabApp.extension_manager=readonly",
+        "--LabApp.expose_app_in_browser=True",
     ]
     with (directory / "server.log").open("wb") as log:
         server = subprocess.Popen(

@@ -39,6 +39,7 @@ def test_the_verdict_is_seen_without_scrolling(reader: Reader) -> None:
 def test_a_click_marks_the_same_thing_everywhere(reader: Reader) -> None:
     """A node of the picture is a line of the code and a row of the history."""
     reader.node("addmm").click()
+    reader.settle()
     marked = reader.marked()
     assert any(text.startswith("addmm") for text in marked)
     assert any("logits = net(x)" in text and text[0].isdigit() for text in marked)
@@ -52,6 +53,7 @@ def test_a_click_marks_the_same_thing_everywhere(reader: Reader) -> None:
 def test_a_click_on_the_code_marks_the_picture(reader: Reader) -> None:
     """The labels are the bad input, and a tensor of the table."""
     reader.lens.locator("strong.cl-bad[data-id]").click()
+    reader.settle()
     assert any("bad input" in text for text in reader.marked())
     expect(reader.tab("Tensors").locator("tr[aria-selected=true]")).to_contain_text("int64")
 
@@ -61,6 +63,7 @@ def test_a_choice_by_name_needs_no_click_on_the_picture(reader: Reader) -> None:
     chooser = reader.lens.locator(".cl-tools select").first
     label = chooser.locator("option", has_text="addmm").first.inner_text()
     chooser.select_option(label=label)
+    reader.settle()
     expect(reader.lens.locator(".cl-details")).to_contain_text("AddmmBackward0")
     assert any(text.startswith("addmm") for text in reader.marked())
 
@@ -77,8 +80,10 @@ def test_keys_go_from_node_to_node(reader: Reader) -> None:
     reader.page.keyboard.press("ArrowDown")
     assert reader.focused() == first
     reader.page.keyboard.press("Enter")
+    reader.settle()
     assert reader.marked()
     reader.page.keyboard.press("Escape")
+    reader.settle()
     assert reader.marked() == []
     assert reader.focused() == first
     after = reader.page.locator(".jp-Cell.jp-mod-active").get_attribute("data-windowed-list-index")
