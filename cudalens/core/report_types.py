@@ -203,6 +203,11 @@ class Violation:
     is_replay_safe: bool = True
     """False when the CPU kernel reads or writes out of bounds on this very input."""
 
+    def sentence(self, argument: str | None = None, related: str | None = None) -> str:
+        """Return the headline with names in place of the placeholders, else the schema's own."""
+        names = argument or self.argument, related or self.related or "the input"
+        return str(self.headline).replace("{argument}", names[0]).replace("{related}", names[1])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:

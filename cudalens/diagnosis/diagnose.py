@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
-from cudalens.core.report_types import Bounds, Certainty, Hint, Kind, Offenders, OpName, Violation
+from cudalens.core.report_types import Bounds, Certainty, Kind, Offenders, OpName, Violation
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.hints import find_hints
 from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
@@ -30,7 +31,8 @@ def diagnose(evidence: Evidence) -> Report:
     """Draw the conclusions that the evidence carries, and none that it does not."""
     verdict = _verdict(evidence)
     violation = evidence.violation
-    hints, limits = _hints(evidence)
+    limits = Limits()
+    hints = limits.attempt("hints", lambda: find_hints(evidence, limits.lines), tuple)
     return Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
@@ -57,16 +59,8 @@ def diagnose(evidence: Evidence) -> Report:
         hints=hints,
         environment=evidence.environment,
         timing=evidence.timing,
-        limits=(*evidence.limits, *limits),
+        limits=(*evidence.limits, *limits.lines),
     )
-
-
-def _hints(evidence: Evidence) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
-    """Return the hints, and a line instead when a rule fails: the rest of the report stands."""
-    try:
-        return tuple(find_hints(evidence)), ()
-    except Exception as trouble:
-        return (), (trouble_line("hints", trouble),)
 
 
 def _verdict(evidence: Evidence) -> Verdict:
@@ -99,7 +93,7 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
             headline=violation.headline,
             explanation=violation.explanation,
         )
-    headline = fill(violation.headline, violation.argument, _spoken(evidence, violation.related))
+    headline = violation.sentence(related=_spoken(evidence, violation.related))
     parts = [violation.explanation.strip()]
     if violation.is_silent:
         parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
@@ -118,11 +112,6 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
         argument=violation.argument or None,
         context_usable=True,
     )
-
-
-def fill(template: str, argument: str, related: str | None) -> str:
-    """Put names into a guard's headline; text without placeholders comes back as it is."""
-    return template.replace("{argument}", argument).replace("{related}", related or "the input")
 
 
 def _spoken(evidence: Evidence, related: str | None) -> str | None:
@@ -230,12 +219,6 @@ def note(report: Report) -> str:
 # --- what is said of a failure when the diagnosis itself failed:  ---------------------------------
 
 
-def trouble_line(what: str, trouble: BaseException) -> str:
-    """Return the line of ``limits`` that says which stage failed, and how."""
-    reason = str(trouble).strip().split("\n", 1)[0]
-    return f"{what} unavailable: {type(trouble).__name__}: {reason}"
-
-
 def offenders_of(violation: Violation) -> Offenders | None:
     """Return the bad elements, ``None`` where the guard counted none: 0 of 0 would be untrue."""
     return None if violation.offenders == Offenders() else violation.offenders
@@ -249,13 +232,12 @@ def bounds_of(violation: Violation) -> Bounds | None:
 def of_violation(violation: Violation) -> Report:
     """Report a finding from nothing but what its guard said: it is as certain as ever."""
     is_noticed = violation.is_silent or violation.is_nonfinite
-    headline = violation.headline.replace("{argument}", violation.argument)
     return Report(
         kind=_kind_of(violation),
         certainty="proven",
         prevented=not is_noticed,
         context_usable=True,
-        headline=headline.replace("{related}", violation.related or "the input"),
+        headline=violation.sentence(),
         explanation=violation.explanation,
         op=OpName(name=violation.op, overload=violation.overload),
         argument=violation.argument,

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, Phase, TensorFact
 from cudalens.diagnosis.diagnose import is_device_assert
@@ -20,7 +21,6 @@ from cudalens.evidence import autograd_graph, context, finding, lost_context, me
 from cudalens.evidence.call_arguments import argument_facts, call_arguments, unread_arguments
 from cudalens.evidence.call_stack import locate, phase_of, worker_line
 from cudalens.evidence.failed_op import with_failed_op, with_unread
-from cudalens.evidence.finding import Limits
 from cudalens.evidence.freed_graph import with_freed
 from cudalens.evidence.modified_tensor import with_modified
 from cudalens.evidence.tensors import tensor_facts, tensor_values
@@ -53,17 +53,17 @@ def evidence_of_error(
     """
     limits = Limits()
     facts = finding.error_facts(error)
-    hidden = limits.attempt("device", lambda: lost_context.hidden_fault(facts), ())
+    hidden = limits.attempt("device", lambda: lost_context.hidden_fault(facts), tuple)
     is_lost = bool(hidden) or lost_context.is_lost(facts)
     before = (("device.lost_before", "yes"),) if was_lost and is_lost else ()
     entries = visible_entries(
         error.__traceback__, is_own=is_own_file, is_user=is_user_file
     )
-    arguments = limits.attempt("arguments", lambda: call_arguments(entries), {})
+    arguments = limits.attempt("arguments", lambda: call_arguments(entries), dict)
     values = tensor_values(arguments)
-    site = limits.attempt("source", lambda: locate(entries, values), CallSite())
-    tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), ())
-    named = limits.attempt("argument", lambda: argument_facts(entries, arguments), ())
+    site = limits.attempt("source", lambda: locate(entries, values), CallSite)
+    tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
+    named = limits.attempt("argument", lambda: argument_facts(entries, arguments), tuple)
     evidence = Evidence(
         error=facts,
         op=OpName(api=site.api),
@@ -76,7 +76,7 @@ def evidence_of_error(
         frames=site.frames,
         tensors=tensors,
         facts=(*named, *hidden, *before, *_of_text(facts, entries, limits)),
-        environment=limits.attempt("environment", context.describe, Environment()),
+        environment=limits.attempt("environment", context.describe, Environment),
         libraries=finding.libraries(),
     )
     is_expected = is_device_assert(facts) and not was_lost
@@ -87,7 +87,7 @@ def evidence_of_error(
         if values and not is_lost:
             evidence = _with_names(evidence, tensors, entries, limits)
     graph = limits.attempt(
-        "graph", lambda: _graph(site, values, evidence, recorder), evidence.graph
+        "graph", lambda: _graph(site, values, evidence, recorder), AutogradNeighbourhood
     )
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
 
@@ -96,13 +96,13 @@ def _of_text(
     facts: ErrorFacts, entries: Sequence[TracebackType], limits: Limits
 ) -> tuple[tuple[str, str], ...]:
     """Add what an error's text calls for: a worker's line, or what fills the device."""
-    sent = limits.attempt("worker", lambda: worker_line(facts.message), "")
+    sent = limits.attempt("worker", lambda: worker_line(facts.message), str)
     if sent:
         return (("worker.at", sent),)
     if not memory.is_full(facts.message):
         return ()
     frames = [item.tb_frame for item in entries]
-    return limits.attempt("live tensors", lambda: memory.largest(frames), ())
+    return limits.attempt("live tensors", lambda: memory.largest(frames), tuple)
 
 
 def _with_recorder(
@@ -115,7 +115,10 @@ def _with_recorder(
     """Add the op that raised, and who changed a tensor that autograd had saved."""
     evidence = with_failed_op(evidence, recorder, error, limits)
     return limits.attempt(
-        "writer", lambda: with_modified(evidence, recorder, str(error), entries), evidence
+        "writer",
+        lambda: with_modified(evidence, recorder, str(error), entries),
+        lambda: evidence,
+        kind=Evidence,
     )
 
 
@@ -126,7 +129,7 @@ def _with_names(
     limits: Limits,
 ) -> Evidence:
     """Keep the names of the called function: the user did not call the op inside it."""
-    unread = limits.attempt("arguments", lambda: unread_arguments(entries), {})
+    unread = limits.attempt("arguments", lambda: unread_arguments(entries), dict)
     return replace(evidence, tensors=with_unread(evidence, tensors, unread))
 
 
@@ -139,7 +142,10 @@ def _with_freed(
 ) -> Evidence:
     """Add which backward freed the graph that another one leads into."""
     return limits.attempt(
-        "freed graph", lambda: with_freed(evidence, values, recorder, entries), evidence
+        "freed graph",
+        lambda: with_freed(evidence, values, recorder, entries),
+        lambda: evidence,
+        kind=Evidence,
     )
 
 
@@ -188,6 +194,6 @@ def _with_device_text(
     if device_text is None:
         return evidence
     text = limits.attempt(
-        "device text", lambda: device_text.text(is_expected=is_expected) or "", ""
+        "device text", lambda: device_text.text(is_expected=is_expected) or "", str
     )
     return replace(evidence, device_text=text or None)

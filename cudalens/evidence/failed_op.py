@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core._python import parse_expression
+from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     OpName,
@@ -26,7 +27,7 @@ from cudalens.core.report_types import (
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import lost_context
-from cudalens.evidence.finding import Limits, forward_place
+from cudalens.evidence.finding import forward_place
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import of_meta
 from cudalens.source.locate import locate_entries
@@ -43,8 +44,8 @@ def with_failed_op(
 
     Where the device's context had ended before, that is the op that ended it, if it was one.
     """
-    evidence = replace(evidence, history=limits.attempt("history", recorder.history, ()))
-    record = limits.attempt("failing op", lambda: recorder.in_flight(error), None)
+    evidence = replace(evidence, history=limits.attempt("history", recorder.history, tuple))
+    record = limits.attempt("failing op", lambda: recorder.in_flight(error))
     if _is_lost(evidence) and recorder.is_over and recorder.fatal is not record:
         record = recorder.fatal
         evidence = evidence if record is None else _moved(evidence, record, limits)
@@ -53,9 +54,10 @@ def with_failed_op(
     forward, module_path = limits.attempt(
         "forward source",
         lambda: forward_place(recorder, record.node_sequence_nr, record.node_name),
-        (None, None),
+        lambda: (None, None),
+        kind=tuple,
     )
-    spans = limits.attempt("source", lambda: locate_entries(record.entries), None)
+    spans = limits.attempt("source", lambda: locate_entries(record.entries))
     facts = list(evidence.facts)
     if not (recorder.is_synchronous or record.is_from_sync):
         facts.append(("op.waited_for", "no"))
@@ -70,7 +72,7 @@ def with_failed_op(
         forward_source=forward,
         module_path=evidence.module_path or record.module_path or module_path,
         tensors=_merged(evidence, record, limits),
-        replay=limits.attempt("replay", lambda: _replay(record), evidence.replay),
+        replay=limits.attempt("replay", lambda: _replay(record), Replay),
     )
 
 
@@ -80,7 +82,7 @@ def _is_lost(evidence: Evidence) -> bool:
 
 def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
     """Leave the place where an error was met again for that of the op that had raised it first."""
-    place = limits.attempt("source", lambda: locate_entries(record.entries), None)
+    place = limits.attempt("source", lambda: locate_entries(record.entries))
     return replace(
         evidence,
         op=OpName(),
@@ -88,7 +90,7 @@ def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
         call_text=None,
         module_path=record.module_path,
         module_type=None,
-        frames=limits.attempt("frames", lambda: frames_of(record.entries), ()),
+        frames=limits.attempt("frames", lambda: frames_of(record.entries), tuple),
         tensors=(),
         facts=(*evidence.facts, ("device.met_again", "yes")),
     )
@@ -170,7 +172,7 @@ def _is_passed(fact: TensorFact, passed: frozenset[str] | None) -> bool:
 
 
 def _summary(copy: Tensor, limits: Limits) -> TensorSummary:
-    return limits.attempt("values", lambda: summarise(copy), TensorSummary())
+    return limits.attempt("values", lambda: summarise(copy), TensorSummary)
 
 
 def _is_alike(fact: TensorFact, meta: TensorMeta) -> bool:

@@ -9,9 +9,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -24,10 +24,12 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
+from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     Environment,
+    HistoryEntry,
     LineRef,
     OpName,
     ProvenanceStep,
@@ -36,7 +38,7 @@ from cudalens.core.report_types import (
     Timing,
     Violation,
 )
-from cudalens.diagnosis.diagnose import diagnose, message, of_violation, sentence, trouble_line
+from cudalens.diagnosis.diagnose import diagnose, message, of_violation, sentence
 from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import (
     api_arguments,
@@ -61,46 +63,22 @@ from cudalens.source.argument_names import Signature
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite, locate_entries
 
-_T = TypeVar("_T")
-_U = TypeVar("_U")
 _HISTORY = 200
-
-
-@dataclass
-class Limits:
-    """Collects one line for each thing that could not be established."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def attempt(self, what: str, collect: Callable[[], _T], otherwise: _U) -> _T | _U:
-        """Return what ``collect`` gives; when it fails, note why and give ``otherwise``."""
-        try:
-            result = collect()
-            if otherwise is not None and not isinstance(result, type(otherwise)):
-                msg = f"it gave {type(result).__name__}"
-                raise TypeError(msg)
-        except Exception as trouble:  # our failure must never hide the user's
-            self.lines.append(trouble_line(what, trouble))
-            return otherwise
-        return result
 
 
 # --- findings while the code runs ----------------------------------------------------------------
 
 
 def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
-    """Make the report of a guard's finding, tell who listens, and give the exception to raise."""
+    """Make the report of a guard's finding, tell the session, and return what is to be raised."""
     if violation.is_silent and is_repeated(violation):
         return None
     violation = replace(
         violation, op=str(call.op._schema.name), overload=str(call.op._overloadname)
     )
-    report = _report_of(violation, call.arguments, lambda: _replayed(call, violation))
+    text, report = _found(violation, call.arguments, lambda: _replayed(call, violation))
     if violation.is_silent:
-        _tell_silent(report)
-        return None
-    text, report = _with_message(report)
-    PROCESS.found(report)
+        return None if PROCESS.listeners else _warn(text)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
     return kind(text, report)
 
@@ -108,44 +86,50 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
 def on_nonfinite(
     op: Any, arguments: Mapping[str, Any], result: Tensor, violation: Violation
 ) -> BaseException | None:
-    """Make the report of the first NaN or infinity, and give the exception to raise."""
-    shown = Replay()
-    text, report = _with_message(_report_of(violation, arguments, lambda: shown))
-    PROCESS.found(report)
-    return NonFiniteError(text, report)
+    """Make the report of the first NaN or infinity, and return the exception to raise."""
+    limits = Limits()
+    error = limits.attempt(
+        "report",
+        lambda: NonFiniteError(*_found(violation, arguments, Replay)),
+        lambda: NonFiniteError(violation.sentence()),
+    )
+    for line in limits.lines:
+        PROCESS.trouble(line)
+    return error
 
 
-def _report_of(
+def _found(
     violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
-) -> Report:
+) -> tuple[str, Report]:
+    """Return the text of the exception, and the report, which the session is told of.
+
+    Whatever fails on the way is a line of ``limits``: the sentence with the value has to arrive.
+    """
     started, limits = time.perf_counter(), Limits()
 
     def full() -> Report:
         scene = make_scene(violation, arguments)
         return diagnose(timed(evidence_of(scene, replayed), started))
 
-    report = limits.attempt("diagnosis", full, of_violation(violation))
-    limits.attempt("variables", _python.forget, None)
-    return replace(report, limits=(*report.limits, *limits.lines))
-
-
-def _with_message(report: Report) -> tuple[str, Report]:
-    """Return the text of the exception, and the report with what failed on the way to it."""
-    # The sentence of the exception must be there whatever else goes wrong.
-    limits = Limits()
-    text = limits.attempt("message", lambda: message(report), sentence(report))
-    return text, replace(report, limits=(*report.limits, *limits.lines))
+    report = limits.attempt("diagnosis", full, lambda: of_violation(violation), kind=Report)
+    limits.attempt("variables", _python.forget)
+    text = limits.attempt("message", lambda: message(report), lambda: sentence(report), kind=str)
+    report = replace(report, limits=(*report.limits, *limits.lines))
+    limits.attempt("session", lambda: PROCESS.found(report))
+    return text, report
 
 
 def _replayed(call: GuardedCall, violation: Violation) -> Replay:
     return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
 
 
-def _tell_silent(report: Report) -> None:
-    PROCESS.found(report)
-    if not PROCESS.listeners:
-        text, _ = _with_message(report)
-        warnings.warn(text, SilentFindingWarning, stacklevel=2)
+def _warn(text: str) -> SilentFindingWarning | None:
+    """Warn of a silent finding; return the warning where the user's filter makes it an error."""
+    try:
+        warnings.warn(text, SilentFindingWarning, stacklevel=3)
+    except SilentFindingWarning as error:
+        return error
+    return None
 
 
 def timed(evidence: Evidence, started: float) -> Evidence:
@@ -181,15 +165,12 @@ class Scene:
 def make_scene(violation: Violation, arguments: Mapping[str, Any]) -> Scene:
     """Take in the stack and the tensors of the running call."""
     limits, node = Limits(), _torch.current_node()
-    nothing: list[FrameType] = []
     return Scene(
         violation=violation,
         arguments=arguments,
         values=tensor_values(arguments),
         bad=bad_key(violation),
-        frames=limits.attempt(
-            "frames", lambda: calling_frames(in_backward=node is not None), nothing
-        ),
+        frames=limits.attempt("frames", lambda: calling_frames(in_backward=node is not None), list),
         node=node,
         recorder=_recorder(),
         limits=limits,
@@ -202,8 +183,8 @@ def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
     evidence = _placed(scene, limits)
     evidence = replace(
         evidence,
-        replay=limits.attempt("replay", replayed, Replay()),
-        graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood()),
+        replay=limits.attempt("replay", replayed, Replay),
+        graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood),
     )
     evidence = with_recording(in_own_words(evidence, scene.bad), scene, limits)
     return replace(evidence, limits=(*evidence.limits, *limits.lines))
@@ -213,15 +194,15 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
     violation, values, frames = scene.violation, scene.values, scene.frames
     signature = Signature(violation.op, tuple(scene.arguments))
-    site = limits.attempt("source", lambda: locate(frames, values, signature), CallSite())
+    site = limits.attempt("source", lambda: locate(frames, values, signature), CallSite)
     node = scene.node
     sequence_nr = None if node is None else _torch.node_sequence_nr(node)
     node_name = None if node is None else type(node).__name__
-    unknown: tuple[SourceSpan | None, str | None] = (None, None)
     forward, forward_module = limits.attempt(
         "forward source",
         lambda: forward_place(scene.recorder, sequence_nr, node_name),
-        unknown,
+        lambda: (None, None),
+        kind=tuple,
     )
     return Evidence(
         violation=violation,
@@ -238,15 +219,15 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
         tensors=limits.attempt(
             "tensors",
             lambda: facts_of(violation, values, site, api_arguments(frames)),
-            (),
+            tuple,
         ),
-        scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), ()),
+        scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), tuple),
         facts=(
             *violation.notes,
-            *limits.attempt("observations", lambda: observe(frames, site), ()),
+            *limits.attempt("observations", lambda: observe(frames, site), tuple),
         ),
         device_text=violation.device_text,
-        environment=limits.attempt("environment", context.describe, Environment()),
+        environment=limits.attempt("environment", context.describe, Environment),
         libraries=libraries(),
         limits=site.limits,
     )
@@ -269,11 +250,13 @@ def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence
     recorder, bad = scene.recorder, scene.values.get(scene.bad)
     if recorder is None:
         return evidence
-    history = limits.attempt("history", lambda: recorder.history(_HISTORY), ())
+    history: tuple[HistoryEntry, ...] = limits.attempt(
+        "history", lambda: recorder.history(_HISTORY), tuple
+    )
     provenance: tuple[ProvenanceStep, ...] = ()
     if bad is not None:
         provenance = limits.attempt(
-            "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), ()
+            "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), tuple
         )
     return replace(evidence, history=history, provenance=provenance)
 

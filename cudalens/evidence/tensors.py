@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core.limits import failure_line
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, TensorMeta, TensorSummary, Violation
 from cudalens.core.tensor_values import summarise, unravel
-from cudalens.diagnosis.diagnose import trouble_line
 from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
@@ -134,7 +134,7 @@ def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
         with _torch.plain_torch(), _torch.no_dispatch_modes():
             found: object = summarise(tensor)
     except RuntimeError as trouble:
-        PROCESS.trouble(trouble_line(f"values of {name or 'a tensor'}", trouble))
+        PROCESS.trouble(failure_line(f"values of {name or 'a tensor'}", trouble))
         return TensorSummary()
     if not isinstance(found, TensorSummary):
         msg = f"a summary is {type(found).__name__}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch.nn import Parameter
 from cudalens.core import _torch
 from cudalens.core._python import Uninterrupted
 from cudalens.core.device_asserts import as_printed_by
+from cudalens.core.errors import DeviceIndexError, DeviceValueError
+from cudalens.core.limits import Limits
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS, Guard, full_name
 from cudalens.guards._base import Check, schema_parameters
@@ -178,23 +181,40 @@ class Interceptor:
         for plan in plans:
             try:
                 found: object = plan.check(*plan.values(args, kwargs))
-                if found is None or is_refused(op, args, kwargs):
+                if found is None:
                     continue
-                error = self._tell(op, plan.guard, found, args, kwargs)
+                if not isinstance(found, Violation):
+                    msg = f"it gave {type(found).__name__}"
+                    raise TypeError(msg)
             except Exception as trouble:  # a guard that fails must never stop a good call
                 kind = type(trouble).__name__
-                self._on_trouble(f"guard {plan.guard.name} failed: {kind}: {trouble}")
+                self._complain(f"guard {plan.guard.name} failed: {kind}: {trouble}")
                 continue
+            error = self._tell(op, plan.guard, found, args, kwargs)
             if error is not None:
                 return error
         return None
 
     def _tell(
-        self, op: Any, guard: Guard, found: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
-        if not isinstance(found, Violation):
-            msg = f"it gave {type(found).__name__}"
-            raise TypeError(msg)
+        """Have a finding reported, and return what is to be raised in place of the call.
+
+        The value is known to be bad: whatever fails from here on, the op is not launched.
+        """
+        limits = Limits()
+        if limits.attempt("refusal", lambda: is_refused(op, args, kwargs), bool):
+            return None
+        error = limits.attempt("report", lambda: self._report(op, guard, found, args, kwargs))
+        for line in limits.lines:
+            self._complain(line)
+        if error is not None or found.is_silent:
+            return error
+        return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
+
+    def _report(
+        self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BaseException | None:
         if found.device_text is not None:
             printed = as_printed_by(torch.__version__, found.device_text)
             found = replace(found, device_text=printed)
@@ -206,7 +226,15 @@ class Interceptor:
             kwargs=kwargs,
         )
         with Uninterrupted(), _torch.plain_torch():
-            return self._on_violation(call, found)
+            error: object = self._on_violation(call, found)
+        if isinstance(error, BaseException) or (error is None and found.is_silent):
+            return error
+        msg = f"it gave {type(error).__name__}"
+        raise TypeError(msg)
+
+    def _complain(self, line: str) -> None:
+        with suppress(Exception):  # who listens must not stop a call either
+            self._on_trouble(line)
 
 
 def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
+from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
 from cudalens.diagnosis.diagnose import diagnose, message, note, of_error
 from cudalens.diagnosis.host_errors import REFUSED
 from cudalens.evidence import exception, host_value, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
-from cudalens.evidence.finding import Limits, error_facts, timed
+from cudalens.evidence.finding import error_facts, timed
 from cudalens.evidence.host_value import CHECKED
+from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
+from cudalens.source.stack import entries_from_traceback
 
 
 def explained(
@@ -44,7 +47,7 @@ def explained(
     if isinstance(known, Report):
         return known  # a session inside this one has said it all
     limits = Limits()
-    earlier = limits.attempt("earlier failure", lambda: _earlier(error), None)
+    earlier = limits.attempt("earlier failure", lambda: _earlier(error))
     if earlier is not None:
         return _attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
 
@@ -57,16 +60,21 @@ def explained(
             told = ("check.waits", "yes" if waits else "no")
             evidence = replace(evidence, facts=(*evidence.facts, told))
         seen = limits.attempt(
-            "value", lambda: host_value.with_observed_value(evidence, error, recorder), None
+            "value", lambda: host_value.with_observed_value(evidence, error, recorder)
         )
         if seen is not None:
             return _of_value(timed(seen, started))
         return diagnose(timed(evidence, started))
 
-    report = limits.attempt("diagnosis", full, of_error(error_facts(error)))
-    said = f"cudalens: {report.headline}"
-    line = limits.attempt("note", lambda: note(report), said)
+    report = limits.attempt("diagnosis", full, lambda: of_error(error_facts(error)), kind=Report)
+    line = _note(report, limits)
     return _attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
+
+
+def _note(report: Report, limits: Limits) -> str:
+    return limits.attempt(
+        "note", lambda: note(report), lambda: f"cudalens: {report.headline}", kind=str
+    )
 
 
 def is_answer(error: BaseException, finding: Report) -> bool:
@@ -82,14 +90,34 @@ def retold(error: BaseException, finding: Report) -> bool:
     if not _leads_to(finding, error, "__cause__") or not exception.concerns_torch(error):
         return False
     if not hasattr(error, "__cudalens_report__"):
-        said = f"cudalens: {finding.headline}"
-        _attached(error, finding, Limits().attempt("note", lambda: note(finding), said))
+        _attached(error, finding, _note(finding, Limits()))
     return True
 
 
-def relayed(error: DeviceAssertError | NonFiniteError, findings: Iterable[Report]) -> Report | None:
-    """Find the finding whose words are in ``error``: torch raises what a replica raised anew."""
-    return next((item for item in findings if message(item) in str(error)), None)
+def report_of_own(
+    error: DeviceAssertError | NonFiniteError, findings: Iterable[Report]
+) -> Report | None:
+    """Return the report of one of our own exceptions that came without it.
+
+    The finding whose words it has: torch raises anew what a replica raised.  Where a report could
+    not be made, all that is known is the exception's own sentence.  ``None`` for an exception that
+    somebody else raised.
+    """
+    text = str(error)
+    said = (item for item in findings if message(item) in text or item.headline == text)
+    found = next(said, None)
+    innermost = entries_from_traceback(error.__traceback__)[-1:]
+    is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)
+    if found is not None or not is_ours:
+        return found
+    is_assert = isinstance(error, DeviceAssertError)
+    return Report(
+        kind="device_assert" if is_assert else "nonfinite",
+        certainty="proven",
+        prevented=is_assert,
+        context_usable=True,
+        headline=text.split("\n", 1)[0],
+    )
 
 
 def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
@@ -109,7 +137,7 @@ def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Repo
     if report.source is not None or error.report is not report:
         return report
     entries = list(traceback_frames(error.__traceback__))
-    site = Limits().attempt("source", lambda: locate(entries, {}), CallSite())
+    site = Limits().attempt("source", lambda: locate(entries, {}), CallSite)
     is_relayed = str(error) != message(report)
     report = replace(
         report,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,9 @@ from typing import Any
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
+from cudalens.core.limits import Limits
 from cudalens.core.report import Report
-from cudalens.diagnosis.diagnose import message, sentence, trouble_line
+from cudalens.diagnosis.diagnose import message, sentence
 from cudalens.evidence import lost_context
 from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.finding import on_nonfinite
@@ -28,11 +28,11 @@ from cudalens.session.exit import (
     destination,
     explained,
     is_answer,
-    relayed,
+    report_of_own,
     retold,
     saved,
 )
-from cudalens.session.findings import MAX_FINDINGS, Fate, Tally
+from cudalens.session.findings import Fate, Tally
 
 
 class CheckSession:
@@ -69,8 +69,7 @@ class CheckSession:
         self.force_eager = force_eager
         self._files = [name and destination(name) for name in (html, json)]
         self._stack = ExitStack()
-        self.troubles: list[str] = []
-        """What failed in the check itself, one line each; a report has them as ``limits``."""
+        self._limits = Limits()
         self._tally = Tally()
         self.recorder: Any = None
         self.device_text: Any = None
@@ -86,6 +85,11 @@ class CheckSession:
         self._told_before: Report | None = None
         self.kept: BaseException | None = None
         """An exception that ended the block's code and was shown, yet does not leave the block."""
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What failed in the check itself, one line each; a report has them as ``limits``."""
+        return tuple(self._limits.lines)
 
     @property
     def findings(self) -> tuple[Report, ...]:
@@ -105,7 +109,7 @@ class CheckSession:
         self.is_reminder, self._thread = False, threading.get_ident()
         self.swallowed, self.fate = False, Fate()
         self._told_before = lost_context.end()
-        self.troubles.clear()
+        self._limits = Limits()
         try:
             with Uninterrupted():
                 self._install(self._stack)
@@ -123,7 +127,7 @@ class CheckSession:
             self._enter_recording(stack)
         # Waiting, as after each op: what was launched before must not be blamed on this block.
         probe = partial(lost_context.probe, wait=self.sync and not self.fast)
-        self._was_lost = self._attempt("device", probe) is not None
+        self._was_lost = self._limits.attempt("device", probe) is not None
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.recorder import Recorder
@@ -148,14 +152,7 @@ class CheckSession:
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
         # A cell runs without what cannot be opened, and the report says so.
-        return self._attempt(what, lambda: stack.enter_context(make()))
-
-    def _attempt(self, what: str, function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except Exception as trouble:  # our failure must not hide the user's
-            self.trouble(trouble_line(what, trouble))
-            return None
+        return self._limits.attempt(what, lambda: stack.enter_context(make()))
 
     def close(self, error: BaseException | None = None) -> None:
         """Remove everything, and make the report when something is wrong.
@@ -167,17 +164,17 @@ class CheckSession:
 
     def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()
-        report = None
         try:
-            report = self._conclude(error, started)
-        except Exception as trouble:  # our failure must not hide the user's
-            self.trouble(trouble_line("conclusion", trouble))
-            report = self.findings[0] if self.findings else None
+            report = self._limits.attempt(
+                "conclusion",
+                lambda: self._conclude(error, started),
+                lambda: next(iter(self.findings), None),
+            )
         finally:
             self._remove()
         if error is not None:
-            self._attempt("traceback", partial(hide_own_frames, error))
-            self._attempt("variables", partial(_python.forget, error))
+            self._limits.attempt("traceback", partial(hide_own_frames, error))
+            self._limits.attempt("variables", partial(_python.forget, error))
         if report is not None:
             limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
             self._publish(saved(replace(report, limits=limits), *self._files), error)
@@ -186,7 +183,7 @@ class CheckSession:
         for line in self.recorder.limits if self.recorder is not None else ():
             self.trouble(line)
         with Uninterrupted():
-            self._attempt("removal", self._stack.close)
+            self._limits.attempt("removal", self._stack.close)
         self.recorder = None
 
     def __enter__(self) -> CheckSession:
@@ -216,15 +213,14 @@ class CheckSession:
 
     def trouble(self, line: str) -> None:
         """Take note of a failure of our own, once."""
-        if line not in self.troubles and len(self.troubles) < MAX_FINDINGS:
-            self.troubles.append(line)
+        self._limits.add(line)
 
     # --- conclusion ------------------------------------------------------------------------------
 
     def _conclude(self, error: BaseException | None, started: float) -> Report | None:
         own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
         if own is not None and own.report is None:
-            own.report = relayed(own, self.findings)
+            own.report = report_of_own(own, self.findings)
         if own is not None and own.report is not None and not self._tally.has(own.report):
             self.found(own.report)  # it came to nobody, or to a session inside this one
         first = self.findings[0] if self.findings else None
@@ -255,7 +251,7 @@ class CheckSession:
         if report is not None and self.findings:
             if report is lost_context.end():
                 return None  # an earlier block has reported it
-            self._attempt("memory", partial(lost_context.remember, report))
+            self._limits.attempt("memory", partial(lost_context.remember, report))
         return report
 
     def _fate_of(self, finding: Report, error: BaseException | None) -> Fate:
@@ -270,7 +266,7 @@ class CheckSession:
         """Make this the report of the session, of the process and of the exception."""
         self.report = PROCESS.last = report
         if not self.is_reminder:
-            self._attempt("memory", partial(lost_context.remember, report))
+            self._limits.attempt("memory", partial(lost_context.remember, report))
         known = getattr(error, "__cudalens_report__", None)
         if self.swallowed and known is not self.findings[0]:
             return  # the exception is another matter, and has a report of its own
@@ -316,7 +312,7 @@ class CheckedBlock(CheckSession):
         super().__exit__(kind, error, traceback)
         report = self.report
         if error is None and report is not None and report.kind == "silent":
-            text = self._attempt("message", partial(message, report)) or sentence(report)
+            text = Limits().attempt("message", partial(message, report), partial(sentence, report))
             warnings.warn(text, SilentFindingWarning, stacklevel=2)
 
 

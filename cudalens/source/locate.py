@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from cudalens.core.limits import Limits
 from cudalens.core.report_types import CodeLine, Frame, SourceSpan
 from cudalens.source.api_name import api_name, touches_torch
 from cudalens.source.argument_names import (
@@ -134,7 +135,7 @@ def locate(
         names=names,
         others=guard.run("names", other_tensors, found, values, same) or (),
         library_names=guard.run("names", library_names, library, values, same, is_tensor) or (),
-        limits=tuple(guard.limits),
+        limits=tuple(guard.lines),
     )
 
 
@@ -198,26 +199,12 @@ def _is_as_typed(place: Place, lines: Sequence[str], position: Position) -> bool
     return is_one_line or typed_line(place.filename, lines, position.end_line) == last
 
 
-class _Guard:
+class _Guard(Limits):
     """Runs one stage after another; a stage that fails becomes a line in ``limits``."""
-
-    def __init__(self) -> None:
-        self.limits: list[str] = []
 
     def run(self, stage: str, function: Callable[..., _T], *args: object) -> _T | None:
         """Return what ``function`` returns, ``None`` when it raises."""
-        try:
-            return function(*args)
-        except Exception as error:
-            line = f"{stage} unavailable: {type(error).__name__}: {_text_of_error(error)}"
-            if line not in self.limits:
-                self.limits.append(line)
-            return None
-
-
-def _text_of_error(error: Exception) -> str:
-    # Only texts: an error's own __str__ could show an object of the user's.
-    return next((part for part in error.args if type(part) is str), "")
+        return self.attempt(stage, lambda: function(*args))
 
 
 def _deepest_user(places: Sequence[Place]) -> int | None:

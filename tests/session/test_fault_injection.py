@@ -6,8 +6,9 @@ import importlib
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,76 @@ def test_every_quiet_pair_is_injected() -> None:
     """The list of reasons is about stages and ways that exist."""
     pairs = {(stage, way) for stage in (*OF_FINDINGS, *OF_ERRORS) for way in WAYS}
     assert set(QUIET) <= pairs
+
+
+AFTER_A_FINDING = {
+    "refusal": ["guards.interceptor:is_refused"],
+    "assert's line": ["guards.interceptor:as_printed_by"],
+    "call": ["guards.interceptor:GuardedCall"],
+    "telling": ["session.process:on_violation"],
+    "fallback": ["evidence.finding:diagnose", "evidence.finding:of_violation"],
+    "report class": ["diagnosis.diagnose:Report"],
+    "sentence": ["evidence.finding:message", "evidence.finding:sentence"],
+    "exception": ["evidence.finding:DeviceIndexError"],
+    "session": ["guards.process:Guarding.found"],
+    "complaint": ["session.process:on_violation", "guards.process:Guarding.trouble"],
+}
+"""What runs between the moment in which a guard has found a value and the exception."""
+
+
+@pytest.mark.parametrize("stage", AFTER_A_FINDING)
+@pytest.mark.parametrize("opened", [cudalens.check, cudalens.guard], ids=["check", "guard"])
+def test_whatever_fails_after_a_finding_the_op_is_not_launched(
+    stage: str, opened: Callable[[], Any], sim: simulate.Simulation
+) -> None:
+    """Issue 17, item 2: an error with the value arrives; a good call passes all the same."""
+    targets = AFTER_A_FINDING[stage]
+    for way, function in WAYS.items():
+        if way.startswith("gives") and targets[0].endswith(":message"):
+            continue  # a sentence that is none is not told from one
+        with ExitStack() as stack:
+            for target in targets:
+                stack.enter_context(broken(target, function))
+            with pytest.raises(DeviceIndexError) as caught, opened() as session:
+                assert good().tolist() == [[1.0, 1.0]] * 2
+                bad()
+        assert str(caught.value).startswith(SENTENCE)
+        assert not sim.is_poisoned
+        assert sim.pending is None
+        if session is not None:
+            assert session.report.headline == SENTENCE
+            assert not session.swallowed
+            assert caught.value.report is session.report
+    assert_all_is_well()
+
+
+def test_a_call_that_a_guard_does_not_stop_is_launched(sim: simulate.Simulation) -> None:
+    """The good neighbour of the test above: what it says of the device can be otherwise."""
+    bad()
+    assert sim.is_poisoned or sim.pending is not None
+    sim.reset()
+
+
+def test_a_silent_finding_that_cannot_be_reported_stops_nothing() -> None:
+    """Issue 17, item 2: nothing asserts there, so that the op runs; the report of another tells."""
+    table, index = torch.zeros(3, device="cuda"), torch.tensor([2], device="cuda")
+    bad_index = torch.tensor([3], device="cuda")
+    with broken("session.process:on_violation", raising):
+        with pytest.raises(DeviceIndexError), cudalens.check() as session:
+            assert torch.take_along_dim(table, index, 0).tolist() == [0.0]
+            torch.take_along_dim(table, bad_index, 0)
+            bad()
+    assert any(line.startswith("report unavailable") for line in session.report.limits)
+    assert_all_is_well()
+
+
+def test_a_silent_finding_is_raised_where_the_user_makes_warnings_errors() -> None:
+    """``-W error``: the op that would have warned is stopped, as Python says."""
+    index = torch.tensor([3], device="cuda")
+    with warnings.catch_warnings(action="error"), cudalens.guard():
+        with pytest.raises(cudalens.SilentFindingWarning, match="is outside"):
+            torch.take_along_dim(torch.zeros(3, device="cuda"), index, 0)
+    assert_all_is_well()
 
 
 # --- from an exception to its report -------------------------------------------------------------
