@@ -40,7 +40,7 @@ def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: boo
     if session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
     if session.swallowed:
-        print(f"cudalens: warning: {session.fate.warning()}", file=sys.stderr)
+        print(f"cudalens: warning: {session.swallowed.warning()}", file=sys.stderr)
     try:
         publish(shell, session.report, widgets=options.widgets)
     except Exception as error:

@@ -131,10 +131,20 @@ def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
     return False
 
 
-def completed(error: DeviceAssertError | NonFiniteError, report: Report) -> Report:
-    """Fill in, from the traceback, what could not be seen where the guard fired."""
+def completed(
+    error: DeviceAssertError | NonFiniteError, report: Report, finding: Report | None
+) -> Report:
+    """Fill in, from the traceback, what could not be seen where the guard fired.
+
+    Args:
+        error: the exception that left the block, which is a finding.
+        report: that of the block.
+        finding: the first of the block, which ``report`` is about.
+    """
+    if finding is None:
+        return report
     trim(error)
-    if report.source is not None or error.report is not report:
+    if report.source is not None or error.report is not finding:
         return report
     entries = list(traceback_frames(error.__traceback__))
     site = Limits().attempt("source", lambda: locate(entries, {}), CallSite)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cudalens.core.report import Report
 
-__all__ = ["MAX_FINDINGS", "Fate", "Tally"]
+__all__ = ["MAX_FINDINGS", "Findings", "Outcome", "SwallowedFinding"]
 
 MAX_FINDINGS = 20
 """Findings of one block that are kept whole; further ones are only counted."""
@@ -33,7 +33,7 @@ class _Series:
             self.kept = (*self.kept, report)
 
 
-class Tally:
+class Findings:
     """The findings of one block: those that were raised, and the silent ones, once a line."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ def _spoken(kind: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fate:
+class SwallowedFinding:
     """What became of a finding that did not leave its block.
 
     An except clause, ``contextlib.suppress`` or a ``finally`` that returns: no word says which.
@@ -126,7 +126,7 @@ class Fate:
     """Whether that exception was raised while the finding was being handled."""
 
     def sentence(self) -> str:
-        """Say it in a report, without the full stop."""
+        """Return the sentence of a report, without the full stop."""
         then = f", and {self.other} was raised" if self.other else ""
         if self.is_of_thread:
             return f"It was raised in another thread, and did not leave the block{then}"
@@ -135,7 +135,7 @@ class Fate:
         return f"The block handled it{then}{' later' * bool(self.other)}"
 
     def warning(self) -> str:
-        """Say it above a report that is shown in a notebook."""
+        """Return the warning above a report that is shown in a notebook."""
         if self.is_of_thread:
             then = f", which raised {self.other}" if self.other else ""
             return f"this error was raised in another thread and did not leave the cell{then}"
@@ -144,3 +144,45 @@ class Fate:
         if self.is_answer:
             return f"{self.other} was raised while this error was being handled"
         return f"the cell handled this error; {self.other} was raised later"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a block ended with, and which of it is shown: a finding, an error, a silent finding."""
+
+    finding: Report | None = None
+    """The first finding that was raised."""
+    error: Report | None = None
+    """The report of an exception that left the block and is no finding."""
+    silent: Report | None = None
+    """The first silent finding."""
+    earlier: Report | None = None
+    """The failure of an earlier block that had ended the device's context."""
+    swallowed: SwallowedFinding | None = None
+    """What became of ``finding`` when it did not leave the block."""
+
+    @property
+    def shown(self) -> Report | None:
+        """The report of the block, without notes; ``None`` when nothing is wrong."""
+        return self.finding or self.error or self.silent
+
+    @property
+    def is_reminder(self) -> bool:
+        """Whether the report is that of the earlier block."""
+        return self.shown is not None and self.shown is self.error is self.earlier
+
+    def report(self, findings: Findings) -> Report | None:
+        """Return the report of the block, with what became of it and what was found besides."""
+        shown = self.shown
+        if shown is None or self.is_reminder:
+            return shown
+        said = [shown.explanation]
+        if self.swallowed is not None:
+            said.append(f"{self.swallowed.sentence()}; {findings.fired()}.")
+        said.append(findings.others(shown, self.error))
+        is_lost = self.error is not None and self.error.context_usable is False
+        return replace(
+            shown,
+            explanation=" ".join(filter(None, said)),
+            context_usable=False if is_lost else shown.context_usable,
+        )

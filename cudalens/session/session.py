@@ -32,7 +32,7 @@ from cudalens.session.exit import (
     retold,
     saved,
 )
-from cudalens.session.findings import Fate, Tally
+from cudalens.session.findings import Findings, Outcome, SwallowedFinding
 
 
 class CheckSession:
@@ -70,13 +70,12 @@ class CheckSession:
         self._files = [name and destination(name) for name in (html, json)]
         self._stack = ExitStack()
         self._limits = Limits()
-        self._tally = Tally()
+        self._findings = Findings()
         self.recorder: Any = None
         self.device_text: Any = None
         self.report: Report | None = None
-        self.swallowed = False
-        self.fate = Fate()
-        """What became of the first finding, when it was swallowed."""
+        self.swallowed: SwallowedFinding | None = None
+        """What became of the first finding, when it did not leave the block."""
         self._is_of_thread = False
         self._thread = 0
         self.is_reminder = False
@@ -87,27 +86,27 @@ class CheckSession:
         """An exception that ended the block's code and was shown, yet does not leave the block."""
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def troubles(self) -> list[str]:
         """What failed in the check itself, one line each; a report has them as ``limits``."""
-        return tuple(self._limits.lines)
+        return self._limits.lines
 
     @property
     def findings(self) -> tuple[Report, ...]:
         """The first findings of the block that were raised, whether or not they left it."""
-        return self._tally.raised
+        return self._findings.raised
 
     @property
     def warnings(self) -> tuple[Report, ...]:
         """The first silent findings of the block, one for each line."""
-        return self._tally.silent
+        return self._findings.silent
 
     # --- life ------------------------------------------------------------------------------------
 
     def open(self) -> CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
-        self._tally, self.report = Tally(), None
+        self._findings, self.report = Findings(), None
         self.is_reminder, self._thread = False, threading.get_ident()
-        self.swallowed, self.fate = False, Fate()
+        self.swallowed = None
         self._told_before = lost_context.end()
         self._limits = Limits()
         try:
@@ -209,7 +208,7 @@ class CheckSession:
         """Take note of a finding; called by the guards, from any thread."""
         if report.kind != "silent" and not self.findings:
             self._is_of_thread = threading.get_ident() != self._thread
-        self._tally.add(report)
+        self._findings.add(report)
 
     def trouble(self, line: str) -> None:
         """Take note of a failure of our own, once."""
@@ -218,29 +217,33 @@ class CheckSession:
     # --- conclusion ------------------------------------------------------------------------------
 
     def _conclude(self, error: BaseException | None, started: float) -> Report | None:
-        own = error if isinstance(error, (DeviceAssertError, NonFiniteError)) else None
-        if own is not None and own.report is None:
-            own.report = report_of_own(own, self.findings)
-        if own is not None and own.report is not None and not self._tally.has(own.report):
-            self.found(own.report)  # it came to nobody, or to a session inside this one
-        first = self.findings[0] if self.findings else None
-        self.swallowed = first is not None and (own is None or own.report is not first)
+        own = self._own(error)
+        first = next(iter(self.findings), None)
         other = None
         if own is None or first is None:
             other = self._explained(error, started) or self._explained(self._late(error), started)
-        self.is_reminder = first is None and other is not None and other is self._told_before
-        shown = next(filter(None, (first, other, *self.warnings[:1])), None)
-        if shown is None or self.is_reminder:
-            return shown
-        said = [shown.explanation]
-        if first is not None and self.swallowed:
-            said.append(f"{self._fate_of(first, error).sentence()}; {self._tally.fired()}.")
-        said.append(self._tally.others(shown, other))
-        if own is not None and shown is first:
-            shown = completed(own, shown)
-        if other is not None and other.context_usable is False:
-            shown = replace(shown, context_usable=False)
-        return replace(shown, explanation=" ".join(filter(None, said)))
+        if first is not None and (own is None or own.report is not first):
+            self.swallowed = self._swallowed(first, error)
+        outcome = Outcome(
+            finding=first,
+            error=other,
+            silent=next(iter(self.warnings), None),
+            earlier=self._told_before,
+            swallowed=self.swallowed,
+        )
+        self.is_reminder = outcome.is_reminder
+        report = outcome.report(self._findings)
+        return report if own is None or report is None else completed(own, report, first)
+
+    def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
+        """Return the exception when it is a finding, which then is among those of the block."""
+        if not isinstance(error, (DeviceAssertError, NonFiniteError)):
+            return None
+        if error.report is None:
+            error.report = report_of_own(error, self.findings)
+        if error.report is not None and not self._findings.has(error.report):
+            self.found(error.report)  # it came to nobody, or to a session inside this one
+        return error
 
     def _explained(self, error: BaseException | None, started: float) -> Report | None:
         """Report an exception that is no finding; after a finding it must be remembered here."""
@@ -254,13 +257,12 @@ class CheckSession:
             self._limits.attempt("memory", partial(lost_context.remember, report))
         return report
 
-    def _fate_of(self, finding: Report, error: BaseException | None) -> Fate:
-        self.fate = Fate(
+    def _swallowed(self, finding: Report, error: BaseException | None) -> SwallowedFinding:
+        return SwallowedFinding(
             is_of_thread=self._is_of_thread,
             other=None if error is None else type(error).__name__,
             is_answer=error is not None and is_answer(error, finding),
         )
-        return self.fate
 
     def _publish(self, report: Report, error: BaseException | None) -> None:
         """Make this the report of the session, of the process and of the exception."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudalens.core.report import Report, SourceSpan
-from cudalens.session.findings import MAX_FINDINGS, Fate, Tally
+from cudalens.session.findings import MAX_FINDINGS, Findings, SwallowedFinding
 
 
 def raised(headline: str) -> Report:
@@ -16,35 +16,35 @@ def silent(line: int) -> Report:
     return Report(kind="silent", headline=f"line {line}", source=SourceSpan(line=line))
 
 
-def tally_of(*reports: Report) -> Tally:
-    tally = Tally()
+def findings_of(*reports: Report) -> Findings:
+    findings = Findings()
     for report in reports:
-        tally.add(report)
-    return tally
+        findings.add(report)
+    return findings
 
 
 def test_one_finding_alone_leaves_nothing_to_list() -> None:
     """Raised or silent; a second one is listed."""
     for first, second in ((raised("a"), raised("b")), (silent(1), silent(2))):
-        assert tally_of(first).others(first, None) == ""
-        said = tally_of(first, second).others(first, None)
+        assert findings_of(first).others(first, None) == ""
+        said = findings_of(first, second).others(first, None)
         assert said == f"1 more in this cell: {second.headline}."
 
 
 def test_silent_findings_count_once_a_line() -> None:
     """The same place again is the same finding."""
-    assert len(tally_of(silent(1), silent(1)).silent) == 1
-    assert len(tally_of(silent(1), silent(2)).silent) == 2
+    assert len(findings_of(silent(1), silent(1)).silent) == 1
+    assert len(findings_of(silent(1), silent(2)).silent) == 2
 
 
 def test_findings_of_another_kind_say_their_kind() -> None:
     """The one that is shown needs none, nor do those like it."""
     first, error = raised("a"), Report(kind="cuda_error", headline="out of memory.")
-    tally = tally_of(first, raised("b"), silent(1))
-    assert tally.others(first, error) == (
+    findings = findings_of(first, raised("b"), silent(1))
+    assert findings.others(first, error) == (
         "3 more in this cell: CUDA error: out of memory; b; silent: line 1."
     )
-    assert tally_of(silent(1)).others(error, error) == "1 more in this cell: silent: line 1."
+    assert findings_of(silent(1)).others(error, error) == "1 more in this cell: silent: line 1."
 
 
 @pytest.mark.parametrize("kinds", [5, 6])
@@ -52,7 +52,7 @@ def test_five_are_named_and_all_are_counted(kinds: int) -> None:
     """What is alike is named once, with how often."""
     first = raised("first")
     later = [raised(f"finding {number}") for number in range(kinds)] * 2
-    said = tally_of(first, *later).others(first, None)
+    said = findings_of(first, *later).others(first, None)
     assert said.startswith(f"{kinds * 2} more in this cell: finding 0 (2 times); ")
     assert said.count("(2 times)") == 5
 
@@ -61,52 +61,52 @@ def test_five_are_named_and_all_are_counted(kinds: int) -> None:
 def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     """Twenty are kept; the count and the list go on."""
     reports = [raised("again") for _ in range(number)]
-    tally = tally_of(*reports)
-    assert len(tally.raised) == MAX_FINDINGS
-    assert tally.fired() == f"a guard fired {number} times"
-    assert f"again ({number - 1} times)" in tally.others(reports[0], None)
-    assert tally.has(reports[-1])
-    assert not tally.has(raised("again"))
+    findings = findings_of(*reports)
+    assert len(findings.raised) == MAX_FINDINGS
+    assert findings.fired() == f"a guard fired {number} times"
+    assert f"again ({number - 1} times)" in findings.others(reports[0], None)
+    assert findings.has(reports[-1])
+    assert not findings.has(raised("again"))
 
 
 def test_once_is_said_as_once() -> None:
     """And twice as a number."""
-    assert tally_of(raised("a")).fired() == "a guard fired once"
-    assert tally_of(raised("a"), raised("a")).fired() == "a guard fired 2 times"
+    assert findings_of(raised("a")).fired() == "a guard fired once"
+    assert findings_of(raised("a"), raised("a")).fired() == "a guard fired 2 times"
 
 
 @pytest.mark.parametrize(
-    ("fate", "sentence", "warning"),
+    ("swallowed", "sentence", "warning"),
     [
         (
-            Fate(),
+            SwallowedFinding(),
             "The block handled it",
             "the cell handled this error and ran on",
         ),
         (
-            Fate(other="KeyError", is_answer=True),
+            SwallowedFinding(other="KeyError", is_answer=True),
             "KeyError was raised while it was being handled",
             "KeyError was raised while this error was being handled",
         ),
         (
-            Fate(other="KeyError"),
+            SwallowedFinding(other="KeyError"),
             "The block handled it, and KeyError was raised later",
             "the cell handled this error; KeyError was raised later",
         ),
         (
-            Fate(is_of_thread=True),
+            SwallowedFinding(is_of_thread=True),
             "It was raised in another thread, and did not leave the block",
             "this error was raised in another thread and did not leave the cell",
         ),
         (
-            Fate(is_of_thread=True, other="KeyError"),
+            SwallowedFinding(is_of_thread=True, other="KeyError"),
             "It was raised in another thread, and did not leave the block, and KeyError was raised",
             "this error was raised in another thread and did not leave the cell, which raised"
             " KeyError",
         ),
     ],
 )
-def test_the_fate_of_a_finding(fate: Fate, sentence: str, warning: str) -> None:
+def test_what_became_of_a_finding(swallowed: SwallowedFinding, sentence: str, warning: str) -> None:
     """Only what was raised in answer is blamed on the clause."""
-    assert fate.sentence() == sentence
-    assert fate.warning() == warning
+    assert swallowed.sentence() == sentence
+    assert swallowed.warning() == warning

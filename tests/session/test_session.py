@@ -64,7 +64,7 @@ def test_a_good_block_has_no_report() -> None:
         value = good()
     assert value.tolist() == [[1.0, 1.0]] * 2
     assert session.report is None
-    assert (session.findings, session.warnings, session.swallowed) == ((), (), False)
+    assert (session.findings, session.warnings, session.swallowed) == ((), (), None)
     assert cudalens.last_report() is None
 
 
@@ -485,7 +485,7 @@ def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> N
     assert "The block handled it, and RuntimeError was raised later; a guard fired once." in (
         session.report.explanation
     )
-    assert session.fate.warning().endswith("; RuntimeError was raised later")
+    assert session.swallowed.warning().endswith("; RuntimeError was raised later")
 
 
 def test_an_error_of_the_users_behind_a_swallowed_finding_is_not_listed() -> None:
@@ -514,7 +514,7 @@ def test_an_error_that_the_except_clause_raised_is_said_to_be_its_own(
             raise OSError("mine") from cause
 
     _, session = error_behind(run)
-    assert session.fate.warning() == "OSError was raised while this error was being handled"
+    assert session.swallowed.warning() == "OSError was raised while this error was being handled"
     assert "OSError was raised while it was being handled; a guard" in session.report.explanation
 
 
@@ -582,7 +582,7 @@ def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
     with cudalens.check() as session:
         swallowed(bad)
         sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
-    assert session.fate.warning() == "the cell handled this error and ran on"
+    assert session.swallowed.warning() == "the cell handled this error and ran on"
     assert "raised" not in session.report.explanation
     assert "1 more in this cell: CUDA reported" in session.report.explanation
 
