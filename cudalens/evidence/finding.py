@@ -73,9 +73,6 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
     """Make the report of a guard's finding, tell the session, and return what is to be raised."""
     if violation.is_silent and is_repeated(violation):
         return None
-    violation = replace(
-        violation, op=str(call.op._schema.name), overload=str(call.op._overloadname)
-    )
     text, report = _found(violation, call.arguments, lambda: _replayed(call, violation))
     if violation.is_silent:
         return None if PROCESS.listeners else _warn(text)

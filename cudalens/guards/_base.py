@@ -3,7 +3,8 @@
 A guard is one short function that looks at the values of an op's arguments before the kernel is
 launched.  Its parameters are named after the schema arguments that it needs; it returns ``None``
 or a :class:`~cudalens.core.report_types.Violation`, changes nothing and reads the device at most
-once while nothing is wrong.  Its docstring has five parts, and the tests run the last two::
+once while nothing is wrong.  The framework adds the guard's name, the op and the overload to what
+it returns.  Its docstring has five parts, and the tests run the last two::
 
     The precondition in one sentence, with the bound as an interval.
 
@@ -26,7 +27,7 @@ import torch
 
 from cudalens.core._torch import has_kernel
 from cudalens.core.errors import GuardRegistrationError
-from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.core.report_types import Violation
 
 Check = Callable[..., "Violation | None"]
 _SECTIONS = ("Source", "Cost", "Passes", "Violates")
@@ -180,28 +181,17 @@ def _overloads(spelled: str) -> list[Any]:
 def _with_sentence(check: Check, name: str) -> Check:
     """Let a check answer with a sentence instead of a whole violation."""
 
-    def told(*values: Any) -> Violation | None:
+    def checked(*values: Any) -> Violation | None:
         answer: object = check(*values)
-        if isinstance(answer, Violation) and not answer.guard:
-            return replace(answer, guard=name)
         if answer is None or isinstance(answer, Violation):
             return answer
         if not isinstance(answer, str):
-            msg = f"guard {name} gave {type(answer).__name__}, not None, a sentence or a Violation"
+            kind = type(answer).__name__
+            msg = f"guard {name} returned {kind}, not None, a sentence or a Violation"
             raise TypeError(msg)
-        return Violation(
-            guard=name,
-            op="",
-            overload="",
-            argument="",
-            headline=answer,
-            explanation="",
-            offenders=Offenders(),
-            bounds=Bounds(),
-            is_index=False,
-        )
+        return Violation(headline=answer, is_index=False)
 
-    return told
+    return checked
 
 
 def _spelled(op: Any) -> str:

@@ -90,7 +90,6 @@ def index_of_dim(
     target: Tensor,
     dim: int,
     *,
-    guard: str,
     device_text: Text,
     wraps: bool = False,
     narrows: Callable[[], bool] | None = None,
@@ -116,7 +115,6 @@ def index_of_dim(
     why = NEGATIVES_WRAP if wraps else NEGATIVES_STOP
     return out_of_range(
         index,
-        guard=guard,
         argument=argument,
         low=low,
         high=size - 1,
@@ -136,7 +134,6 @@ def spans_lie_inside(
     offsets: Tensor,
     size: int,
     *,
-    guard: str,
     argument: str,
     place: str,
     why: str,
@@ -161,9 +158,6 @@ def spans_lie_inside(
         return None
     offenders = find_offenders(offsets, bad)
     return Violation(
-        guard=guard,
-        op="",
-        overload="",
         argument=argument,
         headline=f"{spelled(argument, offenders, list_position)} is outside {place}",
         explanation=why,

@@ -96,7 +96,6 @@ def check_groups(
     offs: Tensor | None,
     is_row_major: tuple[bool, bool],
     *,
-    guard: str,
     scales: Scales | None = None,
 ) -> Violation | None:
     """Check the offsets of one product in the order of its kernel's assertions."""
@@ -107,7 +106,7 @@ def check_groups(
         return None
     for finding in _findings(groups, offs.tolist()):
         if any(finding.bad):
-            return _violation(offs.cpu(), finding, groups, guard=guard)
+            return _violation(offs.cpu(), finding, groups)
     return None
 
 
@@ -217,12 +216,11 @@ def _missing_scales(sizes: Sequence[int], rows: int, scales: Scales) -> _Finding
     )
 
 
-def _violation(offs: Tensor, finding: _Finding, groups: _Groups, *, guard: str) -> Violation:
+def _violation(offs: Tensor, finding: _Finding, groups: _Groups) -> Violation:
     bad = torch.tensor(finding.bad)
     if finding.bounds is None:
         return out_of_range(
             offs,
-            guard=guard,
             argument="offs",
             low=0,
             high=groups.size,
@@ -236,9 +234,6 @@ def _violation(offs: Tensor, finding: _Finding, groups: _Groups, *, guard: str) 
         )
     offenders = find_offenders(offs, bad)
     return Violation(
-        guard=guard,
-        op="",
-        overload="",
         argument="offs",
         headline=f"{spelled('offs', offenders)} {finding.says}",
         explanation="The kernel starts each group where the one before ends.",

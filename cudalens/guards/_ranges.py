@@ -82,8 +82,6 @@ def out_of_range(
     low: int,
     high: int,
     place: str,
-    guard: str = "",
-    op: str = "",
     why: str = "",
     device_text: str | None = None,
     also: tuple[tuple[int, str], ...] = (),
@@ -111,9 +109,6 @@ def out_of_range(
             bad &= tensor != value
     offenders = find_offenders(tensor, bad)
     return Violation(
-        guard=guard,
-        op=op,
-        overload="",
         argument=argument,
         headline=f"{spelled(argument, offenders, list_position)} is outside {place}",
         explanation=why,
@@ -198,7 +193,6 @@ def bad_numbers(
     tensor: Tensor,
     bad: Tensor,
     *,
-    guard: str,
     argument: str,
     bounds: Bounds,
     why: str,
@@ -207,9 +201,6 @@ def bad_numbers(
     """Describe the numbers that ``bad`` marks; called only when there are some."""
     offenders = exact_offenders(tensor, bad)
     return Violation(
-        guard=guard,
-        op="",
-        overload="",
         argument=argument,
         headline=f"{spelled(argument, offenders)} {_complaint(offenders.first[0].value, bounds)}",
         explanation=why,

@@ -23,7 +23,7 @@ def assert_async_holds(self: Tensor) -> Violation | None:
     Passes:   aten._assert_async(tensor(1))
     Violates: aten._assert_async(tensor(0))
     """
-    return _stated(self, "", guard="assert_async_holds")
+    return _stated(self, "")
 
 
 @guard("aten::_assert_async.msg", records=("assert_async", "nested_index_put"), frequency="rare")
@@ -35,10 +35,10 @@ def assert_async_message_holds(self: Tensor, assert_msg: str) -> Violation | Non
     Passes:   aten._assert_async(tensor(1), "lengths must match")
     Violates: aten._assert_async(tensor(0), "lengths must match")
     """
-    return _stated(self, assert_msg, guard="assert_async_message_holds")
+    return _stated(self, assert_msg)
 
 
-def _stated(condition: Tensor, message: str, *, guard: str) -> Violation | None:
+def _stated(condition: Tensor, message: str) -> Violation | None:
     if condition.numel() != 1 or len(message.encode()) >= _MESSAGE_LIMIT:
         return None
     if condition.item() != 0:
@@ -46,9 +46,6 @@ def _stated(condition: Tensor, message: str, *, guard: str) -> Violation | None:
     real = condition.real if condition.is_complex() else condition
     offenders = find_offenders(real, torch.ones_like(real, dtype=torch.bool))
     return Violation(
-        guard=guard,
-        op="",
-        overload="",
         argument="self",
         headline=f"{spelled('self', offenders)}, where the program states that it is not zero",
         explanation=f"The statement reads: {message}." if message else "It comes with no message.",

@@ -24,7 +24,6 @@ def coordinates_lie_in_rows(self: Tensor, size: int) -> Violation | None:
         return None
     return out_of_range(
         self,
-        guard="coordinates_lie_in_rows",
         argument="self",
         low=0,
         high=size - 1,
@@ -55,7 +54,6 @@ def row_starts_lie_in_columns(crow_indices: Tensor, col_indices: Tensor) -> Viol
     return spans_lie_inside(
         crow_indices,
         stored,
-        guard="row_starts_lie_in_columns",
         argument="crow_indices",
         place=f"the {counted(stored, 'element')} of {{related}}",
         why="A row is written from its start to the next one's, outside the memory here.",

@@ -39,7 +39,6 @@ def ctc_loss_labels_in_alphabet(
         return None
     return out_of_range(
         targets,
-        guard="ctc_loss_labels_in_alphabet",
         argument="targets",
         low=0,
         high=classes - 1,

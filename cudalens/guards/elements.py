@@ -15,13 +15,12 @@ from cudalens.guards._dims import NEGATIVES_WRAP, broadcast, counted
 from cudalens.guards._ranges import lies_within, out_of_range, unexpanded
 
 
-def _flat_index(self: Tensor, index: Tensor, *, guard: str) -> Violation | None:
+def _flat_index(self: Tensor, index: Tensor) -> Violation | None:
     count = self.numel()
     if count == 0 or index.dtype != torch.int64 or lies_within(index, -count, count - 1):
         return None
     return out_of_range(
         index,
-        guard=guard,
         argument="index",
         low=-count,
         high=count - 1,
@@ -42,7 +41,7 @@ def take_index_in_range(self: Tensor, index: Tensor) -> Violation | None:
     Passes:   aten.take(zeros(2, 3), tensor([-6, 5]))
     Violates: aten.take(zeros(2, 3), tensor([0, 6]))
     """
-    return _flat_index(self, index, guard="take_index_in_range")
+    return _flat_index(self, index)
 
 
 @guard("aten::put", "aten::put_", records=("put",))
@@ -56,7 +55,7 @@ def put_index_in_range(self: Tensor, index: Tensor, source: Tensor) -> Violation
     """
     if source.dtype != self.dtype or source.numel() != index.numel():
         return None
-    return _flat_index(self, index, guard="put_index_in_range")
+    return _flat_index(self, index)
 
 
 @guard(
@@ -87,9 +86,6 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
     beyond = spread & (spread.reshape(-1).cumsum(0).reshape(shape) > available)
     bad = beyond.sum_to_size(mask.shape) > 0 if mask.shape != shape else beyond
     return Violation(
-        guard="masked_scatter_source_suffices",
-        op="",
-        overload="",
         argument="mask",
         headline=f"{{argument}} selects {counted(selected, 'element')} but {{related}} has "
         f"{available}",

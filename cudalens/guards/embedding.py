@@ -35,7 +35,6 @@ def _rows_outside(
     indices: Tensor,
     rows: int,
     *,
-    guard: str,
     related: str,
     why: str,
     device_text: Text,
@@ -50,7 +49,6 @@ def _rows_outside(
     is_narrowed = narrows is not None and narrows() and passes_narrowed(indices, rows - 1)
     return out_of_range(
         indices,
-        guard=guard,
         argument="indices",
         low=low,
         high=rows - 1,
@@ -85,7 +83,6 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | N
     return _rows_outside(
         indices,
         weight.size(0),
-        guard="embedding_indices_in_range",
         related="weight",
         why="Each index reads one row of the table; the kernel stops at a row that is not there.",
         device_text=lambda: _asserts.lookup_text(weight, 0, indices),
@@ -111,7 +108,6 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violatio
     return _rows_outside(
         indices,
         self.size(0),
-        guard="embedding_renorm_indices_in_range",
         related="self",
         # Releases before 2.12 have no assertion here: the kernel reads on.
         why="Each index names a row whose norm is cut to max_norm; there is no such row.",
@@ -147,7 +143,6 @@ def embedding_bag_indices_in_range(
     return _rows_outside(
         indices,
         weight.size(0),
-        guard="embedding_bag_indices_in_range",
         related="weight",
         why="Each index adds one row of the table to its bag, and the kernel stops at a row that "
         "is not there; padding_idx is no exception.",
@@ -188,9 +183,6 @@ def embedding_bag_offsets_rise(
     (at,) = offenders.first[0].position
     before = 0 if at == 1 else offsets[at - 1].item()
     return Violation(
-        guard="embedding_bag_offsets_rise",
-        op="",
-        overload="",
         argument="offsets",
         headline=f"{spelled('offsets', offenders)} is outside {before} … {count}: from the offset "
         "before it to the number of {related}",

@@ -32,7 +32,6 @@ def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | 
         index,
         self,
         dim,
-        guard="gather_index_in_range",
         device_text=lambda: _asserts.gather_text(self, place[0], index),
     )
 
@@ -43,7 +42,6 @@ def _scatter(
     index: Tensor,
     src: Tensor | None,
     *,
-    guard: str,
     device_text: Text,
     adds: bool = False,
     may_be_put: bool = True,
@@ -64,7 +62,7 @@ def _scatter(
     if is_put:
         is_sorted = adds or index.numel() > 1
         device_text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
-    return index_of_dim(index, self, dim, guard=guard, device_text=device_text, wraps=is_put)
+    return index_of_dim(index, self, dim, device_text=device_text, wraps=is_put)
 
 
 @guard(
@@ -87,7 +85,6 @@ def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -
         dim,
         index,
         src,
-        guard="scatter_index_in_range",
         device_text=_asserts.GATHER_SCATTER,
     )
 
@@ -113,7 +110,6 @@ def scatter_by_reduction_index_in_range(
         dim,
         index,
         src,
-        guard="scatter_by_reduction_index_in_range",
         device_text=_asserts.GATHER_SCATTER,
         adds=True,
         may_be_put=reduce == "add",
@@ -143,7 +139,6 @@ def scatter_value_index_in_range(self: Tensor, dim: int, index: Tensor) -> Viola
         dim,
         index,
         None,
-        guard="scatter_value_index_in_range",
         device_text=_asserts.SCATTER_VALUE,
     )
 
@@ -175,7 +170,6 @@ def scatter_add_index_in_range(
         dim,
         index,
         src,
-        guard="scatter_add_index_in_range",
         device_text=lambda: _asserts.scatter_add_text(self, dim, index),
         adds=True,
     )
@@ -211,7 +205,6 @@ def scatter_reduce_index_in_range(
         dim,
         index,
         src,
-        guard="scatter_reduce_index_in_range",
         device_text=text,
         adds=True,
         may_be_put=include_self and reduce in ("sum", "mean"),
@@ -244,7 +237,6 @@ def take_along_dim_indices_in_range(
         return None
     return out_of_range(
         indices,
-        guard="take_along_dim_indices_in_range",
         argument="indices",
         low=-size,
         high=size - 1,

@@ -36,7 +36,7 @@ def grouped_mm_offsets_in_range(
     if not is_bfloat16 or out_dtype not in (None, torch.bfloat16):
         return None
     is_row_major = (self.stride(-1) == 1, mat2.stride(-1) == 1)
-    return check_groups(self, mat2, offs, is_row_major, guard="grouped_mm_offsets_in_range")
+    return check_groups(self, mat2, offs, is_row_major)
 
 
 @guard(
@@ -61,7 +61,7 @@ def scaled_grouped_mm_offsets_in_range(
     """
     if self.dtype == _FLOAT4:  # only the second version takes it
         return None
-    return _scaled(self, mat2, (scale_a,), offs, guard="scaled_grouped_mm_offsets_in_range")
+    return _scaled(self, mat2, (scale_a,), offs)
 
 
 @guard(
@@ -84,21 +84,21 @@ def scaled_grouped_mm_v2_offsets_in_range(
               zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, [ones(4)], [1], [0], [ones(2, 16)],
               [1], [0], tensor([1, 5], dtype=torch.int32))
     """
-    return _scaled(self, mat2, scale_a, offs, guard="scaled_grouped_mm_v2_offsets_in_range")
+    return _scaled(self, mat2, scale_a, offs)
 
 
 def _scaled(
-    left: Tensor, right: Tensor, scales: Sequence[Tensor], offs: Tensor | None, *, guard: str
+    left: Tensor, right: Tensor, scales: Sequence[Tensor], offs: Tensor | None
 ) -> Violation | None:
     if left.dtype != right.dtype or not scales or left.stride(-1) != 1 or right.stride(-1) == 1:
         return None
     layout = (True, False)
     if left.dtype == torch.float8_e4m3fn and scales[0].dtype == torch.float32:
-        return check_groups(left, right, offs, layout, guard=guard)
+        return check_groups(left, right, offs, layout)
     by_block = _by_block(left, scales)
     if by_block is None:
         return None
-    return check_groups(left, right, offs, layout, guard=guard, scales=by_block)
+    return check_groups(left, right, offs, layout, scales=by_block)
 
 
 def _by_block(left: Tensor, scales: Sequence[Tensor]) -> Scales | None:

@@ -106,7 +106,6 @@ def _check(
     source: Tensor,
     indices: Indices,
     *,
-    guard: str,
     device_text: Text | None,
     values: Tensor | None = None,
 ) -> Violation | None:
@@ -128,14 +127,13 @@ def _check(
             return None
         if values is not None and not _fits_selection(values, source, indices):
             return None
-        return _outside(item, guard=guard, device_text=device_text)
+        return _outside(item, device_text=device_text)
     return None
 
 
-def _outside(item: _Selector, *, guard: str, device_text: Text | None) -> Violation:
+def _outside(item: _Selector, *, device_text: Text | None) -> Violation:
     return out_of_range(
         item.index,
-        guard=guard,
         argument="indices",
         low=-item.size,
         high=item.size - 1,
@@ -176,7 +174,7 @@ def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
         copies_rows = used == [0] and _asserts.copies_whole_rows(self, 0)
         return _asserts.GATHER_ROWS if copies_rows else _asserts.INDEX
 
-    return _check(self, indices, guard="index_in_range", device_text=text)
+    return _check(self, indices, device_text=text)
 
 
 @guard(
@@ -203,10 +201,8 @@ def index_put_in_range(
     is_sorted = _writes_by_sorting(values, accumulate)
     if is_sorted:
         text = _asserts.ASSERT_ASYNC
-        return _check(self, indices, guard="index_put_in_range", device_text=text)
-    return _check(
-        self, indices, guard="index_put_in_range", device_text=_asserts.INDEX, values=values
-    )
+        return _check(self, indices, device_text=text)
+    return _check(self, indices, device_text=_asserts.INDEX, values=values)
 
 
 @guard(
@@ -231,10 +227,8 @@ def index_put_impl_in_range(
         return None
     if is_sorted:
         text = _asserts.ASSERT_ASYNC
-        return _check(self, indices, guard="index_put_impl_in_range", device_text=text)
-    return _check(
-        self, indices, guard="index_put_impl_in_range", device_text=_asserts.INDEX, values=values
-    )
+        return _check(self, indices, device_text=text)
+    return _check(self, indices, device_text=_asserts.INDEX, values=values)
 
 
 @guard(
@@ -256,4 +250,4 @@ def index_backward_in_range(
     is_unchecked = unsafe and _writes_by_sorting(values, accumulate)
     if values.dtype != self.dtype or not is_unchecked:
         return None
-    return _check(self, indices, guard="index_backward_in_range", device_text=None)
+    return _check(self, indices, device_text=None)

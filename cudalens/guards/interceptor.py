@@ -215,9 +215,14 @@ class Interceptor:
     def _report(
         self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
-        if found.device_text is not None:
-            printed = as_printed_by(torch.__version__, found.device_text)
-            found = replace(found, device_text=printed)
+        text = found.device_text
+        found = replace(
+            found,
+            guard=guard.name,
+            op=str(op._schema.name),
+            overload=str(op._overloadname),
+            device_text=text if text is None else as_printed_by(torch.__version__, text),
+        )
         call = GuardedCall(
             op=op,
             guard=guard,

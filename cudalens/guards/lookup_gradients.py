@@ -28,9 +28,7 @@ def embedding_backward_indices_in_range(
     """
     if grad_output.numel() == 0:
         return None
-    return _no_row(
-        indices, num_weights, padding_idx, guard="embedding_backward_indices_in_range", why=_WRITES
-    )
+    return _no_row(indices, num_weights, padding_idx, why=_WRITES)
 
 
 @guard(*_BAG_BACKWARD, is_silent=True, covers_inner=True)
@@ -52,7 +50,6 @@ def embedding_bag_backward_indices_in_range(
         indices,
         num_weights,
         padding_idx,
-        guard="embedding_bag_backward_indices_in_range",
         why=_NO_SUCH_ROW,
     )
 
@@ -79,7 +76,6 @@ def embedding_bag_backward_maxima_in_range(
         return None
     return out_of_range(
         maximum_indices,
-        guard="embedding_bag_backward_maxima_in_range",
         argument="maximum_indices",
         low=0,
         high=num_weights - 1,
@@ -114,7 +110,6 @@ def embedding_bag_weight_backward_indices_in_range(
         indices,
         weight.size(0),
         padding_idx,
-        guard="embedding_bag_weight_backward_indices_in_range",
         why="The kernel checks nothing and reads outside the table's memory.",
         related="weight",
     )
@@ -125,7 +120,6 @@ def _no_row(
     rows: int,
     padding_idx: int,
     *,
-    guard: str,
     why: str,
     related: str | None = None,
 ) -> Violation | None:
@@ -137,7 +131,6 @@ def _no_row(
     is_inside = 0 <= padding_idx < rows
     return out_of_range(
         indices,
-        guard=guard,
         argument="indices",
         low=0,
         high=rows - 1,

@@ -38,7 +38,6 @@ def nll_loss_target_in_range(
         target,
         self,
         ignore_index,
-        guard="nll_loss_target_in_range",
         dim=self.dim() - 1,
         device_text=_nll_text("Loss.cu", *by_shape, target),
     )
@@ -72,7 +71,6 @@ def nll_loss_backward_target_in_range(
         target,
         self,
         ignore_index,
-        guard="nll_loss_backward_target_in_range",
         dim=self.dim() - 1,
         device_text=_nll_text("Loss.cu", *by_shape, target),
         is_replay_safe=reduction != _NO_REDUCTION,
@@ -99,7 +97,6 @@ def nll_loss2d_target_in_range(
         target,
         self,
         ignore_index,
-        guard="nll_loss2d_target_in_range",
         dim=1,
         device_text=_nll_text("NLLLoss2d.cu", *by_reduction, target),
     )
@@ -131,7 +128,6 @@ def nll_loss2d_backward_target_in_range(
         target,
         self,
         ignore_index,
-        guard="nll_loss2d_backward_target_in_range",
         dim=1,
         device_text=_nll_text("NLLLoss2d.cu", *by_reduction, target),
         is_replay_safe=reduction != _NO_REDUCTION,
@@ -165,7 +161,6 @@ def _unknown_class(
     scores: Tensor,
     ignored: int,
     *,
-    guard: str,
     dim: int,
     device_text: str,
     is_replay_safe: bool = True,
@@ -175,7 +170,6 @@ def _unknown_class(
     wide = target.to(torch.int64)
     return out_of_range(
         target,
-        guard=guard,
         argument="target",
         low=0,
         high=classes - 1,

@@ -41,7 +41,6 @@ def multi_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Violation
     return _unknown_class(
         target,
         classes,
-        guard="multi_margin_loss_target_in_range",
         device_text=None if is_narrowed else _MULTI_MARGIN_TEXT,
         why=NARROWED if is_narrowed else PER_CLASS,
         is_silent=False,
@@ -63,7 +62,6 @@ def multi_margin_loss_backward_target_in_range(self: Tensor, target: Tensor) -> 
     return _unknown_class(
         target,
         classes,
-        guard="multi_margin_loss_backward_target_in_range",
         device_text=None,
         is_silent=True,
     )
@@ -84,14 +82,12 @@ def _unknown_class(
     target: Tensor,
     classes: int,
     *,
-    guard: str,
     device_text: str | None,
     is_silent: bool,
     why: str = PER_CLASS,
 ) -> Violation:
     return out_of_range(
         target,
-        guard=guard,
         argument="target",
         low=0,
         high=classes - 1,
@@ -133,7 +129,6 @@ def multilabel_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Viol
         return None
     return out_of_range(
         target,
-        guard="multilabel_margin_loss_target_in_range",
         argument="target",
         low=0,
         high=classes - 1,

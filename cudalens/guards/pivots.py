@@ -34,7 +34,6 @@ def lu_unpack_pivots_in_range(
     bad[..., read:] = False
     return out_of_range(
         LU_pivots,
-        guard="lu_unpack_pivots_in_range",
         argument="LU_pivots",
         low=1,
         high=rows,
@@ -65,7 +64,7 @@ def lu_solve_pivots_in_range(
     """
     if not _is_solve(LU, pivots, B) or lies_within(pivots, 1, LU.size(-1)):
         return None
-    return _no_row(pivots, LU.size(-1), "LU", guard="lu_solve_pivots_in_range")
+    return _no_row(pivots, LU.size(-1), "LU")
 
 
 @guard("aten::linalg_ldl_solve", frequency="rare", is_silent=True)
@@ -87,7 +86,7 @@ def ldl_solve_pivots_in_range(
         return None
     rows = LD.size(-1)
     bad = (pivots == 0) | (pivots > rows) | (pivots < -rows)
-    return _no_row(pivots, rows, "LD", guard="ldl_solve_pivots_in_range", bad=bad)
+    return _no_row(pivots, rows, "LD", bad=bad)
 
 
 def _is_solve(factors: Tensor, pivots: Tensor, right: Tensor) -> bool:
@@ -98,12 +97,9 @@ def _is_solve(factors: Tensor, pivots: Tensor, right: Tensor) -> bool:
     return is_square and pivots.shape == factors.shape[:-1]
 
 
-def _no_row(
-    pivots: Tensor, rows: int, related: str, *, guard: str, bad: Tensor | None = None
-) -> Violation:
+def _no_row(pivots: Tensor, rows: int, related: str, *, bad: Tensor | None = None) -> Violation:
     return out_of_range(
         pivots,
-        guard=guard,
         argument="pivots",
         low=1,
         high=rows,

@@ -22,7 +22,6 @@ def _plane(
     indices: Tensor,
     sizes: Sequence[int],
     *,
-    guard: str,
     device_text: str | None,
     beyond_text: str | None = None,
     related: str | None = None,
@@ -42,7 +41,6 @@ def _plane(
         device_text = beyond_text = None
     found = out_of_range(
         indices,
-        guard=guard,
         argument="indices",
         low=0,
         high=count - 1,
@@ -80,7 +78,6 @@ def max_unpool2d_indices_in_range(
     return _plane(
         indices,
         output_size,
-        guard="max_unpool2d_indices_in_range",
         device_text="MaxUnpooling.cu:47: max_unpooling2d_forward_kernel: "
         "Assertion `maxind >= 0 && maxind < outputImageSize` failed.",
         narrows=True,
@@ -105,7 +102,6 @@ def max_unpool3d_indices_in_range(
     return _plane(
         indices,
         output_size,
-        guard="max_unpool3d_indices_in_range",
         device_text="MaxUnpooling.cu:69: max_unpooling3d_forward_kernel: "
         "Assertion `index >= 0 && index < outputImageSize` failed.",
     )
@@ -132,7 +128,6 @@ def fractional_max_pool2d_indices_in_range(
     return _plane(
         indices,
         self.shape[-2:],
-        guard="fractional_max_pool2d_indices_in_range",
         device_text=f"FractionalMaxPool2d.cu:120: {site}: Assertion `index >= 0` failed.",
         beyond_text=f"FractionalMaxPool2d.cu:123: {site}: "
         "Assertion `inputH < gradInput.size(2)` failed.",
@@ -160,7 +155,6 @@ def fractional_max_pool3d_indices_in_range(
     return _plane(
         indices,
         self.shape[-3:],
-        guard="fractional_max_pool3d_indices_in_range",
         device_text=f"FractionalMaxPool3d.cu:140: {site}: Assertion `index >= 0` failed.",
         beyond_text=f"FractionalMaxPool3d.cu:146: {site}: "
         "Assertion `inputT < gradInput.size(2)` failed.",
@@ -184,7 +178,6 @@ def adaptive_max_pool2d_indices_in_range(
     return _plane(
         indices,
         self.shape[-2:],
-        guard="adaptive_max_pool2d_indices_in_range",
         device_text=None,
         related="self",
     )
@@ -208,7 +201,6 @@ def adaptive_max_pool3d_indices_in_range(
     return _plane(
         indices,
         self.shape[-3:],
-        guard="adaptive_max_pool3d_indices_in_range",
         device_text=None,
         related="self",
     )

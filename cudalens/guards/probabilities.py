@@ -29,7 +29,6 @@ def binary_cross_entropy_input_in_unit_interval(self: Tensor, target: Tensor) ->
     return bad_numbers(
         self,
         outside_mask(self, 0, 1),
-        guard="binary_cross_entropy_input_in_unit_interval",
         argument="self",
         bounds=_UNIT,
         why=_LOGARITHMS,
@@ -52,7 +51,6 @@ def binary_cross_entropy_target_in_unit_interval(self: Tensor, target: Tensor) -
     return bad_numbers(
         target,
         outside_mask(target, 0, 1),
-        guard="binary_cross_entropy_target_in_unit_interval",
         argument="target",
         bounds=_UNIT,
         why=_SHARES,

@@ -48,7 +48,6 @@ def quantized_bag_indices_in_range(
         return None
     return out_of_range(
         indices,
-        guard="quantized_bag_indices_in_range",
         argument="indices",
         low=0,
         high=rows - 1,

@@ -54,7 +54,6 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
     Passes:   aten.index_select(zeros(2, 3), 1, tensor([0, 2]))
     Violates: aten.index_select(zeros(2, 3), 1, tensor([0, -1]))
     """
-    name = "index_select_index_in_range"
     place = dim_size(self, dim)
     if place is None or index.dim() > 1:
         return None
@@ -63,7 +62,7 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
         if place[0] >= self.sparse_dim() or index.dtype != torch.int64:
             return None
         text = _asserts.INDEX_SELECT_SPARSE
-        return index_of_dim(index, self, dim, guard=name, device_text=text, wraps=True)
+        return index_of_dim(index, self, dim, device_text=text, wraps=True)
     if self.layout != torch.strided or _selects_nothing(self, place[0], index):
         return None
     if self.dim() == 0 and index.numel() != 1:  # torch refuses it
@@ -72,7 +71,6 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
         index,
         self,
         dim,
-        guard=name,
         device_text=lambda: _asserts.lookup_text(self, place[0], index),
         narrows=lambda: _asserts.compares_32_bits(self, index),
     )
@@ -105,7 +103,6 @@ def index_add_index_in_range(
         index,
         self,
         dim,
-        guard="index_add_index_in_range",
         device_text=_asserts.ASSERT_ASYNC if is_put else _asserts.index_add_text(index),
         wraps=is_put,
         narrows=lambda: not is_put and _narrows(self, dim, index, source),
@@ -136,7 +133,6 @@ def index_reduce_index_in_range(
         index,
         self,
         dim,
-        guard="index_reduce_index_in_range",
         device_text=_asserts.index_add_text(index),
         narrows=lambda: include_self and _narrows(self, dim, index, source),
     )
@@ -179,7 +175,6 @@ def index_copy_index_in_range(
         index,
         self,
         dim,
-        guard="index_copy_index_in_range",
         device_text=text,
         wraps=is_put,
     )
@@ -208,7 +203,6 @@ def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violatio
         index,
         self,
         dim,
-        guard="index_fill_index_in_range",
         device_text=_asserts.INDEX_FILL,
         wraps=True,
     )

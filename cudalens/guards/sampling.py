@@ -63,7 +63,6 @@ def multinomial_weights_drawable(
     return bad_numbers(
         self,
         bad,
-        guard="multinomial_weights_drawable",
         argument="self",
         bounds=_WEIGHTS,
         why="Samples are drawn in proportion to the weights, and this one has no proportion.",
@@ -96,9 +95,6 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
     overflows = f"inf, more than {dtype} holds: its shares vanish"
     says = overflows if total == "inf" else "0: nothing can be drawn from it"
     return Violation(
-        guard="multinomial_weights_drawable",
-        op="",
-        overload="",
         argument="self",
         headline=f"{row} sums to {says}",
         explanation="A row is drawn from in proportion to its sum.",
@@ -128,9 +124,6 @@ def multinomial_enough_categories(
     offenders = exact_offenders(weighted, weighted < num_samples)
     row, _, have = spelled("self", offenders).rpartition(" = ")
     return Violation(
-        guard="multinomial_enough_categories",
-        op="",
-        overload="",
         argument="self",
         headline=f"{row} has {counted(int(have), 'weight')} above 0, "
         f"and {num_samples} samples are drawn from it without replacement",
@@ -156,8 +149,7 @@ def bernoulli_input_in_unit_interval(self: Tensor) -> Violation | None:
     Passes:   aten.bernoulli(tensor([0.0, 1.0]))
     Violates: aten.bernoulli(tensor([0.0, 1.5]))
     """
-    guard = "bernoulli_input_in_unit_interval"
-    return _bernoulli(self, self.shape, self.dtype, guard=guard, argument="self")
+    return _bernoulli(self, self.shape, self.dtype, argument="self")
 
 
 @guard("aten::bernoulli.out", records=("bernoulli_tensor",), frequency="rare", covers_inner=True)
@@ -169,8 +161,7 @@ def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation
     Passes:   aten.bernoulli.out(tensor([0.0, 1.0]), out=zeros(2))
     Violates: aten.bernoulli.out(tensor([0.0, 1.5]), out=zeros(2))
     """
-    guard = "bernoulli_out_input_in_unit_interval"
-    return _bernoulli(self, self.shape, out.dtype, guard=guard, argument="self")
+    return _bernoulli(self, self.shape, out.dtype, argument="self")
 
 
 @guard(
@@ -189,12 +180,11 @@ def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Violation | None:
     Passes:   zeros(2).bernoulli_(tensor([0.0, 1.0]))
     Violates: zeros(2).bernoulli_(tensor([0.0, 1.5]))
     """
-    guard = "bernoulli_p_in_unit_interval"
-    return _bernoulli(p, self.shape, self.dtype, guard=guard, argument="p")
+    return _bernoulli(p, self.shape, self.dtype, argument="p")
 
 
 def _bernoulli(
-    p: Tensor, shape: torch.Size, drawn: torch.dtype, *, guard: str, argument: str
+    p: Tensor, shape: torch.Size, drawn: torch.dtype, *, argument: str
 ) -> Violation | None:
     # Torch refuses probabilities that are no floating-point numbers.
     if p.dtype not in FLOATS or drawn.is_complex:
@@ -208,7 +198,6 @@ def _bernoulli(
     return bad_numbers(
         p,
         outside_mask(p.to(dtype), 0, 1),
-        guard=guard,
         argument=argument,
         bounds=_UNIT,
         why="Each element is drawn as 1 with its probability.",
@@ -230,7 +219,6 @@ def poisson_rate_not_negative(self: Tensor) -> Violation | None:
     return bad_numbers(
         self,
         outside_mask(self, 0, math.inf),
-        guard="poisson_rate_not_negative",
         argument="self",
         bounds=Bounds(min=0.0, text="at least 0"),
         why="A rate is the mean of what is counted.",

@@ -51,14 +51,9 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation |
         return None
     size_text = _REPEAT_SIZE_TEXT if total != output_size else _REPEAT_NEGATIVE_TEXT
     if total != magnitude:
-        return _negative(
-            repeats, repeats < 0, "repeats", guard="repeats_fill_output", device_text=size_text
-        )
+        return _negative(repeats, repeats < 0, "repeats", device_text=size_text)
     sums = repeats.sum()
     return Violation(
-        guard="repeats_fill_output",
-        op="",
-        overload="",
         argument="repeats",
         headline=f"{{argument}} sums to {total}, and output_size is {output_size}",
         explanation="The result has output_size elements, and the repeats must fill it exactly.",
@@ -100,7 +95,6 @@ def segment_lengths_not_negative(
         segments,
         _bad_lengths(segments, offsets),
         "lengths" if offsets is None else "offsets",
-        guard="segment_lengths_not_negative",
         device_text=_ND_TEXT if data.dim() > 1 else _MEAN_TEXT,
     )
 
@@ -125,7 +119,7 @@ def segments_lie_in_data(
     if segments is None:
         return None
     asserts = data.dim() > 1 or reduce == "mean"  # segment_lengths_not_negative has said so
-    return _unchecked(segments, offsets, data.size(axis), asserts, guard="segments_lie_in_data")
+    return _unchecked(segments, offsets, data.size(axis), asserts)
 
 
 @guard("aten::_segment_reduce_backward", frequency="rare", is_silent=True)
@@ -144,12 +138,11 @@ def segments_still_lie_in_data(
     segments = _segments(data, lengths, offsets, axis, unsafe=True)
     if segments is None:
         return None
-    name = "segments_still_lie_in_data"
-    return _unchecked(segments, offsets, data.size(axis), asserts=False, guard=name)
+    return _unchecked(segments, offsets, data.size(axis), asserts=False)
 
 
 def _unchecked(
-    segments: Tensor, offsets: Tensor | None, size: int, asserts: bool, *, guard: str
+    segments: Tensor, offsets: Tensor | None, size: int, asserts: bool
 ) -> Violation | None:
     """Check what no kernel does: negative lengths unless one asserts them, and the data's end."""
     if _stay_inside(segments, offsets, size):
@@ -157,10 +150,10 @@ def _unchecked(
     name = "lengths" if offsets is None else "offsets"
     bad = _bad_lengths(segments, offsets)
     if bool(bad.any()):
-        return None if asserts else _negative(segments, bad, name, guard=guard, device_text=None)
+        return None if asserts else _negative(segments, bad, name, device_text=None)
     ends = segments.cumsum(-1) if offsets is None else segments
     bad = _bad_reads(segments, offsets, ends, size)
-    return _outside(segments, bad, ends, size, name, guard=guard) if bool(bad.any()) else None
+    return _outside(segments, bad, ends, size, name) if bool(bad.any()) else None
 
 
 def _segments(
@@ -219,18 +212,13 @@ def _bad_reads(segments: Tensor, offsets: Tensor | None, ends: Tensor, size: int
     return bad
 
 
-def _outside(
-    segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str, *, guard: str
-) -> Violation:
+def _outside(segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str) -> Violation:
     offenders = find_offenders(segments, bad)
     says = spelled(name, offenders)
     if name == "lengths":
         end = int(ends[offenders.first[0].position].item())
         says = f"{says} ends its segment at {end}, which"
     return Violation(
-        guard=guard,
-        op="",
-        overload="",
         argument=name,
         headline=f"{says} is outside the {size} elements of {{related}}",
         explanation="The kernel takes the segment from memory beyond the data.",
@@ -244,16 +232,11 @@ def _outside(
     )
 
 
-def _negative(
-    tensor: Tensor, bad: Tensor, name: str, *, guard: str, device_text: str | None
-) -> Violation:
+def _negative(tensor: Tensor, bad: Tensor, name: str, *, device_text: str | None) -> Violation:
     offenders = find_offenders(tensor, bad)
     is_offset = name == "offsets"
     says = "is smaller than the offset before it" if is_offset else "is negative"
     return Violation(
-        guard=guard,
-        op="",
-        overload="",
         argument=name,
         headline=f"{spelled(name, offenders)} {says}",
         explanation="A segment, or a repeat, cannot have fewer than no elements.",

@@ -26,8 +26,7 @@ def flash_query_sequences_lie_in_query(query: Tensor, cum_seq_q: Tensor | None) 
     Violates: aten._flash_attention_forward(zeros(3, 1, 8), zeros(3, 1, 8), zeros(3, 1, 8),
               tensor([0, 1, 4]), tensor([0, 1, 3]), 3, 2, 0.0, False, False)
     """
-    name = "flash_query_sequences_lie_in_query"
-    return _packed(query, cum_seq_q, guard=name, argument="cum_seq_q", related="query", dim=0)
+    return _packed(query, cum_seq_q, argument="cum_seq_q", related="query", dim=0)
 
 
 @guard(*_FLASH, is_silent=True)
@@ -42,8 +41,7 @@ def flash_key_sequences_lie_in_key(key: Tensor, cum_seq_k: Tensor | None) -> Vio
               tensor([0, 1, 3]), tensor([0, 1, 4]), 2, 3, 0.0, False, False)
     """
     # With pages of keys (four dimensions) the offsets are not positions in the tensor.
-    name = "flash_key_sequences_lie_in_key"
-    return _packed(key, cum_seq_k, guard=name, argument="cum_seq_k", related="key", dim=0)
+    return _packed(key, cum_seq_k, argument="cum_seq_k", related="key", dim=0)
 
 
 @guard(*_EFFICIENT, is_silent=True)
@@ -59,8 +57,7 @@ def efficient_query_sequences_lie_in_query(
     Violates: aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
               zeros(1, 3, 1, 8), None, tensor([0, 4]).int(), tensor([0, 3]).int(), 4, 3, 0.0, 0)
     """
-    name = "efficient_query_sequences_lie_in_query"
-    return _packed(query, cu_seqlens_q, guard=name, argument="cu_seqlens_q", related="query", dim=1)
+    return _packed(query, cu_seqlens_q, argument="cu_seqlens_q", related="query", dim=1)
 
 
 @guard(*_EFFICIENT, is_silent=True)
@@ -76,12 +73,11 @@ def efficient_key_sequences_lie_in_key(
     Violates: aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
               zeros(1, 3, 1, 8), None, tensor([0, 3]).int(), tensor([0, 4]).int(), 3, 4, 0.0, 0)
     """
-    name = "efficient_key_sequences_lie_in_key"
-    return _packed(key, cu_seqlens_k, guard=name, argument="cu_seqlens_k", related="key", dim=1)
+    return _packed(key, cu_seqlens_k, argument="cu_seqlens_k", related="key", dim=1)
 
 
 def _packed(
-    data: Tensor, offsets: Tensor | None, *, guard: str, argument: str, related: str, dim: int
+    data: Tensor, offsets: Tensor | None, *, argument: str, related: str, dim: int
 ) -> Violation | None:
     if offsets is None or offsets.dim() != 1 or data.dim() != 3 + dim or data.numel() == 0:
         return None
@@ -89,7 +85,6 @@ def _packed(
     return spans_lie_inside(
         offsets,
         rows,
-        guard=guard,
         argument=argument,
         place=f"the {counted(rows, 'row')} of {{related}}",
         why=_READS.format("the tensor"),
@@ -117,7 +112,6 @@ def jagged_rows_lie_in_values(
     return spans_lie_inside(
         offsets[0],
         rows,
-        guard="jagged_rows_lie_in_values",
         argument="offsets",
         place=f"the {counted(rows, 'row')} of {{related}}",
         why=_READS.format("the values"),

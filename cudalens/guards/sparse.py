@@ -118,9 +118,6 @@ def compressed_sparse_indices_hold(
     item = next(one for one in breaches if bool(one.bad.any()))
     offenders = find_offenders(item.values, item.bad)
     return Violation(
-        guard="compressed_sparse_indices_hold",
-        op="",
-        overload="",
         argument=item.argument,
         headline=f"{spelled(item.argument, offenders)} {item.says}",
         explanation=_WHY,

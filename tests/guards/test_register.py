@@ -35,9 +35,6 @@ def op() -> Iterator[Any]:
 
 def _violation(rows: Tensor) -> Violation:
     return Violation(
-        guard="rows_in_table",
-        op="",
-        overload="",
         argument="rows",
         headline=f"{{argument}} reaches {int(rows.max())}",
         explanation="The table ends before.",
@@ -193,13 +190,25 @@ def test_what_does_not_say_its_arguments_is_no_check(op: Any, check: Any) -> Non
     assert register(op, rows_in_table)
 
 
-def test_a_violation_without_a_name_gets_the_checks(op: Any) -> None:
-    """What ``out_of_range`` makes need not repeat the name of the function around it."""
+@pytest.mark.parametrize("wide", [{}, {"wide": True}])
+def test_the_framework_names_guard_op_and_overload(op: Any, wide: dict[str, bool]) -> None:
+    """A finding carries the name of its check and of the overload called, whatever it says."""
 
     def rows_exist(table: Tensor, rows: Tensor) -> Violation | None:
         return out_of_range(rows, argument="rows", low=0, high=2, place="the 3 rows")
 
-    register("guardtest::lookup", rows_exist)
-    with guarded() as collector:
-        found = collector.look(lambda: op(torch.zeros(3), tensor([3])))
-    assert found is not None and found.guard == "rows_exist"
+    def rows_are_few(table: Tensor, rows: Tensor) -> Violation | None:
+        return Violation(headline="too many rows", guard="mine", op="other", overload="odd")
+
+    def rows_are_good(table: Tensor, rows: Tensor) -> str:
+        return "rows are bad"
+
+    overload = "wide" if wide else "default"
+    for check in (rows_exist, rows_are_few, rows_are_good):
+        catalogue._table.pop(getattr(op, overload), None)
+        register("guardtest::lookup", check)
+        with guarded() as collector:
+            found = collector.look(lambda: op(torch.zeros(3), tensor([3]), **wide))
+        assert found is not None
+        made = (found.guard, found.op, found.overload)
+        assert made == (check.__name__, "guardtest::lookup", overload)
