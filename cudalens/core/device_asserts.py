@@ -1,14 +1,19 @@
-"""Read the assertion lines that CUDA prints: thousands of equal ones become one, with a meaning."""
+"""The assertions of CUDA kernels: reading what was printed, and the table of known ones.
+
+Thousands of equal printed lines become one.  The table, ``data/asserts.json``, is the one place for
+the texts: the guards and the simulated device take theirs from it by key, the diagnosis reads what
+they mean.  ``data/assert_sites.json`` says what other releases of torch print instead.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 MAX_LINES = 20
 _LINE = re.compile(
@@ -78,7 +83,62 @@ def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
     )
 
 
-# --- tell how an assertion is printed by the release of torch at  ---------------------------------
+# --- the table of assertions ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssertSite:
+    """One assertion in the kernels of torch 2.13.0."""
+
+    place: str
+    """File and line, as ``IndexKernel.cu:111``."""
+    function: str
+    """The device function."""
+    expression: str
+    """The asserted expression with its message, as it is printed."""
+
+    def text(self, thread: str = "") -> str:
+        """Return the line that CUDA prints.
+
+        Args:
+            thread: ``block: [0,0,0], thread: [0,0,0] ``; left out where it is not known.
+        """
+        return f"{self.place}: {self.function}: {thread}Assertion `{self.expression}` failed."
+
+
+@cache
+def assert_table() -> tuple[Mapping[str, Any], ...]:
+    """Return the rows of ``data/asserts.json``: assertions with one meaning share a row.
+
+    A row holds ``sentence``; ``ops``, each with the argument at fault behind a colon; ``sites``,
+    the assertions of torch 2.13.0 by key; ``texts``, expressions of other releases, after their
+    file's name where two files share one; and ``by_file`` where that is so for the sites.
+    """
+    return tuple(_read("asserts.json"))
+
+
+@cache
+def assert_site(key: str) -> AssertSite:
+    """Return an assertion of the table."""
+    for row in assert_table():
+        if key in (sites := row.get("sites", {})):
+            place, function, expression = sites[key]
+            return AssertSite(place=place, function=function, expression=expression)
+    raise KeyError(key)
+
+
+@cache
+def assert_text(key: str) -> str:
+    """Return the line that torch 2.13.0 prints for an assertion of the table, without thread."""
+    return assert_site(key).text()
+
+
+def _read(name: str) -> Any:
+    file = resources.files("cudalens") / "core" / "data" / name
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+# --- what other releases of torch print ----------------------------------------------------------
 
 
 KNOWN_RELEASE: Final = "2.13.0"
@@ -87,12 +147,7 @@ _PRINTED = re.compile(
     r"Assertion `(?P<expression>.*)` failed\."
 )
 # Rows were scattered by the general kernel before they got one of their own.
-_BEFORE: Final = {
-    "IndexKernelUtils.cu:122": "ScatterGatherKernel.cu:203: operator(): {thread}Assertion "
-    '`idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"` failed.'
-}
-Site = tuple[str, str, str]
-"""File with line, device function, asserted expression."""
+_BEFORE: Final = {"IndexKernelUtils.cu:122": "gather_scatter"}
 
 
 def as_printed_by(release: str | None, text: str) -> str | None:
@@ -120,9 +175,12 @@ def as_printed_by(release: str | None, text: str) -> str | None:
     site, thread = moved[key], found["thread"] or ""
     if site is None:
         before = _BEFORE.get(place)
-        return as_printed_by(release, before.format(thread=thread)) if before else None
+        return as_printed_by(release, assert_site(before).text(thread)) if before else None
     where, function, expression = site
-    return f"{where}: {function}: {thread}Assertion `{expression or found['expression']}` failed."
+    moved_site = AssertSite(
+        place=where, function=function, expression=expression or found["expression"]
+    )
+    return moved_site.text(thread)
 
 
 def known_releases() -> frozenset[str]:
@@ -131,9 +189,7 @@ def known_releases() -> frozenset[str]:
 
 
 @cache
-def _moved() -> Mapping[str, Mapping[str, Site | None]]:
-    file = resources.files("cudalens") / "core" / "data" / "assert_sites.json"
-    return {
-        release: {key: None if site is None else tuple(site) for key, site in sites.items()}
-        for release, sites in json.loads(file.read_text(encoding="utf-8")).items()
-    }
+def _moved() -> Mapping[str, Mapping[str, Sequence[str] | None]]:
+    """Return file with line, device function and expression, by release and by torch 2.13.0's."""
+    sites: dict[str, dict[str, list[str] | None]] = _read("assert_sites.json")
+    return sites

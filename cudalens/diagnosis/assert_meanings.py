@@ -1,22 +1,22 @@
 """Translate the assertions that CUDA prints: which ops, which argument, what it means.
 
-The built-in table holds the texts of the kernels of torch 2.14 and those of older releases.  Texts
-that the GPU suite met on hardware are read from ``data/assert_texts_<version>.json`` where present;
-they fill gaps and replace nothing.
+The built-in table, ``core/data/asserts.json``, holds the texts of the kernels of torch up to 2.14.
+Texts that the GPU suite met on hardware are read from ``data/assert_texts_<version>.json`` where
+present; they fill gaps and replace nothing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
-from cudalens.core.device_asserts import AssertLine
-from cudalens.diagnosis.asserttable import TEXTS
+from cudalens.core.device_asserts import AssertLine, assert_table
 
 __all__ = ["Meaning", "folded", "harvested", "known_texts", "meaning_of"]
 
@@ -67,9 +67,10 @@ def meaning_of(line: AssertLine, torch_version: str | None = None) -> Meaning | 
     if compiled is not None:
         return _compiled(compiled)
     key = folded(line.expression)
+    table = known_texts()
     for name in (f"{line.file}:{key}", key, f"{line.file}:*"):
-        if name in _TABLE:
-            return _TABLE[name]
+        if name in table:
+            return table[name]
     return harvested(torch_version).get(key) or _own_message(line)
 
 
@@ -83,9 +84,25 @@ def _own_message(line: AssertLine) -> Meaning | None:
     )
 
 
+@cache
 def known_texts() -> Mapping[str, Meaning]:
-    """Return the built-in table by folded expression."""
-    return MappingProxyType(_TABLE)
+    """Return the built-in table by folded expression, after the file's name where it matters."""
+    found = {}
+    for row in assert_table():
+        pairs = [item.rpartition(":")[::2] for item in row["ops"]]
+        meaning = Meaning(
+            arguments=tuple((op if "::" in op else f"aten::{op}", name) for op, name in pairs),
+            sentence=row["sentence"],
+        )
+        found.update(dict.fromkeys(map(folded, _texts(row)), meaning))
+    return MappingProxyType(found)
+
+
+def _texts(row: Mapping[str, Any]) -> Iterator[str]:
+    for place, _, expression in row.get("sites", {}).values():
+        file, _, _ = place.partition(":")
+        yield f"{file}:{expression}" if row.get("by_file") else expression
+    yield from row.get("texts", ())
 
 
 def _compiled(match: re.Match[str]) -> Meaning:
@@ -118,17 +135,3 @@ def read_harvest(text: str) -> Mapping[str, Meaning]:
             arguments=tuple(dict.fromkeys(pairs)), sentence=item["sentence"]
         )
     return MappingProxyType(found)
-
-
-def _entries(texts: Iterable[tuple[str, str, str]]) -> dict[str, Meaning]:
-    found = {}
-    for text, ops, sentence in texts:
-        pairs = [item.rpartition(":")[::2] for item in ops.split()]
-        found[folded(text)] = Meaning(
-            arguments=tuple((op if "::" in op else f"aten::{op}", name) for op, name in pairs),
-            sentence=sentence,
-        )
-    return found
-
-
-_TABLE = _entries(TEXTS)

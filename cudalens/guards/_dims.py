@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._ranges import lies_within, out_of_range, spelled
@@ -182,3 +183,65 @@ def _outside(offsets: Tensor, size: int, longest: int | None) -> Tensor:
     bad[..., 1:] |= (starts + lengths > size) & (lengths > 0)
     bad[..., :-1] |= (starts < 0) & (lengths > 0)
     return bad
+
+
+# --- which kernel is picked, and so which line is printed ---------------------------------------
+
+
+_SMALL_INDEX_COUNT = 16
+_VECTOR_BYTES = 16
+
+
+def index_add_text(index: Tensor) -> str:
+    """Return the line of the kernel that ``index_add`` picks by the number of indices."""
+    return (
+        assert_text("index_add_small")
+        if index.numel() <= _SMALL_INDEX_COUNT
+        else assert_text("index_add_large")
+    )
+
+
+def compares_32_bits(source: Tensor, index: Tensor) -> bool:
+    """Return whether ``index_select`` and ``embedding`` cut their indices to 32 bits."""
+    return index.numel() <= _SMALL_INDEX_COUNT and counts_in_32_bits(source, index)
+
+
+def lookup_text(source: Tensor, dim: int, index: Tensor) -> str:
+    """Return the line of the kernel that ``index_select`` and ``embedding`` pick."""
+    if index.numel() <= _SMALL_INDEX_COUNT:
+        return assert_text("index_select_small")
+    return (
+        assert_text("gather_rows_fast")
+        if copies_whole_rows(source, dim)
+        else assert_text("gather_scatter")
+    )
+
+
+def gather_text(source: Tensor, dim: int, index: Tensor) -> str:
+    """Return the line of the kernel that ``gather`` picks: an expanded index copies whole rows."""
+    is_expanded = index.dim() > 1 and not any(index.stride()[1:])
+    return (
+        assert_text("gather_rows_fast")
+        if is_expanded and copies_whole_rows(source, dim)
+        else assert_text("gather_scatter")
+    )
+
+
+def scatter_add_text(target: Tensor, dim: int, index: Tensor) -> str:
+    """Return the line of the kernel that ``scatter_add`` picks: an expanded index adds whole
+    rows.
+    """
+    is_expanded = index.dim() > 1 and not any(index.stride()[1:])
+    return (
+        assert_text("scatter_add_rows_fast")
+        if is_expanded and copies_whole_rows(target, dim)
+        else assert_text("gather_scatter")
+    )
+
+
+def copies_whole_rows(source: Tensor, dim: int) -> bool:
+    """Return whether the row kernels apply: contiguous rows in multiples of 16 bytes."""
+    if source.dim() < 2 or dim % source.dim() != 0 or not source.is_contiguous():
+        return False
+    row_bytes = source.stride(0) * source.element_size()
+    return row_bytes % _VECTOR_BYTES == 0 and source.data_ptr() % _VECTOR_BYTES == 0

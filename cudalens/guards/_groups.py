@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._ranges import out_of_range, spelled
@@ -17,39 +18,6 @@ _TMA_BYTES = 16
 _HOPPER, _BLACKWELL = 9, 10
 _SCALE_ROWS, _SCALE_COLUMNS = 128, 4
 """Block scales are padded to multiples of these."""
-_PREPARE = "prepare_grouped_gemm_data: Assertion"
-_SCALED = "grouped_common.cuh:{line}: set_grouped_gemm_args_kernel: Assertion"
-_DECREASING_TEXT = (
-    f"GroupMMCommon.cuh:54: {_PREPARE} "
-    '`delta >=0 && "expected gemm dimension to be greater or equal 0\\n"` failed.'
-)
-_BEYOND_TEXTS = {
-    axis: f"GroupMMCommon.cuh:{line}: {_PREPARE} "
-    f'`{condition} && "expected offset to be less than tensor size\\n"` failed.'
-    for axis, line, condition in (
-        ("M", 89, "offset <= tensor_ShapeA[0]"),
-        ("N", 102, "offset <= tensor_ShapeB[1]"),
-        ("K", 115, "offset <= tensor_ShapeA[1] && offset <= tensor_ShapeB[0]"),
-    )
-}
-_ALIGNMENT_TEXTS = {
-    part: f"GroupMMCommon.cuh:{line}: {_PREPARE} `delta % align == 0 && "
-    f'"expected {part} tensor dynamic dimension byte size to be non-negative multiple of 16\\n"`'
-    " failed."
-    for part, line in (("input", 64), ("output", 80))
-}
-_MX_TEXTS = {
-    "block": _SCALED.format(line=116) + ' `K_group_size % scale_factor_block_size == 0 && "for '
-    "2d-2d grouped gemm, group sizes along K dim must be non-negative multiple of 32 (mxfp8) or "
-    '16 (nvfp4)\\n"` failed.',
-    "K": _SCALED.format(line=119) + ' `curr_group_end_offset <= K && "for 2d-2d grouped gemm, '
-    'group end offsets must be non-negative and must be <= K\\n"` failed.',
-    "scales": _SCALED.format(line=165) + " `x_scale_offset + M_rounded * "
-    'scale_cols_padded_curr_group <= x_scale_size && "for 2d-2d grouped gemm, sum of scale group '
-    'sizes along K dim, each padded to nearest multiple of 4, must be <= x_scale_size\\n"` failed.',
-    "M": _SCALED.format(line=233) + ' `curr_group_end_offset <= M && "for 2d-3d grouped gemm, '
-    'group end offsets must be non-negative and must be <= M\\n"` failed.',
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +104,7 @@ def _groups(
     if scales is not None:
         return _block_scaled(left, right, scales)
     step = _TMA_BYTES // left.element_size()
-    inputs = ((step, _ALIGNMENT_TEXTS["input"]),)
+    inputs = ((step, assert_text("grouped_mm_alignment_input")),)
     if left.dim() == 2 and right.dim() == 2:
         axis, argument, dim, size = "K", "self", 1, left.size(1)
         steps = inputs if is_row_major[0] or not is_row_major[1] else ()
@@ -146,7 +114,7 @@ def _groups(
     else:
         axis, argument, dim, size = "N", "mat2", 1, right.size(1)
         # The result is bfloat16 whatever the inputs are.
-        output = ((_TMA_BYTES // 2, _ALIGNMENT_TEXTS["output"]),)
+        output = ((_TMA_BYTES // 2, assert_text("grouped_mm_alignment_output")),)
         steps = (*(inputs if is_row_major[1] else ()), *output)
     return _Groups(
         axis=axis,
@@ -154,7 +122,7 @@ def _groups(
         dim=dim,
         size=size,
         steps=steps,
-        beyond_text=_BEYOND_TEXTS[axis],
+        beyond_text=assert_text(f"grouped_mm_beyond_{axis}"),
     )
 
 
@@ -168,8 +136,8 @@ def _block_scaled(left: Tensor, right: Tensor, scales: Scales) -> _Groups | None
         argument="self",
         dim=int(cuts_sums),
         size=left.size(1) * scales.packed if cuts_sums else left.size(0),
-        steps=((scales.block, _MX_TEXTS["block"]),) if cuts_sums else (),
-        beyond_text=_MX_TEXTS[axis],
+        steps=((scales.block, assert_text("scaled_grouped_mm_block")),) if cuts_sums else (),
+        beyond_text=assert_text(f"scaled_grouped_mm_beyond_{axis}"),
         rows=left.size(0),
         scales=scales,
     )
@@ -182,7 +150,7 @@ def _findings(groups: _Groups, ends: Sequence[int]) -> Iterator[_Finding]:
     if is_plain:
         yield _Finding(
             bad=[size < 0 for size in sizes],
-            text=_DECREASING_TEXT,
+            text=assert_text("grouped_mm_decreasing"),
             says="is smaller than the offset before it, or negative",
             bounds=Bounds(min=0, max=groups.size, text=f"rising within 0 … {groups.size}"),
         )
@@ -209,7 +177,7 @@ def _missing_scales(sizes: Sequence[int], rows: int, scales: Scales) -> _Finding
         bad.append(needed > scales.count)
     return _Finding(
         bad=bad,
-        text=_MX_TEXTS["scales"],
+        text=assert_text("scaled_grouped_mm_scales"),
         says=f"ends a group that brings the scales to {needed}, padded, and there are "
         f"{scales.count}",
         bounds=Bounds(text=f"groups with at most {scales.count} scales, padded"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import AssertSite, assert_site
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
@@ -52,10 +55,13 @@ def _stated(condition: Tensor, message: str) -> Violation | None:
         offenders=offenders,
         bounds=Bounds(text="anything but 0"),
         is_index=False,
-        device_text=f"TensorCompare.cu:{_line(condition)}: _assert_async_cuda_kernel: "
-        f"Assertion `{message}` failed.",
+        device_text=replace(_site(condition), expression=message).text(),
     )
 
 
-def _line(condition: Tensor) -> int:
-    return {torch.complex64: 113, torch.complex128: 116}.get(condition.dtype, 109)
+def _site(condition: Tensor) -> AssertSite:
+    by_dtype = {
+        torch.complex64: "assert_async_complex64",
+        torch.complex128: "assert_async_complex128",
+    }
+    return assert_site(by_dtype.get(condition.dtype, "assert_async"))

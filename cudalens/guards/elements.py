@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
-from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import NEGATIVES_WRAP, broadcast, counted
 from cudalens.guards._ranges import lies_within, out_of_range, unexpanded
@@ -26,7 +26,7 @@ def _flat_index(self: Tensor, index: Tensor) -> Violation | None:
         high=count - 1,
         place=f"the {counted(count, 'element')} of {{related}}",
         why=NEGATIVES_WRAP.replace("its dimension", "the tensor, counted over all its elements"),
-        device_text=_asserts.TAKE_PUT,
+        device_text=assert_text("take"),
         related="self",
         size=count,
     )
@@ -96,5 +96,5 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
         is_index=False,
         related="source",
         size=available,
-        device_text=_asserts.MASKED_SCATTER,
+        device_text=assert_text("masked_scatter"),
     )

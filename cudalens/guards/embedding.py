@@ -7,15 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
-from cudalens.guards import _asserts
 from cudalens.guards._base import guard
 from cudalens.guards._dims import (
     INDEX_DTYPES,
     NARROWED,
     Text,
+    compares_32_bits,
     counted,
+    lookup_text,
     passes_narrowed,
     written,
 )
@@ -24,11 +26,8 @@ from cudalens.guards._ranges import lies_within, out_of_range, spelled
 _MODE_MAX = 2
 
 
-def _bag_text(mode: int, lines: tuple[int, int], expression: str) -> str:
-    is_max = mode == _MODE_MAX
-    kernel = "EmbeddingBag_updateOutputKernel_" + ("max" if is_max else "sum_mean")
-    line = lines[0] if is_max else lines[1]
-    return f"EmbeddingBag.cu:{line}: {kernel}: Assertion `{expression}` failed."
+def _bag_text(mode: int, check: str) -> str:
+    return assert_text(f"embedding_bag_{check}_{'max' if mode == _MODE_MAX else 'sum_mean'}")
 
 
 def _rows_outside(
@@ -85,8 +84,8 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | N
         weight.size(0),
         related="weight",
         why="Each index reads one row of the table; the kernel stops at a row that is not there.",
-        device_text=lambda: _asserts.lookup_text(weight, 0, indices),
-        narrows=lambda: _asserts.compares_32_bits(weight, indices),
+        device_text=lambda: lookup_text(weight, 0, indices),
+        narrows=lambda: compares_32_bits(weight, indices),
     )
 
 
@@ -111,8 +110,7 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violatio
         related="self",
         # Releases before 2.12 have no assertion here: the kernel reads on.
         why="Each index names a row whose norm is cut to max_norm; there is no such row.",
-        device_text="Embedding.cu:252: embedding_renorm_wrap_indices_kernel: Assertion `index >= "
-        '-num_weights && index < num_weights && "embedding_renorm_: index out of bounds"` failed.',
+        device_text=assert_text("embedding_renorm"),
         wraps=True,
     )
 
@@ -136,17 +134,13 @@ def embedding_bag_indices_in_range(
     bags = offsets.numel() - int(include_last_offset)
     if weight.dim() != 2 or weight.size(1) == 0 or bags <= 0:
         return None
-    expression = (
-        '!has_invalid_index && "Invalid input index in EmbeddingBag: '
-        'index out of range [0, numRows)"'
-    )
     return _rows_outside(
         indices,
         weight.size(0),
         related="weight",
         why="Each index adds one row of the table to its bag, and the kernel stops at a row that "
         "is not there; padding_idx is no exception.",
-        device_text=lambda: _bag_text(mode, (88, 148), expression),
+        device_text=lambda: _bag_text(mode, "index"),
     )
 
 
@@ -193,5 +187,5 @@ def embedding_bag_offsets_rise(
         is_index=False,
         related="indices",
         size=count,
-        device_text=_bag_text(mode, (76, 137), "end >= begin"),
+        device_text=_bag_text(mode, "offsets"),
     )

@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
-from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._dims import Text, broadcast, dim_size, fits, index_of_dim
+from cudalens.guards._dims import (
+    Text,
+    broadcast,
+    dim_size,
+    fits,
+    gather_text,
+    index_of_dim,
+    scatter_add_text,
+)
 from cudalens.guards._ranges import lies_within, out_of_range
 
 
@@ -32,7 +40,7 @@ def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | 
         index,
         self,
         dim,
-        device_text=lambda: _asserts.gather_text(self, place[0], index),
+        device_text=lambda: gather_text(self, place[0], index),
     )
 
 
@@ -61,7 +69,7 @@ def _scatter(
     is_put = src is not None and may_be_put and torch.are_deterministic_algorithms_enabled()
     if is_put:
         is_sorted = adds or index.numel() > 1
-        device_text = _asserts.ASSERT_ASYNC if is_sorted else _asserts.INDEX
+        device_text = assert_text("assert_async") if is_sorted else assert_text("index_get")
     return index_of_dim(index, self, dim, device_text=device_text, wraps=is_put)
 
 
@@ -85,7 +93,7 @@ def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -
         dim,
         index,
         src,
-        device_text=_asserts.GATHER_SCATTER,
+        device_text=assert_text("gather_scatter"),
     )
 
 
@@ -110,7 +118,7 @@ def scatter_by_reduction_index_in_range(
         dim,
         index,
         src,
-        device_text=_asserts.GATHER_SCATTER,
+        device_text=assert_text("gather_scatter"),
         adds=True,
         may_be_put=reduce == "add",
     )
@@ -139,7 +147,7 @@ def scatter_value_index_in_range(self: Tensor, dim: int, index: Tensor) -> Viola
         dim,
         index,
         None,
-        device_text=_asserts.SCATTER_VALUE,
+        device_text=assert_text("scatter_value"),
     )
 
 
@@ -170,7 +178,7 @@ def scatter_add_index_in_range(
         dim,
         index,
         src,
-        device_text=lambda: _asserts.scatter_add_text(self, dim, index),
+        device_text=lambda: scatter_add_text(self, dim, index),
         adds=True,
     )
 
@@ -196,9 +204,9 @@ def scatter_reduce_index_in_range(
 
     def text() -> str:
         if not include_self:
-            return _asserts.SCATTER_VALUE
+            return assert_text("scatter_value")
         is_sum = reduce == "sum"
-        return _asserts.scatter_add_text(self, dim, index) if is_sum else _asserts.GATHER_SCATTER
+        return scatter_add_text(self, dim, index) if is_sum else assert_text("gather_scatter")
 
     return _scatter(
         self,

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
-from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, NEGATIVES_WRAP, Text, broadcast, written
+from cudalens.guards._dims import (
+    INDEX_DTYPES,
+    NEGATIVES_WRAP,
+    Text,
+    broadcast,
+    copies_whole_rows,
+    written,
+)
 from cudalens.guards._ranges import out_of_range, unexpanded
 
 Indices = Sequence[Tensor | None]
@@ -171,8 +178,8 @@ def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
 
     def text() -> str:
         used = [position for position, index in enumerate(indices) if index is not None]
-        copies_rows = used == [0] and _asserts.copies_whole_rows(self, 0)
-        return _asserts.GATHER_ROWS if copies_rows else _asserts.INDEX
+        copies_rows = used == [0] and copies_whole_rows(self, 0)
+        return assert_text("gather_rows_fast") if copies_rows else assert_text("index_get")
 
     return _check(self, indices, device_text=text)
 
@@ -200,9 +207,9 @@ def index_put_in_range(
         return None
     is_sorted = _writes_by_sorting(values, accumulate)
     if is_sorted:
-        text = _asserts.ASSERT_ASYNC
+        text = assert_text("assert_async")
         return _check(self, indices, device_text=text)
-    return _check(self, indices, device_text=_asserts.INDEX, values=values)
+    return _check(self, indices, device_text=assert_text("index_get"), values=values)
 
 
 @guard(
@@ -226,9 +233,9 @@ def index_put_impl_in_range(
     if values.dtype != self.dtype or (unsafe and is_sorted):
         return None
     if is_sorted:
-        text = _asserts.ASSERT_ASYNC
+        text = assert_text("assert_async")
         return _check(self, indices, device_text=text)
-    return _check(self, indices, device_text=_asserts.INDEX, values=values)
+    return _check(self, indices, device_text=assert_text("index_get"), values=values)
 
 
 @guard(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import extremes, few, lies_within, out_of_range
@@ -29,17 +30,12 @@ def nll_loss_target_in_range(
     """
     if not _is_nll_loss(self, target, weight) or _are_classes(target, self.size(-1), ignore_index):
         return None
-    by_shape = (200, "nll_loss_forward_reduce_cuda_kernel_1d", "t")
-    if self.dim() > 1:
-        by_shape = (244, "nll_loss_forward_reduce_cuda_kernel_2d", "t")
-        if reduction == _NO_REDUCTION:
-            by_shape = (179, "nll_loss_forward_no_reduce_cuda_kernel", "cur_target")
     return _unknown_class(
         target,
         self,
         ignore_index,
         dim=self.dim() - 1,
-        device_text=_nll_text("Loss.cu", *by_shape, target),
+        device_text=_nll_text(f"nll_loss_forward_{_kernel(self, reduction)}", target),
     )
 
 
@@ -62,17 +58,12 @@ def nll_loss_backward_target_in_range(
         return None
     if target.dim() and target.shape != self.shape[:1]:  # refused here, though not in forward
         return None
-    by_shape = (447, "nll_loss_backward_reduce_cuda_kernel_1d", "t")
-    if self.dim() > 1:
-        by_shape = (476, "nll_loss_backward_reduce_cuda_kernel_2d", "t")
-        if reduction == _NO_REDUCTION:
-            by_shape = (428, "nll_loss_backward_no_reduce_cuda_kernel", "cur_target")
     return _unknown_class(
         target,
         self,
         ignore_index,
         dim=self.dim() - 1,
-        device_text=_nll_text("Loss.cu", *by_shape, target),
+        device_text=_nll_text(f"nll_loss_backward_{_kernel(self, reduction)}", target),
         is_replay_safe=reduction != _NO_REDUCTION,
     )
 
@@ -90,15 +81,14 @@ def nll_loss2d_target_in_range(
     """
     if not _is_nll_loss2d(self, target, weight) or _are_classes(target, self.size(1), ignore_index):
         return None
-    by_reduction = (108, "nll_loss2d_forward_kernel", "t")
-    if reduction == _NO_REDUCTION:
-        by_reduction = (75, "nll_loss2d_forward_no_reduce_kernel", "cur_target")
     return _unknown_class(
         target,
         self,
         ignore_index,
         dim=1,
-        device_text=_nll_text("NLLLoss2d.cu", *by_reduction, target),
+        device_text=assert_text(
+            f"nll_loss2d_forward{'_none' if reduction == _NO_REDUCTION else ''}"
+        ),
     )
 
 
@@ -121,15 +111,14 @@ def nll_loss2d_backward_target_in_range(
     """
     if not _is_nll_loss2d(self, target, weight) or _are_classes(target, self.size(1), ignore_index):
         return None
-    by_reduction = (199, "nll_loss2d_backward_kernel", "t")
-    if reduction == _NO_REDUCTION:
-        by_reduction = (162, "nll_loss2d_backward_no_reduce_kernel", "cur_target")
     return _unknown_class(
         target,
         self,
         ignore_index,
         dim=1,
-        device_text=_nll_text("NLLLoss2d.cu", *by_reduction, target),
+        device_text=assert_text(
+            f"nll_loss2d_backward{'_none' if reduction == _NO_REDUCTION else ''}"
+        ),
         is_replay_safe=reduction != _NO_REDUCTION,
     )
 
@@ -210,10 +199,16 @@ def _needs_mask(target: Tensor, classes: int, ignored: int) -> bool:
     return limits.min <= ignored <= limits.max
 
 
-def _nll_text(file: str, line: int, kernel: str, name: str, target: Tensor) -> str:
-    is_unsigned = target.dtype == torch.uint8
-    condition = f"{name} < n_classes" if is_unsigned else f"{name} >= 0 && {name} < n_classes"
-    return f"{file}:{line}: {kernel}: Assertion `{condition}` failed."
+def _kernel(scores: Tensor, reduction: int) -> str:
+    """Return which of the kernels for an input of one or two dimensions runs."""
+    if scores.dim() == 1:
+        return "1d"
+    return "none" if reduction == _NO_REDUCTION else "2d"
+
+
+def _nll_text(key: str, target: Tensor) -> str:
+    # Compiled for uint8 the kernels test the upper bound alone.
+    return assert_text(f"{key}_uint8" if target.dtype == torch.uint8 else key)
 
 
 # --- the words that the guards of class targets share ---------------------------------------------

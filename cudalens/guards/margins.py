@@ -5,16 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import NARROWED
 from cudalens.guards._ranges import extremes, lies_within, out_of_range
 from cudalens.guards.losses import PER_CLASS, classes_of
-
-_MULTI_MARGIN_TEXT = (
-    "MultiMarginLoss.cu:34: MultiMarginLoss_forward_kernel: Assertion "
-    '`target_k >= 0 && target_k < dim && "target index is out of bounds"` failed.'
-)
 
 
 @guard(
@@ -41,7 +37,7 @@ def multi_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Violation
     return _unknown_class(
         target,
         classes,
-        device_text=None if is_narrowed else _MULTI_MARGIN_TEXT,
+        device_text=None if is_narrowed else assert_text("multi_margin_loss"),
         why=NARROWED if is_narrowed else PER_CLASS,
         is_silent=False,
     )

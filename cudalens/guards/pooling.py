@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import NARROWED, counted, passes_narrowed
@@ -78,8 +79,7 @@ def max_unpool2d_indices_in_range(
     return _plane(
         indices,
         output_size,
-        device_text="MaxUnpooling.cu:47: max_unpooling2d_forward_kernel: "
-        "Assertion `maxind >= 0 && maxind < outputImageSize` failed.",
+        device_text=assert_text("max_unpool2d"),
         narrows=True,
     )
 
@@ -102,8 +102,7 @@ def max_unpool3d_indices_in_range(
     return _plane(
         indices,
         output_size,
-        device_text="MaxUnpooling.cu:69: max_unpooling3d_forward_kernel: "
-        "Assertion `index >= 0 && index < outputImageSize` failed.",
+        device_text=assert_text("max_unpool3d"),
     )
 
 
@@ -124,13 +123,11 @@ def fractional_max_pool2d_indices_in_range(
     """
     if indices.shape != grad_output.shape:
         return None
-    site = "fractional_max_pool2d_backward_out_cuda_frame"
     return _plane(
         indices,
         self.shape[-2:],
-        device_text=f"FractionalMaxPool2d.cu:120: {site}: Assertion `index >= 0` failed.",
-        beyond_text=f"FractionalMaxPool2d.cu:123: {site}: "
-        "Assertion `inputH < gradInput.size(2)` failed.",
+        device_text=assert_text("fractional_max_pool2d_negative"),
+        beyond_text=assert_text("fractional_max_pool2d_too_large"),
         related="self",
         narrows=True,
     )
@@ -151,13 +148,11 @@ def fractional_max_pool3d_indices_in_range(
     """
     if indices.shape != grad_output.shape:
         return None
-    site = "fractional_max_pool3d_backward_out_frame"
     return _plane(
         indices,
         self.shape[-3:],
-        device_text=f"FractionalMaxPool3d.cu:140: {site}: Assertion `index >= 0` failed.",
-        beyond_text=f"FractionalMaxPool3d.cu:146: {site}: "
-        "Assertion `inputT < gradInput.size(2)` failed.",
+        device_text=assert_text("fractional_max_pool3d_negative"),
+        beyond_text=assert_text("fractional_max_pool3d_too_large"),
         related="self",
     )
 

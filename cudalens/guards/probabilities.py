@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import FLOATS, bad_numbers, lies_between, outside_mask
@@ -32,8 +33,7 @@ def binary_cross_entropy_input_in_unit_interval(self: Tensor, target: Tensor) ->
         argument="self",
         bounds=_UNIT,
         why=_LOGARITHMS,
-        device_text="Loss.cu:89: operator(): "
-        "Assertion `input_val >= zero && input_val <= one` failed.",
+        device_text=assert_text("bce_input"),
     )
 
 
@@ -54,8 +54,7 @@ def binary_cross_entropy_target_in_unit_interval(self: Tensor, target: Tensor) -
         argument="target",
         bounds=_UNIT,
         why=_SHARES,
-        device_text="Loss.cu:90: operator(): "
-        "Assertion `target_val >= zero && target_val <= one` failed.",
+        device_text=assert_text("bce_target"),
     )
 
 

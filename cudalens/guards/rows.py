@@ -8,10 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
-from cudalens.guards import _asserts
 from cudalens.guards._base import guard
-from cudalens.guards._dims import counts_in_32_bits, dim_size, index_of_dim
+from cudalens.guards._dims import (
+    compares_32_bits,
+    counts_in_32_bits,
+    dim_size,
+    index_add_text,
+    index_of_dim,
+    lookup_text,
+)
 from cudalens.guards._ranges import lies_within
 
 _RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -61,7 +68,7 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
         # A dense dimension of a sparse tensor is selected from its values: that call comes next.
         if place[0] >= self.sparse_dim() or index.dtype != torch.int64:
             return None
-        text = _asserts.INDEX_SELECT_SPARSE
+        text = assert_text("index_select_sparse")
         return index_of_dim(index, self, dim, device_text=text, wraps=True)
     if self.layout != torch.strided or _selects_nothing(self, place[0], index):
         return None
@@ -71,8 +78,8 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
         index,
         self,
         dim,
-        device_text=lambda: _asserts.lookup_text(self, place[0], index),
-        narrows=lambda: _asserts.compares_32_bits(self, index),
+        device_text=lambda: lookup_text(self, place[0], index),
+        narrows=lambda: compares_32_bits(self, index),
     )
 
 
@@ -103,7 +110,7 @@ def index_add_index_in_range(
         index,
         self,
         dim,
-        device_text=_asserts.ASSERT_ASYNC if is_put else _asserts.index_add_text(index),
+        device_text=assert_text("assert_async") if is_put else index_add_text(index),
         wraps=is_put,
         narrows=lambda: not is_put and _narrows(self, dim, index, source),
     )
@@ -133,7 +140,7 @@ def index_reduce_index_in_range(
         index,
         self,
         dim,
-        device_text=_asserts.index_add_text(index),
+        device_text=index_add_text(index),
         narrows=lambda: include_self and _narrows(self, dim, index, source),
     )
     if found is None or include_self or found.size is None:
@@ -141,7 +148,7 @@ def index_reduce_index_in_range(
     # Without include_self the rows are first filled by index_fill_, which lets negatives wrap.
     if lies_within(index, -found.size, found.size - 1):
         return found
-    return replace(found, device_text=_asserts.INDEX_FILL)
+    return replace(found, device_text=assert_text("index_fill"))
 
 
 def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
@@ -168,9 +175,9 @@ def index_copy_index_in_range(
         return None
     # Deterministic algorithms write by index_put_, where negative values count from the end.
     is_put = torch.are_deterministic_algorithms_enabled()
-    text = _asserts.INDEX_COPY
+    text = assert_text("index_copy")
     if is_put:  # and more than one value is sorted first
-        text = _asserts.ASSERT_ASYNC if source.numel() > 1 else _asserts.INDEX
+        text = assert_text("assert_async") if source.numel() > 1 else assert_text("index_get")
     return index_of_dim(
         index,
         self,
@@ -203,6 +210,6 @@ def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violatio
         index,
         self,
         dim,
-        device_text=_asserts.INDEX_FILL,
+        device_text=assert_text("index_fill"),
         wraps=True,
     )

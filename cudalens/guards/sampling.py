@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import broadcast, counted
@@ -22,15 +23,6 @@ from cudalens.guards._ranges import (
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _WEIGHTS = Bounds(min=0.0, text="finite and at least 0")
-_ASYNC = "TensorCompare.cu:109: _assert_async_cuda_kernel: Assertion"
-_ENTRY_TEXT = f"{_ASYNC} `probability tensor contains either `inf`, `nan` or element < 0` failed."
-_EMPTY_TEXT = f"{_ASYNC} `invalid multinomial distribution (sum of probabilities <= 0)` failed."
-_NEGATIVE_TEXT = "MultinomialKernel.cu:60: renormRowsL1: Assertion `!(val < zero)` failed."
-_SUM_TEXT = (
-    "MultinomialKernel.cu:112: binarySearchForMultinomial: "
-    "Assertion `cumdist[size - 1] > static_cast<scalar_t>(0)` failed."
-)
-_BERNOULLI_TEXT = "DistributionTemplates.h:639: operator(): Assertion `0 <= p1 && p1 <= 1` failed."
 
 
 @guard(
@@ -59,14 +51,14 @@ def multinomial_weights_drawable(
     bad = ((self >= 0) & (self < math.inf)).logical_not_()
     if not bool(bad.any()):
         return _bad_sums(self, searches)
-    is_negative = bool((self < 0).any())
+    searched = "multinomial_renorm" if bool((self < 0).any()) else "multinomial_sum"
     return bad_numbers(
         self,
         bad,
         argument="self",
         bounds=_WEIGHTS,
         why="Samples are drawn in proportion to the weights, and this one has no proportion.",
-        device_text=(_NEGATIVE_TEXT if is_negative else _SUM_TEXT) if searches else _ENTRY_TEXT,
+        device_text=assert_text(searched if searches else "multinomial_fast_weight"),
     )
 
 
@@ -101,7 +93,7 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
         offenders=offenders,
         bounds=Bounds(min=0.0, text="rows with a sum above 0 and finite"),
         is_index=False,
-        device_text=_SUM_TEXT if searches else _EMPTY_TEXT,
+        device_text=assert_text("multinomial_sum" if searches else "multinomial_fast_sum"),
     )
 
 
@@ -201,7 +193,7 @@ def _bernoulli(
         argument=argument,
         bounds=_UNIT,
         why="Each element is drawn as 1 with its probability.",
-        device_text=_BERNOULLI_TEXT,
+        device_text=assert_text("bernoulli_p1"),
     )
 
 
@@ -222,6 +214,5 @@ def poisson_rate_not_negative(self: Tensor) -> Violation | None:
         argument="self",
         bounds=Bounds(min=0.0, text="at least 0"),
         why="A rate is the mean of what is counted.",
-        device_text="Distributions.cu:49: operator(): Assertion "
-        '`lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"` failed.',
+        device_text=assert_text("poisson"),
     )

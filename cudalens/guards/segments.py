@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
@@ -13,17 +14,6 @@ from cudalens.guards._ranges import all_true, spelled
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")
-_ND_TEXT = (
-    "SegmentReduce.cu:146: segment_reduce_forward_kernel: "
-    "Assertion `lengths_data[lengths_idx] >= 0` failed."
-)
-_MEAN_TEXT = (
-    "SegmentReduce.cu:78: post_sum_div_kernel: Assertion `lengths_data[index] >= 0` failed."
-)
-_REPEAT_SIZE_TEXT = (
-    "Repeat.cu:20: compute_cuda_kernel: Assertion `result_size == cumsum_ptr[size - 1]` failed."
-)
-_REPEAT_NEGATIVE_TEXT = "Repeat.cu:33: compute_cuda_kernel: Assertion `repeat >= 0` failed."
 
 
 @guard(
@@ -49,7 +39,8 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation |
     total, magnitude = torch.stack((repeats, repeats.abs())).sum(-1).tolist()
     if total == magnitude == output_size:
         return None
-    size_text = _REPEAT_SIZE_TEXT if total != output_size else _REPEAT_NEGATIVE_TEXT
+    which = "size" if total != output_size else "negative"
+    size_text = assert_text(f"repeat_interleave_{which}")
     if total != magnitude:
         return _negative(repeats, repeats < 0, "repeats", device_text=size_text)
     sums = repeats.sum()
@@ -95,7 +86,9 @@ def segment_lengths_not_negative(
         segments,
         _bad_lengths(segments, offsets),
         "lengths" if offsets is None else "offsets",
-        device_text=_ND_TEXT if data.dim() > 1 else _MEAN_TEXT,
+        device_text=assert_text(
+            "segment_reduce_nd" if data.dim() > 1 else "segment_reduce_1d_mean"
+        ),
     )
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._dims import INDEX_DTYPES, counted
 from cudalens.guards._ranges import interval_text, spelled
 
-_TEXT = "ValidateCompressedIndicesCommon.h:44: _assert: Assertion `cond && message` failed."
 _WHY = (
     "Compressed sparse tensors rely on this, and CUDA's check stops at the first breach without "
     "saying which it was."
@@ -125,5 +125,5 @@ def compressed_sparse_indices_hold(
         bounds=Bounds(text=item.allowed),
         is_index=False,
         size=dim,
-        device_text=_TEXT,
+        device_text=assert_text("sparse_compressed_invariants"),
     )

@@ -10,7 +10,15 @@ from types import MappingProxyType
 import pytest
 
 from cudalens.core import device_asserts
-from cudalens.core.device_asserts import KNOWN_RELEASE, as_printed_by, fold, known_releases
+from cudalens.core.device_asserts import (
+    KNOWN_RELEASE,
+    as_printed_by,
+    assert_site,
+    assert_table,
+    assert_text,
+    fold,
+    known_releases,
+)
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.guards import GUARDS
 from tests.wheel_asserts import DATA, KNOWN, Held, Site, differences, held, key_of, known_sites
@@ -113,6 +121,23 @@ def test_what_is_quoted_is_what_the_kernels_of_the_known_release_hold() -> None:
         found = re.fullmatch(r"(\S+): (.*?): block: .*? Assertion `(.*)` failed\.", line)
         assert found is not None, line
         assert found[1] in wordless or found.groups() in there, line
+
+
+def test_the_table_of_assertions_is_what_the_kernels_hold() -> None:
+    """Word for word, each under a key of its own."""
+    there = {(site.place, site.function, site.expression) for site in known_sites()}
+    wordless = {site.place for site in known_sites() if not site.expression}
+    keys = [key for row in assert_table() for key in row.get("sites", {})]
+    assert len(keys) == len(set(keys)) > 50
+    for key in keys:
+        site = assert_site(key)
+        known = site.place in wordless or (site.place, site.function, site.expression) in there
+        assert known, key
+        assert site.text() == assert_text(key)
+        (printed,) = fold(site.text("block: [0,0,0], thread: [0,0,0] "))
+        assert (printed.function, printed.expression) == (site.function, site.expression)
+    with pytest.raises(KeyError):
+        assert_site("no such assertion")
 
 
 @pytest.mark.parametrize("release", sorted(known_releases()))

@@ -18,7 +18,7 @@ from cudalens.simulate.asserts.rule import (
     Outcome,
     Repair,
     Rule,
-    async_assertion,
+    assertion,
     broadcast,
     clamped,
     dim_size,
@@ -28,58 +28,17 @@ from cudalens.simulate.asserts.rule import (
     truncated,
 )
 
-_ADVANCED = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
-_INDEX_GET = Assertion(
-    record="index_get", site="IndexKernel.cu:111", function="operator()", expression=_ADVANCED
-)
-INDEX_PUT = Assertion(
-    record="index_put", site="IndexKernel.cu:111", function="operator()", expression=_ADVANCED
-)
-INDEX_PUT_SORT = async_assertion("index_put_sort")
-_INDEX_FILL = Assertion(
-    record="index_fill",
-    site="IndexKernel.cu:154",
-    function="operator()",
-    expression='idx >= -self_dim_size && idx < self_dim_size && "index out of bounds"',
-)
-_INDEX_COPY = Assertion(
-    record="index_copy",
-    site="IndexKernel.cu:193",
-    function="operator()",
-    expression='idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"',
-)
-_TAKE_PUT = 'idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"'
-_TAKE = Assertion(
-    record="take", site="IndexKernel.cu:339", function="operator()", expression=_TAKE_PUT
-)
-_PUT = Assertion(
-    record="put", site="IndexKernel.cu:339", function="operator()", expression=_TAKE_PUT
-)
-_MASKED_SCATTER = Assertion(
-    record="masked_scatter",
-    site="IndexKernel.cu:400",
-    function="masked_scatter_size_check",
-    expression="totalElements <= srcSize",
-)
-_ADD = "dstIndex < dstAddDimSize"
-_INDEX_ADD_SMALL = Assertion(
-    record="index_add_small",
-    site="Indexing.cu:1030",
-    function="indexFuncSmallIndex",
-    expression=_ADD,
-)
-_INDEX_ADD_LARGE = Assertion(
-    record="index_add_large",
-    site="Indexing.cu:1089",
-    function="indexFuncLargeIndex",
-    expression=_ADD,
-)
-GATHER_ROWS = Assertion(
-    record="gather_rows_fast",
-    site="IndexKernelUtils.cu:19",
-    function="vectorized_gather_kernel",
-    expression='ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"',
-)
+_INDEX_GET = assertion("index_get")
+INDEX_PUT = assertion("index_put", "index_get")
+INDEX_PUT_SORT = assertion("index_put_sort", "assert_async")
+_INDEX_FILL = assertion("index_fill")
+_INDEX_COPY = assertion("index_copy")
+_TAKE = assertion("take")
+_PUT = assertion("put", "take")
+_MASKED_SCATTER = assertion("masked_scatter")
+_INDEX_ADD_SMALL = assertion("index_add_small")
+_INDEX_ADD_LARGE = assertion("index_add_large")
+GATHER_ROWS = assertion("gather_rows_fast")
 SMALL_INDEX_COUNT = 16
 
 

@@ -23,6 +23,7 @@ from cudalens.simulate.asserts.rule import (
     Outcome,
     Repair,
     Rule,
+    assertion,
     clamped,
     dim_size,
     outside,
@@ -31,64 +32,24 @@ from cudalens.simulate.asserts.rule import (
     truncated,
 )
 
-_GATHER_SCATTER = Assertion(
-    record="gather_scatter",
-    site="ScatterGatherKernel.cu:203",
-    function="operator()",
-    expression=(
-        'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
-    ),
-)
-_SCATTER_VALUE = Assertion(
-    record="scatter_value",
-    site="ScatterGatherKernel.cu:449",
-    function="operator()",
-    expression='idx_dim >= 0 && idx_dim < index_size && "index out of bounds"',
-)
-_SCATTER_ADD_ROWS = Assertion(
-    record="scatter_add_rows_fast",
-    site="IndexKernelUtils.cu:122",
-    function="vectorized_scatter_add_kernel",
-    expression=(
-        'ind >= 0 && ind < self_dim_size && "vectorized scatter add kernel index out of bounds"'
-    ),
-)
-_INDEX_SELECT_SMALL = Assertion(
-    record="index_select_small",
-    site="Indexing.cu:1524",
-    function="indexSelectSmallIndex",
-    expression="srcIndex < srcSelectDimSize",
-)
-_EMBEDDING_RENORM = Assertion(
-    record="embedding_renorm",
-    site="Embedding.cu:252",
-    function="embedding_renorm_wrap_indices_kernel",
-    expression=(
-        'index >= -num_weights && index < num_weights && "embedding_renorm_: index out of bounds"'
-    ),
-)
-_BAG_KERNEL = "EmbeddingBag_updateOutputKernel_"
-_BAG_INDEX = (
-    '!has_invalid_index && "Invalid input index in EmbeddingBag: index out of range [0, numRows)"'
-)
+_GATHER_SCATTER = assertion("gather_scatter")
+_SCATTER_VALUE = assertion("scatter_value")
+_SCATTER_ADD_ROWS = assertion("scatter_add_rows_fast")
+_INDEX_SELECT_SMALL = assertion("index_select_small")
+_EMBEDDING_RENORM = assertion("embedding_renorm")
 _BAG_MODE_MAX = 2
 
 
-def _bag_sites(record: str, expression: str, max_line: int, sum_line: int) -> dict[bool, Assertion]:
-    """Return the sites of one check in the two kernels, by whether the mode is max."""
+def _bag_assertions(record: str) -> dict[bool, Assertion]:
+    """Return the assertions of one check in the two kernels, by whether the mode is max."""
     return {
-        is_max: Assertion(
-            record=record,
-            site=f"EmbeddingBag.cu:{line}",
-            function=f"{_BAG_KERNEL}{name}",
-            expression=expression,
-        )
-        for is_max, line, name in ((True, max_line, "max"), (False, sum_line, "sum_mean"))
+        True: assertion(record, f"{record}_max"),
+        False: assertion(record, f"{record}_sum_mean"),
     }
 
 
-_BAG_INDEX_SITES = _bag_sites("embedding_bag_index", _BAG_INDEX, 88, 148)
-_BAG_OFFSET_SITES = _bag_sites("embedding_bag_offsets", "end >= begin", 76, 137)
+_BAG_INDEX = _bag_assertions("embedding_bag_index")
+_BAG_OFFSETS = _bag_assertions("embedding_bag_offsets")
 
 
 def _selects_whole_rows(source: Tensor, dim: int, index: Tensor) -> bool:
@@ -228,9 +189,9 @@ def _embedding_bag(args: Arguments) -> Outcome:
     is_max = args["mode"] == _BAG_MODE_MAX
     is_launched = weight.size(1) > 0
     if is_launched and are_starts_bad:
-        return _BAG_OFFSET_SITES[is_max].hit(**repaired)
+        return _BAG_OFFSETS[is_max].hit(**repaired)
     if is_launched and is_index_bad:
-        return _BAG_INDEX_SITES[is_max].hit(**repaired)
+        return _BAG_INDEX[is_max].hit(**repaired)
     return Repair(repaired=repaired) if repaired else None
 
 

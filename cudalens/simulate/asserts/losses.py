@@ -7,11 +7,11 @@ from torch import Tensor
 
 from cudalens.simulate.asserts.rule import (
     Arguments,
-    Assertion,
     Outcome,
     Repair,
     Rule,
     all_between,
+    assertion,
     clamped,
     dim_size,
     outside,
@@ -22,130 +22,62 @@ from cudalens.simulate.asserts.rule import (
 _NO_REDUCTION = 0
 
 
-def _nll_site(record: str, file: str, line: int, kernel: str, name: str = "t") -> Assertion:
-    return Assertion(
-        record=record,
-        site=f"{file}:{line}",
-        function=kernel,
-        expression=f"{name} >= 0 && {name} < n_classes",
-    )
-
-
-def _unsigned(site: Assertion) -> Assertion:
-    """Return the site as compiled for uint8 targets, which test the upper bound alone."""
-    return Assertion(
-        record=site.record,
-        site=site.site,
-        function=site.function,
-        expression=site.expression.partition(" && ")[2],
-    )
-
-
 _NLL_FORWARD = {
-    "none": _nll_site(
-        "nll_loss_forward_none",
-        "Loss.cu",
-        179,
-        "nll_loss_forward_no_reduce_cuda_kernel",
-        "cur_target",
-    ),
-    "1d": _nll_site(
-        "nll_loss_forward_reduced", "Loss.cu", 200, "nll_loss_forward_reduce_cuda_kernel_1d"
-    ),
-    "2d": _nll_site(
-        "nll_loss_forward_reduced", "Loss.cu", 244, "nll_loss_forward_reduce_cuda_kernel_2d"
-    ),
+    "none": ("nll_loss_forward_none", "nll_loss_forward_none"),
+    "1d": ("nll_loss_forward_reduced", "nll_loss_forward_1d"),
+    "2d": ("nll_loss_forward_reduced", "nll_loss_forward_2d"),
 }
 _NLL_BACKWARD = {
-    "none": _nll_site(
-        "nll_loss_backward_none",
-        "Loss.cu",
-        428,
-        "nll_loss_backward_no_reduce_cuda_kernel",
-        "cur_target",
-    ),
-    "1d": _nll_site(
-        "nll_loss_backward_reduced", "Loss.cu", 447, "nll_loss_backward_reduce_cuda_kernel_1d"
-    ),
-    "2d": _nll_site(
-        "nll_loss_backward_reduced", "Loss.cu", 476, "nll_loss_backward_reduce_cuda_kernel_2d"
-    ),
+    "none": ("nll_loss_backward_none", "nll_loss_backward_none"),
+    "1d": ("nll_loss_backward_reduced", "nll_loss_backward_1d"),
+    "2d": ("nll_loss_backward_reduced", "nll_loss_backward_2d"),
 }
 _NLL2D_FORWARD = {
-    "none": _nll_site(
-        "nll_loss2d_forward",
-        "NLLLoss2d.cu",
-        75,
-        "nll_loss2d_forward_no_reduce_kernel",
-        "cur_target",
-    ),
-    "2d": _nll_site("nll_loss2d_forward", "NLLLoss2d.cu", 108, "nll_loss2d_forward_kernel"),
+    "none": ("nll_loss2d_forward", "nll_loss2d_forward_none"),
+    "2d": ("nll_loss2d_forward", "nll_loss2d_forward"),
 }
 _NLL2D_BACKWARD = {
-    "none": _nll_site(
-        "nll_loss2d_backward_none",
-        "NLLLoss2d.cu",
-        162,
-        "nll_loss2d_backward_no_reduce_kernel",
-        "cur_target",
-    ),
-    "2d": _nll_site(
-        "nll_loss2d_backward_reduced", "NLLLoss2d.cu", 199, "nll_loss2d_backward_kernel"
-    ),
+    "none": ("nll_loss2d_backward_none", "nll_loss2d_backward_none"),
+    "2d": ("nll_loss2d_backward_reduced", "nll_loss2d_backward"),
 }
-_BCE_INPUT = Assertion(
-    record="bce_input",
-    site="Loss.cu:89",
-    function="operator()",
-    expression="input_val >= zero && input_val <= one",
-)
-_BCE_TARGET = Assertion(
-    record="bce_target",
-    site="Loss.cu:90",
-    function="operator()",
-    expression="target_val >= zero && target_val <= one",
-)
-_MULTI_MARGIN = Assertion(
-    record="multi_margin_loss",
-    site="MultiMarginLoss.cu:34",
-    function="MultiMarginLoss_forward_kernel",
-    expression='target_k >= 0 && target_k < dim && "target index is out of bounds"',
-)
+_BCE_INPUT = assertion("bce_input")
+_BCE_TARGET = assertion("bce_target")
+_MULTI_MARGIN = assertion("multi_margin_loss")
 
 
-def _check_target(args: Arguments, classes: int, site: Assertion) -> Outcome:
+def _check_target(args: Arguments, classes: int, record: str, key: str) -> Outcome:
     target, ignored = args["target"], int(args["ignore_index"])
     # Compared as int64: -100 would turn into 156 in a comparison with uint8.
     wide = target.to(torch.int64)
     bad = (wide != ignored) & ((wide < 0) | (wide >= classes))
     if not bool(bad.any()):
         return None
-    if target.dtype == torch.uint8:
-        site = _unsigned(site)
+    # Compiled for uint8 the kernels test the upper bound alone.
+    site = assertion(record, f"{key}_uint8" if target.dtype == torch.uint8 else key)
     if not classes:
         # There is no valid class, and 8 bits may not hold what is ignored.
         return site.hit(target=torch.zeros_like(target), ignore_index=0)
     return site.hit(target=torch.where(bad, torch.zeros_like(target), target))
 
 
-def _nll_loss(args: Arguments, sites: dict[str, Assertion]) -> Outcome:
+def _nll_loss(args: Arguments, sites: dict[str, tuple[str, str]]) -> Outcome:
     scores, target = args["self"], args["target"]
     is_single = scores.dim() == 1 and target.dim() == 0
     is_batch = scores.dim() in (1, 2) and target.shape == scores.shape[:1]
     if target.dtype not in (torch.int64, torch.uint8) or not (is_single or is_batch):
         return None
     per_sample = "none" if args["reduction"] == _NO_REDUCTION else "2d"
-    return _check_target(args, scores.size(-1), sites["1d" if scores.dim() == 1 else per_sample])
+    return _check_target(args, scores.size(-1), *sites["1d" if scores.dim() == 1 else per_sample])
 
 
-def _nll_loss2d(args: Arguments, sites: dict[str, Assertion]) -> Outcome:
+def _nll_loss2d(args: Arguments, sites: dict[str, tuple[str, str]]) -> Outcome:
     scores, target = args["self"], args["target"]
     if scores.dim() != 4 or target.dtype != torch.int64:
         return None
     if target.shape != (scores.size(0), *scores.shape[2:]):
         return None
     key = "none" if args["reduction"] == _NO_REDUCTION else "2d"
-    return _check_target(args, scores.size(1), sites[key])
+    return _check_target(args, scores.size(1), *sites[key])
 
 
 def _nll_loss_forward(args: Arguments) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from cudalens.simulate.asserts.rule import (
     Outcome,
     Repair,
     Rule,
-    async_assertion,
+    assertion,
     clamped,
     dim_size,
     outside,
@@ -22,65 +23,13 @@ from cudalens.simulate.asserts.rule import (
     truncated,
 )
 
-_UNPOOL2D = Assertion(
-    record="max_unpool2d",
-    site="MaxUnpooling.cu:47",
-    function="max_unpooling2d_forward_kernel",
-    expression="maxind >= 0 && maxind < outputImageSize",
-)
-_UNPOOL3D = Assertion(
-    record="max_unpool3d",
-    site="MaxUnpooling.cu:69",
-    function="max_unpooling3d_forward_kernel",
-    expression="index >= 0 && index < outputImageSize",
-)
-
-
-def _fractional_sites(
-    rank: int, kernel: str, negative_line: int, large_line: int, outermost: str
-) -> tuple[Assertion, Assertion]:
-    """Return the sites for a negative index and for one beyond the plane."""
-    site = f"FractionalMaxPool{rank}d.cu"
-    record = f"fractional_max_pool{rank}d_backward"
-    return (
-        Assertion(
-            record=record,
-            site=f"{site}:{negative_line}",
-            function=kernel,
-            expression="index >= 0",
-        ),
-        Assertion(
-            record=record,
-            site=f"{site}:{large_line}",
-            function=kernel,
-            expression=f"{outermost} < gradInput.size(2)",
-        ),
-    )
-
-
-_FRACTIONAL = {
-    2: _fractional_sites(2, "fractional_max_pool2d_backward_out_cuda_frame", 120, 123, "inputH"),
-    3: _fractional_sites(3, "fractional_max_pool3d_backward_out_frame", 140, 146, "inputT"),
-}
-_SEGMENT_ND = Assertion(
-    record="segment_reduce_nd",
-    site="SegmentReduce.cu:146",
-    function="segment_reduce_forward_kernel",
-    expression="lengths_data[lengths_idx] >= 0",
-)
-_SEGMENT_MEAN = Assertion(
-    record="segment_reduce_1d_mean",
-    site="SegmentReduce.cu:78",
-    function="post_sum_div_kernel",
-    expression="lengths_data[index] >= 0",
-)
-_COMPRESSED = Assertion(
-    record="sparse_compressed_invariants",
-    site="ValidateCompressedIndicesCommon.h:44",
-    function="_assert",
-    expression="cond && message",
-)
-_NESTED_MESSAGE = "Some indices in the ragged dimension are out of bounds!"
+_UNPOOL2D = assertion("max_unpool2d")
+_UNPOOL3D = assertion("max_unpool3d")
+_SEGMENT_ND = assertion("segment_reduce_nd")
+_SEGMENT_MEAN = assertion("segment_reduce_1d_mean")
+_COMPRESSED = assertion("sparse_compressed_invariants")
+_ASSERT_ASYNC = assertion("assert_async")
+_NESTED = assertion("nested_index_put")
 _MESSAGE_LIMIT = 255
 
 
@@ -105,8 +54,9 @@ def _fractional_max_pool_backward(rank: int, args: Arguments) -> Outcome:
         return Repair(repaired={"indices": compared.to(indices.dtype)})
     flat = compared.reshape(-1)
     first_bad = flat[(flat < 0) | (flat >= plane)][0]
-    is_large = int(first_bad) >= plane
-    return _FRACTIONAL[rank][is_large].hit(indices=clamped(indices, 0, plane))
+    which = "too_large" if int(first_bad) >= plane else "negative"
+    site = assertion(f"fractional_max_pool{rank}d_backward", f"fractional_max_pool{rank}d_{which}")
+    return site.hit(indices=clamped(indices, 0, plane))
 
 
 def _max_pool_backward(rank: int, lowest: int, args: Arguments) -> Outcome:
@@ -133,8 +83,9 @@ def _assert_async(args: Arguments) -> Outcome:
     condition, message = args["self"], args.get("assert_msg", "")
     if condition.numel() != 1 or len(message) >= _MESSAGE_LIMIT or bool(condition != 0):
         return None
-    record = "nested_index_put" if message == _NESTED_MESSAGE else "assert_async"
-    return async_assertion(record, message).hit(self=torch.ones_like(condition))
+    stated = _NESTED if message == _NESTED.site.expression else _ASSERT_ASYNC
+    stated = replace(stated, site=replace(stated.site, expression=message))
+    return stated.hit(self=torch.ones_like(condition))
 
 
 def _segment_reduce(args: Arguments) -> Outcome:

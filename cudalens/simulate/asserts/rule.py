@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.device_asserts import as_printed_by
+from cudalens.core.device_asserts import AssertSite, as_printed_by, assert_site
 
 Arguments = Mapping[str, Any]
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -45,36 +45,30 @@ Rule = Callable[[Arguments], Outcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Assertion:
-    """Name one assertion site: file and line, device function and the asserted expression."""
+    """One assertion that a rule can hit, and its record in the inventory."""
 
     record: str
-    site: str
-    function: str
-    expression: str
+    site: AssertSite
 
     def hit(self, /, **repaired: object) -> Repair:
         """Return the hit for this site, the repaired arguments by schema name.
 
         A release whose kernel has no such assertion goes on in silence.
         """
-        text = as_printed_by(
-            torch.__version__,
-            f"{self.site}: {self.function}: block: [0,0,0], thread: [0,0,0] "
-            f"Assertion `{self.expression}` failed.",
-        )
+        line = self.site.text("block: [0,0,0], thread: [0,0,0] ")
+        text = as_printed_by(torch.__version__, line)
         if text is None:
             return Repair(repaired=repaired)
         return AssertHit(text=text, record=self.record, repaired=repaired)
 
 
-def async_assertion(record: str, message: str = "") -> Assertion:
-    """Return the site that every call of `_assert_async` shares; only the message differs."""
-    return Assertion(
-        record=record,
-        site="TensorCompare.cu:109",
-        function="_assert_async_cuda_kernel",
-        expression=message,
-    )
+def assertion(record: str, key: str | None = None) -> Assertion:
+    """Return an assertion of the table of texts.
+
+    Args:
+        key: in the table, where that is not the record's id.
+    """
+    return Assertion(record=record, site=assert_site(key or record))
 
 
 def table(rule: Rule, *names: str) -> dict[str, Rule]:

@@ -8,60 +8,22 @@ from torch import Tensor
 from cudalens.simulate.asserts.rule import (
     INDEX_DTYPES,
     Arguments,
-    Assertion,
     Outcome,
     Rule,
     all_between,
-    async_assertion,
+    assertion,
     table,
 )
 
-_RENORM = Assertion(
-    record="multinomial_renorm",
-    site="MultinomialKernel.cu:60",
-    function="renormRowsL1",
-    expression="!(val < zero)",
-)
-_SUM = Assertion(
-    record="multinomial_sum",
-    site="MultinomialKernel.cu:112",
-    function="binarySearchForMultinomial",
-    expression="cumdist[size - 1] > static_cast<scalar_t>(0)",
-)
-_FAST_ENTRY = async_assertion(
-    "multinomial_fast", "probability tensor contains either `inf`, `nan` or element < 0"
-)
-_FAST_SUM = async_assertion(
-    "multinomial_fast", "invalid multinomial distribution (sum of probabilities <= 0)"
-)
+_RENORM = assertion("multinomial_renorm")
+_SUM = assertion("multinomial_sum")
+_FAST_ENTRY = assertion("multinomial_fast", "multinomial_fast_weight")
+_FAST_SUM = assertion("multinomial_fast", "multinomial_fast_sum")
 # The kernel is unrolled four times; each copy has its own line and variable.
-_BERNOULLI = tuple(
-    Assertion(
-        record="bernoulli_tensor",
-        site=f"DistributionTemplates.h:{line}",
-        function="operator()",
-        expression=f"0 <= {name} && {name} <= 1",
-    )
-    for line, name in ((639, "p1"), (634, "p2"), (629, "p3"), (624, "p4"))
-)
-_POISSON = Assertion(
-    record="poisson",
-    site="Distributions.cu:49",
-    function="operator()",
-    expression='lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"',
-)
-_REPEAT_SIZE = Assertion(
-    record="repeat_interleave_size",
-    site="Repeat.cu:20",
-    function="compute_cuda_kernel",
-    expression="result_size == cumsum_ptr[size - 1]",
-)
-_REPEAT_NEGATIVE = Assertion(
-    record="repeat_interleave_negative",
-    site="Repeat.cu:33",
-    function="compute_cuda_kernel",
-    expression="repeat >= 0",
-)
+_BERNOULLI = tuple(assertion("bernoulli_tensor", f"bernoulli_p{n}") for n in (1, 2, 3, 4))
+_POISSON = assertion("poisson")
+_REPEAT_SIZE = assertion("repeat_interleave_size")
+_REPEAT_NEGATIVE = assertion("repeat_interleave_negative")
 
 
 def _multinomial(args: Arguments) -> Outcome:
