@@ -185,8 +185,8 @@ def _complain(line: str, status: int) -> int:
 
 def _demo(arguments: list[str]) -> int:
     _expect(arguments, "cudalens demo", 0)
+    from cudalens.core.errors import SimulationError
     from cudalens.session import demo
-    from cudalens.simulate import SimulationError
 
     page = Path("demo") / "report.html"
     try:

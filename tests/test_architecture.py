@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "recorder": "core source",
     "evidence": "core source diagnosis guards recorder",
     "session": "core source diagnosis guards recorder evidence simulate",
-    "notebook": "core source render session simulate",
+    "notebook": "core source render session",
     "__main__": "core source diagnosis render guards simulate recorder evidence session",
     "__init__": "core guards simulate session notebook",
 }

@@ -6,7 +6,9 @@
      ├── DeviceAssertError            a guard stopped an op that would have asserted on the device
      │    ├── DeviceIndexError        … also an IndexError: the CPU would have called it one
      │    └── DeviceValueError        … also a ValueError
-     └── NonFiniteError               an op made a NaN or an infinity (only with ``nan``)
+     ├── NonFiniteError               an op made a NaN or an infinity (only with ``nan``)
+     └── SimulationError              the simulated device cannot be started here
+          └── NotRehearsedError       … also a NotImplementedError: a feature it does not imitate
 
 ``except RuntimeError`` catches them as it does CUDA's own error, ``except IndexError`` and
 ``except ValueError`` as on the CPU.
@@ -25,7 +27,9 @@ __all__ = [
     "DeviceValueError",
     "GuardRegistrationError",
     "NonFiniteError",
+    "NotRehearsedError",
     "SilentFindingWarning",
+    "SimulationError",
 ]
 
 
@@ -64,6 +68,14 @@ class NonFiniteError(RuntimeError, FloatingPointError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self), self.report))
+
+
+class SimulationError(RuntimeError):
+    """The simulated device cannot be started in this process."""
+
+
+class NotRehearsedError(SimulationError, NotImplementedError):
+    """The simulated device does not imitate this feature."""
 
 
 class GuardRegistrationError(ValueError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
+from cudalens.core.errors import SimulationError
 from cudalens.notebook.cells import CellWatch, last_shown, shown_since
 from cudalens.notebook.display import finish, publish
 from cudalens.notebook.input_transform import MAGIC, rewritten
@@ -213,21 +214,16 @@ class FrontEnd:
             self.shell.user_ns[options.report] = report
 
     def _do_simulate(self, options: Options, argument: str) -> None:
-        from cudalens import simulate
+        _require_torch()
+        from cudalens.session import process
 
         if argument == "off":
-            running = simulate.current()
-            if running is not None:
-                running.stop()
-            print("no rehearsal device" if running is None else "rehearsal device off")
+            print("rehearsal device off" if process.stop_simulation() else "no rehearsal device")
             return
-        _require_torch()
         try:
-            if simulate.current() is None:
-                self._simulation = simulate.start(announce=False)
-        except simulate.SimulationError as error:
+            self._simulation = process.start_simulation() or self._simulation
+        except SimulationError as error:
             raise UsageError(str(error)) from None
-        print(simulate.ANNOUNCEMENT)
 
 
 def _split(line: str) -> tuple[Options, str]:

@@ -61,7 +61,7 @@ def register_guard(op: Any, check: Callable[..., Any]) -> None:
     PROCESS.refresh()
 
 
-# --- says in text what is installed, on which device, and what th ---------------------------------
+# --- status --------------------------------------------------------------------------------------
 
 
 def status() -> str:
@@ -85,7 +85,29 @@ def _device() -> str:
     return describe().device or "a GPU that this process has not used yet"
 
 
-# --- one call that gives code a cuda device: the real one where t ---------------------------------
+# --- the CUDA device: the real one, else the simulated one --------------------------------------
+
+
+def start_simulation() -> Any | None:
+    """Start the simulated device unless it runs, and print what it is.
+
+    Returns:
+        the simulation; ``None`` where it was running before.
+
+    Raises:
+        SimulationError: it cannot be started in this process.
+    """
+    started = simulate.start(announce=False) if simulate.current() is None else None
+    print(simulate.ANNOUNCEMENT)
+    return started
+
+
+def stop_simulation() -> bool:
+    """Stop the simulated device; return whether it was running."""
+    running = simulate.current()
+    if running is not None:
+        running.stop()
+    return running is not None
 
 
 def ensure_cuda() -> Any:
@@ -100,8 +122,6 @@ def ensure_cuda() -> Any:
         cudalens.simulate.SimulationError: there is no GPU and the simulation cannot start here.
     """
     import torch
-
-    from cudalens import simulate
 
     if simulate.current() is not None:
         print(f"cuda: {simulate.DEVICE_NAME}, a rehearsal and not a GPU")

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cudalens.simulate.refusal import NotRehearsedError, SimulationError
+from cudalens.core.errors import NotRehearsedError, SimulationError
 
 if TYPE_CHECKING:
     from cudalens.simulate.activation import (

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from cudalens.core.errors import SimulationError
 from cudalens.simulate import streams
 from cudalens.simulate._internals import install_device
 from cudalens.simulate.asserts import ASSERTS, Rule
@@ -19,7 +20,6 @@ from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
 from cudalens.simulate.opfacts import yaml_facts
 from cudalens.simulate.patches import Patches
-from cudalens.simulate.refusal import SimulationError
 from cudalens.simulate.special import SPECIAL_KERNELS
 from cudalens.simulate.state import DeviceState
 from cudalens.simulate.surface import patch_surface

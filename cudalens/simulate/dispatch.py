@@ -13,8 +13,8 @@ import torch
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import GenericKernel, Runtime
 from cudalens.simulate.opfacts import full_name
-from cudalens.simulate.refusal import not_rehearsed
 from cudalens.simulate.special import SPECIAL_KERNELS
+from cudalens.simulate.state import not_rehearsed
 
 _has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITES: Final = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")

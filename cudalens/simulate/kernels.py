@@ -17,9 +17,8 @@ from cudalens.simulate.memory import out_of_memory
 from cudalens.simulate.mismatch import check_devices, has_mixed_devices
 from cudalens.simulate.opfacts import OpFacts, op_facts
 from cudalens.simulate.promotion import number_tensor
-from cudalens.simulate.refusal import not_rehearsed
 from cudalens.simulate.relabel import to_device, to_host
-from cudalens.simulate.state import DeviceState
+from cudalens.simulate.state import DeviceState, not_rehearsed
 
 CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CPU: Final = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cudalens.simulate.memory import METER
-from cudalens.simulate.refusal import not_rehearsed
+from cudalens.simulate.state import not_rehearsed
 
 _HOST_LABEL: Final = 1  # DLDevice is two int32: (device type, index), read here as one int64
 _DEVICE_LABEL: Final = 2

@@ -1,4 +1,4 @@
-"""The sticky error of the simulated device: recorded late, raised later, kept for ever.
+"""The errors of the simulated device: a sticky one, recorded late, raised later and kept for ever.
 
 CUDA reports a device-side assert when the process next waits for the device, and every launch after
 that fails with the same error. The state belongs to the process, not to a thread.
@@ -11,6 +11,8 @@ import random
 import threading
 from dataclasses import dataclass
 from typing import Final
+
+from cudalens.core.errors import NotRehearsedError
 
 ASSERT_ERROR_CODE: Final = 710  # cudaErrorAssert
 INVALID_DEVICE_CODE: Final = 101  # cudaErrorInvalidDevice
@@ -154,3 +156,10 @@ class DeviceState:
         error = torch.AcceleratorError(text + advice + _DSA_TEXT)
         error.error_code = code  # type: ignore[attr-defined]
         return error
+
+
+def not_rehearsed(what: str) -> NotRehearsedError:
+    """Return the error for a feature that needs hardware or the plain CPU."""
+    return NotRehearsedError(
+        f"{what} is not rehearsed on the simulated CUDA device: it needs a real GPU or the CPU"
+    )

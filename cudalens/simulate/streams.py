@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cudalens.simulate.refusal import not_rehearsed
+from cudalens.simulate.state import not_rehearsed
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -13,7 +13,7 @@ from cudalens.simulate import streams
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import TOTAL_BYTES
 from cudalens.simulate.patches import Patches
-from cudalens.simulate.refusal import not_rehearsed
+from cudalens.simulate.state import not_rehearsed
 from cudalens.simulate.surface_memory import MEMORY_FUNCTIONS
 from cudalens.simulate.surface_tensor import patch_tensor_surface
 

@@ -9,8 +9,8 @@ import torch
 from cudalens.simulate._internals import storage_deleter
 from cudalens.simulate.generators import new_device_generator
 from cudalens.simulate.patches import Patches
-from cudalens.simulate.refusal import not_rehearsed
 from cudalens.simulate.relabel import to_device
+from cudalens.simulate.state import not_rehearsed
 
 _LEGACY_TENSORS: Final = {
     "FloatTensor": torch.float32,

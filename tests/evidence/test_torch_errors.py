@@ -355,7 +355,7 @@ def test_a_torch_error_raised_again_is_torchs(sim: simulate.Simulation) -> None:
 def test_a_feature_that_is_not_rehearsed_says_so_itself(sim: simulate.Simulation) -> None:
     """The simulation's own refusal is complete: no report calls it a host error of torch's."""
     outcome = run_cell(
-        "from cudalens.simulate.refusal import not_rehearsed\nraise not_rehearsed('x')"
+        "from cudalens.simulate.state import not_rehearsed\nraise not_rehearsed('x')"
     )
     assert outcome.report is None
 
