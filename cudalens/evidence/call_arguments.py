@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.core._torch import signature_of_schema
 from cudalens.evidence.context import table_of_positions
 from cudalens.source.api_name import api_name
 from cudalens.source.files import is_torch_file, is_user_file, torch_path
 from cudalens.source.locate import locate
-from cudalens.source.running_node import running_segment
-from cudalens.source.safe_eval import evaluator_for, is_module, value_or
+from cudalens.source.running_call import ABSENT, RunningCall
+from cudalens.source.safe_eval import is_module
 from cudalens.source.stack import place_of
 
-_OPERATIONS = (ast.BinOp, ast.AugAssign, ast.Compare, ast.UnaryOp, ast.Subscript)
 _PLAIN = (Tensor, str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
 _MAX_PARAMETERS = 60
 
@@ -84,12 +84,12 @@ def indexed_by_numbers(entries: Entries) -> tuple[tuple[str, str], ...]:
 
     Not ``...`` and ``None`` either, beside which torch does not count dimensions right.
     """
-    node = running_segment(place_of(entries[-1])) if entries else None
-    if not isinstance(node, ast.Subscript):
+    if not entries:
         return ()
-    reader = evaluator_for(entries[-1].tb_frame)
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    values = [value_or(reader, item, item) for item in parts if not isinstance(item, ast.Slice)]
+    call = RunningCall.at(place_of(entries[-1]), lambda item: isinstance(item, Tensor))
+    if not call.indices():
+        return ()
+    values = [call.value(item) for item in call.indices() if not isinstance(item, ast.Slice)]
     is_plain = all(isinstance(item, int) for item in values)
     return (("indices.are", "numbers"),) if is_plain else ()
 
@@ -207,89 +207,52 @@ def _of_module(entries: Entries) -> dict[str, object]:
 def _of_running(entry: TracebackType) -> dict[str, object]:
     """Return the operands of the expression that an entry runs; some are only spelled."""
     place = place_of(entry)
-    node = running_segment(place)
-    reader = evaluator_for(entry.tb_frame)
-
-    def value(item: ast.expr) -> object:
-        if isinstance(item, ast.List | ast.Tuple):
-            return [value_or(reader, part, _Unread(ast.unparse(part))) for part in item.elts]
-        return value_or(reader, item, _Unread(ast.unparse(item)))
-
-    if isinstance(node, ast.Call):
-        name = api_name([place], lambda item: isinstance(item, Tensor)) or ""
-        found = _of_call(node, name, value)
-    elif isinstance(node, ast.Attribute):
-        found = {ast.unparse(node.value): value(node.value)}
-    elif isinstance(node, _OPERATIONS):
-        found = dict(_of_operation(node, value))
-    else:
-        return {}
-    return found
+    call = RunningCall.at(place, lambda item: isinstance(item, Tensor))
+    if isinstance(call.node, ast.Call):
+        return _of_call(call, api_name([place], call.is_tensor) or "")
+    if isinstance(call.node, ast.Attribute):
+        owner = call.node.value
+        return {ast.unparse(owner): _value(call, owner)}
+    return {item.name: _value(call, item.node) for item in call.operands()}
 
 
-def _of_operation(node: ast.AST, value: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(node, ast.BinOp):
-        yield from (("self", value(node.left)), ("other", value(node.right)))
-    elif isinstance(node, ast.AugAssign):
-        yield from (("self", value(node.target)), ("other", value(node.value)))
-    elif isinstance(node, ast.Compare):
-        yield from (("self", value(node.left)), ("other", value(node.comparators[0])))
-    elif isinstance(node, ast.UnaryOp):
-        yield "self", value(node.operand)
-    elif isinstance(node, ast.Subscript):
-        yield "self", value(node.value)
-        if not isinstance(node.slice, ast.Tuple):
-            yield "indices", value(node.slice)
-        else:
-            for at, part in enumerate(node.slice.elts):
-                yield f"indices[{at}]", value(part)
+def _value(call: RunningCall, node: ast.expr) -> object:
+    """Return the value of an argument, or its text; of a list, those of its items."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value_or_text(call, part) for part in node.elts]
+    return _value_or_text(call, node)
 
 
-def _of_call(node: ast.Call, name: str, value: Any) -> dict[str, object]:
-    short = name.rpartition(".")[2]
-    is_method = name.startswith("torch.Tensor.") and isinstance(node.func, ast.Attribute)
+def _value_or_text(call: RunningCall, node: ast.expr) -> object:
+    value = call.value(node)
+    return _Unread(ast.unparse(node)) if value is ABSENT else value
+
+
+def _of_call(call: RunningCall, name: str) -> dict[str, object]:
     if not name.startswith("torch."):
-        return _of_foreign_call(node, value)
-    receiver = [value(node.func.value)] if is_method else []  # type: ignore[attr-defined]
-    if any(isinstance(item, ast.Starred) for item in node.args):
-        return {"self": receiver[0]} if receiver else {}
-    given = [*receiver, *map(value, node.args)]
-    keywords = {item.arg: value(item.value) for item in node.keywords if item.arg}
-    names = _parameter_names(short, given, keywords)
-    if names is None:
-        return {"self": receiver[0]} if receiver else {}
-    return dict(zip(names, given, strict=False)) | keywords
-
-
-def _of_foreign_call(node: ast.Call, value: Any) -> dict[str, object]:
-    """Read the receiver of a method, or what ``float`` and its kin are asked to convert."""
-    function = node.func
-    if isinstance(function, ast.Name) and function.id in ("float", "int", "bool", "len", "iter"):
-        return {"self": value(node.args[0])} if len(node.args) == 1 else {}
-    if isinstance(function, ast.Attribute):
-        return {ast.unparse(function.value): value(function.value)}
-    return {}
-
-
-def _parameter_names(
-    op: str, given: Sequence[object], keywords: Mapping[str, object]
-) -> list[str] | None:
-    """Return the positional names of the first overload that takes these arguments."""
-    packet = getattr(torch.ops.aten, op, None)
+        return _of_foreign_call(call)
+    home, _, function = name.rpartition(".")
+    is_method = home == "torch.Tensor" and call.receiver is not None
+    packet = getattr(torch.ops.aten, function, None)
     for overload in packet.overloads() if packet is not None else ():
-        arguments = getattr(packet, overload)._schema.arguments
-        positional = [item for item in arguments if not item.kwarg_only]
-        known = {item.name for item in arguments}
-        if (
-            len(given) <= len(positional)
-            and known.issuperset(keywords)
-            and all(
-                _takes(str(item.type), value)
-                for item, value in zip(positional, given, strict=False)
-            )
-        ):
-            return [item.name for item in positional]
-    return None
+        schema = getattr(packet, overload)._schema
+        kinds = {item.name: str(item.type) for item in schema.arguments}
+        bound = call.bind(signature_of_schema(schema), is_method=is_method) or ()
+        values = {item.name: _value(call, item.node) for item in bound}
+        if values and all(_takes(kinds[item], value) for item, value in values.items()):
+            return values
+    return {"self": _value(call, call.receiver)} if is_method and call.receiver else {}
+
+
+def _of_foreign_call(call: RunningCall) -> dict[str, object]:
+    """Read the receiver of a method, or what ``float`` and its kin are asked to convert."""
+    assert isinstance(call.node, ast.Call)
+    function, given = call.node.func, call.node.args
+    if isinstance(function, ast.Name) and function.id in ("float", "int", "bool", "len", "iter"):
+        return {"self": _value(call, given[0])} if len(given) == 1 else {}
+    if call.receiver is not None:
+        return {ast.unparse(call.receiver): _value(call, call.receiver)}
+    return {}
 
 
 def _takes(kind: str, value: object) -> bool:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core.report_types import LineRef, Phase
+from cudalens.core.report_types import LineRef, Phase, Violation
 from cudalens.recorder import eager
-from cudalens.source.argument_names import Signature
+from cudalens.source.argument_names import OpSignature
 from cudalens.source.files import (
     cell_number,
     is_own_file,
@@ -67,7 +67,7 @@ def _runs_backward(stack: Sequence[FrameType]) -> bool:
 def locate(
     frames: Sequence[FrameType | TracebackType],
     values: Mapping[str, Tensor],
-    signature: Signature | None = None,
+    signature: OpSignature | None = None,
 ) -> CallSite:
     """Find the user's line, his expressions for the tensors, the API and the module."""
     site = locate_call(
@@ -78,6 +78,12 @@ def locate(
         signature=signature,
     )
     return replace(site, limits=(*site.limits, *eager.limit_of(map(_code_of, frames))))
+
+
+def op_signature(violation: Violation) -> OpSignature:
+    """Return what the op of a finding takes, in the order of its schema."""
+    taken = _torch.signature_of(violation.op, violation.overload)
+    return OpSignature(violation.op, taken)
 
 
 def _code_of(item: FrameType | TracebackType) -> CodeType:

@@ -44,6 +44,7 @@ from cudalens.evidence.call_stack import (
     api_arguments,
     calling_frames,
     locate,
+    op_signature,
     parameter_names,
     phase_of,
 )
@@ -59,7 +60,6 @@ from cudalens.evidence.tensors import (
 )
 from cudalens.guards.interceptor import GuardedCall
 from cudalens.guards.process import PROCESS
-from cudalens.source.argument_names import Signature
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite, locate_entries
 
@@ -190,7 +190,7 @@ def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
 def _placed(scene: Scene, limits: Limits) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
     violation, values, frames = scene.violation, scene.values, scene.frames
-    signature = Signature(violation.op, tuple(scene.arguments))
+    signature = limits.attempt("signature", lambda: op_signature(violation))
     site = limits.attempt("source", lambda: locate(frames, values, signature), CallSite)
     node = scene.node
     sequence_nr = None if node is None else _torch.node_sequence_nr(node)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import NamedTuple
 
 from cudalens.source.files import is_torch_file
+from cudalens.source.running_call import ABSENT, IsTensor, RunningCall, signature_of
 from cudalens.source.running_node import Running, Span, expressions_in, span_of, text_of
-from cudalens.source.safe_eval import SafeEvaluator, is_module, items_of, value_or
+from cudalens.source.safe_eval import is_module, items_of
 from cudalens.source.stack import Place
 
 Same = Callable[[object, object], bool]
-IsTensor = Callable[[object], bool]
 
-_ABSENT = object()
 _MAX_ITEMS = 64
 _MAX_OTHERS = 12
 _MAX_LIBRARY_NAMES = 3
@@ -63,13 +63,11 @@ class Candidate(NamedTuple):
     value: object
 
 
-def candidates(
-    run: Running, callee: Place | None, evaluator: SafeEvaluator, is_tensor: IsTensor
-) -> tuple[Candidate, ...]:
+def candidates(run: Running, call: RunningCall, callee: Place | None) -> tuple[Candidate, ...]:
     """Find the expressions of the running line that are tensors, nearest and shortest first."""
     found: dict[tuple[str, int], Candidate] = {}
-    for read in _read(run, callee, evaluator):
-        for extra, text, tensor in _tensors_of(read, run.lines, is_tensor):
+    for read in _read(run, call, callee):
+        for extra, text, tensor in _tensors_of(read, run.lines, call.is_tensor):
             candidate = Candidate(read.rank + extra, text, span_of(read.node, run.lines), tensor)
             # The same text twice may be two tensors: two calls of one function.
             key = text, id(tensor)
@@ -132,7 +130,7 @@ class _Read(NamedTuple):
     """It is not only the receiver of an attribute or subscript, as ``batch`` in ``batch["y"]``."""
 
 
-def _read(run: Running, callee: Place | None, evaluator: SafeEvaluator) -> Iterator[_Read]:
+def _read(run: Running, call: RunningCall, callee: Place | None) -> Iterator[_Read]:
     """Return the expressions of the line that can be read, the running call's own first."""
     seen: set[int] = set()
     receivers: set[int] = set()
@@ -140,13 +138,13 @@ def _read(run: Running, callee: Place | None, evaluator: SafeEvaluator) -> Itera
         for node in expressions_in(root) if root is not None else ():
             if isinstance(node, ast.Attribute | ast.Subscript):
                 receivers.add(id(node.value))
-            value = value_or(evaluator, node, _ABSENT)
-            if value is not _ABSENT and id(node) not in seen:
+            value = call.value(node)
+            if value is not ABSENT and id(node) not in seen:
                 yield _Read(rank, node, value, id(node) not in receivers)
             seen.add(id(node))
-    if isinstance(run.node, ast.Call) and callee is not None:
-        for node, value in _bound_arguments(run.node, callee, evaluator):
-            if value is not _ABSENT:
+    if callee is not None:
+        for node, value in _bound_arguments(call, callee):
+            if value is not ABSENT:
                 yield _Read(0, node, value)
 
 
@@ -168,42 +166,32 @@ def _tensors_of(
         yield 1, f"{text}[{shown}]", item
 
 
-def _bound_arguments(
-    call: ast.Call, callee: Place, evaluator: SafeEvaluator
-) -> Iterator[tuple[ast.expr, object]]:
+def _bound_arguments(call: RunningCall, callee: Place) -> Iterator[tuple[ast.expr, object]]:
     """Return the arguments of a call with what the called function holds for them.
 
     Only when the function is proven to be the one that runs, and never rebinds the parameter.
     """
-    function = value_or(evaluator, call.func, _ABSENT)
-    code, skipped = _code_of(function)
+    if not isinstance(call.node, ast.Call):
+        return
+    code, skipped = _code_of(call.value(call.node.func))
     if code is not callee.code or callee.frame is None:
         return
-    if any(isinstance(argument, ast.Starred) for argument in call.args):
-        return
-    variables = callee.variables
     rebound = {step.argval for step in dis.get_instructions(callee.code) if step.opname in _REBINDS}
-    count, named = callee.code.co_argcount, callee.code.co_argcount + callee.code.co_kwonlyargcount
-    parameters = callee.code.co_varnames
-    has_rest, has_keywords = bool(callee.code.co_flags & 0x04), bool(callee.code.co_flags & 0x08)
-    for index, argument in enumerate(call.args, start=skipped):
-        if index < count:
-            yield argument, _parameter(variables, parameters[index], rebound)
-        elif has_rest:
-            rest = _parameter(variables, parameters[named], rebound)
-            if type(rest) is tuple and index - count < len(rest):
-                yield argument, rest[index - count]
-    for keyword in call.keywords:
-        if keyword.arg in parameters[:named]:
-            yield keyword.value, _parameter(variables, str(keyword.arg), rebound)
-        elif has_keywords and keyword.arg is not None:
-            extra = _parameter(variables, parameters[named + has_rest], rebound)
-            if type(extra) is dict:
-                yield keyword.value, extra.get(keyword.arg, _ABSENT)
+    held: dict[str, object] = {}
+    signature = signature_of(callee.code)
+    for name, parameter in signature.parameters.items():
+        value = _parameter(callee.variables, name, rebound)
+        held[name] = value
+        if parameter.kind is parameter.VAR_POSITIONAL and type(value) is tuple:
+            held |= {f"{name}[{at}]": item for at, item in enumerate(value)}
+        elif parameter.kind is parameter.VAR_KEYWORD and type(value) is dict:
+            held = {**value, **held}
+    for item in call.bind(signature, skipped=skipped) or ():
+        yield item.node, held.get(item.name, ABSENT)
 
 
 def _parameter(variables: Mapping[str, object], name: str, rebound: set[str]) -> object:
-    return _ABSENT if name in rebound else variables.get(name, _ABSENT)
+    return ABSENT if name in rebound else variables.get(name, ABSENT)
 
 
 def _code_of(function: object) -> tuple[object, int]:
@@ -224,106 +212,83 @@ def _code_of(function: object) -> tuple[object, int]:
 # --- the user's expressions for an op's arguments, by their place ---------------------------------
 
 
-_MISSING = object()
 _INDEXING = ("index", "index_put", "_index_put_impl")
 _HOMES = ("torch", "torch.Tensor")
 
 
-class Signature(NamedTuple):
-    """What an op is called and takes, in the order of its schema."""
+class OpSignature(NamedTuple):
+    """What an op is called and takes."""
 
     op: str
     """As in ``aten::gather``."""
-    parameters: tuple[str, ...]
-
-
-class _Match(NamedTuple):
-    key: str
-    node: ast.expr
+    parameters: inspect.Signature
+    """In the order of its schema."""
 
 
 def direct_names(
     run: Running,
+    call: RunningCall,
     api: str | None,
-    signature: Signature,
+    signature: OpSignature,
     keys: Collection[str],
-    evaluator: SafeEvaluator,
-    is_tensor: Callable[[object], bool],
 ) -> tuple[Name, ...]:
     """Name the arguments ``keys`` by the expressions that the running call has in their places.
 
+    Places are those of the op only where the call gives what this very overload takes: composite
+    functions pass other tensors on under the same name.
+
     Args:
         run: the innermost entry of the stack; nothing of Python may run below it.
-        api: what it calls, by its public name; ``None`` names nothing.
+        call: what it is calling.
+        api: its public name; ``None`` names nothing.
         signature: the op that was reached.
         keys: the op's tensors, such as ``index`` or ``indices[1]``, in the order of the schema.
-        evaluator: reads the expressions that can be read.
-        is_tensor: whether a value is a tensor.
     """
     if api is None:
         return ()
     op = signature.op.rpartition("::")[2].rstrip("_")
     home, _, function = api.rpartition(".")
-    matches: Iterator[_Match] = iter(())
-    if isinstance(run.node, ast.Subscript) and op in _INDEXING:
-        matches = _of_subscript(run.node, keys, evaluator, is_tensor)
-    elif isinstance(run.node, ast.Call) and function.rstrip("_") == op and home in _HOMES:
-        matches = _of_call(run.node, signature.parameters, is_method=home == "torch.Tensor")
+    matches: list[tuple[str, ast.expr]] = []
+    if isinstance(call.node, ast.Subscript) and op in _INDEXING:
+        matches = _of_subscript(call, keys)
+    elif function.rstrip("_") == op and home in _HOMES:
+        is_method = home == "torch.Tensor"
+        bound = call.bind(signature.parameters, is_method=is_method, is_whole=True)
+        matches = [(item.name, item.node) for item in bound or ()]
+        if bound is None and is_method and call.receiver is not None:
+            matches = [("self", call.receiver)]
     return tuple(
         Name(key, text_of(node, run.lines), span_of(node, run.lines))
         for key, node in matches
         # An expression that can be read and was not found to be the tensor is another one.
-        if key in keys and not is_tensor(value_or(evaluator, node, None))
+        if key in keys and not call.is_tensor(call.value(node))
     )
 
 
-def _of_call(call: ast.Call, parameters: Sequence[str], *, is_method: bool) -> Iterator[_Match]:
-    given = call.args
-    if is_method:
-        if not isinstance(call.func, ast.Attribute):
-            return  # ``take = table.take; take(ids)``: the receiver is not on the line
-        given = [call.func.value, *call.args]
-    for node, name in zip(given, parameters, strict=False):
-        if isinstance(node, ast.Starred):
-            break
-        yield _Match(name, node)
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            yield _Match("self" if keyword.arg == "input" else keyword.arg, keyword.value)
-
-
-def _of_subscript(
-    subscript: ast.Subscript,
-    keys: Collection[str],
-    evaluator: SafeEvaluator,
-    is_tensor: Callable[[object], bool],
-) -> Iterator[_Match]:
+def _of_subscript(call: RunningCall, keys: Collection[str]) -> list[tuple[str, ast.expr]]:
     """Pair the parts of ``x[a, :, b]`` with the indices, when it is certain which part is which."""
-    part = subscript.slice
-    parts = part.elts if isinstance(part, ast.Tuple) else [part]
+    parts = call.indices()
     if any(isinstance(node, ast.Starred) for node in parts):
-        return
-    kinds = [(_is_index(node, evaluator, is_tensor), node) for node in parts]
+        return []
+    kinds = [(_is_index(node, call), node) for node in parts]
     indices = [key for key in keys if key.startswith("indices[")]
     for accepted in ((True, None), (True,)):
         chosen = [node for kind, node in kinds if kind in accepted]
         if len(chosen) == len(indices):
-            yield from map(_Match, indices, chosen)
-            return
+            return list(zip(indices, chosen, strict=True))
+    return []
 
 
-def _is_index(
-    node: ast.expr, evaluator: SafeEvaluator, is_tensor: Callable[[object], bool]
-) -> bool | None:
+def _is_index(node: ast.expr, call: RunningCall) -> bool | None:
     """Return whether a part of a subscript becomes an index of the op; ``None`` when unknown.
 
     Numbers, slices and ``None`` do not; nor does a tensor of one number, which counts as it.
     """
     if isinstance(node, ast.Slice):
         return False
-    value = value_or(evaluator, node, _MISSING)
-    if value is _MISSING:
+    value = call.value(node)
+    if value is ABSENT:
         return None
-    if is_tensor(value):
+    if call.is_tensor(value):
         return True if getattr(value, "ndim", 0) else None
     return None if isinstance(value, list) else False

@@ -13,15 +13,14 @@ from typing import TypeVar
 
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import CodeLine, Frame, SourceSpan
-from cudalens.source.api_name import api_name, touches_torch
+from cudalens.source.api_name import api_name
 from cudalens.source.argument_names import (
     Candidate,
-    IsTensor,
     LibraryName,
     Name,
+    OpSignature,
     Other,
     Same,
-    Signature,
     candidates,
     direct_names,
     library_names,
@@ -37,8 +36,9 @@ from cudalens.source.files import (
     typed_line,
 )
 from cudalens.source.module_path import ModulePath, module_path
+from cudalens.source.running_call import IsTensor, RunningCall
 from cudalens.source.running_node import Running, column_of, running
-from cudalens.source.safe_eval import evaluator_for, is_module, is_tensor
+from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import (
     Entry,
     Place,
@@ -53,7 +53,7 @@ from cudalens.source.stack import (
 
 __all__ = [
     "CallSite",
-    "Signature",
+    "OpSignature",
     "StackEntry",
     "entries_from_traceback",
     "forget_cell",
@@ -102,7 +102,7 @@ def locate(
     same: Same,
     is_tensor: IsTensor = is_tensor,
     is_module: Callable[[object], bool] = is_module,
-    signature: Signature | None = None,
+    signature: OpSignature | None = None,
 ) -> CallSite:
     """Find the user's line for a call and name the tensors on it.
 
@@ -118,13 +118,16 @@ def locate(
     places = guard.run("frames", places_of, entries) or []
     user = guard.run("source", _deepest_user, places)
     run = None if user is None else guard.run("source", running, places[user])
-    found = () if run is None else guard.run("names", _candidates, run, places, is_tensor) or ()
+    call = None if run is None else guard.run("names", _call_of, run, is_tensor)
+    found: tuple[Candidate, ...] = ()
+    if run is not None and call is not None:
+        found = guard.run("names", _candidates, run, call, places) or ()
     modules = guard.run("module path", module_path, places, is_module) or ModulePath()
     library = [] if user is None else places[user + 1 :]
     api = guard.run("api", api_name, places, is_tensor, values.keys())
     names = guard.run("names", name_values, found, values, same) or ()
-    if run is not None and signature is not None and not library:
-        names += guard.run("names", _placed, run, api, signature, values, names, is_tensor) or ()
+    if call is not None and signature is not None and not library:
+        names += guard.run("names", _placed, run, call, api, signature, values, names) or ()
     return CallSite(
         source=None if run is None else guard.run("source", span_of_run, run),
         call_text=None if run is None else guard.run("call text", lambda: run.call_text),
@@ -211,28 +214,32 @@ def _deepest_user(places: Sequence[Place]) -> int | None:
     return next((i for i in range(len(places) - 1, -1, -1) if places[i].is_user), None)
 
 
+def _uses_torch(entry: Entry, is_tensor: IsTensor) -> bool:
+    return RunningCall.at(place_of(entry), is_tensor).uses_torch()
+
+
+def _call_of(run: Running, is_tensor: IsTensor) -> RunningCall | None:
+    """Return the running call of an entry whose frame lives, with positions in its file."""
+    return None if run.place.frame is None else RunningCall(run.place, is_tensor, run.node)
+
+
 def _placed(
     run: Running,
+    call: RunningCall,
     api: str | None,
-    signature: Signature,
+    signature: OpSignature,
     values: Mapping[str, object],
     names: tuple[Name, ...],
-    is_tensor: IsTensor,
 ) -> tuple[Name, ...]:
     """Name by their places in the call what no value names."""
-    if run.place.frame is None or len(names) == len(values):
+    if len(names) == len(values):
         return ()
-    evaluator = evaluator_for(run.place.frame)
     known = {item.key for item in names}
-    found = direct_names(run, api, signature, values.keys(), evaluator, is_tensor)
+    found = direct_names(run, call, api, signature, values.keys())
     return tuple(item for item in found if item.key not in known)
 
 
-def _candidates(
-    run: Running, places: Sequence[Place], is_tensor: IsTensor
-) -> tuple[Candidate, ...]:
-    if run.place.frame is None:
-        return ()
+def _candidates(run: Running, call: RunningCall, places: Sequence[Place]) -> tuple[Candidate, ...]:
     after = places.index(run.place) + 1
     callee = places[after] if after < len(places) else None
-    return candidates(run, callee, evaluator_for(run.place.frame), is_tensor)
+    return candidates(run, call, callee)

@@ -1,0 +1,462 @@
+"""The running call of a stack entry: what is called, and which expression is which argument.
+
+One reader for a call, a subscript, an operator: the public name of what runs, the receiver, each
+operand by the name of its parameter, and its value where it can be read without running code.
+Only the running expression is parsed; where its positions in the file matter, give the node of
+:func:`cudalens.source.running_node.running`.
+
+Not here: what the frames of torch itself are called (``api_name``), and which tensor an
+expression is (``argument_names``).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from cudalens.source.running_node import kind_sources, running_segment
+from cudalens.source.safe_eval import (
+    SafeEvaluator,
+    evaluator_for,
+    instance_dict,
+    value_or,
+)
+from cudalens.source.stack import Place
+
+IsTensor = Callable[[object], bool]
+
+ABSENT = object()
+"""In place of a value that cannot be read without running code."""
+_OPERATORS = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.MatMult: "matmul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+}
+_COMPARISONS = {
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.In: "contains",
+    ast.NotIn: "contains",
+}
+# What decides by itself what it does with a tensor.
+_BUILTIN_OWNERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
+_DISPLAYS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr, ast.ListComp)
+_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "bool"}
+_SUBSCRIPTS = {"STORE": "setitem", "DELETE": "delitem", "BINARY": "getitem"}
+_TENSOR_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+# Functions and methods that give one tensor whatever their arguments are.
+_GIVE_TENSORS = frozenset(
+    """abs add arange argmax argmin bmm bool cat ceil clamp clone contiguous cos cpu cuda cumsum
+    detach div double empty exp expand expand_as flatten float floor full gather gelu half
+    index_select int linspace log log_softmax long masked_fill masked_select matmul mean mm mul neg
+    one_hot ones ones_like permute pow rand rand_like randint randn randn_like randperm relu repeat
+    reshape round select sigmoid sin softmax sqrt squeeze stack sub sum t tanh tensor to transpose
+    tril triu type_as unsqueeze view view_as zeros zeros_like""".split()  # noqa: SIM905  72 lines
+)
+
+
+class Operand(NamedTuple):
+    """An expression that the running call works on, by the name of the parameter that it is."""
+
+    name: str
+    node: ast.expr
+    value: object
+    """``ABSENT`` where it cannot be read without running code."""
+
+
+class RunningCall:
+    """What one entry of the stack is calling, indexing or computing.
+
+    Args:
+        place: the entry.
+        is_tensor: whether a value is a tensor.
+        node: the running expression, ``None`` where it is not known.
+    """
+
+    def __init__(self, place: Place, is_tensor: IsTensor, node: ast.AST | None) -> None:
+        self.place = place
+        self.is_tensor = is_tensor
+        self.node = node
+        self.evaluator: SafeEvaluator | None = (
+            None if place.frame is None else evaluator_for(place.frame)
+        )
+
+    @classmethod
+    def at(cls, place: Place, is_tensor: IsTensor) -> RunningCall:
+        """Read what an entry runs from that piece of its file alone: positions mean nothing."""
+        return cls(place, is_tensor, running_segment(place))
+
+    # --- the operands ----------------------------------------------------------------------------
+
+    def value(self, node: ast.expr) -> object:
+        """Return the value of an expression, ``ABSENT`` where it cannot be read."""
+        return value_or(self.evaluator, node, ABSENT)
+
+    @property
+    def receiver(self) -> ast.expr | None:
+        """The expression before the dot of a call that is written as one of a method."""
+        is_method = isinstance(self.node, ast.Call) and isinstance(self.node.func, ast.Attribute)
+        return self.node.func.value if is_method else None  # type: ignore[union-attr]
+
+    def bind(
+        self,
+        signature: inspect.Signature,
+        *,
+        is_method: bool = False,
+        skipped: int = 0,
+        is_whole: bool = False,
+    ) -> tuple[Operand, ...] | None:
+        """Return the arguments of the running call by the parameters that take them.
+
+        Args:
+            signature: what the called function takes.
+            is_method: the receiver is the parameter ``self``, wherever that one stands.
+            skipped: so many of the first parameters are bound already.
+            is_whole: each parameter without a default must be given.
+
+        Returns:
+            ``None`` where the function does not take these arguments, or ``*`` hides which is
+            which, as ``**`` does where all must be given.
+        """
+        node = self.node
+        if not isinstance(node, ast.Call) or any(map(_is_starred, node.args)):
+            return None
+        given = dict(_keywords(node, signature))
+        if is_whole and len(given) < len(node.keywords):
+            return None
+        parameters = list(signature.parameters.values())[skipped:]
+        if is_method:
+            if self.receiver is None:
+                return None  # ``take = table.take; take(ids)``: the receiver is not on the line
+            parameters = [item for item in parameters if item.name != "self"]
+        signature = signature.replace(parameters=parameters)
+        bind = signature.bind if is_whole else signature.bind_partial
+        try:
+            bound = bind(*node.args, **given).arguments
+        except TypeError:
+            return None
+        found = list(_flat(bound, signature))
+        if is_method and self.receiver is not None:
+            found.insert(0, ("self", self.receiver))
+        return tuple(Operand(name, item, self.value(item)) for name, item in found)
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Return what a running operator or subscript works on, as a tensor's method calls it."""
+        return tuple(Operand(name, item, self.value(item)) for name, item in _parts(self.node))
+
+    def indices(self) -> tuple[ast.expr, ...]:
+        """Return the parts of a running subscript, empty where it is none."""
+        if not isinstance(self.node, ast.Subscript):
+            return ()
+        part = self.node.slice
+        return tuple(part.elts) if isinstance(part, ast.Tuple) else (part,)
+
+    # --- its public name -------------------------------------------------------------------------
+
+    def api(self, argument_names: Collection[str] = ()) -> str | None:
+        """Return the public name of what is called, ``None`` where it is not known.
+
+        Args:
+            argument_names: the schema's names of the op's arguments, as far as they are known.
+        """
+        if isinstance(self.node, ast.Call):
+            return self._of_call(self.node)
+        # Read from the line alone, indices may be those of a list: the op knows itself as well.
+        has_indices = any(name.startswith("indices") for name in argument_names)
+        method = self._of_operation(self.node, has_indices and "self" in argument_names)
+        return None if method is None else f"torch.Tensor.__{method}__"
+
+    def uses_torch(self) -> bool:
+        """Return whether it is proven to call, index or combine what is torch's."""
+        if (self.api() or "").startswith("torch.") and self._is_proven():
+            return True
+        return self._works_on_tensor() or self._wraps_torch()
+
+    def _is_proven(self) -> bool:
+        """Return whether a method that is called on an unknown result is one of torch's."""
+        node = self.node
+        return isinstance(node, ast.Call) and self._rests_on_torch(node)
+
+    def _rests_on_torch(self, node: ast.expr) -> bool:
+        """Return whether a chain of calls starts at a tensor or at a function of torch's."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_known = self.value(node.func.value) is not ABSENT
+            if not is_known and self._of_dotted(node.func) is None:
+                return self._rests_on_torch(node.func.value)
+        if isinstance(node, ast.Call):
+            return (self._of_call(node) or "").startswith("torch.")
+        sources = kind_sources(node) if self.value(node) is ABSENT else ()
+        return bool(self._is_tensor(node)) and all(map(self._rests_on_torch, sources))
+
+    def _works_on_tensor(self) -> bool:
+        """Return whether it is a tensor that a running subscript or operator works on.
+
+        A tensor as the index of a list or as the key of a dict is not worked on.
+        """
+        node = self.node
+        operands: Sequence[ast.expr] = ()
+        if isinstance(node, ast.Subscript):
+            operands = (node.value,)
+        elif isinstance(node, ast.UnaryOp):
+            operands = (node.operand,)
+        elif isinstance(node, ast.Compare):
+            is_search = isinstance(node.ops[0], ast.In | ast.NotIn)
+            operands = node.comparators if is_search else (node.left, *node.comparators)
+        elif isinstance(node, ast.BinOp) and not self._is_pythons(node.left):
+            operands = (node.left, node.right)
+        elif isinstance(node, ast.AugAssign) and not self._is_pythons(node.target):
+            operands = (node.target, node.value)
+        return any(
+            self._is_tensor(item) is True and self._rests_on_torch(item) for item in operands
+        )
+
+    def _is_pythons(self, node: ast.expr) -> bool:
+        """Return whether a list, a text or the like is what an operator works on.
+
+        It is the one that complains when it cannot take a tensor in.
+        """
+        return isinstance(node, _DISPLAYS) or isinstance(self.value(node), _BUILTIN_OWNERS)
+
+    def _wraps_torch(self) -> bool:
+        """Return whether a function or method of torch's is called under another name.
+
+        Which argument is which does not follow from the call then: only that it is torch's.
+        """
+        node = self.node
+        return isinstance(node, ast.Call) and self._is_wrapper(node.func)
+
+    def _is_wrapper(self, node: ast.expr) -> bool:
+        if not isinstance(node, ast.Call) or not node.args:
+            return self._is_torchs(node)
+        maker, first = self.value(node.func), node.args[0]
+        if maker is partial:
+            return (self._of_dotted(first) or "").startswith("torch.") or self._is_wrapper(first)
+        name = self.value(node.args[-1])
+        is_method = len(node.args) == 2 and type(name) is str and is_tensor_method(name)
+        return maker is getattr and is_method and self.is_tensor(self.value(first))
+
+    def _is_torchs(self, node: ast.expr) -> bool:
+        value = self.value(node)
+        while type(value) is partial:
+            value = value.func
+        if type(value) is BuiltinFunctionType and self.is_tensor(value.__self__):
+            return True
+        if isinstance(node, ast.Attribute) and self.is_tensor(self.value(node.value)):
+            return is_tensor_method(node.attr)
+        return (of_value(value) or "").startswith("torch.")
+
+    def _of_operation(self, node: ast.AST | None, is_indexed: bool) -> str | None:
+        if isinstance(node, ast.Subscript):
+            known = self._is_tensor(node.value)
+            if known or (known is None and is_indexed):
+                return _SUBSCRIPTS.get(self.place.operation.partition("_")[0])
+        elif isinstance(node, ast.BinOp):
+            return self._of_operator(node)
+        elif isinstance(node, ast.AugAssign) and self._is_tensor(node.target):
+            return f"i{_OPERATORS[type(node.op)]}"
+        elif isinstance(node, ast.Compare):
+            is_search = isinstance(node.ops[0], ast.In | ast.NotIn)
+            if self._is_tensor(node.comparators[0] if is_search else node.left):
+                return _COMPARISONS.get(type(node.ops[0]))
+        elif isinstance(node, ast.UnaryOp) and self._is_tensor(node.operand):
+            return _UNARY[type(node.op)]
+        return None
+
+    def _is_tensor(self, node: ast.expr) -> bool | None:
+        """Return whether an expression is a tensor, ``None`` when its value is not known."""
+        value = self.value(node)
+        if value is not ABSENT:
+            return self.is_tensor(value)
+        if isinstance(node, _DISPLAYS):
+            return False
+        if isinstance(node, ast.NamedExpr):
+            return self._is_tensor(node.target)
+        if isinstance(node, ast.IfExp):
+            return (self._is_tensor(node.body) and self._is_tensor(node.orelse)) or None
+        if isinstance(node, ast.Subscript | ast.BinOp):
+            operand = node.value if isinstance(node, ast.Subscript) else node.left
+            return self._is_tensor(operand) or None
+        if isinstance(node, ast.Attribute) and node.attr in _TENSOR_VIEWS:
+            return self._is_tensor(node.value) or None
+        if isinstance(node, ast.Call):
+            name = self._of_call(node) or ""
+            return (name.startswith("torch.") and name.split(".")[-1] in _GIVE_TENSORS) or None
+        return None
+
+    def _of_operator(self, node: ast.BinOp) -> str | None:
+        if self._is_pythons(node.left):
+            return None
+        name = _OPERATORS[type(node.op)]
+        left = self._is_tensor(node.left)
+        if left:
+            return name
+        return f"r{name}" if left is False and self._is_tensor(node.right) else None
+
+    def _of_call(self, node: ast.Call) -> str | None:
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            owner = self.value(function.value)
+            # A receiver that is not known is a result; C++ code runs under this very call, by
+            # the name of a method that tensors have.
+            is_likely = owner is ABSENT and is_tensor_method(function.attr)
+            if self.is_tensor(owner) or (is_likely and not function.attr.startswith("__")):
+                return f"torch.Tensor.{function.attr}"
+        return self._of_dotted(function) or of_value(self.value(function))
+
+    def _of_dotted(self, node: ast.expr) -> str | None:
+        """Name ``F.embedding`` by the real name of the module that ``F`` is."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+            module = self.value(node)
+            if issubclass(type(module), ModuleType):
+                return below_module(str(instance_dict(module).get("__name__")), names)
+        return None
+
+
+# --- binding arguments to parameters --------------------------------------------------------------
+
+
+# What torch's functions take under names of NumPy's as well.
+_ALIASES = {"self": ("input", "a", "x", "x1"), "other": ("x2",), "dim": ("axis",)}
+_ALIASES["keepdim"] = ("keepdims",)
+_KIND = inspect.Parameter
+
+
+def signature_of(code: CodeType) -> inspect.Signature:
+    """Return what a function of Python takes, as its code says: nothing of it can lie or run."""
+    names, flags = iter(code.co_varnames), code.co_flags
+    kinds = [_KIND.POSITIONAL_ONLY] * code.co_posonlyargcount
+    kinds += [_KIND.POSITIONAL_OR_KEYWORD] * (code.co_argcount - code.co_posonlyargcount)
+    named = [_KIND(next(names), kind) for kind in kinds]
+    keyword_only = [_KIND(next(names), _KIND.KEYWORD_ONLY) for _ in range(code.co_kwonlyargcount)]
+    if flags & inspect.CO_VARARGS:
+        named.append(_KIND(next(names), _KIND.VAR_POSITIONAL))
+    named += keyword_only
+    if flags & inspect.CO_VARKEYWORDS:
+        named.append(_KIND(next(names), _KIND.VAR_KEYWORD))
+    return inspect.Signature(named)
+
+
+def _keywords(node: ast.Call, signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
+    """Return the named arguments of a call by the names of the signature."""
+    known = signature.parameters
+    is_open = any(item.kind is item.VAR_KEYWORD for item in known.values())
+    for keyword in node.keywords:
+        name = keyword.arg
+        if name is not None and name not in known and not is_open:
+            name = next((item for item, names in _ALIASES.items() if name in names), name)
+        if name is not None:
+            yield name, keyword.value
+
+
+def _flat(
+    bound: Mapping[str, Any], signature: inspect.Signature
+) -> Iterator[tuple[str, ast.expr]]:
+    """Return bound arguments one by one, those of ``*rest`` as ``rest[0]``."""
+    for name, given in bound.items():
+        kind = signature.parameters[name].kind
+        if kind is _KIND.VAR_POSITIONAL:
+            yield from ((f"{name}[{at}]", item) for at, item in enumerate(given))
+        elif kind is _KIND.VAR_KEYWORD:
+            yield from given.items()
+        else:
+            yield name, given
+
+
+def _is_starred(node: ast.expr) -> bool:
+    return isinstance(node, ast.Starred)
+
+
+def _parts(node: ast.AST | None) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.BinOp):
+        yield from (("self", node.left), ("other", node.right))
+    elif isinstance(node, ast.AugAssign):
+        yield from (("self", node.target), ("other", node.value))
+    elif isinstance(node, ast.Compare):
+        yield from (("self", node.left), ("other", node.comparators[0]))
+    elif isinstance(node, ast.UnaryOp):
+        yield "self", node.operand
+    elif isinstance(node, ast.Subscript):
+        yield "self", node.value
+        if not isinstance(node.slice, ast.Tuple):
+            yield "indices", node.slice
+        else:
+            yield from ((f"indices[{at}]", part) for at, part in enumerate(node.slice.elts))
+
+
+# --- the name under which torch offers a function or class to its ---------------------------------
+
+
+_FUNCTION_HOMES = (
+    "torch",
+    "torch.nn.functional",
+    "torch.special",
+    "torch.linalg",
+    "torch.fft",
+    "torch.autograd",
+)
+
+
+def is_tensor_method(name: str) -> bool:
+    """Return whether tensors have an attribute of this name."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", object)
+    return any(name in vars(base) for base in tensor.__mro__[:-1])
+
+
+def below_module(module: str, names: Sequence[str]) -> str | None:
+    """Name what is reached from a module, ``None`` where that says little."""
+    package = module.partition(".")[0]
+    if package in sys.stdlib_module_names or (package != "torch" and len(names) > 1):
+        return None
+    return ".".join([module, *names])
+
+
+def of_value(value: Any) -> str | None:
+    """Name a function or class of torch by where it is offered."""
+    if issubclass(type(value), type):
+        return class_name(value)
+    if type(value) not in (FunctionType, BuiltinFunctionType):
+        return None
+    module = value.__module__
+    if module is not None and module.partition(".")[0] != "torch":
+        return None
+    for home in _FUNCTION_HOMES:
+        offered = vars(sys.modules[home]) if home in sys.modules else {}
+        for name, item in offered.items():
+            if item is value and not name.startswith("_"):
+                return f"{home}.{name}"
+    return None
+
+
+def class_name(kind: type) -> str | None:
+    """Return the shortest public name of a class of torch, ``None`` for other classes."""
+    module = str(vars(kind).get("__module__", ""))
+    parts = module.split(".")
+    if parts[0] != "torch":
+        return None
+    for count in range(1, len(parts)):
+        package = ".".join(parts[:count])
+        if vars(sys.modules[package]).get(kind.__name__) is kind:
+            return f"{package}.{kind.__name__}"
+    return f"{module}.{kind.__name__}"
