@@ -156,7 +156,7 @@ def locate_entries(entries: Sequence[Entry]) -> SourceSpan | None:
 
 def runs_torch(entry: Entry, *, is_tensor: IsTensor = is_tensor) -> bool:
     """Return whether the running expression of an entry is proven to use torch or a tensor."""
-    return bool(_Guard().run("api", touches_torch, place_of(entry), is_tensor))
+    return bool(_Guard().run("api", _uses_torch, entry, is_tensor))
 
 
 def span_of_run(run: Running) -> SourceSpan:

@@ -346,9 +346,9 @@ _KIND = inspect.Parameter
 def signature_of(code: CodeType) -> inspect.Signature:
     """Return what a function of Python takes, as its code says: nothing of it can lie or run."""
     names, flags = iter(code.co_varnames), code.co_flags
-    kinds = [_KIND.POSITIONAL_ONLY] * code.co_posonlyargcount
-    kinds += [_KIND.POSITIONAL_OR_KEYWORD] * (code.co_argcount - code.co_posonlyargcount)
-    named = [_KIND(next(names), kind) for kind in kinds]
+    count, first = code.co_argcount, code.co_posonlyargcount
+    named = [_KIND(next(names), _KIND.POSITIONAL_ONLY) for _ in range(first)]
+    named += [_KIND(next(names), _KIND.POSITIONAL_OR_KEYWORD) for _ in range(count - first)]
     keyword_only = [_KIND(next(names), _KIND.KEYWORD_ONLY) for _ in range(code.co_kwonlyargcount)]
     if flags & inspect.CO_VARARGS:
         named.append(_KIND(next(names), _KIND.VAR_POSITIONAL))
@@ -370,9 +370,7 @@ def _keywords(node: ast.Call, signature: inspect.Signature) -> Iterator[tuple[st
             yield name, keyword.value
 
 
-def _flat(
-    bound: Mapping[str, Any], signature: inspect.Signature
-) -> Iterator[tuple[str, ast.expr]]:
+def _flat(bound: Mapping[str, Any], signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
     """Return bound arguments one by one, those of ``*rest`` as ``rest[0]``."""
     for name, given in bound.items():
         kind = signature.parameters[name].kind
