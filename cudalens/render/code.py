@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from cudalens.core.report import CodeLine, Report, SourceSpan, TensorFact
 from cudalens.render import words
-from cudalens.render.safe import one_line, visible
+from cudalens.render.words import one_line, visible
 
 PieceTone = Literal["plain", "call", "tensor", "bad", "rule", "label", "badlabel"]
 TAB = "    "

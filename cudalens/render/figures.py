@@ -9,11 +9,8 @@ from markupsafe import Markup
 
 from cudalens.core.report import Bounds, OffenderMap, Report, TensorFact
 from cudalens.render import words
-from cudalens.render.graph import graph_rows, graph_svg, graph_title
-from cudalens.render.safe import clip
 from cudalens.render.svg import coordinate, element, paint, picture, words_at
-
-__all__ = ["graph_rows", "graph_svg", "graph_title", "histogram_svg", "value_map_svg"]
+from cudalens.render.words import clip
 
 WIDTH = 660.0
 BAR_HEIGHT = 84.0
@@ -46,7 +43,7 @@ def value_map_title(report: Report) -> str:
     """Return the picture's name: whose values, how many, what is allowed."""
     name = report.expression or report.argument or ""
     total = f"{report.offenders.total} values by position" if report.offenders else "values"
-    allowed = words.bounds_text(report)
+    allowed = words.format_bounds(report)
     return ", ".join(filter(None, (name, total))) + (f"; allowed {allowed}" if allowed else "")
 
 
@@ -81,9 +78,11 @@ def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
     for limit in limits:
         if limit is not None and low <= limit <= high:
             drawn.append(_dashed(across(limit), 4, across(limit), base))
-    drawn += _axis_ends(words.number(low), words.number(high), base + 15, WIDTH - _LEFT)
-    title = f"{words.tensor_name(fact)}: how its values are spread, {words.number(low)} to "
-    return picture(WIDTH, base + 22, title + words.number(high), *drawn)
+    drawn += _axis_ends(
+        words.format_number(low), words.format_number(high), base + 15, WIDTH - _LEFT
+    )
+    title = f"{words.tensor_name(fact)}: how its values are spread, {words.format_number(low)} to "
+    return picture(WIDTH, base + 22, title + words.format_number(high), *drawn)
 
 
 def _column(ends: tuple[float, float], height: float, base: float, *, is_bad: bool) -> list[Markup]:
@@ -132,7 +131,7 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, total: int) -> Markup:
         drawn += _bar(x, width, (lows[at], highs[at]), zero, down, is_bad=grid.bad[at] > 0)
     for name, limit in zip(("min", "max"), limits, strict=True):
         if limit is not None and (name == "max" or limit > low):
-            text = f"{name} {words.number(getattr(bounds, name))}"
+            text = f"{name} {words.format_number(getattr(bounds, name))}"
             y = down(limit)
             drawn.append(_dashed(_LEFT, y, right + 2, y))
             drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))

@@ -10,7 +10,7 @@ import networkx as nx
 
 from cudalens.core.report import AutogradNeighbourhood, GraphNode, Role
 from cudalens.render import words
-from cudalens.render.safe import clip, clip_left, one_line
+from cudalens.render.words import clip, clip_left, one_line
 
 MAX_NODES = 80
 MAX_BOXES = 22
@@ -60,7 +60,7 @@ class Box:
         first = self.members[0]
         module = "" if self.role == "parameter" else _common_module(self.members)
         line = f"line {first.source.line}" if first.source and first.source.line else ""
-        shape = words.shape(first.shape) if self.role == "parameter" and not many else ""
+        shape = words.format_shape(first.shape) if self.role == "parameter" and not many else ""
         facts = filter(None, (lead, shape, "" if many else line))
         rest = " · ".join(facts)
         room = max(_DETAIL - len(rest) - 3, 10)
@@ -227,7 +227,7 @@ def _unary(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> boo
 
 
 def _same_line(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    lines = {words.place(node.source) for key in pair for node in boxes[key].members}
+    lines = {words.format_place(node.source) for key in pair for node in boxes[key].members}
     return len(lines) == 1 and "" not in lines
 
 
@@ -265,7 +265,7 @@ def _common_module(members: Sequence[GraphNode]) -> str:
 
 def _folded(members: Sequence[GraphNode], role: Role) -> str:
     if role == "parameter":
-        return " ".join(words.shape(node.shape) for node in members[:2]) + (
+        return " ".join(words.format_shape(node.shape) for node in members[:2]) + (
             " …" if len(members) > 2 else ""
         )
     return "" if role == "leaf" else f"{len(members)} ops"

@@ -10,11 +10,10 @@ from markupsafe import Markup
 
 from cudalens.core.report import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
-from cudalens.render.edges import ARROW, LABEL_SIZE, Labels, Line
 from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, node_name
-from cudalens.render.layout import Layout, place
-from cudalens.render.safe import clip_left, one_line
+from cudalens.render.layout import ARROW, LABEL_SIZE, Labels, Layout, Line, place
 from cudalens.render.svg import element, paint, picture, text_width, words_at
+from cudalens.render.words import clip_left, one_line
 
 BOX_HEIGHT = 40.0
 MIN_BOX_WIDTH = 92.0
@@ -51,7 +50,7 @@ class GraphRow(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spot:
+class _PlacedBox:
     box: Box
     x: float
     y: float
@@ -85,7 +84,7 @@ def graph_svg(
     side = [key for key, box in boxes.items() if box.role in ("parameter", "leaf")]
     layout = place(sizes, edges, light=side)
     spots = {
-        key: _Spot(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
+        key: _PlacedBox(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
         for key, (x, y) in layout.centres.items()
     }
     roles = [role for role in _LEGEND if any(box.role == role for box in boxes.values())]
@@ -124,9 +123,9 @@ def _row(node: GraphNode, feeds: str) -> GraphRow:
     return GraphRow(
         name=node_name(node),
         role=node.role.replace("_", " "),
-        shape=words.dtype(node.dtype or "") + words.shape(node.shape),
+        shape=words.format_dtype(node.dtype or "") + words.format_shape(node.shape),
         module=one_line(node.module_path or ""),
-        source=words.spot(node.source),
+        source=words.format_line(node.source),
         feeds=feeds,
     )
 
@@ -164,7 +163,7 @@ def _outline(role: str, x: float, y: float, width: float, height: float) -> Mark
     )
 
 
-def _box(spot: _Spot, title: str, detail: str, attributes: Mapping[str, str | None]) -> Markup:
+def _box(spot: _PlacedBox, title: str, detail: str, attributes: Mapping[str, str | None]) -> Markup:
     role = spot.box.role
     tone = _TONES.get(role, "text")
     up = 3.0 if detail else -4.0
@@ -192,7 +191,9 @@ def _box(spot: _Spot, title: str, detail: str, attributes: Mapping[str, str | No
     )
 
 
-def _edges(layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]) -> list[Markup]:
+def _edges(
+    layout: Layout, spots: dict[str, _PlacedBox], edges: list[tuple[str, str]]
+) -> list[Markup]:
     ends = _ports(layout, spots, edges)
     crowded = {
         dst for src, dst in edges if _is_side(spots[src].box) and ends[src, dst] > spots[dst].x
@@ -211,7 +212,7 @@ def _edges(layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]
     return drawn
 
 
-def _line(layout: Layout, spots: dict[str, _Spot], edge: tuple[str, str], end: float) -> Line:
+def _line(layout: Layout, spots: dict[str, _PlacedBox], edge: tuple[str, str], end: float) -> Line:
     src, dst = (spots[key] for key in edge)
     points = [(src.x, src.y + BOX_HEIGHT / 2)]
     for x, y in layout.routes[edge]:
@@ -226,7 +227,7 @@ def _is_side(box: Box) -> bool:
 
 
 def _ports(
-    layout: Layout, spots: dict[str, _Spot], edges: list[tuple[str, str]]
+    layout: Layout, spots: dict[str, _PlacedBox], edges: list[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
     """Choose where each edge meets its target: data in the middle, parameters at the corners."""
     ends: dict[tuple[str, str], float] = {}
@@ -253,9 +254,9 @@ def _last_stop(layout: Layout, edge: tuple[str, str]) -> float:
     return (layout.routes[edge] or (layout.centres[edge[0]],))[-1][0] + MARGIN
 
 
-def _edge_label(src: _Spot, labels: Labels, *, left: bool) -> Markup:
+def _edge_label(src: _PlacedBox, labels: Labels, *, left: bool) -> Markup:
     box = src.box
-    shape = words.shape(box.members[-1].shape)
+    shape = words.format_shape(box.members[-1].shape)
     # A folded or a parameter box says its shapes itself.
     if not shape or box.role == "parameter" or (box.role == "leaf" and len(box.members) > 1):
         return Markup("")

@@ -7,8 +7,7 @@ import warnings
 
 from cudalens.core._python import parse_expression
 from cudalens.core.report import Report
-from cudalens.render.safe import one_line
-from cudalens.render.words import KINDS, bounds_text, number
+from cudalens.render.words import KINDS, format_bounds, format_number, one_line
 
 _LONGEST_NAME = 40
 
@@ -21,7 +20,7 @@ def headline(report: Report) -> str:
     if not report.headline.strip():
         return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
     line = in_own_names(report)
-    allowed = bounds_text(report)
+    allowed = format_bounds(report)
     is_said = "allowed" in line or line.endswith(allowed)
     return one_line(line if is_said else f"{line}: allowed {allowed}")
 
@@ -94,7 +93,7 @@ def headline_parts(report: Report) -> tuple[str, str]:
         if fact.expression and fact.bad_at
     ]
     for subject in subjects:
-        head = one_line(f"{subject} = {number(first.value)}")
+        head = one_line(f"{subject} = {format_number(first.value)}")
         rest = line[len(head) :]
         if line.startswith(head) and not rest[:1].isalnum():
             return head, rest

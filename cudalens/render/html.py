@@ -7,20 +7,21 @@ code, the facts in tables and their order.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
 from cudalens.core.report import HistoryEntry, Report, TensorFact
-from cudalens.render import figures, words
+from cudalens.render import figures, graph, words
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.headline import headline, headline_parts
-from cudalens.render.palette import PALETTES
-from cudalens.render.safe import clip, visible
+from cudalens.render.svg import PALETTES
+from cudalens.render.words import clip, visible
 
 MAX_BYTES = 200_000
 _STATIC = Path(__file__).with_name("static")
@@ -41,6 +42,14 @@ _SMALL = _Limits(history=40, rows=20, text=300)
 _TINY = _Limits(history=8, rows=6, text=60)
 
 
+class Tab(NamedTuple):
+    """One tab: its name, how many things it lists, and the block that draws it."""
+
+    label: str
+    things: int | None
+    part: str
+
+
 def render_fragment(report: Report) -> str:
     """Draw ``report`` for a notebook's output cell; its styles touch nothing else on the page."""
     return _fitting("fragment.html.j2", report, _FRAGMENT)
@@ -56,9 +65,13 @@ def facts_of(report: Report) -> dict[str, Any]:
     return _facts(report, _FRAGMENT)
 
 
-def draw_part(template: str, facts: dict[str, Any]) -> str:
-    """Draw one of the templates by itself, from the facts that :func:`facts_of` gave."""
-    return _environment(facts["limits"]).get_template(template).render(facts)
+def draw_part(name: str, facts: dict[str, Any]) -> Markup:
+    """Draw one of the blocks of ``parts.html.j2``, from the facts that :func:`facts_of` gave."""
+    environment = _environment(facts["limits"])
+    macros = environment.get_template("macros.html.j2").make_module(facts)
+    parts = environment.get_template("parts.html.j2")
+    drawn = parts.blocks[name](parts.new_context({**facts, "ui": macros}))
+    return Markup("".join(drawn).strip("\n"))
 
 
 def history_entries(report: Report) -> tuple[tuple[int, HistoryEntry], ...]:
@@ -85,7 +98,9 @@ def _style_sheet() -> Markup:
 
 def _fitting(template: str, report: Report, limits: _Limits) -> str:
     for tried in (limits, _SMALL, _TINY):
-        page = _environment(tried).get_template(template).render(_facts(report, tried))
+        facts = _facts(report, tried)
+        facts["part"] = partial(draw_part, facts=facts)
+        page = _environment(tried).get_template(template).render(facts)
         if len(page.encode()) < MAX_BYTES:
             break
     return page
@@ -109,23 +124,26 @@ def _environment(limits: _Limits) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=words.number,
-        shape=words.shape,
-        place=words.place,
-        spot=words.spot,
+        number=words.format_number,
+        shape=words.format_shape,
+        place=words.format_place,
+        spot=words.format_line,
     )
     return environment
 
 
 def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
-    accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
     head, rest = headline_parts(report)
     heads, tensor_rows = _tensor_table(report)
+    rows, loose = code_rows(report, device=True), unplaced_tensors(report)
+    value_map, replay = figures.value_map_svg(report), words.replay_line(report)
     return {
         "report": report,
         "found": report.offenders,
         "entries": history_entries(report),
         "keyed": _unkeyed,
+        "tabs": tuple(_tabs(report, value_map, replay)),
+        "told": rows or loose or report.explanation or report.provenance or report.forward_source,
         "limits": limits,
         "style": _style_sheet(),
         "palettes": PALETTES,
@@ -138,25 +156,50 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "subline": _subline(report),
         "state": words.context_state(report),
         "cuda": words.cuda_line(report),
-        "replay": words.replay_line(report),
+        "replay": replay,
         "environment": words.environment(report),
         "certainty": words.certainty(report),
         "kind": words.KINDS.get(report.kind, report.kind),
-        "bounds": words.bounds_text(report),
+        "bounds": words.format_bounds(report),
         "way": words.way(report),
         "rehearsal": words.REHEARSAL if report.environment.simulated else "",
-        "rows": code_rows(report, device=True),
-        "loose": unplaced_tensors(report),
+        "rows": rows,
+        "loose": loose,
         "tensor_heads": heads,
         "tensor_rows": tensor_rows,
-        "map": figures.value_map_svg(report),
+        "map": value_map,
+        **_pictures(report),
+    }
+
+
+def _pictures(report: Report) -> dict[str, Any]:
+    accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
+    return {
         "map_title": figures.value_map_title(report),
         "accused": accused,
         "histogram": figures.histogram_svg(accused, report.bounds) if accused else Markup(""),
-        "graph": figures.graph_svg(report.graph, prevented=report.prevented),
-        "graph_title": figures.graph_title(report.graph),
-        "graph_rows": figures.graph_rows(report.graph),
+        "graph": graph.graph_svg(report.graph, prevented=report.prevented),
+        "graph_title": graph.graph_title(report.graph),
+        "graph_rows": graph.graph_rows(report.graph),
     }
+
+
+def _tabs(report: Report, value_map: Markup, replay: str) -> Iterator[Tab]:
+    """Return the tabs that this report has something for, in the order of the questions."""
+    found = report.offenders
+    if found and (found.first or value_map):
+        yield Tab("Values", None, "values")
+    if report.tensors:
+        yield Tab("Tensors", len(report.tensors), "tensors")
+    if report.history:
+        yield Tab("History", len(report.history), "history")
+    if report.hints or report.provenance or report.limits:
+        yield Tab("Why", None, "why")
+    if replay or report.device_text:
+        yield Tab("Replay on CPU", None, "replay")
+    if report.frames:
+        yield Tab("Call stack", len(report.frames), "stack")
+    yield Tab("Environment", None, "environment")
 
 
 def _tensor_table(report: Report) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -175,13 +218,16 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
     return {
         "tensor": words.tensor_name(fact),
         "argument": fact.argument or "",
-        "shape": words.shape(fact.shape),
+        "shape": words.format_shape(fact.shape),
         "dtype": fact.dtype,
         "device": fact.device,
-        "stride": words.shape(fact.stride),
+        "stride": words.format_shape(fact.stride),
         "grad": fact.grad_fn or ("leaf" if fact.requires_grad else ""),
         "bad": str(found.count) if found and found.count else "",
-        **{key: "" if value is None else words.number(value) for key, value in counted.items()},
+        **{
+            key: "" if value is None else words.format_number(value)
+            for key, value in counted.items()
+        },
         "distinct": distinct,
     }
 
@@ -190,9 +236,9 @@ def _subline(report: Report) -> tuple[tuple[str, str], ...]:
     """Return the facts under the headline, each with its look."""
     facts = (
         ("plain", words.bad_count(report)),
-        ("code", words.op_path(report.op)),
+        ("code", words.format_op_path(report.op)),
         ("argument", report.argument or ""),
-        ("plain", words.place(report.source)),
+        ("plain", words.format_place(report.source)),
         ("code", report.module_path or ""),
         ("plain", report.phase if report.phase != "unknown" else ""),
         ("plain", words.certainty(report)),
@@ -206,8 +252,8 @@ def _group(report: Report) -> str:
     content = (
         report.kind,
         headline(report),
-        words.place(report.source),
-        words.op_path(report.op),
+        words.format_place(report.source),
+        words.format_op_path(report.op),
         report.timing.recorded_ops,
     )
     return f"cl-{hashlib.sha256(repr(content).encode()).hexdigest()[:12]}"

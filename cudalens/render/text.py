@@ -13,7 +13,7 @@ from cudalens.core.report import Report
 from cudalens.render import words
 from cudalens.render.code import code_rows, crop, unplaced_tensors
 from cudalens.render.headline import headline_parts
-from cudalens.render.safe import clip, one_line
+from cudalens.render.words import clip, one_line
 
 MIN_WIDTH = 30
 MAX_VALUE_LENGTH = 2000
@@ -118,7 +118,7 @@ def _verdict(page: _Page, report: Report) -> None:
     head, rest = headline_parts(report)
     title = Text.assemble((head, style), (clip(rest, MAX_VALUE_LENGTH), "bold"))
     page.hang(Text(f"{words.sign(report)} ", style=style), title, 2)
-    path = words.op_path(report.op)
+    path = words.format_op_path(report.op)
     if report.argument:
         path += f"{', ' if path else ''}argument {one_line(report.argument)}"
     known = [words.bad_count(report), path, one_line(report.module_path or "")]
@@ -130,7 +130,7 @@ def _verdict(page: _Page, report: Report) -> None:
 
 
 def _code(page: _Page, report: Report) -> None:
-    place = words.place(report.source)
+    place = words.format_place(report.source)
     if place:
         page.line(Text(f"  {place}", style="dim"))
     rows = code_rows(report, context=False, dedent=False)
@@ -166,7 +166,7 @@ def _causes(page: _Page, report: Report) -> None:
     found = report.offenders
     if found is not None and len(found.first) > 1:
         listed = [
-            f"{words.shape(item.position)} = {words.number(item.value)}"
+            f"{words.format_shape(item.position)} = {words.format_number(item.value)}"
             for item in found.first[:_SHOWN_OFFENDERS]
         ]
         if found.count > len(listed):
@@ -181,14 +181,14 @@ def _causes(page: _Page, report: Report) -> None:
         else:
             page.item("hint", text)
     if report.forward_source is not None:
-        where = words.place(report.forward_source)
+        where = words.format_place(report.forward_source)
         text = one_line(report.forward_source.text or "")
         page.item("forward", " ".join(filter(None, (where, text))))
     _way(page, report)
 
 
 def _way(page: _Page, report: Report) -> None:
-    steps = [words.step(item) for item in words.way(report)]
+    steps = [words.format_step(item) for item in words.way(report)]
     for at, text in enumerate(steps[:_SHOWN_STEPS]):
         page.item("" if at else "from", f"← {text}" if at else text)
     if len(steps) > _SHOWN_STEPS:
@@ -211,7 +211,7 @@ def _second_opinions(page: _Page, report: Report) -> None:
     page.item("CUDA", words.cuda_line(report), style)
     if not report.prevented and report.source is None:
         for at, entry in enumerate(report.history[-_SHOWN_OPS:]):
-            where = words.spot(entry.source)
+            where = words.format_line(entry.source)
             text = " ".join(filter(None, (entry.op, entry.shapes, where)))
             page.item("" if at else "ops", one_line(text))
 

@@ -18,9 +18,8 @@ import ipywidgets
 from cudalens.core.report import Report
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.graphpane import GraphPane
-from cudalens.render.lens.keys import Keys
+from cudalens.render.lens.keys import Keys, Selection, rule, style
 from cudalens.render.lens.parts import line, markup, stack
-from cudalens.render.lens.selection import Selection, rule, style
 from cudalens.render.lens.tabs import tabs
 
 _STATIC = Path(__file__).with_name("static")
@@ -43,12 +42,12 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
     selection.follow(lambda chosen: setattr(marks, "value", style(root, chosen)))
     has_code = any(facts[name] for name in ("rows", "loose")) or report.explanation
     panes = line(
-        stack(markup(draw_part("code.html.j2", facts)), name="cl-pane") if has_code else None,
+        stack(markup(draw_part("code", facts)), name="cl-pane") if has_code else None,
         graph.view,
         name="cl-panes",
     )
     card = stack(
-        markup(draw_part("head.html.j2", facts)),
+        markup(draw_part("head", facts)),
         panes,
         tabs(report, facts, keep),
         marks,
@@ -56,7 +55,7 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
         _module(root),
         name="cl-card",
     )
-    styles = markup(draw_part("lens_style.html.j2", facts), "cl-silent")
+    styles = markup(draw_part("lens_style", facts), "cl-silent")
     return stack(styles, card, name=f"cudalens cl-is-{facts['tone']} cl-lens {root}")
 
 

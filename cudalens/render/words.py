@@ -1,8 +1,13 @@
-"""The words of a report, shared by every view: short phrases made from its facts alone."""
+"""The words of a report, shared by every view: short phrases made from its facts alone.
+
+What users wrote is made harmless here too: no text of theirs reaches a terminal or a page with
+control characters in it.
+"""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -16,7 +21,51 @@ from cudalens.core.report import (
     SourceSpan,
     TensorFact,
 )
-from cudalens.render.safe import one_line
+
+# Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
+_KEPT = {"\u200c", "\u200d"}
+MAX_LENGTH = 4000
+"""No view draws more of one text; each cuts far earlier and says so."""
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if code < 0x20:  # the C0 block has its own pictures
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else "\ufffd"
+
+
+def visible(text: str) -> str:
+    """Replace each control or format character by one visible sign; line breaks and tabs stay.
+
+    One sign stands for one character, so columns of the source still fit.
+    """
+    text = text[:MAX_LENGTH]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char
+        if char in "\n\t" or char in _KEPT or unicodedata.category(char) not in _HIDDEN
+        else _visible(char)
+        for char in text
+    )
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` on one line: as :func:`visible`, with line breaks and tabs as spaces."""
+    return visible(text).replace("\n", " ").replace("\t", " ")
+
+
+def clip(text: str, limit: int) -> str:
+    """Cut ``text`` to ``limit`` characters, the last of them an ellipsis when something is lost."""
+    return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
+
+
+def clip_left(text: str, limit: int) -> str:
+    """Cut ``text`` at its front: the end of a path or a module name tells most."""
+    return text if len(text) <= limit else "…" + text[-max(limit - 1, 1) :]
+
 
 Tone = Literal["ok", "bad", "warn", "plain"]
 
@@ -60,7 +109,7 @@ def sign(report: Report) -> str:
     return "⚠" if report.kind == "silent" else "✗"
 
 
-def number(value: Number) -> str:
+def format_number(value: Number) -> str:
     """Return a number in short; NaN and the infinities read the same from a file as from memory."""
     if value is None:
         return "–"
@@ -78,7 +127,7 @@ def finite(value: Number) -> float | None:
     return drawn if math.isfinite(drawn) else None
 
 
-def dtype(name: str) -> str:
+def format_dtype(name: str) -> str:
     """Return the short form that torch's own traces use: ``float32`` is ``f32``."""
     plain = name.removeprefix("torch.")
     for long, short in _SHORT_DTYPES.items():
@@ -87,14 +136,14 @@ def dtype(name: str) -> str:
     return one_line(plain)
 
 
-def shape(sizes: Sequence[int] | None) -> str:
+def format_shape(sizes: Sequence[int] | None) -> str:
     """Return a shape as ``[32, 10]``."""
     return "" if sizes is None else f"[{', '.join(str(size) for size in sizes)}]"
 
 
-def tensor_type(fact: TensorFact) -> str:
+def format_tensor_type(fact: TensorFact) -> str:
     """Return dtype and shape together: ``f32[32, 10]``."""
-    return dtype(fact.dtype) + shape(fact.shape)
+    return format_dtype(fact.dtype) + format_shape(fact.shape)
 
 
 def tensor_name(fact: TensorFact) -> str:
@@ -121,7 +170,7 @@ def is_at_fault(report: Report, fact: TensorFact) -> bool:
 
 def tensor_label(report: Report, fact: TensorFact, *, device: bool) -> str:
     """Return the label that hangs under an expression: ``i64[32] cuda:0, 3 bad``."""
-    label = tensor_type(fact)
+    label = format_tensor_type(fact)
     if device and fact.device:
         label += f" {one_line(fact.device)}"
     if is_at_fault(report, fact) and report.offenders and report.offenders.count:
@@ -134,7 +183,7 @@ def devices_differ(report: Report) -> bool:
     return len({fact.device for fact in report.tensors if fact.device}) > 1
 
 
-def place(where: SourceSpan | LineRef | None, *, file: bool = True) -> str:
+def format_place(where: SourceSpan | LineRef | None, *, file: bool = True) -> str:
     """Return ``In [7] line 12`` or ``train.py line 12``, as much of it as is known."""
     if where is None:
         return ""
@@ -148,14 +197,14 @@ def place(where: SourceSpan | LineRef | None, *, file: bool = True) -> str:
     return " ".join(parts)
 
 
-def spot(ref: LineRef | None) -> str:
+def format_line(ref: LineRef | None) -> str:
     """Return a line of a list: its place and its text."""
     if ref is None:
         return ""
-    return " ".join(filter(None, (place(ref), one_line((ref.text or "").strip()))))
+    return " ".join(filter(None, (format_place(ref), one_line((ref.text or "").strip()))))
 
 
-def short_api(api: str | None) -> str:
+def format_api(api: str | None) -> str:
     """Return the name under which people know a function: ``F.cross_entropy``."""
     text = one_line(api or "")
     for long, short in _API_PREFIXES.items():
@@ -164,7 +213,7 @@ def short_api(api: str | None) -> str:
     return text
 
 
-def op_name(op: OpName) -> str:
+def format_op(op: OpName) -> str:
     """Return the schema name, with the overload where it is not the default."""
     if not op.name:
         return ""
@@ -172,9 +221,9 @@ def op_name(op: OpName) -> str:
     return one_line(op.name if plain else f"{op.name}.{op.overload}")
 
 
-def op_path(op: OpName) -> str:
+def format_op_path(op: OpName) -> str:
     """Return the way from the function that was called to the op that failed."""
-    names = dict.fromkeys(filter(None, (short_api(op.api), op_name(op))))
+    names = dict.fromkeys(filter(None, (format_api(op.api), format_op(op))))
     return " → ".join(names)
 
 
@@ -194,7 +243,7 @@ def certainty(report: Report) -> str:
     )
 
 
-def bounds_text(report: Report) -> str:
+def format_bounds(report: Report) -> str:
     """Return the allowed values as text, empty when they are not known."""
     bounds = report.bounds
     if bounds is None:
@@ -205,9 +254,11 @@ def bounds_text(report: Report) -> str:
     if low is None and high is None:
         allowed = []
     elif low is None or high is None:
-        allowed = [f"at most {number(high)}" if low is None else f"at least {number(low)}"]
+        allowed = [
+            f"at most {format_number(high)}" if low is None else f"at least {format_number(low)}"
+        ]
     else:
-        allowed = [f"{number(low)} … {number(high)}"]
+        allowed = [f"{format_number(low)} … {format_number(high)}"]
     return " or ".join([*allowed, *map(str, bounds.also_allowed)])
 
 
@@ -245,9 +296,9 @@ def replay_line(report: Report) -> str:
     return one_line(f"not replayed: {replay.reason}") if replay.reason else ""
 
 
-def step(item: ProvenanceStep) -> str:
+def format_step(item: ProvenanceStep) -> str:
     """Return one step of the way of the bad values."""
-    where = spot(item.source) or one_line(item.op or "")
+    where = format_line(item.source) or one_line(item.op or "")
     note = one_line(item.note or "")
     return f"{where} ({note})" if where and note else where or note
 

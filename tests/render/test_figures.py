@@ -22,12 +22,12 @@ from cudalens.core.report import (
     TensorFact,
     TensorSummary,
 )
-from cudalens.render.edges import Labels, Line
-from cudalens.render.figures import graph_rows, graph_svg, histogram_svg, value_map_svg
+from cudalens.render.figures import histogram_svg, value_map_svg
 from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, Box, fold
+from cudalens.render.graph import graph_rows, graph_svg
 from cudalens.render.html import style_sheet
-from cudalens.render.layout import GAP_X, place
-from cudalens.render.palette import LIGHT
+from cudalens.render.layout import GAP_X, Labels, Line, place
+from cudalens.render.svg import LIGHT
 from tests.builders import bert_graph, chain, make_report, node, small_graph
 from tests.rendering import hostile_texts, with_texts
 

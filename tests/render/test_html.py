@@ -24,7 +24,7 @@ from cudalens.core.report import (
     Timing,
 )
 from cudalens.render.html import MAX_BYTES, render_fragment, render_page, style_sheet
-from cudalens.render.safe import visible
+from cudalens.render.words import visible
 from tests.builders import CELL, REPRESENTATIVE, make_report, source
 from tests.rendering import Page, check_golden, hostile_texts, with_texts
 

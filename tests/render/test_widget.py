@@ -18,7 +18,7 @@ from cudalens.core.report import AutogradNeighbourhood, Replay, Report
 from cudalens.render import widget as lens
 from cudalens.render import words
 from cudalens.render.headline import headline
-from cudalens.render.lens import details
+from cudalens.render.lens import parts as lens_parts
 from tests.builders import REPRESENTATIVE, make_report
 from tests.rendering import Page, hostile_texts, with_texts
 
@@ -448,7 +448,8 @@ def test_hostile_texts_add_nothing(name: str) -> None:
 def test_the_fuzz_test_sees_what_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """One text that is not escaped is enough."""
     known = _known_looks()
-    monkeypatch.setattr(details, "words", SimpleNamespace(**{**vars(words), "shape": _raw}))
+    raw = SimpleNamespace(**{**vars(words), "format_shape": _raw})
+    monkeypatch.setattr(lens_parts, "words", raw)
     assert not _looks(make_report()) <= known
 
 

@@ -1,26 +1,27 @@
-"""Which drawn things are the same thing: short keys for nodes, tensors, ops, lines and steps.
+"""Which drawn things are the same thing, and which of them are chosen.
 
-Every drawn thing carries its own key and the keys of all that it is linked with, so choosing one
-needs no table: it marks whatever carries the chosen key.  Only links that the report proves are
-made.  The keys are numbers of ours, so nothing of the user's reaches a selector.
+Every drawn thing carries its own key (nodes, tensors, ops, lines and steps) and the keys of all
+that it is linked with, so choosing one needs no table: it marks whatever carries the chosen key.
+Only links that the report proves are made.  The keys are numbers of ours, so nothing of the user's
+reaches a selector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from cudalens.core.report import GraphNode, HistoryEntry, LineRef, Report, SourceSpan, TensorFact
 from cudalens.render import words
 from cudalens.render.fold import node_name
-from cudalens.render.safe import clip, one_line
+from cudalens.render.words import clip, one_line
 
 _LABEL = 56
 
 
-class Place(NamedTuple):
+class LineKey(NamedTuple):
     """A line of code, told apart as the user tells them apart."""
 
     cell: int | None
@@ -35,11 +36,11 @@ class Choice(NamedTuple):
     key: str
 
 
-def place_of(ref: LineRef | SourceSpan | None) -> Place | None:
+def line_key(ref: LineRef | SourceSpan | None) -> LineKey | None:
     """Return the line that ``ref`` points at, ``None`` when it names none."""
     if ref is None or ref.line is None:
         return None
-    return Place(ref.cell, None if ref.cell is not None else ref.file, ref.line)
+    return LineKey(ref.cell, None if ref.cell is not None else ref.file, ref.line)
 
 
 class Keys:
@@ -48,12 +49,12 @@ class Keys:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._nodes = {node.id: f"n{at}" for at, node in enumerate(report.graph.nodes)}
-        self._lines: dict[Place, str] = {}
+        self._lines: dict[LineKey, str] = {}
         self._links: dict[str, set[str]] = {}
         for at, entry in enumerate(report.history):
-            self._link(f"h{at}", self._line(place_of(entry.source)))
+            self._link(f"h{at}", self._line(line_key(entry.source)))
         for at, step in enumerate(report.provenance):
-            self._link(f"s{at}", self._line(place_of(step.source)))
+            self._link(f"s{at}", self._line(line_key(step.source)))
         for at, node in enumerate(report.graph.nodes):
             self._link_node(f"n{at}", node)
         for at, fact in enumerate(report.tensors):
@@ -74,7 +75,7 @@ class Keys:
         source = self._report.source
         if source is None:
             return None
-        return self._lines.get(place_of(LineRef(cell=source.cell, file=source.file, line=number)))  # type: ignore[arg-type]
+        return self._lines.get(line_key(LineRef(cell=source.cell, file=source.file, line=number)))  # type: ignore[arg-type]
 
     def attributes(self, kind: str | None, at: int | None) -> Markup:
         """Return the attributes of the element that draws thing number ``at`` of a kind."""
@@ -96,9 +97,9 @@ class Keys:
         parts = (
             last.role.replace("_", " ") if last.role not in ("upstream", "downstream") else "",
             f"{len(names)} nodes folded" if len(names) > 1 else "",
-            words.dtype(last.dtype or "") + words.shape(last.shape),
+            words.format_dtype(last.dtype or "") + words.format_shape(last.shape),
             last.module_path or "",
-            words.place(last.source),
+            words.format_place(last.source),
         )
         told = ", ".join(filter(None, (" to ".join(dict.fromkeys((names[0], names[-1]))), *parts)))
         return {
@@ -117,11 +118,14 @@ class Keys:
         )
         nodes = [Choice(_node_label(node), f"n{at}") for at, node in ranked]
         tensors = [
-            Choice(clip(f"{words.tensor_name(fact)} {words.tensor_type(fact)}", _LABEL), f"t{at}")
+            Choice(
+                clip(f"{words.tensor_name(fact)} {words.format_tensor_type(fact)}", _LABEL),
+                f"t{at}",
+            )
             for at, fact in enumerate(report.tensors)
         ]
         lines = [
-            Choice(clip(words.place(LineRef(**place._asdict())), _LABEL), key)
+            Choice(clip(words.format_place(LineRef(**place._asdict())), _LABEL), key)
             for place, key in sorted(self._lines.items(), key=str)
         ]
         return (*nodes, *tensors, *lines)
@@ -133,7 +137,7 @@ class Keys:
                 self._links[key].add(other)
                 self._links.setdefault(other, set()).add(key)
 
-    def _line(self, place: Place | None) -> str | None:
+    def _line(self, place: LineKey | None) -> str | None:
         if place is None:
             return None
         return self._lines.setdefault(place, f"l{len(self._lines)}")
@@ -141,7 +145,7 @@ class Keys:
     def _link_node(self, key: str, node: GraphNode) -> None:
         report = self._report
         is_failed = node.role == "failed"
-        where = place_of(node.source) or (place_of(report.source) if is_failed else None)
+        where = line_key(node.source) or (line_key(report.source) if is_failed else None)
         self._link(key, self._line(where))
         for at, entry in enumerate(report.history):
             if _is_same_op(node, entry):
@@ -151,7 +155,7 @@ class Keys:
         report = self._report
         if fact.span is not None and report.source is not None:
             ref = LineRef(cell=report.source.cell, file=report.source.file, line=fact.span[0])
-            self._link(key, self._line(place_of(ref)))
+            self._link(key, self._line(line_key(ref)))
         else:
             self._link(key)
         for node in report.graph.nodes:
@@ -164,13 +168,15 @@ class Keys:
 
 def _node_label(node: GraphNode) -> str:
     role = "" if node.role in ("upstream", "downstream") else f" ({node.role.replace('_', ' ')})"
-    return clip(" ".join(filter(None, (node_name(node), words.shape(node.shape)))) + role, _LABEL)
+    return clip(
+        " ".join(filter(None, (node_name(node), words.format_shape(node.shape)))) + role, _LABEL
+    )
 
 
 def _is_same_op(node: GraphNode, entry: HistoryEntry) -> bool:
     """Return whether a node is of an op of the history: same op, line and module."""
-    where = place_of(node.source)
-    same_line = where is not None and where == place_of(entry.source)
+    where = line_key(node.source)
+    same_line = where is not None and where == line_key(entry.source)
     same_op = bool(node.op) and _base(node.op or "") == _base(entry.op)
     return same_line and same_op and node.module_path == entry.module_path
 
@@ -194,3 +200,52 @@ def _producers(fact: TensorFact, report: Report) -> list[GraphNode]:
         return []
     made = [node for node in report.graph.nodes if node.name == fact.grad_fn]
     return [node for node in made if node.shape == fact.shape]
+
+
+Follower: TypeAlias = Callable[[tuple[str, ...]], None]
+
+RULE = (
+    "%ROOT% tr:is(%SEL%)>td{background:var(--cl-linksoft)}"
+    "%ROOT% tr:is(%SEL%)>td:first-child{box-shadow:inset 3px 0 var(--cl-link)}"
+    "%ROOT% li:is(%SEL%){background:var(--cl-linksoft);box-shadow:-6px 0 var(--cl-linksoft)}"
+    "%ROOT% .cl-row:is(%SEL%){box-shadow:inset 3px 0 var(--cl-link)}"
+    "%ROOT% .cl-row :is(%SEL%){background:var(--cl-linksoft);outline:2px solid var(--cl-link);"
+    "border-radius:2px}"
+    "%ROOT% g:is(%SEL%)>:is(rect,polygon){stroke:var(--cl-link);stroke-width:3}"
+)
+"""How the chosen things look, wherever they are drawn; the browser module fills it in as well."""
+
+
+class Selection:
+    """The chosen keys of one lens, with those who follow it."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._followers: list[Follower] = []
+        self.chosen: tuple[str, ...] = ()
+
+    def follow(self, follower: Follower) -> None:
+        """Call ``follower`` with the chosen keys whenever they change."""
+        self._followers.append(follower)
+
+    def choose(self, keys: Iterable[str]) -> None:
+        """Choose these keys, those that the report has; none clears the selection."""
+        chosen = self._keys.known(keys)
+        if chosen == self.chosen:
+            return
+        self.chosen = chosen
+        for follower in self._followers:
+            follower(chosen)
+
+
+def rule(root: str) -> str:
+    """Return the rule for the lens of class ``root``; ``%SEL%`` stands for the chosen keys."""
+    # As specific as the style sheet's own rules, and later than they are.
+    return RULE.replace("%ROOT%", f".cudalens.cudalens.{root}")
+
+
+def style(root: str, chosen: Iterable[str]) -> str:
+    """Return the style element that marks the chosen things below the class ``root``."""
+    selectors = ",".join(f'[data-k~="{key}"]' for key in chosen)
+    marks = rule(root).replace("%SEL%", selectors) if selectors else ""
+    return f'<style class="cl-marks">{marks}</style>'

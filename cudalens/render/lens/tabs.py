@@ -1,21 +1,105 @@
-"""The tabs below: values, tensors, history, causes, replay, call stack, environment."""
+"""The tabs below the code and the graph, with the rows of the tensor at fault."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import ipywidgets
 from markupsafe import Markup, escape
 
-from cudalens.core.report import HistoryEntry, Report
+from cudalens.core.report import HistoryEntry, Offender, OffenderMap, Offenders, Report
 from cudalens.render import words
+from cudalens.render.figures import value_map_svg
 from cudalens.render.html import draw_part, history_entries
-from cudalens.render.lens import rows
 from cudalens.render.lens.parts import button, line, markup, stack
+from cudalens.render.words import one_line
+
+_DIMENSIONS = 2
+
+
+def row_labels(report: Report) -> tuple[str, ...]:
+    """Return the name of each row of the map, empty when there is only one or none to look into.
+
+    A map has at most 32 rows: where the tensor has more, one row of it stands for several.
+    """
+    grid, shape = _grid(report), _shape(report)
+    if grid is None or grid.rows < _DIMENSIONS or len(shape) <= _DIMENSIONS:
+        return ()
+    return tuple(
+        f"{start}" if stop == start + 1 else f"{start}–{stop - 1}"
+        for start, stop in _spans(shape[0], grid.rows)
+    )
+
+
+def first_bad_row(report: Report) -> int:
+    """Return the number of the first row of the map with a bad value."""
+    grid = _grid(report)
+    sums = [sum(_row(grid, at).bad) for at in range(grid.rows)] if grid else []
+    return next((at for at, count in enumerate(sums) if count), 0)
+
+
+def row_title(report: Report, at: int) -> str:
+    """Return the name of row ``at`` with what is wrong in it."""
+    grid = _grid(report)
+    bad = sum(_row(grid, at).bad) if grid else 0
+    name = one_line(report.expression or report.argument or "values")
+    told = "no bad value" if not bad else f"{bad} bad"
+    return f"{name}[{row_labels(report)[at]}]: {told}"
+
+
+def row_svg(report: Report, at: int) -> Markup:
+    """Draw the values of row ``at`` by position, each bar from the least to the greatest."""
+    grid, shape = _grid(report), _shape(report)
+    if grid is None:
+        return Markup("")
+    start, stop = _spans(shape[0], grid.rows)[at]
+    total = (stop - start) * math.prod(shape[1:])
+    line = _row(grid, at)
+    found = Offenders(count=sum(line.bad), total=total, map=line)
+    return value_map_svg(replace(report, offenders=found))
+
+
+def row_offenders(report: Report, at: int) -> tuple[Offender, ...]:
+    """Return those of the listed bad values that lie in row ``at``."""
+    grid, shape = _grid(report), _shape(report)
+    if grid is None or report.offenders is None:
+        return ()
+    start, stop = _spans(shape[0], grid.rows)[at]
+    return tuple(item for item in report.offenders.first if start <= item.position[0] < stop)
+
+
+def _grid(report: Report) -> OffenderMap | None:
+    return report.offenders.map if report.offenders else None
+
+
+def _shape(report: Report) -> tuple[int, ...]:
+    return next((fact.shape for fact in report.tensors if words.is_at_fault(report, fact)), ())
+
+
+def _row(grid: OffenderMap, at: int) -> OffenderMap:
+    part = slice(at * grid.columns, (at + 1) * grid.columns)
+    return OffenderMap(
+        rows=1,
+        columns=grid.columns,
+        bad=grid.bad[part],
+        low=grid.low[part],
+        high=grid.high[part],
+    )
+
+
+def _spans(size: int, parts: int) -> list[tuple[int, int]]:
+    # As torch.tensor_split cuts: the first ``size % parts`` parts are one longer.
+    sizes = [size // parts + (at < size % parts) for at in range(parts)]
+    ends = list(accumulate(sizes))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
 
 Keep: TypeAlias = Callable[[], None] | None
 
@@ -29,9 +113,12 @@ _NOT_KEPT = "not kept: this page was loaded after the cell ran; run it again, or
 def tabs(report: Report, facts: dict[str, Any], keep: Keep) -> ipywidgets.Widget:
     """Return the tabs that this report has something for, in the order of the questions."""
     saver = _Saver(report, keep)
-    shown = list(_tabs(report, facts, saver))
-    widget = ipywidgets.Tab([child for _, child in shown], selected_index=0)
-    widget.titles = [title for title, _ in shown]
+    shown = facts["tabs"]
+    children = [_content(tab.part, report, facts, saver) for tab in shown]
+    widget = ipywidgets.Tab(children, selected_index=0)
+    widget.titles = [
+        tab.label if tab.things is None else f"{tab.label} {tab.things}" for tab in shown
+    ]
     if keep is None:
         return widget
 
@@ -43,37 +130,24 @@ def tabs(report: Report, facts: dict[str, Any], keep: Keep) -> ipywidgets.Widget
     return stack(corner, widget, name="cl-tabbed")
 
 
-def _tabs(
-    report: Report, facts: dict[str, Any], saver: _Saver
-) -> Iterator[tuple[str, ipywidgets.Widget]]:
-    found = report.offenders
-    if found and (found.first or facts["map"]):
-        yield "Values", _values(report, facts)
-    if report.tensors:
-        yield f"Tensors {len(report.tensors)}", _part("tab_tensors", facts)
-    if report.history:
-        yield f"History {len(report.history)}", _history(report, facts)
-    if report.hints or report.provenance or report.limits:
-        yield "Why", _part("tab_why", facts)
-    if facts["replay"] or report.device_text:
-        yield "Replay on CPU", _part("tab_replay", facts)
-    if report.frames:
-        yield f"Call stack {len(report.frames)}", _part("tab_stack", facts)
-    yield "Environment", _environment(report, facts, saver)
-
-
-def _part(name: str, facts: dict[str, Any]) -> ipywidgets.HTML:
-    return markup(draw_part(f"{name}.html.j2", facts))
+def _content(part: str, report: Report, facts: dict[str, Any], saver: _Saver) -> ipywidgets.Widget:
+    if part == "values":
+        return _values(report, facts)
+    if part == "history":
+        return _history(report, facts)
+    if part == "environment":
+        return _environment(report, facts, saver)
+    return markup(draw_part(part, facts))
 
 
 def _values(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
-    whole = _part("tab_values", facts)
-    labels = rows.row_labels(report)
+    whole = markup(draw_part("values", facts))
+    labels = row_labels(report)
     if not labels:
         return whole
     slider = ipywidgets.SelectionSlider(
         options=[(label, at) for at, label in enumerate(labels)],
-        value=rows.first_bad_row(report),
+        value=first_bad_row(report),
         description="row",
         continuous_update=False,
     )
@@ -82,12 +156,12 @@ def _values(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
     def show(change: dict[str, Any]) -> None:
         at = change["new"]
         shown.value = draw_part(
-            "lens_row.html.j2",
+            "lens_row",
             {
                 **facts,
-                "row_title": rows.row_title(report, at),
-                "row": rows.row_svg(report, at),
-                "row_offenders": rows.row_offenders(report, at),
+                "row_title": row_title(report, at),
+                "row": row_svg(report, at),
+                "row_offenders": row_offenders(report, at),
             },
         )
 
@@ -98,7 +172,7 @@ def _values(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
 
 def _history(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
     entries = history_entries(report)
-    shown = _part("tab_history", facts)
+    shown = markup(draw_part("history", facts))
     wanted = ipywidgets.Text(
         description="filter", placeholder="op, shape, line or module", continuous_update=True
     )
@@ -107,7 +181,7 @@ def _history(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
     def show(change: dict[str, Any]) -> None:
         text = change["new"].strip().casefold()
         kept = tuple(item for item in entries if text in _searched(item[1]))
-        shown.value = draw_part("tab_history.html.j2", {**facts, "entries": kept})
+        shown.value = draw_part("history", {**facts, "entries": kept})
         count.value = f"{len(kept)} of {len(entries)} ops" if text else ""
 
     wanted.observe(show, "value")
@@ -115,16 +189,22 @@ def _history(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
 
 
 def _searched(entry: HistoryEntry) -> str:
-    parts = (entry.op, entry.shapes, words.spot(entry.source), entry.module_path, entry.phase)
+    parts = (
+        entry.op,
+        entry.shapes,
+        words.format_line(entry.source),
+        entry.module_path,
+        entry.phase,
+    )
     return " ".join(filter(None, parts)).casefold()
 
 
 def _environment(report: Report, facts: dict[str, Any], saver: _Saver) -> ipywidgets.Widget:
     text = Markup(escape(report.to_text()[:_TEXT_LIMIT]))
     return stack(
-        _part("tab_environment", facts),
+        markup(draw_part("environment", facts)),
         line(*saver.buttons(), saver.status, name="cl-tools"),
-        _part("lens_text", {**facts, "text_lines": text}),
+        markup(draw_part("lens_text", {**facts, "text_lines": text})),
     )
 
 

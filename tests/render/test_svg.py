@@ -1,85 +1,10 @@
-"""The colours of every picture and page, by role; contrast is a matter of arithmetic here.
-
-Text roles reach 4.5 : 1 on every surface that they are put on, graphic roles 3 : 1, the
-high-contrast palettes 7 : 1 for text.
-"""
+"""Contrast of every palette, measured from its numbers."""
 
 from __future__ import annotations
 
-LIGHT: dict[str, str] = {
-    "canvas": "#ffffff",
-    "raised": "#f6f8fa",
-    "line": "#d8dee4",
-    "text": "#1f2328",
-    "muted": "#57606a",
-    "bad": "#b3261e",
-    "badsoft": "#fff0ef",
-    "warn": "#855200",
-    "warnsoft": "#fff6e0",
-    "ok": "#0a6b3d",
-    "oksoft": "#e8faf0",
-    "link": "#1a56c4",
-    "linksoft": "#eef6ff",
-    "bar": "#5b85d6",
-}
+import pytest
 
-DARK: dict[str, str] = {
-    "canvas": "#13171a",
-    "raised": "#1b2024",
-    "line": "#2f363d",
-    "text": "#e6e8ea",
-    "muted": "#9aa4ae",
-    "bad": "#ff7369",
-    "badsoft": "#2e1515",
-    "warn": "#f0b84a",
-    "warnsoft": "#2b210d",
-    "ok": "#3fca7f",
-    "oksoft": "#0f2419",
-    "link": "#79c0ff",
-    "linksoft": "#11223d",
-    "bar": "#5580a8",
-}
-
-LIGHT_CONTRAST: dict[str, str] = {
-    "canvas": "#ffffff",
-    "raised": "#ffffff",
-    "line": "#000000",
-    "text": "#000000",
-    "muted": "#2b2b2b",
-    "bad": "#8f0000",
-    "badsoft": "#ffffff",
-    "warn": "#5c3700",
-    "warnsoft": "#ffffff",
-    "ok": "#004d26",
-    "oksoft": "#ffffff",
-    "link": "#0031a8",
-    "linksoft": "#ffffff",
-    "bar": "#1f4fa8",
-}
-
-DARK_CONTRAST: dict[str, str] = {
-    "canvas": "#000000",
-    "raised": "#000000",
-    "line": "#ffffff",
-    "text": "#ffffff",
-    "muted": "#dddddd",
-    "bad": "#ff9c94",
-    "badsoft": "#000000",
-    "warn": "#ffd479",
-    "warnsoft": "#000000",
-    "ok": "#6ff0aa",
-    "oksoft": "#000000",
-    "link": "#a5d5ff",
-    "linksoft": "#000000",
-    "bar": "#8fb8ff",
-}
-
-PALETTES: dict[str, dict[str, str]] = {
-    "light": LIGHT,
-    "dark": DARK,
-    "light_contrast": LIGHT_CONTRAST,
-    "dark_contrast": DARK_CONTRAST,
-}
+from cudalens.render.svg import LIGHT, PALETTES
 
 TEXT_PAIRS: tuple[tuple[str, str], ...] = (
     ("text", "canvas"),
@@ -138,3 +63,42 @@ def contrast(one: str, other: str) -> float:
     """Return the contrast ratio of two colours, 1 to 21."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
+
+
+def worst(name: str, pairs: tuple[tuple[str, str], ...]) -> float:
+    """Return the lowest contrast of the pairs, the front ends' own backgrounds included."""
+    palette = PALETTES[name]
+    return min(
+        contrast(palette[role], ground)
+        for role, surface in pairs
+        for ground in (
+            palette[surface],
+            *(FRONT_END_CANVAS.get(name, ()) if surface == "canvas" else ()),
+        )
+    )
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    """Black on white is 21, a colour on itself 1, and the grey at the bound is known."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#123456", "#123456") == pytest.approx(1)
+    assert contrast("#767676", "#ffffff") >= 4.5 > contrast("#777777", "#ffffff")
+
+
+@pytest.mark.parametrize("name", PALETTES)
+def test_text_can_be_read(name: str) -> None:
+    """Text reaches 4.5 on every surface it is put on, 7 where high contrast is asked for."""
+    assert worst(name, TEXT_PAIRS) >= (7 if name.endswith("contrast") else 4.5)
+
+
+@pytest.mark.parametrize("name", PALETTES)
+def test_shapes_can_be_seen(name: str) -> None:
+    """Bars, crosses and lines that carry meaning reach 3."""
+    assert worst(name, GRAPHIC_PAIRS) >= 3
+
+
+def test_every_palette_has_every_role() -> None:
+    """No theme falls back to the colour of another."""
+    assert {name: set(palette) for name, palette in PALETTES.items()} == {
+        name: set(LIGHT) for name in PALETTES
+    }
