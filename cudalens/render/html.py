@@ -1,13 +1,13 @@
 """The report as HTML: a fragment for a notebook's output, and a page that stands alone.
 
-Neither needs a script.  A reader whose front end drops the style sheet still gets the verdict, the
-code, the facts in tables and their order.
+Neither needs a script.  A reader whose front end drops styles and pictures still gets the verdict,
+the code, the facts in tables and their order.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from cudalens.core.report import HistoryEntry, Report, TensorFact
 from cudalens.render import figures, graph, words
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.headline import headline, headline_parts
+from cudalens.render.inline import inlined
 from cudalens.render.svg import PALETTES
 from cudalens.render.words import clip, visible
 
@@ -52,12 +53,16 @@ class Tab(NamedTuple):
 
 def render_fragment(report: Report) -> str:
     """Draw ``report`` for a notebook's output cell; its styles touch nothing else on the page."""
-    return _fitting("fragment.html.j2", report, _FRAGMENT)
+
+    def draw(limits: _Limits) -> str:
+        return inlined(_drawn("fragment.html.j2", report, limits), style_sheet())
+
+    return _fitting(draw, _FRAGMENT)
 
 
 def render_page(report: Report) -> str:
     """Draw ``report`` as one self-contained HTML file of less than 200 kB."""
-    return _fitting("page.html.j2", report, _PAGE)
+    return _fitting(partial(_drawn, "page.html.j2", report), _PAGE)
 
 
 def facts_of(report: Report) -> dict[str, Any]:
@@ -96,14 +101,18 @@ def _style_sheet() -> Markup:
     return Markup("\n").join(Markup(line.strip()) for line in lines if line.strip())
 
 
-def _fitting(template: str, report: Report, limits: _Limits) -> str:
+def _fitting(draw: Callable[[_Limits], str], limits: _Limits) -> str:
     for tried in (limits, _SMALL, _TINY):
-        facts = _facts(report, tried)
-        facts["part"] = partial(draw_part, facts=facts)
-        page = _environment(tried).get_template(template).render(facts)
+        page = draw(tried)
         if len(page.encode()) < MAX_BYTES:
             break
     return page
+
+
+def _drawn(template: str, report: Report, limits: _Limits) -> str:
+    facts = _facts(report, limits)
+    facts["part"] = partial(draw_part, facts=facts)
+    return _environment(limits).get_template(template).render(facts)
 
 
 @cache

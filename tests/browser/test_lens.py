@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.browser
 
 CONTRAST = (Path(__file__).with_name("contrast.js")).read_text(encoding="utf-8")
 TABS = ("Values", "Tensors", "History", "Why", "Replay on CPU", "Call stack", "Environment")
+WIDTHS = (500, 900, 1400)
 HEADLINE = "y[17] = 10 is outside the 10 classes of logits"
 
 
@@ -378,21 +380,34 @@ def test_notebook_7_shows_the_same(
     reader.page.close()
 
 
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
 def test_a_foreign_notebook_shows_the_static_twin(
-    lab: Lab, opened: Reader, context: BrowserContext
+    theme: str, lab: Lab, opened: Reader, context: BrowserContext, pictures: Path
 ) -> None:
-    """Sent by mail it is not trusted: no script, no widget, no picture; the facts in tables."""
+    """Item 19: sent by mail it is not trusted, and yet it has its look, its pictures, no garble."""
     _save(opened, lab.directory / "quickstart.ipynb")
     source = json.loads((lab.directory / "quickstart.ipynb").read_text(encoding="utf-8"))
     source["metadata"]["title"] = "changed by somebody, so its signature does not hold"
     (lab.directory / "mail.ipynb").write_text(json.dumps(source), encoding="utf-8")
+    lab.use_theme(f"JupyterLab {theme}")
     page = context.new_page()
     open_notebook(page, lab, "mail.ipynb")
+    lab.use_theme("JupyterLab Light")
     twin = page.locator(".jp-RenderedHTMLCommon .cl-card")
     expect(twin.locator(".cl-title")).to_contain_text(HEADLINE)
     expect(page.locator(LENS)).to_have_count(0)
+    assert page.locator(".jp-OutputArea-output :is(style, svg, link)").count() == 0
+    text = twin.locator("xpath=ancestor::*[contains(@class, 'jp-RenderedHTMLCommon')]").inner_text()
+    assert not re.search(r"[{}]|\.cl-|font-size|base64", text)
     assert twin.locator("table").count() >= 4
     expect(twin.locator(".cl-code")).to_contain_text("i64[32] cuda:0, 3 bad")
+    drawn = twin.locator("img").evaluate_all("all => all.map(img => img.naturalWidth)")
+    assert len(drawn) == 3
+    assert min(drawn) > 100
+    assert [item for item in twin.evaluate(CONTRAST) if item["ratio"] < 3.0] == []
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 1600})
+        twin.screenshot(path=pictures / f"untrusted_{theme.lower()}_{width}.png")
     page.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
 from html import escape
@@ -24,19 +25,23 @@ from cudalens.core.report import (
     Timing,
 )
 from cudalens.render.html import MAX_BYTES, render_fragment, render_page, style_sheet
+from cudalens.render.inline import SAFE_COLOURS
+from cudalens.render.svg import DARK
 from cudalens.render.words import visible
 from tests.builders import CELL, REPRESENTATIVE, make_report, source
-from tests.rendering import Page, check_golden, hostile_texts, with_texts
+from tests.render.test_svg import contrast
+from tests.rendering import Page, check_golden, hostile_texts, sanitised, with_texts
 
 ROOT = ".cudalens"
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
-def test_fragment_is_the_golden_fragment(name: str) -> None:
+def test_page_is_the_golden_page(name: str) -> None:
     """Each representative report draws as it was approved; the style sheet has its own file."""
-    html = render_fragment(REPRESENTATIVE[name]())
+    html = render_page(REPRESENTATIVE[name]())
     assert html.count(style_sheet()) == 1
-    check_golden(f"{name}.html", html.replace(style_sheet(), "/* style.css */"))
+    body = html[html.index("<div ") : html.index("</body>")]
+    check_golden(f"{name}.html", body)
 
 
 def test_style_sheet_is_the_golden_one() -> None:
@@ -178,28 +183,9 @@ def test_hostile_text_stays_readable() -> None:
         assert visible(hostile) in text
 
 
-# The elements that GitHub keeps in HTML of a user's, from its published allowlist.
-_ALLOWED = """
-h1 h2 h3 h4 h5 h6 br b i strong em a pre code img tt div ins del sup sub p ol ul table thead tbody
-tfoot blockquote dl dt dd kbd q samp var hr ruby rt rp li tr td th s strike summary details caption
-figure figcaption abbr bdo cite dfn mark small span time wbr
-"""
-_KEPT = frozenset(_ALLOWED.split())
-
-
-def sanitised(html: str) -> str:
-    """Return the text that is left when style sheets, pictures and unknown elements are dropped."""
-    page = Page(html)
-    return "".join(
-        text
-        for inside, text in page.texts
-        if not set(inside) & {"style", "script", "svg"} and set(inside) <= _KEPT
-    )
-
-
 def test_sanitised_page_tells_the_story_in_order() -> None:
     """Without styles, classes and pictures: the verdict, the code, the facts, in this order."""
-    text = sanitised(render_fragment(make_report()))
+    text = sanitised(render_fragment(make_report())).text()
     expected = (
         "✗ y[17] = 10 is outside the 10 classes of logits",
         "3 of 32 values are bad",
@@ -222,16 +208,57 @@ def test_sanitised_page_tells_the_story_in_order() -> None:
     assert places[:8] == sorted(places[:8])
 
 
-def test_style_sheet_comes_last() -> None:
-    """A front end that shows style sheets as text shows this one below the report."""
-    html = render_fragment(make_report())
-    assert html.index("<style>") > html.rindex("NVIDIA H200")
-    assert html.count("<style>") == 1
+def test_nothing_is_garbled_where_styles_and_pictures_are_dropped() -> None:
+    """Item 19: no rule and no picture leaves its text behind, in any report; a page's would."""
+    garbled = re.compile(r"[{}]|prefers-color|\.cl-|font-size|M\d+ \d+|base64")
+    for build in REPRESENTATIVE.values():
+        shown = sanitised(render_fragment(build()))
+        assert garbled.findall(shown.text()) == []
+    assert garbled.search(sanitised(render_page(make_report())).text())
+    pictures = [
+        at for tag, at in sanitised(render_fragment(make_report())).elements if tag == "img"
+    ]
+    assert [str(at["alt"]).partition(":")[0] for at in pictures] == [
+        "Autograd graph around nll_loss_forward",
+        "y, 32 values by position; allowed 0 … 9 or -100 (ignore_index)",
+        "y",
+    ]
+
+
+def test_looks_are_said_at_the_elements() -> None:
+    """Item 19: an untrusted page keeps the frame, the marked line and where tables begin."""
+    page = Page(render_fragment(make_report()))
+    assert not {"style", "svg", "script"} & {tag for tag, _ in page.elements}
+    looks = {at.get("class"): at.get("style") or "" for _, at in page.elements}
+    assert "border:1px solid #8a929a;border:1px solid var(--cl-line,#8a929a)" in looks["cl-card"]
+    assert "background-color:rgba(217, 72, 63, 0.14)" in looks["cl-row cl-hot"]
+    cells = [at for tag, at in page.elements if tag in ("td", "th")]
+    assert all(at["style"] == "text-align:left" for at in cells)
+
+
+def test_colours_without_a_theme_are_seen_on_both() -> None:
+    """Item 19: nobody says whether an untrusted page is light or dark: 3 : 1 on either."""
+    for role in ("bad", "warn", "link", "line"):
+        for ground in ("#ffffff", "#111111", "#1e1e1e"):
+            assert contrast(SAFE_COLOURS[role], ground) >= 3, (role, ground)
+
+
+def test_pictures_of_a_notebook_are_the_pages_own() -> None:
+    """Item 19: an image holds the drawing of the page, with colours for dark pages besides."""
+    page = Page(render_fragment(make_report()))
+    drawn = re.findall(r"<svg .*?</svg>", render_page(make_report()), re.DOTALL)
+    for (tag, at), svg in zip(
+        [(tag, at) for tag, at in page.elements if tag == "img"], drawn, strict=True
+    ):
+        picture = base64.b64decode(str(at["src"]).partition(",")[2]).decode()
+        assert re.sub("<style>.*?</style>", "", picture) == svg, tag
+        assert "prefers-color-scheme:dark" in picture
+        assert f"fill:{DARK['canvas']}" in picture
 
 
 def test_failing_line_is_marked_without_colour() -> None:
     """The failing line has a sign of its own in the text, the other lines have none."""
-    text = sanitised(render_fragment(make_report()))
+    text = sanitised(render_fragment(make_report())).text()
     marked = [line for line in text.splitlines() if line.startswith("▸")]
     assert marked == ["▸ 12      loss = F.cross_entropy(logits, y)"]
 
@@ -249,7 +276,8 @@ def test_notebook_converts_to_html() -> None:
     html, _ = HTMLExporter().from_notebook_node(notebook())
     fragment = Page(render_fragment(make_report()))
     shown = html[html.index('<div class="cudalens ') :]
-    page = Page(shown[: shown.index("</style>") + len("</style>")])
+    (whole,) = re.findall("^.*?<link [^>]*>", shown, re.DOTALL)
+    page = Page(whole)
     assert [(tag, set(names)) for tag, names in page.elements] == [
         (tag, set(names)) for tag, names in fragment.elements
     ]
