@@ -1,0 +1,112 @@
+"""CONTRIBUTING.md holds: its code runs as pasted, its make targets and files exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import tensor
+
+import cudalens
+from cudalens import DeviceAssertError, simulate
+from cudalens import guards as catalogue
+from cudalens.guards import _base
+from tests.cpu_guards import guarded, positions
+from tests.guards.test_catalogue import evaluate
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of a language, without the indentation of the list they stand in."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(body) for _, body in found]
+
+
+PYTHON = blocks(TEXT, "python")
+
+
+@pytest.fixture
+def untouched_catalogue() -> Iterator[None]:
+    """Put the catalogue back as it was."""
+    table, registered = dict(catalogue._table), list(_base._registered)
+    try:
+        yield
+    finally:
+        catalogue._table.clear()
+        catalogue._table.update(table)
+        _base._registered[:] = registered
+
+
+def holding(text: str) -> str:
+    """Return the only Python block with a text in it."""
+    (found,) = [block for block in PYTHON if text in block]
+    return found
+
+
+@pytest.mark.usefixtures("untouched_catalogue")
+def test_the_guard_of_the_walk_acts() -> None:
+    """Pasted into a file of the catalogue it passes its own examples, for the op it speaks of."""
+    library = torch.library.Library("aten", "FRAGMENT")
+    try:
+        library.define("my_lookup(Tensor table, Tensor index) -> Tensor")
+        library.impl("my_lookup", lambda table, index: table + 0, "CPU")
+        exec(holding("aten::my_lookup"), {})
+        entry = _base._registered[-1]
+        assert [str(op) for op in catalogue._enter(entry)] == ["aten.my_lookup.default"]
+        with guarded() as collector:
+            assert collector.look(lambda: evaluate(entry.passes)) is None
+            found = collector.look(lambda: evaluate(entry.violates))
+        assert found is not None
+        assert positions(found) == [(1,)]
+        assert entry.source and entry.cost and entry.precondition.endswith(".")
+    finally:
+        library._destroy()
+
+
+@pytest.mark.usefixtures("untouched_catalogue")
+def test_the_guards_of_ones_own_act(sim: simulate.Simulation) -> None:
+    """The sentence of the first check and the positions of the second arrive."""
+    names: dict[str, Any] = {}
+    exec(holding("register_guard"), names)
+    table, bad = torch.zeros(3, device="cuda"), tensor([0, 3]).to("cuda")
+    with cudalens.guard(), pytest.raises(DeviceAssertError, match="index holds 3"):
+        names["lookup"](table, bad)
+    names = {}
+    exec(holding("from cudalens.guards import lies_within"), names)
+    found = names["index_in_range"](table, bad)
+    assert positions(found) == [(1,)]
+    assert names["index_in_range"](table, tensor([0, 2]).to("cuda")) is None
+
+
+def test_no_block_is_left_out() -> None:
+    """Every Python block is run by a test above."""
+    assert len(PYTHON) == 3
+
+
+def test_the_targets_exist() -> None:
+    """Each ``make`` target of a code block is one of the Makefile's."""
+    told = set(re.findall(r"\bmake ([a-z-]+)", TEXT))
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    known = {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
+    assert told
+    assert told <= known
+
+
+def missing(text: str) -> list[str]:
+    """Return the files and folders of the checkout that a text names and that are not there."""
+    named = re.findall(r"`((?:cudalens|tests|docs|benchmarks|notebooks)/[\w./-]*)`", text)
+    return [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_files_exist() -> None:
+    """What the walk leads through is there; a file that is not would be told."""
+    assert missing(TEXT) == []
+    assert missing("see `cudalens/guards/nowhere.py`") == ["cudalens/guards/nowhere.py"]
