@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyter_client import BlockingKernelClient
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
+HOME = ".home"
 START_S = 180
 ANSWER_S = 60
 
@@ -45,19 +48,21 @@ class Lab:
         return json.loads(self._call("GET", path))
 
     def start_kernel(self, name: str) -> None:
-        """Start the kernel of a notebook, or find the running one, and wait until it is idle.
+        """Start the kernel of a notebook, or find the running one, and wait until it answers.
 
         The server drops a page's first connection to a kernel that takes long to start, and
         JupyterLab then shows no widget of anybody's.
         """
         wish = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
         session = json.loads(self._call("POST", "/api/sessions", json.dumps(wish).encode()))
-        address = f"/api/kernels/{session['kernel']['id']}"
-        end = time.monotonic() + START_S
-        while json.loads(self._call("GET", address))["execution_state"] != "idle":
-            if time.monotonic() > end:
-                raise RuntimeError(f"the kernel of {name} did not start within {START_S} s")
-            time.sleep(0.2)
+        file = self.directory / HOME / "runtime" / f"kernel-{session['kernel']['id']}.json"
+        client = BlockingKernelClient(connection_file=str(file))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=START_S)
+        finally:
+            client.stop_channels()
 
     def use_theme(self, name: str) -> None:
         """Choose the theme of every page that is opened from now on."""
@@ -93,7 +98,7 @@ class Lab:
 def running_lab(directory: Path) -> Iterator[Lab]:
     """Start JupyterLab over ``directory`` and stop it at the end, kernels included."""
     port, token = _free_port(), secrets.token_hex(16)
-    home = directory / ".home"
+    home = directory / HOME
     home.mkdir(exist_ok=True)
     environment = {
         **os.environ,
