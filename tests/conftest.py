@@ -64,7 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
     items[:] = kept
     order = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
-    items.sort(key=lambda item: (order[item.path], "sim" not in _fixtures_of(item)))
+    # What takes minutes is begun first: another worker can then take the rest.
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("thorough") is None,
+            order[item.path],
+            "sim" not in _fixtures_of(item),
+        )
+    )
     for item in items:
         if "gpu" in item.keywords and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
