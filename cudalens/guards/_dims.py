@@ -128,7 +128,7 @@ def index_of_dim(
     )
 
 
-# --- what the guards of offsets share: where a span between two o ---------------------------------
+# --- offsets: spans from one to the next ----------------------------------------------------------
 
 
 def spans_lie_inside(
@@ -185,7 +185,7 @@ def _outside(offsets: Tensor, size: int, longest: int | None) -> Tensor:
     return bad
 
 
-# --- which kernel is picked, and so which line is printed ---------------------------------------
+# --- which kernel is picked, and so which line is printed -----------------------------------------
 
 
 _SMALL_INDEX_COUNT = 16

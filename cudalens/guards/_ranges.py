@@ -130,7 +130,7 @@ def out_of_range(
     )
 
 
-# --- arithmetic that the guards of probabilities, weights and rat ---------------------------------
+# --- probabilities, weights and rates -------------------------------------------------------------
 
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

@@ -20,14 +20,14 @@ from torch.nn import Parameter
 
 from cudalens.core import _torch
 from cudalens.core._python import Uninterrupted
+from cudalens.core.deterministic_ops import kernel_without_determinism
 from cudalens.core.device_asserts import as_printed_by
 from cudalens.core.errors import DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, Guard, full_name
-from cudalens.guards._base import Check, schema_parameters
+from cudalens.guards import GUARDS
+from cudalens.guards._base import Check, Guard, full_name, schema_parameters
 from cudalens.guards._base import Parameter as Place
-from cudalens.guards._refusals import is_refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Interceptor:
         if not fresh:
             return
         if not self._covered:
-            self._libraries.extend(install_routes())
+            self._libraries.extend(install_ctc_loss())
         for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
             is_above = key != _torch.BACKEND_SELECT
             kernels = {
@@ -281,7 +281,7 @@ def _plans(op: Any) -> tuple[_Plan, ...]:
     return tuple(plans)
 
 
-# --- keep torch on the road that it takes when nobody is watching ---------------------------------
+# --- ops that look at the dispatch modes ----------------------------------------------------------
 
 
 def _ctc_loss(
@@ -298,6 +298,62 @@ def _ctc_loss(
     )
 
 
-def install_routes() -> list[Any]:
-    """Register the routes; return the libraries to destroy."""
+def install_ctc_loss() -> list[Any]:
+    """Run ctc_loss outside dispatch modes, where it reads host lengths.
+
+    Returns:
+        the libraries to destroy.
+    """
     return _torch.register_kernels({"aten::ctc_loss.Tensor": _ctc_loss}, "AutogradCUDA")
+
+
+# --- calls that torch refuses before any launch ---------------------------------------------------
+
+
+def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether torch refuses a call on the host, whatever its values are.
+
+    Asked only of a call in which a guard has found something.
+    """
+    given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
+    devices = _devices(op, given)
+    return (
+        len(devices) > 1
+        or (_forbids_nondeterminism(devices) and _has_no_deterministic_kernel(op, given))
+        or (op._schema.name == "aten::masked_scatter_" and _outgrows_self(given))
+    )
+
+
+def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
+    """Return the devices of the tensors that must be together.
+
+    A number in a tensor without dimensions may stay on the CPU, and so may the indices of
+    ``x[index]`` and the targets and lengths of a CTC loss.
+    """
+    found: set[torch.device] = set()
+    for value in given.values():
+        is_list = isinstance(value, (list, tuple))
+        for tensor in value if is_list else (value,):
+            if isinstance(tensor, Tensor):
+                is_host = tensor.device.type == "cpu"
+                if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
+                    found.add(tensor.device)
+    return found
+
+
+def _forbids_nondeterminism(devices: set[torch.device]) -> bool:
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+        and {device.type for device in devices} == {"cuda"}
+    )
+
+
+def _has_no_deterministic_kernel(op: Any, given: dict[str, Any]) -> bool:
+    return kernel_without_determinism(full_name(op), given) is not None
+
+
+def _outgrows_self(given: dict[str, Any]) -> bool:
+    """Return whether a mask would need a larger tensor than the one that is written in place."""
+    self, mask = given["self"], given["mask"]
+    return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)

@@ -18,11 +18,10 @@ from cudalens.simulate.asserts import ASSERTS, Rule
 from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
-from cudalens.simulate.opfacts import yaml_facts
-from cudalens.simulate.patches import Patches
+from cudalens.simulate.op_schema import yaml_facts
 from cudalens.simulate.special import SPECIAL_KERNELS
 from cudalens.simulate.state import DeviceState
-from cudalens.simulate.surface import patch_surface
+from cudalens.simulate.surface import Patches, patch_surface
 
 TESTED: Final = ("2.11", "2.12", "2.13", "2.14")
 ANNOUNCEMENT: Final = (

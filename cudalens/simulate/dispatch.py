@@ -12,7 +12,7 @@ import torch
 
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import GenericKernel, Runtime
-from cudalens.simulate.opfacts import full_name
+from cudalens.simulate.op_schema import full_name
 from cudalens.simulate.special import SPECIAL_KERNELS
 from cudalens.simulate.state import not_rehearsed
 

@@ -12,12 +12,15 @@ from torch._prims_common import alert_not_deterministic
 
 from cudalens.core.deterministic_ops import kernel_without_determinism
 from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
-from cudalens.simulate.generators import is_device_generator, new_device_generator
 from cudalens.simulate.memory import out_of_memory
-from cudalens.simulate.mismatch import check_devices, has_mixed_devices
-from cudalens.simulate.opfacts import OpFacts, op_facts
-from cudalens.simulate.promotion import number_tensor
-from cudalens.simulate.relabel import to_device, to_host
+from cudalens.simulate.op_schema import (
+    OpSchema,
+    check_devices,
+    has_mixed_devices,
+    number_tensor,
+    schema_of,
+)
+from cudalens.simulate.relabel import is_device_generator, new_device_generator, to_device, to_host
 from cudalens.simulate.state import DeviceState, not_rehearsed
 
 CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -54,7 +57,7 @@ class Runtime:
     special: Mapping[str, SpecialKernel] = field(default_factory=dict)
 
 
-def _bind(facts: OpFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def _bind(facts: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return one value per schema argument, defaults filled in."""
     values = list(args)
     for argument in facts.arguments[len(values) :]:
@@ -78,7 +81,7 @@ def _lowered(runtime: Runtime, value: Any) -> Any:
     return value
 
 
-def lower(runtime: Runtime, facts: OpFacts, values: Sequence[Any]) -> list[Any]:
+def lower(runtime: Runtime, facts: OpSchema, values: Sequence[Any]) -> list[Any]:
     """Return the CPU-side twins of all arguments, numbers and generators included."""
     host = [_lowered(runtime, value) for value in values]
     for i in facts.tensors:
@@ -99,7 +102,7 @@ def _generator(runtime: Runtime, given: Any) -> Any:
     return given
 
 
-def apply_rule(runtime: Runtime, facts: OpFacts, host: list[Any]) -> AssertHit | None:
+def apply_rule(runtime: Runtime, facts: OpSchema, host: list[Any]) -> AssertHit | None:
     """Replace values that the kernel asserts on by harmless ones; tell which assert they cause."""
     rule = runtime.rules.get(facts.name)
     if rule is None:
@@ -113,7 +116,7 @@ def apply_rule(runtime: Runtime, facts: OpFacts, host: list[Any]) -> AssertHit |
     return outcome if isinstance(outcome, AssertHit) else None
 
 
-def call_cpu(facts: OpFacts, host: Sequence[Any]) -> Any:
+def call_cpu(facts: OpSchema, host: Sequence[Any]) -> Any:
     """Run the CPU kernel: below autograd, autocast and the user's modes."""
     n = facts.positional
     kwargs = {a.name: v for a, v in zip(facts.arguments[n:], host[n:], strict=True)}
@@ -137,7 +140,7 @@ def _rewire(out: Tensor, storage: Any, offset: Any, shaped: Tensor) -> None:
     )
 
 
-def _call_with_outs(facts: OpFacts, values: Sequence[Any], host: list[Any]) -> Any:
+def _call_with_outs(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> Any:
     """Run an ``out=`` overload; the storage of a label cannot grow, so an empty out is replaced."""
     for i in facts.outs:
         if isinstance(host[i], Tensor) and host[i].numel() == 0:
@@ -167,7 +170,7 @@ def _settle_out(out: Any, host: Any) -> None:
         _rewire(out, out.untyped_storage(), out.storage_offset(), host)
 
 
-def lift(facts: OpFacts, result: Any, values: Sequence[Any], host: Sequence[Any]) -> Any:
+def lift(facts: OpSchema, result: Any, values: Sequence[Any], host: Sequence[Any]) -> Any:
     """Label what the CPU kernel returned, or give back the argument that it aliases."""
     for i in facts.tensors:
         if result is host[i] and result is not None:
@@ -201,7 +204,7 @@ class GenericKernel:
         """Serve one call as the dispatcher makes it."""
         # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
         with torch._C.DisableTorchFunction():
-            facts = op_facts(op)
+            facts = schema_of(op)
             if facts.is_view:
                 return op.redispatch(CPU_KEYS, *args, **kwargs)
             serve: SpecialKernel = self._runtime.special.get(facts.name, run)
@@ -213,7 +216,7 @@ class GenericKernel:
                 raise
 
 
-def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
+def run(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Any:
     """Launch one op: check devices, run its assert rule, run the CPU kernel, label the results."""
     runtime.state.launch()
     if has_mixed_devices(facts, values):
@@ -237,7 +240,7 @@ def run(runtime: Runtime, facts: OpFacts, values: list[Any]) -> Any:
     return lift(facts, result, values, host)
 
 
-def _check_determinism(facts: OpFacts, values: Sequence[Any]) -> None:
+def _check_determinism(facts: OpSchema, values: Sequence[Any]) -> None:
     """Refuse, or warn of, an op that has no deterministic kernel on CUDA."""
     if torch.are_deterministic_algorithms_enabled():
         names = [argument.name for argument in facts.arguments]
@@ -246,7 +249,7 @@ def _check_determinism(facts: OpFacts, values: Sequence[Any]) -> None:
             alert_not_deterministic(kernel)
 
 
-def _waits(facts: OpFacts, host: Sequence[Any]) -> bool:
+def _waits(facts: OpSchema, host: Sequence[Any]) -> bool:
     """Return whether the op waits for the device before it can answer or allocate its result."""
     if facts.name in SYNC_OPS:
         return True

@@ -1,8 +1,12 @@
-"""Change the device label of a tensor without touching its memory, through a DLPack capsule."""
+"""Tensors and generators that answer to the name cuda.
+
+A tensor's device label is changed through a DLPack capsule, without touching its memory.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any, Final
 
 import torch
@@ -53,3 +57,48 @@ def to_host(tensor: Tensor) -> Tensor:
     if tensor.is_neg():
         result = torch._neg_view(result)
     return result
+
+
+# --- generators -----------------------------------------------------------------------------------
+
+
+# The dispatcher hands a generator over as its C++ object; this address tells whose it is.
+_device_generators: set[int] = set()
+
+
+class DeviceGenerator(torch._C.Generator):
+    """A CPU generator that reports ``cuda`` as its device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The simulated device."""
+        return torch.device("cuda", 0)
+
+    def clone_state(self) -> DeviceGenerator:
+        """Return a generator with the same state."""
+        copy = new_device_generator()
+        copy.set_state(self.get_state())
+        return copy  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return _restore_generator, (self.get_state(),)
+
+
+def _restore_generator(state: torch.Tensor) -> Any:
+    generator = new_device_generator()
+    generator.set_state(state)
+    return generator
+
+
+def new_device_generator() -> Any:
+    """Return a new generator of the simulated device with the default seed."""
+    generator: Any = DeviceGenerator("cpu")
+    address = generator._cdata
+    _device_generators.add(address)
+    weakref.finalize(generator, _device_generators.discard, address).atexit = False
+    return generator
+
+
+def is_device_generator(generator: Any) -> bool:
+    """Return whether this generator belongs to the simulated device."""
+    return generator._cdata in _device_generators

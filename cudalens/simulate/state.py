@@ -12,6 +12,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
 from cudalens.core.errors import NotRehearsedError
 
 ASSERT_ERROR_CODE: Final = 710  # cudaErrorAssert
@@ -150,8 +152,6 @@ class DeviceState:
             raise self._error(_INVALID_DEVICE_TEXT, INVALID_DEVICE_CODE)
 
     def _error(self, text: str, code: int) -> Exception:
-        import torch
-
         advice = "" if self.is_blocking else _ASYNC_TEXT
         error = torch.AcceleratorError(text + advice + _DSA_TEXT)
         error.error_code = code  # type: ignore[attr-defined]

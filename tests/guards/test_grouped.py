@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import tensor
 
-from cudalens.guards import _groups
+from cudalens.guards import matrices
 from cudalens.simulate import Simulation
 from tests.cpu_guards import Collector, guarded, positions
 from tests.releases import here
@@ -187,5 +187,5 @@ def test_the_architectures_with_a_kernel_that_asserts(
     """Hopper's scaled products are another kernel; elsewhere torch loops over the groups."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     tensor_there, scales = torch.zeros(1, device="cuda"), (torch.zeros(1), torch.zeros(1))
-    assert _groups._asserts(tensor_there, None) is plain
-    assert _groups._asserts(tensor_there, scales) is scaled
+    assert matrices._asserts(tensor_there, None) is plain
+    assert matrices._asserts(tensor_there, scales) is scaled

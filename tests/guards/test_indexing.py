@@ -12,7 +12,7 @@ from torch import nn
 
 import cudalens
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, full_name, rows
+from cudalens.guards import GUARDS, along_dim, full_name
 from cudalens.guards._base import schema_parameters
 from cudalens.guards.indexing import _writes_by_sorting
 from cudalens.guards.interceptor import GuardedCall, Interceptor
@@ -442,7 +442,7 @@ def test_rows_that_are_scattered_are_compared_by_all_bits(
     monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], asserts: bool
 ) -> None:
     """Later releases add rows by scatter_add_, whose kernels cut nothing; columns as before."""
-    monkeypatch.setattr(rows, "_RELEASE", release)
+    monkeypatch.setattr(along_dim, "_RELEASE", release)
     op, index = aten.index_add_.default, tensor([2**32])
     assert bool(only(op, zeros(3, 2), 0, index, ones(1, 2)).device_text) == asserts
     assert only(op, zeros(2, 3), 1, index, ones(2, 1)).device_text is None

@@ -14,8 +14,6 @@ from cudalens.simulate.asserts import (
     lookup,
     losses,
     other,
-    sampling,
-    unchecked,
 )
 from cudalens.simulate.asserts.rule import AssertHit, Repair, Rule
 
@@ -26,9 +24,7 @@ ASSERTS: Mapping[str, Rule] = MappingProxyType(
         **indexing.RULES,
         **lookup.RULES,
         **losses.RULES,
-        **sampling.RULES,
         **other.RULES,
-        **unchecked.RULES,
     }
 )
 """Rules by full overload name, such as `aten::index.Tensor` or `aten::embedding`."""

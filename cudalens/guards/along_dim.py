@@ -1,6 +1,9 @@
-"""Guards of gather and scatter: an index tensor of the shape of the data."""
+"""Guards of the ops that index one dimension: gather and scatter, and rows chosen by a list."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +14,14 @@ from cudalens.guards._base import guard
 from cudalens.guards._dims import (
     Text,
     broadcast,
+    compares_32_bits,
+    counts_in_32_bits,
     dim_size,
     fits,
     gather_text,
+    index_add_text,
     index_of_dim,
+    lookup_text,
     scatter_add_text,
 )
 from cudalens.guards._ranges import lies_within, out_of_range
@@ -254,4 +261,201 @@ def take_along_dim_indices_in_range(
         size=size,
         dim=dim,
         is_silent=True,
+    )
+
+
+# --- rows chosen by a list of indices -------------------------------------------------------------
+
+
+_RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_SCATTERED_SINCE = (2, 14)
+
+
+def _selects_nothing(self: Tensor, dim: int, index: Tensor) -> bool:
+    """Return whether a selected row has no element; then nothing is launched."""
+    others = [size for at, size in enumerate(self.shape) if at != dim]
+    return index.numel() == 0 or math.prod(others) == 0
+
+
+def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
+    """Return whether the arguments of a write fit by shape and dtype, and anything is written."""
+    place = dim_size(self, dim)
+    if place is None or index.dim() > 1 or source.dtype != self.dtype or source.numel() == 0:
+        return False
+    rows = dim_size(source, dim)
+    if rows is None or rows[1] != index.numel():
+        return False
+    shapes = [list(tensor.shape) for tensor in (self, source) if tensor.dim()]
+    for shape in shapes:
+        shape[place[0] : place[0] + 1] = []
+    return all(shape == shapes[0] for shape in shapes)
+
+
+@guard(
+    "aten::index_select",
+    records=("index_select_small", "gather_rows_fast", "gather_scatter", "index_select_sparse"),
+    frequency="very common",
+)
+def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension; in [-size, size - 1] of a sparse one.
+
+    At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
+
+    Source:   Indexing.cu:1524 (at most 16 indices), IndexKernelUtils.cu:19,
+              ScatterGatherKernel.cu:203, Indexing.cu:1854 (sparse), torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_select(zeros(2, 3), 1, tensor([0, 2]))
+    Violates: aten.index_select(zeros(2, 3), 1, tensor([0, -1]))
+    """
+    place = dim_size(self, dim)
+    if place is None or index.dim() > 1:
+        return None
+    if self.layout == torch.sparse_coo:
+        # A dense dimension of a sparse tensor is selected from its values: that call comes next.
+        if place[0] >= self.sparse_dim() or index.dtype != torch.int64:
+            return None
+        text = assert_text("index_select_sparse")
+        return index_of_dim(index, self, dim, device_text=text, wraps=True)
+    if self.layout != torch.strided or _selects_nothing(self, place[0], index):
+        return None
+    if self.dim() == 0 and index.numel() != 1:  # torch refuses it
+        return None
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        device_text=lambda: lookup_text(self, place[0], index),
+        narrows=lambda: compares_32_bits(self, index),
+    )
+
+
+@guard(
+    "aten::index_add",
+    "aten::index_add_",
+    records=("index_add_small", "index_add_large", "add_dense_sparse"),
+    frequency="common",
+)
+def index_add_index_in_range(
+    self: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that it adds to.
+
+    Dense plus sparse ends here too: its kernel calls index_add_ with the flattened sparse indices.
+    The kernel compares 32 bits, so that 2**32 asserts nothing there.
+
+    Source:   Indexing.cu:1030 (at most 16 indices) and 1089, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_add_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2))
+    Violates: aten.index_add_(zeros(3, 2), 0, tensor([0, -1]), ones(2, 2))
+    """
+    if not _is_row_write(self, dim, index, source):
+        return None
+    # Deterministic algorithms write by index_put_, where negative values count from the end.
+    is_put = torch.are_deterministic_algorithms_enabled()
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        device_text=assert_text("assert_async") if is_put else index_add_text(index),
+        wraps=is_put,
+        narrows=lambda: not is_put and _narrows(self, dim, index, source),
+    )
+
+
+@guard(
+    "aten::index_reduce",
+    "aten::index_reduce_",
+    records=("index_add_small", "index_add_large"),
+)
+def index_reduce_index_in_range(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that it reduces into.
+
+    The kernel compares 32 bits, so that 2**32 asserts nothing with include_self.
+
+    Source:   Indexing.cu:1030 (at most 16 indices) and 1089; IndexKernel.cu:154 without
+              include_self, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_reduce_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2), "amax")
+    Violates: aten.index_reduce_(zeros(3, 2), 0, tensor([0, 3]), ones(2, 2), "amax")
+    """
+    if not _is_row_write(self, dim, index, source):
+        return None
+    found = index_of_dim(
+        index,
+        self,
+        dim,
+        device_text=index_add_text(index),
+        narrows=lambda: include_self and _narrows(self, dim, index, source),
+    )
+    if found is None or include_self or found.size is None:
+        return found
+    # Without include_self the rows are first filled by index_fill_, which lets negatives wrap.
+    if lies_within(index, -found.size, found.size - 1):
+        return found
+    return replace(found, device_text=assert_text("index_fill"))
+
+
+def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
+    """Return whether the kernel cuts the indices to 32 bits before it compares them."""
+    # Later releases hand rows over to scatter_add_ or scatter_reduce_, which compare all bits.
+    is_scattered = _RELEASE >= _SCATTERED_SINCE and dim % max(self.dim(), 1) == 0
+    return not is_scattered and counts_in_32_bits(self, index, source)
+
+
+@guard("aten::index_copy", "aten::index_copy_", records=("index_copy",), frequency="common")
+def index_copy_index_in_range(
+    self: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Violation | None:
+    """Every index lies in [0, size - 1] of the dimension that it copies to.
+
+    Source:   IndexKernel.cu:193, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_copy_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2))
+    Violates: aten.index_copy_(zeros(3, 2), 0, tensor([0, -1]), ones(2, 2))
+    """
+    if index.dtype != torch.int64 or not _is_row_write(self, dim, index, source):
+        return None
+    if self.numel() == 0:
+        return None
+    # Deterministic algorithms write by index_put_, where negative values count from the end.
+    is_put = torch.are_deterministic_algorithms_enabled()
+    text = assert_text("index_copy")
+    if is_put:  # and more than one value is sorted first
+        text = assert_text("assert_async") if source.numel() > 1 else assert_text("index_get")
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        device_text=text,
+        wraps=is_put,
+    )
+
+
+@guard(
+    "aten::index_fill.int_Scalar",
+    "aten::index_fill.int_Tensor",
+    "aten::index_fill.int_Scalar_out",
+    "aten::index_fill.int_Tensor_out",
+    "aten::index_fill_.int_Scalar",
+    "aten::index_fill_.int_Tensor",
+    records=("index_fill",),
+)
+def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+    """Every index lies in [-size, size - 1] of the dimension that it fills.
+
+    Source:   IndexKernel.cu:154, torch 2.13.0
+    Cost:     one reduction over the index, one copy of two numbers
+    Passes:   aten.index_fill_(zeros(3, 2), 0, tensor([-3, 2]), 1.0)
+    Violates: aten.index_fill_(zeros(3, 2), 0, tensor([0, 3]), 1.0)
+    """
+    if index.dtype != torch.int64 or index.dim() > 1 or self.numel() == 0:
+        return None
+    return index_of_dim(
+        index,
+        self,
+        dim,
+        device_text=assert_text("index_fill"),
+        wraps=True,
     )

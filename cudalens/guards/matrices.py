@@ -1,0 +1,439 @@
+"""Guards of matrix ops: grouped products, whose offsets cut a dimension, and factors with pivots.
+
+Each grouped kernel asserts other things of its groups.  Pivots swap rows, and no CUDA kernel looks
+at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudalens.core.device_asserts import assert_text
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders
+from cudalens.guards._base import guard
+from cudalens.guards._ranges import lies_within, out_of_range, spelled
+
+_MOST_GROUPS = 1023
+_TMA_BYTES = 16
+_HOPPER, _BLACKWELL = 9, 10
+_SCALE_ROWS, _SCALE_COLUMNS = 128, 4
+"""Block scales are padded to multiples of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Scales per block of elements: how many elements share one, and how they are stored."""
+
+    block: int
+    count: int
+    """Scales that the left matrix comes with, padding included."""
+    packed: int = 1
+    """Elements of a matrix in one element of its tensor: two of four bits each in a byte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Groups:
+    """The dimension that the offsets cut, and what the kernel wants of the parts."""
+
+    axis: str
+    argument: str
+    dim: int
+    size: int
+    steps: tuple[tuple[int, str], ...] = ()
+    """Numbers that the size of a group must be a multiple of, with the assertion for each."""
+    beyond_text: str
+    rows: int = 0
+    scales: Scales | None = None
+    """Set where the kernel for scales per block runs, which asserts other things."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finding:
+    """Which offsets fail one assertion of the kernel, and how to say so."""
+
+    bad: list[bool]
+    text: str
+    says: str = ""
+    bounds: Bounds | None = None
+    """Nothing, as in ``says``, where offsets lie beyond the tensor."""
+
+
+def check_groups(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None,
+    is_row_major: tuple[bool, bool],
+    *,
+    scales: Scales | None = None,
+) -> Violation | None:
+    """Check the offsets of one product in the order of its kernel's assertions."""
+    if offs is None or not _is_grouped(left, right, offs) or not _asserts(left, scales):
+        return None
+    groups = _groups(left, right, is_row_major, scales)
+    if groups is None:
+        return None
+    for finding in _findings(groups, offs.tolist()):
+        if any(finding.bad):
+            return _violation(offs.cpu(), finding, groups)
+    return None
+
+
+def _is_grouped(left: Tensor, right: Tensor, offs: Tensor) -> bool:
+    """Return whether torch takes this call, so that its kernel reads the offsets."""
+    if not {left.dim(), right.dim()} <= {2, 3} or left.dim() + right.dim() == 6:
+        return False
+    if offs.dim() != 1 or offs.dtype != torch.int32 or offs.device != left.device:
+        return False
+    if left.size(-1) != right.size(-2) or not 0 < offs.numel() <= _MOST_GROUPS:
+        return False
+    stacked = left if left.dim() == 3 else right
+    return stacked.dim() == 2 or offs.numel() == stacked.size(0)
+
+
+def _asserts(tensor: Tensor, scales: Scales | None) -> bool:
+    """Return whether the device runs a kernel that asserts; a test on the CPU stands for one."""
+    if tensor.device.type != "cuda":
+        return tensor.device.type == "cpu"
+    major = torch.cuda.get_device_capability(tensor.device)[0]
+    return major == _BLACKWELL or (major == _HOPPER and scales is None)
+
+
+def _groups(
+    left: Tensor, right: Tensor, is_row_major: tuple[bool, bool], scales: Scales | None
+) -> _Groups | None:
+    if scales is not None:
+        return _block_scaled(left, right, scales)
+    step = _TMA_BYTES // left.element_size()
+    inputs = ((step, assert_text("grouped_mm_alignment_input")),)
+    if left.dim() == 2 and right.dim() == 2:
+        axis, argument, dim, size = "K", "self", 1, left.size(1)
+        steps = inputs if is_row_major[0] or not is_row_major[1] else ()
+    elif left.dim() == 2:
+        axis, argument, dim, size = "M", "self", 0, left.size(0)
+        steps = () if is_row_major[0] else inputs
+    else:
+        axis, argument, dim, size = "N", "mat2", 1, right.size(1)
+        # The result is bfloat16 whatever the inputs are.
+        output = ((_TMA_BYTES // 2, assert_text("grouped_mm_alignment_output")),)
+        steps = (*(inputs if is_row_major[1] else ()), *output)
+    return _Groups(
+        axis=axis,
+        argument=argument,
+        dim=dim,
+        size=size,
+        steps=steps,
+        beyond_text=assert_text(f"grouped_mm_beyond_{axis}"),
+    )
+
+
+def _block_scaled(left: Tensor, right: Tensor, scales: Scales) -> _Groups | None:
+    if left.dim() != 2:
+        return None
+    cuts_sums = right.dim() == 2
+    axis = "K" if cuts_sums else "M"
+    return _Groups(
+        axis=axis,
+        argument="self",
+        dim=int(cuts_sums),
+        size=left.size(1) * scales.packed if cuts_sums else left.size(0),
+        steps=((scales.block, assert_text("scaled_grouped_mm_block")),) if cuts_sums else (),
+        beyond_text=assert_text(f"scaled_grouped_mm_beyond_{axis}"),
+        rows=left.size(0),
+        scales=scales,
+    )
+
+
+def _findings(groups: _Groups, ends: Sequence[int]) -> Iterator[_Finding]:
+    """Give, in the order of the kernel's assertions, which offsets fail and the text of each."""
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    is_plain = groups.scales is None
+    if is_plain:
+        yield _Finding(
+            bad=[size < 0 for size in sizes],
+            text=assert_text("grouped_mm_decreasing"),
+            says="is smaller than the offset before it, or negative",
+            bounds=Bounds(min=0, max=groups.size, text=f"rising within 0 … {groups.size}"),
+        )
+    for step, text in groups.steps:
+        # A last group may end anywhere: nothing starts behind it.  Block scales know no exception.
+        checked = sizes[:-1] if is_plain else sizes
+        bad = [size % step != 0 for size in checked]
+        yield _Finding(
+            bad=bad + [False] * (len(sizes) - len(bad)),
+            text=text,
+            says=f"does not end a group of a multiple of {step} elements",
+            bounds=Bounds(text=f"groups of a multiple of {step} elements"),
+        )
+    yield _Finding(bad=[end > groups.size for end in ends], text=groups.beyond_text)
+    if groups.scales is not None and groups.axis == "K":
+        yield _missing_scales(sizes, groups.rows, groups.scales)
+
+
+def _missing_scales(sizes: Sequence[int], rows: int, scales: Scales) -> _Finding:
+    needed, bad = 0, []
+    for size in sizes:
+        columns = -(-(size // scales.block) // _SCALE_COLUMNS) * _SCALE_COLUMNS
+        needed += -(-rows // _SCALE_ROWS) * _SCALE_ROWS * columns
+        bad.append(needed > scales.count)
+    return _Finding(
+        bad=bad,
+        text=assert_text("scaled_grouped_mm_scales"),
+        says=f"ends a group that brings the scales to {needed}, padded, and there are "
+        f"{scales.count}",
+        bounds=Bounds(text=f"groups with at most {scales.count} scales, padded"),
+    )
+
+
+def _violation(offs: Tensor, finding: _Finding, groups: _Groups) -> Violation:
+    bad = torch.tensor(finding.bad)
+    if finding.bounds is None:
+        return out_of_range(
+            offs,
+            argument="offs",
+            low=0,
+            high=groups.size,
+            place=f"dimension {groups.dim} (size {groups.size}) of {{related}}",
+            why="Each offset is the end of a group, and the kernel stops at one beyond the tensor.",
+            device_text=finding.text,
+            bad=bad,
+            related=groups.argument,
+            size=groups.size,
+            dim=groups.dim,
+        )
+    offenders = find_offenders(offs, bad)
+    return Violation(
+        argument="offs",
+        headline=f"{spelled('offs', offenders)} {finding.says}",
+        explanation="The kernel starts each group where the one before ends.",
+        offenders=offenders,
+        bounds=finding.bounds,
+        is_index=False,
+        related=groups.argument,
+        size=groups.size,
+        dim=groups.dim,
+        device_text=finding.text,
+    )
+
+
+# --- the guards of grouped products ---------------------------------------------------------------
+
+
+_MX_BLOCK, _NV_BLOCK = 32, 16
+_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)
+"""Two numbers of four bits in a byte; not in every torch."""
+
+
+@guard(
+    "aten::_grouped_mm", records=("grouped_mm_offsets", "grouped_mm_alignment"), frequency="rare"
+)
+def grouped_mm_offsets_in_range(
+    self: Tensor, mat2: Tensor, offs: Tensor | None, out_dtype: torch.dtype | None
+) -> Violation | None:
+    """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
+
+    Source:   GroupMMCommon.cuh:54 to :115, torch 2.13.0: bfloat16 on compute capability 9 and 10;
+              elsewhere a loop over slices runs, which takes every offset
+    Cost:     one copy of the offsets, at most 1023 numbers
+    Passes:   aten._grouped_mm(zeros(4, 8).bfloat16(), zeros(2, 8, 8).bfloat16(),
+              tensor([1, 4], dtype=torch.int32))
+    Violates: aten._grouped_mm(zeros(4, 8).bfloat16(), zeros(2, 8, 8).bfloat16(),
+              tensor([1, 5], dtype=torch.int32))
+    """
+    is_bfloat16 = self.dtype == mat2.dtype == torch.bfloat16
+    if not is_bfloat16 or out_dtype not in (None, torch.bfloat16):
+        return None
+    is_row_major = (self.stride(-1) == 1, mat2.stride(-1) == 1)
+    return check_groups(self, mat2, offs, is_row_major)
+
+
+@guard(
+    "aten::_scaled_grouped_mm",
+    records=("grouped_mm_offsets", "grouped_mm_alignment", "scaled_grouped_mm_mx"),
+    frequency="rare",
+)
+def scaled_grouped_mm_offsets_in_range(
+    self: Tensor, mat2: Tensor, scale_a: Tensor, offs: Tensor | None
+) -> Violation | None:
+    """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
+
+    Source:   GroupMMCommon.cuh:54 to :115 (scales per row), grouped_common.cuh:116 to :233 (scales
+              per block), torch 2.13.0, compute capability 9 and 10
+    Cost:     one copy of the offsets, at most 1023 numbers
+    Passes:   aten._scaled_grouped_mm(zeros(4, 16).to(torch.float8_e4m3fn),
+              zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, ones(4), ones(2, 16),
+              tensor([1, 4], dtype=torch.int32))
+    Violates: aten._scaled_grouped_mm(zeros(4, 16).to(torch.float8_e4m3fn),
+              zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, ones(4), ones(2, 16),
+              tensor([1, 5], dtype=torch.int32))
+    """
+    if self.dtype == _FLOAT4:  # only the second version takes it
+        return None
+    return _scaled(self, mat2, (scale_a,), offs)
+
+
+@guard(
+    "aten::_scaled_grouped_mm_v2",
+    records=("grouped_mm_offsets", "grouped_mm_alignment", "scaled_grouped_mm_mx"),
+    frequency="rare",
+)
+def scaled_grouped_mm_v2_offsets_in_range(
+    self: Tensor, mat2: Tensor, scale_a: Sequence[Tensor], offs: Tensor | None
+) -> Violation | None:
+    """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
+
+    Source:   GroupMMCommon.cuh:54 to :115 (scales per row), grouped_common.cuh:116 to :233 (scales
+              per block), torch 2.13.0, compute capability 9 and 10
+    Cost:     one copy of the offsets, at most 1023 numbers
+    Passes:   aten._scaled_grouped_mm_v2(zeros(4, 16).to(torch.float8_e4m3fn),
+              zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, [ones(4)], [1], [0], [ones(2, 16)],
+              [1], [0], tensor([1, 4], dtype=torch.int32))
+    Violates: aten._scaled_grouped_mm_v2(zeros(4, 16).to(torch.float8_e4m3fn),
+              zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, [ones(4)], [1], [0], [ones(2, 16)],
+              [1], [0], tensor([1, 5], dtype=torch.int32))
+    """
+    return _scaled(self, mat2, scale_a, offs)
+
+
+def _scaled(
+    left: Tensor, right: Tensor, scales: Sequence[Tensor], offs: Tensor | None
+) -> Violation | None:
+    if left.dtype != right.dtype or not scales or left.stride(-1) != 1 or right.stride(-1) == 1:
+        return None
+    layout = (True, False)
+    if left.dtype == torch.float8_e4m3fn and scales[0].dtype == torch.float32:
+        return check_groups(left, right, offs, layout)
+    by_block = _by_block(left, scales)
+    if by_block is None:
+        return None
+    return check_groups(left, right, offs, layout, scales=by_block)
+
+
+def _by_block(left: Tensor, scales: Sequence[Tensor]) -> Scales | None:
+    """Return the scales of a call that torch takes as one with scales per block."""
+    own = scales[0]
+    if left.dim() != 2 or own.dim() != 2 or own.size(0) < left.size(0):
+        return None
+    is_float4 = left.dtype == _FLOAT4
+    if not is_float4 and left.dtype != torch.float8_e4m3fn:
+        return None
+    packed = 2 if is_float4 else 1
+    if own.dtype == torch.float8_e8m0fnu:
+        return Scales(block=_MX_BLOCK, count=own.numel(), packed=packed)
+    # NVFP4 has a scale for all besides: one scale tensor alone is no recipe of torch's.
+    if is_float4 and own.dtype == torch.float8_e4m3fn and len(scales) > 1:
+        return Scales(block=_NV_BLOCK, count=own.numel(), packed=packed)
+    return None
+
+
+# --- factors with pivots --------------------------------------------------------------------------
+
+
+@guard("aten::lu_unpack", frequency="rare", is_silent=True)
+def lu_unpack_pivots_in_range(
+    LU_data: Tensor,  # noqa: N803  the schema's own name
+    LU_pivots: Tensor,  # noqa: N803
+    unpack_pivots: bool,
+) -> Violation | None:
+    """Every pivot that is unpacked names a row: it lies in [1, rows].
+
+    Source:   LinearAlgebra.cu, unpack_pivots_cuda_kernel, torch 2.13.0: no assertion; the CPU looks
+    Cost:     one reduction over the pivots, one copy of two numbers
+    Passes:   aten.lu_unpack(zeros(2, 2), tensor([2, 2], dtype=torch.int32))
+    Violates: aten.lu_unpack(zeros(2, 2), tensor([3, 2], dtype=torch.int32))
+    """
+    if not unpack_pivots or LU_data.dim() < 2 or LU_pivots.dim() == 0:
+        return None
+    rows, read = LU_data.size(-2), min(LU_data.shape[-2:])
+    if LU_pivots.dtype != torch.int32 or LU_pivots.device != LU_data.device:
+        return None
+    if lies_within(LU_pivots[..., :read], 1, rows):
+        return None
+    bad = (LU_pivots < 1) | (LU_pivots > rows)
+    bad[..., read:] = False
+    return out_of_range(
+        LU_pivots,
+        argument="LU_pivots",
+        low=1,
+        high=rows,
+        place=f"the {rows} rows of {{related}}, counted from 1",
+        why="Each pivot swaps two rows; the CUDA kernel writes outside them.",
+        device_text=None,
+        bad=bad,
+        related="LU_data",
+        size=rows,
+        dim=LU_data.dim() - 2,
+        is_silent=True,
+    )
+
+
+@guard("aten::linalg_lu_solve", frequency="rare", is_silent=True)
+def lu_solve_pivots_in_range(
+    LU: Tensor,  # noqa: N803  the schema's own name
+    pivots: Tensor,
+    B: Tensor,  # noqa: N803
+) -> Violation | None:
+    """Every pivot names a row: it lies in [1, rows].
+
+    Source:   linalg_lu_solve in BatchLinearAlgebra.cpp, torch 2.13.0: no assertion, none on the
+              CPU; cuBLAS and cuSOLVER swap the rows that they are told
+    Cost:     one reduction over the pivots, one copy of two numbers
+    Passes:   aten.linalg_lu_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
+    Violates: aten.linalg_lu_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
+    """
+    if not _is_solve(LU, pivots, B) or lies_within(pivots, 1, LU.size(-1)):
+        return None
+    return _no_such_pivot(pivots, LU.size(-1), "LU")
+
+
+@guard("aten::linalg_ldl_solve", frequency="rare", is_silent=True)
+def ldl_solve_pivots_in_range(
+    LD: Tensor,  # noqa: N803  the schema's own name
+    pivots: Tensor,
+    B: Tensor,  # noqa: N803
+) -> Violation | None:
+    """Every pivot names a row, negative in a block of two: its magnitude lies in [1, rows].
+
+    Source:   linalg_ldl_solve in BatchLinearAlgebra.cpp, torch 2.13.0: no assertion, none on the
+              CPU; cuSOLVER swaps the rows that it is told
+    Cost:     one reduction over the pivots, one copy of two numbers
+    Passes:   aten.linalg_ldl_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
+    Violates: aten.linalg_ldl_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
+    """
+    # The magnitude of the smallest int32 is no int32.
+    if not _is_solve(LD, pivots, B) or lies_within(pivots.to(torch.int64).abs(), 1, LD.size(-1)):
+        return None
+    rows = LD.size(-1)
+    bad = (pivots == 0) | (pivots > rows) | (pivots < -rows)
+    return _no_such_pivot(pivots, rows, "LD", bad=bad)
+
+
+def _is_solve(factors: Tensor, pivots: Tensor, right: Tensor) -> bool:
+    """Return whether torch takes these factors and there is anything to solve."""
+    if pivots.dtype != torch.int32 or pivots.device != factors.device or right.numel() == 0:
+        return False
+    is_square = factors.dim() >= 2 and factors.size(-1) == factors.size(-2)
+    return is_square and pivots.shape == factors.shape[:-1]
+
+
+def _no_such_pivot(
+    pivots: Tensor, rows: int, related: str, *, bad: Tensor | None = None
+) -> Violation:
+    return out_of_range(
+        pivots,
+        argument="pivots",
+        low=1,
+        high=rows,
+        place=f"the {rows} rows of {{related}}, counted from 1",
+        why="Each pivot swaps two rows; neither CUDA's solver nor the CPU's looks at it.",
+        device_text=None,
+        bad=bad,
+        related=related,
+        size=rows,
+        is_silent=True,
+        is_replay_safe=False,
+    )

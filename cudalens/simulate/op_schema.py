@@ -1,0 +1,309 @@
+"""What an op's schema says, and what follows for its operands: devices, numbers as tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_FUNC = re.compile(r"- func: ([\w.]+)")
+_DEVICE_CHECK = re.compile(r"  device_check: NoCheck(?:\s*#\s*(.*))?")
+_CUDA_ENTRY = re.compile(r"    (?:\w+, )*CUDA(?:, \w+)*: ")
+
+
+class DeviceCheck(Enum):
+    """How the compiled CUDA wrapper of an op refuses tensors of another device."""
+
+    WRAPPER = "wrapper"  # compares every tensor argument with the first
+    ITERATOR = "iterator"  # TensorIterator: 0-dim CPU operands ride along
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class YamlFacts:
+    """What native_functions.yaml says that schemas do not."""
+
+    check: dict[str, DeviceCheck]
+    structured: frozenset[str]
+    has_cuda_kernel: frozenset[str]
+
+
+def _yaml_path() -> Path:
+    spec = find_spec("torchgen")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("torchgen, which ships with torch, was not found")
+    return Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
+
+
+@cache
+def yaml_facts() -> YamlFacts:
+    """Read native_functions.yaml of the installed torch."""
+    check: dict[str, DeviceCheck] = {}
+    structured: set[str] = set()
+    has_cuda_kernel: set[str] = set()
+    name = ""
+    for line in _yaml_path().read_text(encoding="utf-8").splitlines():
+        if found := _FUNC.match(line):
+            name = f"aten::{found[1]}"
+        elif found := _DEVICE_CHECK.match(line):
+            # Lists fall back to one op per tensor; the rest is TensorIterator, said or not.
+            is_list = (found[1] or "").startswith("foreach kernels")
+            check[name] = DeviceCheck.NONE if is_list else DeviceCheck.ITERATOR
+        elif line.startswith(("  structured: True", "  structured_delegate:")):
+            structured.add(name)
+        elif _CUDA_ENTRY.match(line):
+            has_cuda_kernel.add(name)
+    return YamlFacts(
+        check=check,
+        structured=frozenset(structured),
+        has_cuda_kernel=frozenset(has_cuda_kernel),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One schema argument, as the kernel needs it."""
+
+    name: str
+    default: Any
+    is_kwarg_only: bool
+    is_written: bool
+    is_tensor: bool  # Tensor, Tensor?
+    is_tensor_list: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpSchema:
+    """Everything the generic kernel asks about an op.
+
+    aliases: per return the position of the argument that it gives back, or None.
+    is_composite: one kernel in terms of other ops serves the CPU and every other device.
+    """
+
+    op: Any
+    name: str
+    arguments: tuple[Argument, ...]
+    positional: int
+    aliases: tuple[int | None, ...]
+    outs: tuple[int, ...]
+    tensors: tuple[int, ...]
+    lists: tuple[int, ...]
+    written_lists: tuple[int, ...]
+    generator: int | None
+    is_view: bool
+    is_composite: bool
+    check: DeviceCheck
+    is_structured: bool
+
+
+def full_name(schema: Any) -> str:
+    """Return the schema's name with its overload, such as ``aten::index.Tensor``."""
+    name = str(schema.name)
+    return f"{name}.{schema.overload_name}" if schema.overload_name else name
+
+
+def _argument(argument: Any) -> Argument:
+    kind = str(argument.type)
+    return Argument(
+        name=argument.name,
+        default=argument.default_value if argument.has_default_value() else None,
+        is_kwarg_only=argument.kwarg_only,
+        is_written=argument.alias_info is not None and argument.alias_info.is_write,
+        is_tensor=kind in ("Tensor", "Optional[Tensor]"),
+        is_tensor_list=kind in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"),
+    )
+
+
+def _alias_source(value: Any, arguments: list[Any]) -> int | None:
+    if value.alias_info is None or not value.alias_info.is_write:
+        return None
+    for i, argument in enumerate(arguments):
+        if argument.alias_info and argument.alias_info.before_set & value.alias_info.before_set:
+            return i
+    return None
+
+
+@cache
+def schema_of(op: Any) -> OpSchema:
+    """Return the facts of an OpOverload."""
+    schema = op._schema
+    raw = list(schema.arguments)
+    arguments = tuple(_argument(a) for a in raw)
+    name = full_name(schema)
+    facts = yaml_facts()
+    check = facts.check.get(name, _default_check(name))
+    has_wrapper = name in facts.has_cuda_kernel and check is not DeviceCheck.NONE
+    outs = tuple(i for i, a in enumerate(arguments) if a.is_written and a.is_kwarg_only)
+    return OpSchema(
+        op=op,
+        name=name,
+        arguments=arguments,
+        positional=sum(not a.is_kwarg_only for a in arguments),
+        aliases=tuple(_alias_source(r, raw) for r in schema.returns),
+        outs=outs,
+        tensors=tuple(i for i, a in enumerate(arguments) if a.is_tensor),
+        lists=tuple(i for i, a in enumerate(arguments) if a.is_tensor_list),
+        written_lists=tuple(
+            i for i, a in enumerate(arguments) if a.is_written and a.is_tensor_list
+        ),
+        generator=next((i for i, a in enumerate(raw) if "Generator" in str(a.type)), None),
+        is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+        is_composite=_has_kernel(name, "CompositeExplicitAutograd")
+        and not _has_kernel(name, "CPU")
+        and not has_wrapper,
+        check=check,
+        is_structured=name in facts.structured,
+    )
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def _default_check(name: str) -> DeviceCheck:
+    return DeviceCheck.WRAPPER if name.startswith("aten::") else DeviceCheck.NONE
+
+
+# --- tensors of different devices, in the words of CUDA's compiled kernels ------------------------
+
+
+_TWO_DEVICES: Final = (
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+)
+_INDEX_OPS: Final = frozenset(
+    {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_"}
+)
+# Their kernel makes its result before TensorIterator sees the operands.
+_NO_SCALARS: Final = frozenset({"aten::binary_cross_entropy", "aten::binary_cross_entropy.out"})
+
+
+def _tensors(facts: OpSchema, values: Sequence[Any]) -> Iterator[tuple[str, bool, Tensor]]:
+    """Yield name, is_written and tensor in schema order."""
+    for argument, value in zip(facts.arguments, values, strict=True):
+        if isinstance(value, torch.Tensor):
+            yield argument.name, argument.is_written, value
+        elif argument.is_tensor_list and value is not None:
+            for item in value:
+                if item is not None:
+                    yield argument.name, argument.is_written, item
+
+
+def method_name(facts: OpSchema) -> str:
+    """Return the name of the compiled wrapper, which CUDA puts into its message."""
+    name, _, overload = facts.name.removeprefix("aten::").partition(".")
+    cpp = f"{name}_out" if facts.outs else name
+    if not facts.is_structured:
+        return f"wrapper_CUDA_{overload}_{cpp}"
+    return f"wrapper_CUDA_{cpp}" + (f"_{overload}" if overload else "")
+
+
+def _check_wrapper(facts: OpSchema, tensors: list[tuple[str, bool, Tensor]]) -> None:
+    outs = {facts.arguments[i].name for i in facts.outs}
+    ordered = sorted(tensors, key=lambda item: item[0] not in outs)
+    common = ordered[0][2].device
+    for name, _, tensor in ordered:
+        if tensor.device != common:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but got"
+                f" {name} is on {tensor.device}, different from other tensors on {common}"
+                f" (when checking argument in method {method_name(facts)})"
+            )
+
+
+def _check_index(facts: OpSchema, values: Sequence[Any]) -> None:
+    """Refuse a CPU tensor that is indexed, or CPU values with dimensions; CPU indices are moved."""
+    self, indices = values[0], values[1]
+    if not self.is_cuda and any(i is not None and i.is_cuda for i in indices):
+        raise RuntimeError(
+            f"indices should be either on {self.device} or on the same device as the indexed"
+            f" tensor ({self.device})"
+        )
+    if facts.name == "aten::_index_put_impl_" and not values[2].is_cuda and values[2].dim() > 0:
+        raise RuntimeError(_TWO_DEVICES)
+
+
+def has_mixed_devices(facts: OpSchema, values: Sequence[Any]) -> bool:
+    """Return whether any tensor of this call lives elsewhere than on the device."""
+    for i in facts.tensors:
+        # What is no tensor here is None or a number, and goes anywhere.
+        if getattr(values[i], "is_cuda", True) is False:
+            return True
+    return any(
+        item is not None and not item.is_cuda for i in facts.lists for item in values[i] or ()
+    )
+
+
+def check_devices(facts: OpSchema, values: Sequence[Any]) -> None:
+    """Raise CUDA's own error when the tensors of this call live on different devices."""
+    if facts.check is DeviceCheck.NONE and facts.name not in _INDEX_OPS:
+        return
+    tensors = list(_tensors(facts, values))
+    if all(tensor.is_cuda for _, _, tensor in tensors):
+        return
+    if facts.name in _INDEX_OPS:
+        _check_index(facts, values)
+    elif facts.name in ("aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"):
+        self, mask = values[0], values[1]
+        if mask.device != self.device:
+            raise RuntimeError(
+                "expected self and mask to be on the same device, but got mask on"
+                f" {mask.device} and self on {self.device}"
+            )
+    elif facts.check is DeviceCheck.WRAPPER:
+        _check_wrapper(facts, tensors)
+    elif facts.name in _NO_SCALARS or any(
+        not t.is_cuda and (t.dim() > 0 or written) for _, written, t in tensors
+    ):
+        raise RuntimeError(_TWO_DEVICES)
+
+
+# --- numbers where the schema says Tensor ---------------------------------------------------------
+
+
+_MASKS: Final = frozenset({"condition", "mask"})
+
+
+def _partner(facts: OpSchema, host: Sequence[Any]) -> Tensor | None:
+    """Return the operand that decides the dtype: one with dimensions wins over a 0-dim one."""
+    tensors = [
+        value
+        for argument, value in zip(facts.arguments, host, strict=True)
+        if isinstance(value, Tensor) and argument.name not in _MASKS
+    ]
+    return max(tensors, key=lambda t: t.dim() > 0, default=None)
+
+
+def _float_dtype(other: Tensor) -> torch.dtype:
+    if not other.dtype.is_floating_point and not other.dtype.is_complex:
+        return torch.get_default_dtype()
+    if other.dim() > 0:
+        return torch.float64
+    return other.dtype if other.dtype.is_floating_point else other.dtype.to_real()
+
+
+def _complex_dtype(other: Tensor) -> torch.dtype:
+    if other.dtype.is_complex:
+        return torch.complex128 if other.dim() > 0 else other.dtype
+    if other.dtype.is_floating_point:
+        return other.dtype.to_complex()
+    return torch.get_default_dtype().to_complex()
+
+
+def number_tensor(value: complex, facts: OpSchema, host: Sequence[Any]) -> Tensor:
+    """Return the 0-dim CPU tensor for a number, with the dtype that leaves promotion unchanged."""
+    other = _partner(facts, host)
+    if isinstance(value, bool) or other is None:
+        return torch.tensor(value)
+    if isinstance(value, int):
+        return torch.tensor(value, dtype=torch.int64 if other.dtype is torch.bool else other.dtype)
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=_float_dtype(other))
+    return torch.tensor(value, dtype=_complex_dtype(other))
