@@ -47,9 +47,9 @@ class Collector:
         self.trouble: list[str] = []
         self.lets_pass = False
 
-    def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException | None:
+    def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException:
         self.found.append((full_name(call.op), violation))
-        return None if self.lets_pass else Stopped(violation.headline)
+        return Stopped(violation.headline)
 
     def look(self, call: Callable[[], Any]) -> Violation | None:
         """Run a call; return what stopped it, ``None`` when nothing did."""
@@ -74,13 +74,23 @@ class Collector:
         return None
 
 
+class Observer(Interceptor):
+    """Guards of which a test may note the findings without stopping the call."""
+
+    def __init__(self, collector: Collector, devices: frozenset[str]) -> None:
+        super().__init__(collector.on_violation, collector.trouble.append, devices=devices)
+        self.collector = collector
+
+    def _handle(self, *call: Any) -> BaseException | None:
+        error = super()._handle(*call)
+        return None if self.collector.lets_pass else error
+
+
 @contextmanager
 def guarded(*devices: str) -> Iterator[Collector]:
     """Install every guard for these device types, else for the CPU."""
     collector = Collector()
-    installed = Interceptor(
-        collector.on_violation, collector.trouble.append, devices=frozenset(devices or {"cpu"})
-    )
+    installed = Observer(collector, frozenset(devices or {"cpu"}))
     plans = dispatcher._plans
 
     def counting(op: Any) -> Any:

@@ -29,7 +29,7 @@ _UNWAITED = (
     "Ops were not waited for, so the line shown may be an innocent one. Next step: restart the "
     "kernel, and run the cell with neither --no-sync nor --fast: the op at fault is then named."
 )
-_STRANGER = (
+_UNKNOWN_ASSERT = (
     "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
     "CuPy or the replay of a CUDA graph, may have run at the same time."
 )
@@ -60,7 +60,7 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
         _copied(evidence),
         _not_waited(evidence),
         _UNWAITED if _was_hurried(evidence, meaning) else "",
-        _stranger(evidence) if _is_strange(evidence, line, meaning) else "",
+        _who_else(evidence) if _is_unknown_assert(evidence, line, meaning) else "",
         _ELSEWHERE if _is_elsewhere(evidence, meaning) else "",
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
@@ -104,12 +104,14 @@ def _conclusion(
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     return (
         "unknown",
-        f"CUDA printed the assert of {_spoken(meaning)}, but {name} was the op that reported it: "
-        f"{meaning.sentence}",
+        f"CUDA printed the assert of {_format_ops(meaning)}, but {name} was the op that "
+        f"reported it: {meaning.sentence}",
     )
 
 
-def _is_strange(evidence: Evidence, line: AssertLine | None, meaning: Meaning | None) -> bool:
+def _is_unknown_assert(
+    evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
+) -> bool:
     """Return whether an op of torch's reported an assert that is none of its kernels' known
     ones.
     """
@@ -117,12 +119,12 @@ def _is_strange(evidence: Evidence, line: AssertLine | None, meaning: Meaning | 
     return line is not None and meaning is None and is_own
 
 
-def _stranger(evidence: Evidence) -> str:
+def _who_else(evidence: Evidence) -> str:
     """Say who may have printed an assert that none of torch's kernels is known to print."""
     names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history)
     others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
     if not evidence.fact("op.waited_for") or not others:
-        return _STRANGER
+        return _UNKNOWN_ASSERT
     said = ", ".join(others[:_MAX_OPS])
     return f"No kernel of torch's is known to print it; not of torch, and called before: {said}."
 
@@ -138,7 +140,7 @@ def _without_op(
     evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
 ) -> tuple[Certainty, str]:
     if meaning is not None:
-        where = "compiled code" if meaning.is_compiled else _spoken(meaning)
+        where = "compiled code" if meaning.is_compiled else _format_ops(meaning)
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     if evidence.fact("device.lost_before"):
         return "unknown", "CUDA reported a device-side assert that came before this cell"
@@ -146,7 +148,7 @@ def _without_op(
     return "unknown", f"{said}, and no recorded op can be blamed for it"
 
 
-def _spoken(meaning: Meaning) -> str:
+def _format_ops(meaning: Meaning) -> str:
     """Name the ops that print a text: ``gather, scatter, scatter_add or another``."""
     names = [name.removeprefix("aten::") for name in meaning.ops]
     if len(names) > _MAX_OPS:
@@ -193,4 +195,4 @@ def _copied(evidence: Evidence) -> str:
 def _of_text(line: AssertLine | None, meaning: Meaning) -> str:
     if line is None or not line.expression or meaning.is_compiled:
         return ""
-    return f"CUDA printed `{line.expression}`, the check of {_spoken(meaning)}."
+    return f"CUDA printed `{line.expression}`, the check of {_format_ops(meaning)}."

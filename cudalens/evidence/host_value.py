@@ -24,8 +24,8 @@ from cudalens.evidence.call_stack import locate
 from cudalens.evidence.tensors import tensor_facts, tensor_values
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.guards import GUARDS
-from cudalens.guards._base import Parameter, schema_parameters
-from cudalens.guards._ranges import exact_offenders, spelled
+from cudalens.guards._base import ArgumentSlot, schema_parameters
+from cudalens.guards._ranges import exact_offenders, format_offender
 from cudalens.source.files import is_own_file, is_user_file, torch_path
 
 _VALUE_ERROR = re.compile(
@@ -98,7 +98,7 @@ def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
 
 
 def _value(
-    parameter: Parameter,
+    parameter: ArgumentSlot,
     given: Argument | None,
     values: Mapping[str, Tensor],
     keys: dict[str, str],
@@ -283,7 +283,7 @@ def _finding(
         problem = "is not a number" + (f"; {count} of {total} values are NaN" if total > 1 else "")
     return Violation(
         argument=name,
-        headline=f"{spelled(name, offenders)} {problem}",
+        headline=f"{format_offender(name, offenders)} {problem}",
         explanation=f"{kind} looks at its parameters when it is made, and at each sample that it "
         "is asked about.",
         offenders=offenders,

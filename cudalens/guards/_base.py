@@ -114,7 +114,7 @@ def _section(doc: str, name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class ArgumentSlot:
     """Where a guard finds one schema argument in a call."""
 
     name: str
@@ -129,10 +129,10 @@ class Parameter:
 
 
 @cache
-def schema_parameters(op: Any) -> tuple[Parameter, ...]:
+def schema_parameters(op: Any) -> tuple[ArgumentSlot, ...]:
     """Return all arguments of an overload in schema order, with their defaults."""
     return tuple(
-        Parameter(
+        ArgumentSlot(
             name=argument.name,
             position=len(op._schema.arguments) if argument.kwarg_only else position,
             default=argument.default_value if argument.has_default_value() else None,
@@ -156,8 +156,8 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
     values; a composite guard acts on these alone.
     """
     found = []
-    for spelled in entry.ops:
-        for op in _overloads(spelled):
+    for op_name in entry.ops:
+        for op in _overloads(op_name):
             names = {argument.name for argument in op._schema.arguments}
             if set(entry.parameters) <= names and _decomposes(op) == entry.is_composite:
                 found.append(op)
@@ -168,8 +168,8 @@ def _decomposes(op: Any) -> bool:
     return has_kernel(full_name(op), "CompositeImplicitAutograd")
 
 
-def _overloads(spelled: str) -> list[Any]:
-    namespace, _, rest = spelled.partition("::")
+def _overloads(op_name: str) -> list[Any]:
+    namespace, _, rest = op_name.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
@@ -194,7 +194,7 @@ def _with_sentence(check: Check, name: str) -> Check:
     return checked
 
 
-def _spelled(op: Any) -> str:
+def _op_name(op: Any) -> str:
     """Return the name of an op that was given as an object: one of ``torch.ops``, or custom."""
     custom = getattr(op, "_qualname", None)  # what torch.library.custom_op made has one
     if isinstance(custom, str):
@@ -225,15 +225,15 @@ def user_guard(op: Any, check: Check) -> Guard:
         GuardRegistrationError: no such op is registered, or ``check`` asks for arguments that the
             op does not have.
     """
-    spelled = op if isinstance(op, str) else _spelled(op)
-    if "::" not in spelled:
-        msg = f"{spelled!r} is no op name: write it as namespace::op, such as 'mylib::lookup'"
+    op_name = op if isinstance(op, str) else _op_name(op)
+    if "::" not in op_name:
+        msg = f"{op_name!r} is no op name: write it as namespace::op, such as 'mylib::lookup'"
         raise GuardRegistrationError(msg)
-    overloads = _overloads(spelled)
+    overloads = _overloads(op_name)
     if not overloads:
-        msg = f"there is no op {spelled!r}: register it with torch.library before its guard"
+        msg = f"there is no op {op_name!r}: register it with torch.library before its guard"
         raise GuardRegistrationError(msg)
-    entry = make_guard(_callable(check), (spelled,), frequency="user")
+    entry = make_guard(_callable(check), (op_name,), frequency="user")
     # An op that merely decomposes is looked at where it stands, above autograd.
     entry = replace(
         entry,
@@ -242,6 +242,6 @@ def user_guard(op: Any, check: Check) -> Guard:
     )
     have = [argument.name for argument in overloads[0]._schema.arguments]
     if missing := [name for name in entry.parameters if name not in have]:
-        msg = f"{spelled} has no argument {missing[0]!r}; its arguments are {', '.join(have)}"
+        msg = f"{op_name} has no argument {missing[0]!r}; its arguments are {', '.join(have)}"
         raise GuardRegistrationError(msg)
     return entry

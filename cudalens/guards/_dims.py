@@ -10,7 +10,7 @@ from torch import Tensor
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
-from cudalens.guards._ranges import lies_within, out_of_range, spelled
+from cudalens.guards._ranges import format_offender, lies_within, out_of_range
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 Text = str | Callable[[], str]
@@ -76,12 +76,12 @@ def passes_narrowed(index: Tensor, high: int, *, is_signed: bool = False) -> boo
     return lies_within(low_bits, 0, high)
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return ``1 row`` or ``3 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def written(text: Text) -> str:
+def assert_line(text: Text) -> str:
     """Return the line of an assert."""
     return text if isinstance(text, str) else text()
 
@@ -121,7 +121,7 @@ def index_of_dim(
         high=size - 1,
         place=f"dimension {dim} (size {size}) of {{related}}",
         why=NARROWED if is_narrowed else why,
-        device_text=None if is_narrowed else written(device_text),
+        device_text=None if is_narrowed else assert_line(device_text),
         related="self",
         size=size,
         dim=dim,
@@ -160,7 +160,7 @@ def spans_lie_inside(
     offenders = find_offenders(offsets, bad)
     return Violation(
         argument=argument,
-        headline=f"{spelled(argument, offenders, list_position)} is outside {place}",
+        headline=f"{format_offender(argument, offenders, list_position)} is outside {place}",
         explanation=why,
         offenders=offenders,
         bounds=Bounds(min=0, max=size, text=f"0 … {size}"),

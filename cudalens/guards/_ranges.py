@@ -60,14 +60,14 @@ def lies_within(tensor: Tensor, low: int, high: int) -> bool:
     return bool(low <= smallest and largest <= high)
 
 
-def interval_text(low: object, high: object, also: tuple[tuple[int, str], ...] = ()) -> str:
+def format_interval(low: object, high: object, also: tuple[tuple[int, str], ...] = ()) -> str:
     """Return an interval for reading: ``0 … 9 or -100 (ignore_index)``; none is ``nothing``."""
     empty = isinstance(low, int) and isinstance(high, int) and high < low
     text = "nothing" if empty else f"{low} … {high}"
     return " or ".join([text, *(f"{value} ({name})" for value, name in also)])
 
 
-def spelled(argument: str, offenders: Offenders, list_position: int | None = None) -> str:
+def format_offender(argument: str, offenders: Offenders, list_position: int | None = None) -> str:
     """Return the first offender as ``{argument}[17] = 10``, with the name left open."""
     first = offenders.first[0]
     at = f"[{', '.join(str(item) for item in first.position)}]" if first.position else ""
@@ -110,14 +110,14 @@ def out_of_range(
     offenders = find_offenders(tensor, bad)
     return Violation(
         argument=argument,
-        headline=f"{spelled(argument, offenders, list_position)} is outside {place}",
+        headline=f"{format_offender(argument, offenders, list_position)} is outside {place}",
         explanation=why,
         offenders=offenders,
         bounds=Bounds(
             min=low,
             max=high,
             also_allowed=tuple(value for value, _ in also),
-            text=interval_text(low, high, also),
+            text=format_interval(low, high, also),
         ),
         is_index=is_index,
         related=related,
@@ -200,9 +200,10 @@ def bad_numbers(
 ) -> Violation:
     """Describe the numbers that ``bad`` marks; called only when there are some."""
     offenders = exact_offenders(tensor, bad)
+    says = _complaint(offenders.first[0].value, bounds)
     return Violation(
         argument=argument,
-        headline=f"{spelled(argument, offenders)} {_complaint(offenders.first[0].value, bounds)}",
+        headline=f"{format_offender(argument, offenders)} {says}",
         explanation=why,
         offenders=offenders,
         bounds=bounds,

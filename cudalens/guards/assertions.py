@@ -11,7 +11,7 @@ from cudalens.core.device_asserts import AssertSite, assert_site
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import spelled
+from cudalens.guards._ranges import format_offender
 
 _MESSAGE_LIMIT = 255
 """Longer messages are refused on the host."""
@@ -50,7 +50,8 @@ def _stated(condition: Tensor, message: str) -> Violation | None:
     offenders = find_offenders(real, torch.ones_like(real, dtype=torch.bool))
     return Violation(
         argument="self",
-        headline=f"{spelled('self', offenders)}, where the program states that it is not zero",
+        headline=f"{format_offender('self', offenders)}, "
+        "where the program states that it is not zero",
         explanation=f"The statement reads: {message}." if message else "It comes with no message.",
         offenders=offenders,
         bounds=Bounds(text="anything but 0"),

@@ -16,13 +16,13 @@ from cudalens.guards._dims import (
     INDEX_DTYPES,
     NARROWED,
     Text,
+    assert_line,
     compares_32_bits,
-    counted,
+    format_count,
     lookup_text,
     passes_narrowed,
-    written,
 )
-from cudalens.guards._ranges import extremes, lies_within, out_of_range, spelled
+from cudalens.guards._ranges import extremes, format_offender, lies_within, out_of_range
 
 _MODE_MAX = 2
 
@@ -52,9 +52,9 @@ def _rows_outside(
         argument="indices",
         low=low,
         high=rows - 1,
-        place=f"the {counted(rows, 'row')} of {{related}}",
+        place=f"the {format_count(rows, 'row')} of {{related}}",
         why=NARROWED if is_narrowed else why,
-        device_text=None if is_narrowed else written(device_text),
+        device_text=None if is_narrowed else assert_line(device_text),
         related=related,
         size=rows,
         dim=0,
@@ -179,8 +179,8 @@ def embedding_bag_offsets_rise(
     before = 0 if at == 1 else offsets[at - 1].item()
     return Violation(
         argument="offsets",
-        headline=f"{spelled('offsets', offenders)} is outside {before} … {count}: from the offset "
-        "before it to the number of {related}",
+        headline=f"{format_offender('offsets', offenders)} is outside {before} … {count}: "
+        "from the offset before it to the number of {related}",
         explanation="A bag runs from its offset to the next one, the last to the end of the "
         "indices; the kernel stops at a bag that ends before it starts.",
         offenders=offenders,
@@ -234,7 +234,7 @@ def quantized_bag_indices_in_range(
         low=0,
         high=rows - 1,
         bad=bad,
-        place=f"the {counted(rows, 'row')} of {{related}}",
+        place=f"the {format_count(rows, 'row')} of {{related}}",
         why="Each index reads one row of the table, from outside its memory here.",
         device_text=None,
         related="weight",
@@ -328,7 +328,7 @@ def embedding_bag_backward_maxima_in_range(
         low=0,
         high=num_weights - 1,
         bad=bad,
-        place=f"the {counted(num_weights, 'row')} of the gradient",
+        place=f"the {format_count(num_weights, 'row')} of the gradient",
         why=_NO_SUCH_ROW,
         device_text=None,
         size=num_weights,
@@ -384,7 +384,7 @@ def _no_row(
         high=rows - 1,
         also=() if is_inside else ((padding_idx, "padding_idx"),),
         bad=bad,
-        place=f"the {counted(rows, 'row')} of " + ("{related}" if related else "the gradient"),
+        place=f"the {format_count(rows, 'row')} of " + ("{related}" if related else "the gradient"),
         why=why,
         device_text=None,
         related=related,

@@ -17,10 +17,10 @@ from cudalens.guards._dims import (
     INDEX_DTYPES,
     NEGATIVES_WRAP,
     Text,
+    assert_line,
     broadcast,
     copies_whole_rows,
-    counted,
-    written,
+    format_count,
 )
 from cudalens.guards._ranges import lies_within, out_of_range, unexpanded
 
@@ -149,7 +149,7 @@ def _outside(item: _Selector, *, device_text: Text | None) -> Violation:
         high=item.size - 1,
         place=f"dimension {item.dim} (size {item.size}) of {{related}}",
         why=NEGATIVES_WRAP if device_text else _UNCHECKED,
-        device_text=None if device_text is None else written(device_text),
+        device_text=None if device_text is None else assert_line(device_text),
         related="self",
         size=item.size,
         dim=item.dim,
@@ -275,7 +275,7 @@ def _flat_index(self: Tensor, index: Tensor) -> Violation | None:
         argument="index",
         low=-count,
         high=count - 1,
-        place=f"the {counted(count, 'element')} of {{related}}",
+        place=f"the {format_count(count, 'element')} of {{related}}",
         why=NEGATIVES_WRAP.replace("its dimension", "the tensor, counted over all its elements"),
         device_text=assert_text("take"),
         related="self",
@@ -338,7 +338,7 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
     bad = beyond.sum_to_size(mask.shape) > 0 if mask.shape != shape else beyond
     return Violation(
         argument="mask",
-        headline=f"{{argument}} selects {counted(selected, 'element')} but {{related}} has "
+        headline=f"{{argument}} selects {format_count(selected, 'element')} but {{related}} has "
         f"{available}",
         explanation="Each selected element takes the next one of the source in turn; the kernel "
         "stops when the source is too short.",

@@ -26,8 +26,13 @@ from cudalens.core.errors import DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
-from cudalens.guards._base import Check, Guard, full_name, schema_parameters
-from cudalens.guards._base import Parameter as Place
+from cudalens.guards._base import (
+    ArgumentSlot,
+    Check,
+    Guard,
+    full_name,
+    schema_parameters,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,7 @@ class _Plan:
 
     guard: Guard
     check: Check
-    parameters: tuple[Place, ...]
+    parameters: tuple[ArgumentSlot, ...]
     positions: tuple[int, ...]
     last: int
 
@@ -128,7 +133,7 @@ class Interceptor:
         inside = self._inside
         acts_on = _acting(self._devices)
 
-        # Every call of a guarded op passes here, so nothing is done for beauty.
+        # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             if inside.busy or not acts_on(args, kwargs):
@@ -190,12 +195,12 @@ class Interceptor:
                 kind = type(trouble).__name__
                 self._complain(f"guard {plan.guard.name} failed: {kind}: {trouble}")
                 continue
-            error = self._tell(op, plan.guard, found, args, kwargs)
+            error = self._handle(op, plan.guard, found, args, kwargs)
             if error is not None:
                 return error
         return None
 
-    def _tell(
+    def _handle(
         self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BaseException | None:
         """Have a finding reported, and return what is to be raised in place of the call.
@@ -243,7 +248,7 @@ class Interceptor:
 
 
 def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """Return what tells whether the guards look at a call with some arguments."""
+    """Return the predicate that decides from a call's arguments whether the guards look at it."""
     is_plain, is_capturing = _torch.is_plain, _torch.is_capturing
 
     def acts_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import lies_within, out_of_range, spelled
+from cudalens.guards._ranges import format_offender, lies_within, out_of_range
 
 _MOST_GROUPS = 1023
 _TMA_BYTES = 16
@@ -149,7 +149,7 @@ def _block_scaled(left: Tensor, right: Tensor, scales: Scales) -> _Groups | None
 
 
 def _findings(groups: _Groups, ends: Sequence[int]) -> Iterator[_Finding]:
-    """Give, in the order of the kernel's assertions, which offsets fail and the text of each."""
+    """Yield which offsets fail, and the text, in the order of the kernel's assertions."""
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     is_plain = groups.scales is None
     if is_plain:
@@ -208,7 +208,7 @@ def _violation(offs: Tensor, finding: _Finding, groups: _Groups) -> Violation:
     offenders = find_offenders(offs, bad)
     return Violation(
         argument="offs",
-        headline=f"{spelled('offs', offenders)} {finding.says}",
+        headline=f"{format_offender('offs', offenders)} {finding.says}",
         explanation="The kernel starts each group where the one before ends.",
         offenders=offenders,
         bounds=finding.bounds,

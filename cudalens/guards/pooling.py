@@ -12,7 +12,7 @@ from torch import Tensor
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import NARROWED, counted, passes_narrowed
+from cudalens.guards._dims import NARROWED, format_count, passes_narrowed
 from cudalens.guards._ranges import lies_within, out_of_range
 
 _WHY = "Each index is a position in one flattened plane; the kernel stops at one outside it."
@@ -45,7 +45,7 @@ def _plane(
         argument="indices",
         low=0,
         high=count - 1,
-        place=f"the {counted(count, 'element')} of a plane of "
+        place=f"the {format_count(count, 'element')} of a plane of "
         + " × ".join(str(size) for size in sizes)
         + (" of {related}" if related else ""),
         why=_WHY_UNCHECKED if device_text is None and not is_narrowed else why,

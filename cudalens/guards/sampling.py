@@ -10,15 +10,15 @@ from torch import Tensor
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import broadcast, counted
+from cudalens.guards._dims import broadcast, format_count
 from cudalens.guards._ranges import (
     FLOATS,
     all_true,
     bad_numbers,
     exact_offenders,
+    format_offender,
     lies_between,
     outside_mask,
-    spelled,
 )
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
@@ -82,7 +82,7 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
     totals = weights.sum(-1)
     bad = (totals <= 0) | (totals == math.inf) if searches else totals <= 0
     offenders = exact_offenders(totals, bad)
-    row, _, total = spelled("self", offenders).rpartition(" = ")
+    row, _, total = format_offender("self", offenders).rpartition(" = ")
     dtype = str(weights.dtype).removeprefix("torch.")
     overflows = f"inf, more than {dtype} holds: its shares vanish"
     says = overflows if total == "inf" else "0: nothing can be drawn from it"
@@ -114,10 +114,10 @@ def multinomial_enough_categories(
     if all_true(weighted >= num_samples):
         return None
     offenders = exact_offenders(weighted, weighted < num_samples)
-    row, _, have = spelled("self", offenders).rpartition(" = ")
+    row, _, have = format_offender("self", offenders).rpartition(" = ")
     return Violation(
         argument="self",
-        headline=f"{row} has {counted(int(have), 'weight')} above 0, "
+        headline=f"{row} has {format_count(int(have), 'weight')} above 0, "
         f"and {num_samples} samples are drawn from it without replacement",
         explanation="The samples that are missing are drawn from categories of weight 0.",
         offenders=offenders,

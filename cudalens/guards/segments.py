@@ -11,8 +11,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, counted, spans_lie_inside
-from cudalens.guards._ranges import all_true, spelled
+from cudalens.guards._dims import INDEX_DTYPES, format_count, spans_lie_inside
+from cudalens.guards._ranges import all_true, format_offender
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")
@@ -178,9 +178,9 @@ def _lengths_of(segments: Tensor, offsets: Tensor | None) -> Tensor:
 
 
 def _stay_inside(segments: Tensor, offsets: Tensor | None, size: int) -> bool:
-    """Tell with one reduction whether no segment is negative and none can leave the data."""
+    """Return whether no segment is negative and none can leave the data, with one reduction."""
     if offsets is None:
-        # A negative length counts as too long, so that the sum tells both.
+        # A negative length counts as too long, so that the sum shows both.
         lengths = segments.to(torch.int64)
         return all_true(lengths.masked_fill(lengths < 0, size + 1).sum(-1) <= size)
     steps = (segments[..., :1], segments.diff(dim=-1), size - segments[..., -1:])
@@ -209,7 +209,7 @@ def _bad_reads(segments: Tensor, offsets: Tensor | None, ends: Tensor, size: int
 
 def _outside(segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str) -> Violation:
     offenders = find_offenders(segments, bad)
-    says = spelled(name, offenders)
+    says = format_offender(name, offenders)
     if name == "lengths":
         end = int(ends[offenders.first[0].position].item())
         says = f"{says} ends its segment at {end}, which"
@@ -233,7 +233,7 @@ def _negative(tensor: Tensor, bad: Tensor, name: str, *, device_text: str | None
     says = "is smaller than the offset before it" if is_offset else "is negative"
     return Violation(
         argument=name,
-        headline=f"{spelled(name, offenders)} {says}",
+        headline=f"{format_offender(name, offenders)} {says}",
         explanation="A segment, or a repeat, cannot have fewer than no elements.",
         offenders=offenders,
         bounds=_SORTED if is_offset else _AT_LEAST_0,
@@ -324,7 +324,7 @@ def _packed(
         offsets,
         rows,
         argument=argument,
-        place=f"the {counted(rows, 'row')} of {{related}}",
+        place=f"the {format_count(rows, 'row')} of {{related}}",
         why=_READS.format("the tensor"),
         related=related,
         dim=dim,
@@ -351,7 +351,7 @@ def jagged_rows_lie_in_values(
         offsets[0],
         rows,
         argument="offsets",
-        place=f"the {counted(rows, 'row')} of {{related}}",
+        place=f"the {format_count(rows, 'row')} of {{related}}",
         why=_READS.format("the values"),
         related="values",
         longest=max_lengths[0],

@@ -11,8 +11,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, counted, spans_lie_inside
-from cudalens.guards._ranges import interval_text, lies_within, out_of_range, spelled
+from cudalens.guards._dims import INDEX_DTYPES, format_count, spans_lie_inside
+from cudalens.guards._ranges import format_interval, format_offender, lies_within, out_of_range
 
 _WHY = (
     "Compressed sparse tensors rely on this, and CUDA's check stops at the first breach without "
@@ -75,8 +75,8 @@ def _breaches(
             argument=p,
             values=plain,
             bad=outside,
-            says=f"is outside the {counted(dim, minor)} of the tensor",
-            allowed=interval_text(0, dim - 1),
+            says=f"is outside the {format_count(dim, minor)} of the tensor",
+            allowed=format_interval(0, dim - 1),
         ),
         _Breach(
             argument=p,
@@ -119,7 +119,7 @@ def compressed_sparse_indices_hold(
     offenders = find_offenders(item.values, item.bad)
     return Violation(
         argument=item.argument,
-        headline=f"{spelled(item.argument, offenders)} {item.says}",
+        headline=f"{format_offender(item.argument, offenders)} {item.says}",
         explanation=_WHY,
         offenders=offenders,
         bounds=Bounds(text=item.allowed),
@@ -149,7 +149,7 @@ def coordinates_lie_in_rows(self: Tensor, size: int) -> Violation | None:
         argument="self",
         low=0,
         high=size - 1,
-        place=f"the {counted(size, 'row')} of the compressed tensor",
+        place=f"the {format_count(size, 'row')} of the compressed tensor",
         why="Rows are counted by writing where a coordinate points, outside the memory here.",
         device_text=None,
         size=size,
@@ -177,7 +177,7 @@ def row_starts_lie_in_columns(crow_indices: Tensor, col_indices: Tensor) -> Viol
         crow_indices,
         stored,
         argument="crow_indices",
-        place=f"the {counted(stored, 'element')} of {{related}}",
+        place=f"the {format_count(stored, 'element')} of {{related}}",
         why="A row is written from its start to the next one's, outside the memory here.",
         related="col_indices",
     )

@@ -43,15 +43,15 @@ SMALL_INDEX_COUNT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Walk:
-    """Hold what a pass over the index list of one call found."""
+class _IndexList:
+    """What was found in the index list of one call."""
 
     repaired: list[Tensor | None]
     is_bad: bool
     is_empty: bool
 
 
-def _walk(source: Tensor, indices: Sequence[Tensor | None]) -> _Walk | None:
+def _check_indices(source: Tensor, indices: Sequence[Tensor | None]) -> _IndexList | None:
     """Check every integer index against the dimension it selects from; None for a host error."""
     repaired: list[Tensor | None] = []
     shapes: list[tuple[int, ...]] = []
@@ -82,19 +82,19 @@ def _walk(source: Tensor, indices: Sequence[Tensor | None]) -> _Walk | None:
     if selected is None:
         return None
     elements = sliced * selected.numel() * source.shape[dim:].numel()
-    return _Walk(repaired=repaired, is_bad=is_bad, is_empty=elements == 0)
+    return _IndexList(repaired=repaired, is_bad=is_bad, is_empty=elements == 0)
 
 
 def _index_get(args: Arguments) -> Outcome:
-    walk = _walk(args["self"], args["indices"])
-    if walk is None or not walk.is_bad:
+    checked = _check_indices(args["self"], args["indices"])
+    if checked is None or not checked.is_bad:
         return None
-    if walk.is_empty:
-        return Repair(repaired={"indices": walk.repaired})
+    if checked.is_empty:
+        return Repair(repaired={"indices": checked.repaired})
     used = [dim for dim, index in enumerate(args["indices"]) if index is not None]
     copies_rows = used == [0] and rows_are_copied_whole(args["self"], 0)
     site = GATHER_ROWS if copies_rows else _INDEX_GET
-    return site.hit(indices=walk.repaired)
+    return site.hit(indices=checked.repaired)
 
 
 def _writes_by_sorting(values: Tensor) -> bool:
@@ -102,14 +102,14 @@ def _writes_by_sorting(values: Tensor) -> bool:
 
 
 def _index_put(args: Arguments) -> Outcome:
-    walk = _walk(args["self"], args["indices"])
-    if walk is None or not walk.is_bad:
+    checked = _check_indices(args["self"], args["indices"])
+    if checked is None or not checked.is_bad:
         return None
     is_sorted = args["accumulate"] or _writes_by_sorting(args["values"])
-    if walk.is_empty or (is_sorted and args.get("unsafe", False)):
-        return Repair(repaired={"indices": walk.repaired})
+    if checked.is_empty or (is_sorted and args.get("unsafe", False)):
+        return Repair(repaired={"indices": checked.repaired})
     site = INDEX_PUT_SORT if is_sorted else INDEX_PUT
-    return site.hit(indices=walk.repaired)
+    return site.hit(indices=checked.repaired)
 
 
 def _index_fill(args: Arguments) -> Outcome:

@@ -22,14 +22,14 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """Replace arguments that CUDA takes in silence but the CPU kernel refuses or trips over."""
+    """Arguments to replace: CUDA takes them in silence, the CPU kernel refuses or misreads them."""
 
     repaired: dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssertHit(Repair):
-    """Describe one device assert: the line CUDA prints, and arguments the CPU kernel can run with.
+    """One device assert: the line CUDA prints, and arguments the CPU kernel can run with.
 
     text: as the installed release of torch prints it.
     record: id of the assertion in the inventory of torch 2.13.0, empty for a rule of the user's.
