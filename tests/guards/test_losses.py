@@ -1,28 +1,21 @@
-"""Guards of the likelihood losses: bounds, wording, what is ignored, backward passes, threads."""
+"""Guards of the losses: bounds, wording, what is ignored, backward passes, threads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import tensor
+from torch import nan, tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.guards import losses
-from tests.cpu_guards import Collector, Stopped, guarded, positions, strided, transposed
+from tests.cpu_guards import Collector, Stopped, positions, strided, transposed
 from tests.releases import here
 
 aten = torch.ops.aten
-
-
-@pytest.fixture
-def guards() -> Iterator[Collector]:
-    with guarded() as collector:
-        yield collector
 
 
 def test_headline_names_value_position_and_classes(guards: Collector) -> None:
@@ -279,3 +272,211 @@ def test_each_thread_gets_its_own_error(guards: Collector) -> None:
         thread.join()
     assert sorted(raised) == list(range(10, 18))
     assert all(f"[1] = {label} is" in text for label, text in raised.items())
+
+
+aten = torch.ops.aten
+
+
+# --- margins -------------------------------------------------------------------------------------
+
+
+def test_multi_margin_targets(guards: Collector) -> None:
+    """Classes pass, one beyond stops, and -100 means nothing here."""
+    scores = torch.zeros(3, 4)
+    assert guards.look(lambda: F.multi_margin_loss(scores, tensor([0, 3, 1]))) is None
+    for label in (4, -1, -100):
+        found = guards.look(lambda x=label: F.multi_margin_loss(scores, tensor([0, x, 1])))
+        assert found is not None and not found.is_silent
+        assert positions(found) == [(1,)]
+
+
+@pytest.mark.parametrize("target", [tensor(3), tensor([3])])
+def test_multi_margin_scores_of_one_sample(guards: Collector, target: torch.Tensor) -> None:
+    """Without a dimension of samples there is one; more labels than samples are refused."""
+    assert guards.look(lambda: F.multi_margin_loss(torch.zeros(4), target)) is None
+    found = guards.look(lambda: F.multi_margin_loss(torch.zeros(3), target))
+    assert found is not None
+    assert found.bounds.text == "0 … 2"
+    refused = guards.unguarded(lambda: F.multi_margin_loss(torch.zeros(3), tensor([0, 3])))
+    assert isinstance(refused, RuntimeError)
+    assert guards.found == []
+
+
+@pytest.mark.parametrize(("steps", "lengths"), [(3, 2), (2, 3), (1, 2), (2, 1)])
+def test_ctc_lengths_that_are_not_one_for_each_sample(
+    guards: Collector, steps: int, lengths: int
+) -> None:
+    """Torch refuses them on the host; the guard has nothing to say, and does not fail."""
+    scores = torch.zeros(5, 2, 4).log_softmax(2)
+    given = tensor([5] * steps), tensor([2] * lengths)
+    refused = guards.unguarded(lambda: F.ctc_loss(scores, tensor([[9, 9]] * 2), *given))
+    assert isinstance(refused, RuntimeError)
+    assert guards.found == []
+    assert guards.trouble == []
+
+
+def test_multi_margin_target_of_33_bits_is_refused_as_on_the_cpu(guards: Collector) -> None:
+    """A label that the kernel cuts to a class asserts nothing on CUDA; no text is quoted."""
+    found = guards.look(lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([0, 2**32 + 1])))
+    assert found is not None
+    assert not found.is_silent and found.device_text is None
+    assert "low 32 bits" in found.explanation
+    assert found.offenders.first[0].value == 2**32 + 1
+
+
+def test_multi_margin_backward_is_silent(guards: Collector) -> None:
+    """The backward kernel looks at nothing, so that the finding is a silent one."""
+    scores = torch.rand(2, 3, requires_grad=True)
+    target = tensor([0, 1])
+    loss = F.multi_margin_loss(scores, target)
+    target.data[1] = 3
+    found = guards.look(loss.backward)
+    assert found is not None and found.is_silent and found.device_text is None
+
+
+@pytest.mark.parametrize(
+    ("target", "bad"),
+    [
+        ([[2, 0, -1], [-1, 9, 9]], []),
+        ([[3, 0, -1], [-1, 9, 9]], [(0, 0)]),
+        ([[0, 1, 3], [3, -1, 3]], [(0, 2), (1, 0)]),
+        ([[-2, 3, 3], [-1, -1, -1]], []),
+    ],
+)
+def test_multilabel_targets_end_at_a_negative_one(
+    guards: Collector, target: list[list[int]], bad: list[Any]
+) -> None:
+    """Only what stands before the first negative target of a row is read by the kernel."""
+    call = lambda: aten.multilabel_margin_loss_forward(torch.zeros(2, 3), tensor(target), 1)
+    guards.unguarded(call)  # the CPU kernel itself refuses some rows that CUDA takes
+    found = [violation for _, violation in guards.found]
+    assert [item for violation in found for item in positions(violation)] == bad
+    assert all(violation.is_silent for violation in found)
+
+
+# --- connectionist temporal classification -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "input_lengths", "target_lengths", "bad"),
+    [
+        ([[1, 3, -1], [2, 9, 9]], [5, 5], [2, 1], []),
+        ([[1, 4, -1], [2, 9, 9]], [5, 5], [2, 1], [(0, 1)]),
+        ([[1, 4, -1], [2, 9, 9]], [5, 5], [3, 2], [(0, 1), (0, 2), (1, 1)]),
+        ([[1, 4, -1], [2, 9, 9]], [0, 5], [3, 1], []),
+        ([1, 3, 2], [5, 5], [2, 1], []),
+        ([1, 3, 4], [5, 5], [2, 1], [(2,)]),
+        ([9, 9, 1], [0, 5], [2, 1], []),
+        ([9, 9, 4], [0, 5], [2, 1], [(2,)]),
+    ],
+)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_ctc_labels_that_are_read(
+    guards: Collector,
+    targets: Any,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    bad: list[Any],
+    as_tensor: bool,
+) -> None:
+    """Labels within their length count; padding and samples without input do not."""
+    scores = torch.zeros(5, 2, 4).log_softmax(-1)
+    steps: Any = tensor(input_lengths) if as_tensor else input_lengths
+    lengths: Any = tensor(target_lengths) if as_tensor else target_lengths
+    op = aten._ctc_loss.Tensor if as_tensor else aten._ctc_loss.default
+    found = guards.look(lambda: op(scores, tensor(targets), steps, lengths))
+    assert (positions(found) if found else []) == bad
+    if found:
+        assert found.is_silent and not found.is_replay_safe and found.device_text is None
+        assert found.bounds.text == "0 … 3"
+
+
+def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:
+    """F.ctc_loss meets the guard, and so does its backward pass."""
+    scores = torch.zeros(5, 1, 4).log_softmax(-1).requires_grad_()
+    targets = tensor([[1, 2]])
+    call = lambda: F.ctc_loss(scores, targets, tensor([5]), tensor([2]))
+    loss = call()
+    targets.data[0, 1] = 4
+    found = guards.look(call)
+    assert found is not None and guards.found[0][0] == "aten::_ctc_loss"
+    found = guards.look(loss.backward)
+    assert found is not None and guards.found[0][0].startswith("aten::_ctc_loss_backward")
+
+
+# --- binary cross entropy -------------------------------------------------------------------------
+
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("value", "headline"),
+    [
+        (1.7, "{argument}[3, 1] = 1.7 is outside the interval 0 … 1"),
+        (-0.25, "{argument}[3, 1] = -0.25 is outside the interval 0 … 1"),
+        (nan, "{argument}[3, 1] = nan is not a number"),
+        (torch.inf, "{argument}[3, 1] = inf is outside the interval 0 … 1"),
+        (1.0, None),
+        (0.0, None),
+        (-0.0, None),
+    ],
+)
+@pytest.mark.parametrize("argument", ["self", "target"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_binary_cross_entropy_interval(
+    guards: Collector, dtype: torch.dtype, argument: str, value: float, headline: str | None
+) -> None:
+    """Input and target must lie in the unit interval, its ends and -0.0 included."""
+    values = {name: torch.full((4, 2), 0.5, dtype=dtype) for name in ("self", "target")}
+    values[argument][3, 1] = value
+    found = guards.look(lambda: F.binary_cross_entropy(values["self"], values["target"]))
+    if headline is None:
+        assert found is None
+        return
+    assert found is not None
+    shown = float(tensor(value, dtype=dtype))
+    if dtype != torch.bfloat16 or value != 1.7:
+        assert found.headline == headline
+    assert found.argument == argument and not found.is_index
+    assert (found.bounds.min, found.bounds.max) == (0.0, 1.0)
+    assert positions(found) == [(3, 1)]
+    assert tensor(float(found.offenders.first[0].value or 0), dtype=dtype).isclose(
+        tensor(shown, dtype=dtype), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_value_just_above_one_is_not_called_one(guards: Collector) -> None:
+    """A value that rounding would hide is shown with the digits that tell it apart."""
+    values = tensor([0.5, 1.0]).nextafter(tensor(2.0))
+    found = guards.look(lambda: F.binary_cross_entropy(values, torch.ones(2)))
+    assert found is not None
+    assert found.headline == "{argument}[1] = 1.0000001 is outside the interval 0 … 1"
+
+
+def test_input_is_reported_before_target(guards: Collector) -> None:
+    """Where both are bad, the one that the kernel meets first is named."""
+    found = guards.look(lambda: F.binary_cross_entropy(tensor([2.0]), tensor([2.0])))
+    assert found is not None and found.argument == "self"
+
+
+def test_shapes_that_agree_once_squeezed(guards: Collector) -> None:
+    """The op itself takes (3, 1) with (3,), so that bad values there are found too."""
+    values = tensor([[0.5], [2.0], [0.5]])
+    found = guards.look(lambda: aten.binary_cross_entropy(values, torch.ones(3)))
+    assert found is not None and positions(found) == [(1, 0)]
+
+
+def test_logits_and_backward_have_no_bounds(guards: Collector) -> None:
+    """Logits may be any number, and the backward kernel checks nothing."""
+    wild = tensor([9.0, -9.0])
+    assert guards.look(lambda: F.binary_cross_entropy_with_logits(wild, wild)) is None
+    call = lambda: aten.binary_cross_entropy_backward(torch.ones(()), wild, wild)
+    assert guards.look(call) is None
+
+
+def test_binary_cross_entropy_out_overload(guards: Collector) -> None:
+    """The overload that writes into a given tensor is guarded."""
+    call = lambda: aten.binary_cross_entropy.out(tensor([2.0]), tensor([1.0]), out=torch.zeros(()))
+    found = guards.look(call)
+    assert found is not None and guards.found[0][0] == "aten::binary_cross_entropy.out"

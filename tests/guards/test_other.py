@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from tests.releases import here, release
 
 aten = torch.ops.aten
 HAS_GPU = torch.cuda.is_available()
-
-
-@pytest.fixture
-def guards() -> Iterator[Collector]:
-    with guarded() as collector:
-        yield collector
 
 
 # --- repeat_interleave ---------------------------------------------------------------------------

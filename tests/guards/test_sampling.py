@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import inf, nan, tensor
 
-from tests.cpu_guards import Collector, guarded, positions, transposed
+from tests.cpu_guards import Collector, positions, transposed
 
 aten = torch.ops.aten
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-@pytest.fixture
-def guards() -> Iterator[Collector]:
-    with guarded() as collector:
-        yield collector
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +10,10 @@ from torch import tensor
 
 from cudalens.guards import matrices
 from cudalens.simulate import Simulation
-from tests.cpu_guards import Collector, guarded, positions
+from tests.cpu_guards import Collector, positions
 from tests.releases import here
 
 aten = torch.ops.aten
-
-
-@pytest.fixture
-def guards() -> Iterator[Collector]:
-    with guarded() as collector:
-        yield collector
 
 
 MATRIX = {

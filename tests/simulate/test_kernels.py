@@ -1,0 +1,270 @@
+"""The simulated device among threads, tracers and guards."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.library import Library
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cudalens.simulate import Simulation
+from tests.simulate.device import CUDA, on_cuda, same
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+# --- threads, tracers, guards --------------------------------------------------------------
+
+
+def test_device_threads() -> None:
+    """Four threads run forward and backward at once and get the same gradients."""
+    layer = nn.Linear(4, 4).to(CUDA)
+    results: list[Tensor] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            x = torch.ones(2, 4, device="cuda", requires_grad=True)
+            for _ in range(5):
+                (grad,) = torch.autograd.grad(layer(x).square().sum(), x)
+            results.append(grad.cpu())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(results) == 4
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+class Tracer(TorchDispatchMode):
+    """Record each op with the device of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.ops.append(str(func))
+        leaves = torch.utils._pytree.tree_leaves(result)
+        self.devices |= {str(t.device) for t in leaves if isinstance(t, Tensor)}
+        return result
+
+
+def test_device_tracer_sees_each_op_once() -> None:
+    """A dispatch mode on top sees each op once, forward and backward, and device results only."""
+    layer = nn.Linear(3, 2).to(CUDA)
+    x = on_cuda(4, 3)
+    target = torch.tensor([0, 1, 0, 1], device="cuda")
+    with Tracer() as tracer:
+        loss = F.cross_entropy(layer(x).relu(), target)
+    # A result that autograd saves of its own op is detached first on some builds.
+    assert [name for name in tracer.ops if name != "aten.detach.default"] == [
+        "aten.t.default",
+        "aten.addmm.default",
+        "aten.relu.default",
+        "aten._log_softmax.default",
+        "aten.nll_loss_forward.default",
+    ]
+    assert tracer.devices == {"cuda:0"}
+    with Tracer() as backward:
+        loss.backward()
+    assert backward.ops.count("aten.nll_loss_backward.default") == 1
+    assert backward.ops.count("aten.threshold_backward.default") == 1
+    assert backward.devices == {"cuda:0"}
+
+
+def test_device_guard_on_backend_select_comes_first(sim: Simulation) -> None:
+    """A guard in the dispatcher sees the device tensor and may raise before any launch."""
+    seen: list[str] = []
+    op = torch.ops.aten.index_select.default
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+    def guard(keyset: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
+        seen.append(str(index.device))
+        if int(index.max()) >= x.size(dim):
+            raise IndexError("guarded")
+        result: Tensor = op.redispatch(keyset & after, x, dim, index)
+        return result
+
+    library = Library("aten", "IMPL")
+    library.impl("index_select", guard, "BackendSelect", with_keyset=True)
+    x = on_cuda(3)
+    try:
+        assert x.index_select(0, torch.tensor([2], device="cuda")).is_cuda
+        with pytest.raises(IndexError, match="guarded"):
+            x.index_select(0, torch.tensor([3], device="cuda"))
+    finally:
+        library._destroy()
+    assert seen == ["cuda:0", "cuda:0"]
+    torch.cuda.synchronize()
+    assert not sim.is_poisoned
+    assert x.index_select(0, torch.tensor([0], device="cuda")).is_cuda
+    assert len(seen) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_device_guard_on_the_cuda_key_chains() -> None:
+    """A kernel registered on the CUDA key can call the simulation's, and can be removed."""
+    seen: list[torch.Size] = []
+    inner = torch.library.get_kernel("aten::mm", "CUDA")
+
+    def outer(keyset: Any, *args: Any) -> Any:
+        seen.append(args[0].shape)
+        return inner.call_boxed(keyset, *args)
+
+    library = Library("aten", "IMPL")
+    library.impl("mm", outer, "CUDA", with_keyset=True, allow_override=True)
+    x = on_cuda(2, 2)
+    try:
+        assert same(x @ x, x.cpu() @ x.cpu())
+    finally:
+        library._destroy()
+    assert seen == [torch.Size([2, 2])]
+    assert same(x @ x, x.cpu() @ x.cpu())
+    assert len(seen) == 1
+
+
+def test_device_is_invisible_to_function_modes() -> None:
+    """A user's function mode sees the user's calls alone, none made by the simulation."""
+    calls: list[str] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls.append(getattr(func, "__name__", str(func)))
+            return func(*args, **(kwargs or {}))
+
+    def work(x: Tensor) -> None:
+        torch.add(x, 1)
+        x[torch.tensor([0], device=x.device)]
+
+    seen = []
+    for x in (torch.ones(2), torch.ones(2, device="cuda")):
+        calls.clear()
+        with Watch():
+            work(x)
+        seen.append(list(calls))
+    assert seen[0] == seen[1]
+
+
+def test_device_as_default_device_trains() -> None:
+    """With torch.set_default_device("cuda") a training step needs no device argument."""
+    torch.set_default_device("cuda")
+    try:
+        layer = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(layer.parameters())
+        loss = F.cross_entropy(layer(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1]))
+        loss.backward()
+        optimizer.step()
+        assert loss.is_cuda
+        assert layer.weight.is_cuda
+    finally:
+        torch.set_default_device(None)
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_device_fake_tensor_mode() -> None:
+    """FakeTensorMode reasons about device tensors without touching the device."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        x = torch.ones(2, 3, device="cuda")
+        assert (x @ x.t()).shape == (2, 2)
+        assert x.device == CUDA
+        assert mode.from_tensor(torch.ones(2)).device.type == "cpu"
+
+
+def test_device_inference_mode() -> None:
+    """inference_mode and no_grad work on device tensors."""
+    layer = nn.Linear(3, 2).to(CUDA)
+    with torch.inference_mode():
+        y = layer(on_cuda(4, 3))
+        y.add_(1)
+        assert y.is_inference()
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        (layer.weight.sum() * y).sum()
+    with torch.no_grad():
+        assert not layer(on_cuda(1, 3)).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_device_jit_trace_and_profiler() -> None:
+    """jit.trace and the profiler follow device code."""
+    layer = nn.Linear(3, 2).to(CUDA)
+    x = on_cuda(4, 3)
+    traced = torch.jit.trace(layer, (x,))
+    assert torch.equal(traced(x), layer(x))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        layer(x)
+    assert "aten::addmm" in {event.key for event in profile.key_averages()}
+
+
+def test_device_pinned_factory_works_or_says_not_rehearsed() -> None:
+    """A pinned factory either pins or says that it is not rehearsed; it never pretends."""
+    try:
+        x = torch.empty(4, pin_memory=True)
+    except RuntimeError as error:
+        assert "not rehearsed" in str(error)
+    else:
+        assert x.is_pinned()
+
+
+def test_device_sparse_works_or_says_not_rehearsed() -> None:
+    """Sparse layouts on the device either work or say that they are not rehearsed."""
+    indices = torch.tensor([[0, 1], [1, 0]], device="cuda")
+    for make in (
+        lambda: torch.sparse_coo_tensor(indices, torch.ones(2, device="cuda"), (2, 2)),
+        lambda: torch.eye(2, device="cuda").to_sparse(),
+        lambda: torch.eye(2, device="cuda").to_sparse_csr(),
+    ):
+        try:
+            dense = make().to_dense()
+        except RuntimeError as error:
+            assert "not rehearsed" in str(error)
+        else:
+            assert dense.is_cuda
+            assert dense.sum().item() == 2.0
+
+
+# --- version counters of list ops ----------------------------------------------------------
+
+
+def test_found_lists_raise_version_counters_in_place() -> None:
+    """_foreach_ and _fused_ in-place ops raise the version of every tensor they write."""
+    x, other = on_cuda(3), on_cuda(3)
+    before = [t._version for t in (x, other)]
+    torch._foreach_add_([x, other], 1.0)
+    assert [t._version for t in (x, other)] == [v + 1 for v in before]
+    layer = nn.Linear(2, 2).to(CUDA)
+    for fused in (False, True):
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, foreach=not fused, fused=fused)
+        layer(on_cuda(1, 2)).sum().backward()
+        version = layer.weight._version
+        optimizer.step()
+        assert layer.weight._version > version
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_found_optimizer_step_before_backward_is_found(fused: bool) -> None:
+    """A step between forward and backward changes what backward needs, and backward says so."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=not fused, fused=fused)
+    model(on_cuda(1, 2)).sum().backward()
+    stale = model(on_cuda(1, 2)).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()

@@ -1,0 +1,598 @@
+"""What code that says `device="cuda"` may expect of tensors, autograd, memory and modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from tests.simulate.device import CUDA, SAME_DEVICE, assert_like_cpu, on_cuda, same
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+# --- tensors and devices -------------------------------------------------------------------
+
+
+def test_device_names_itself() -> None:
+    """A device tensor says cuda:0 in every way a tensor can say it."""
+    x = torch.tensor([1.5, 2.0]).to("cuda")
+    assert x.device == CUDA
+    assert x.is_cuda
+    assert not x.is_cpu
+    assert x.get_device() == 0
+    assert repr(x) == "tensor([1.5000, 2.0000], device='cuda:0')"
+    assert x.type() == "torch.cuda.FloatTensor"
+    assert isinstance(x, torch.Tensor)
+    assert x.untyped_storage().device == CUDA
+
+
+def test_device_factories_and_like() -> None:
+    """Every factory makes its tensor on the device, and *_like and new_* follow their source."""
+    made = [
+        torch.ones(2, device="cuda"),
+        torch.zeros(2, device="cuda:0"),
+        torch.empty(2, device=0),
+        torch.empty_strided((2, 2), (1, 2), device=CUDA),
+        torch.full((2,), 7.0, device="cuda"),
+        torch.arange(3, device="cuda"),
+        torch.linspace(0, 1, 3, device="cuda"),
+        torch.eye(2, device="cuda"),
+        torch.tensor([1, 2], device="cuda"),
+        torch.as_tensor([1, 2], device="cuda"),
+        torch.rand(2, device="cuda"),
+        torch.randn(2, device="cuda"),
+        torch.randint(0, 5, (2,), device="cuda"),
+        torch.randperm(4, device="cuda"),
+        torch.tril_indices(2, 2, device="cuda"),
+    ]
+    source = made[0]
+    made += [
+        torch.zeros_like(source),
+        torch.rand_like(source),
+        torch.empty_like(source),
+        source.new_full((2,), 3.0),
+        source.new_tensor([1.0]),
+        torch.ones_like(torch.ones(2), device="cuda"),
+    ]
+    assert all(x.device == CUDA for x in made)
+    assert made[5].tolist() == [0, 1, 2]
+    assert torch.zeros_like(source, device="cpu").device.type == "cpu"
+
+
+def test_device_context_chooses_the_device() -> None:
+    """Inside `with torch.device("cuda")` factories and modules are made on the device."""
+    with torch.device("cuda"):
+        x = torch.ones(2)
+        layer = nn.Linear(2, 2)
+        listed = torch.tensor([1.0])
+    assert x.is_cuda
+    assert layer.weight.is_cuda
+    assert listed.is_cuda
+    assert torch.ones(2).device.type == "cpu"
+
+
+def test_device_to_returns_self_when_nothing_changes() -> None:
+    """`.to("cuda")` of a device tensor is the tensor itself, as are `.to(0)` and `.cuda()`."""
+    x = torch.ones(2).to("cuda")
+    assert x.to("cuda") is x
+    assert x.to(0) is x
+    assert x.cuda() is x
+    assert x.cuda(0) is x
+    assert x.to(torch.ones(1, device="cuda")) is x
+    assert torch.ones(2).to(0).device == CUDA
+    assert torch.ones(2).cuda().to(torch.float16).dtype == torch.float16
+    assert x.cpu().device.type == "cpu"
+    assert x.to("cuda", copy=True).data_ptr() != x.data_ptr()
+
+
+def test_device_mismatch_of_elementwise_ops() -> None:
+    """Elementwise ops name both devices, cuda first whichever operand came first."""
+    text = SAME_DEVICE + "found at least two devices, cuda:0 and cpu!"
+    device, host = on_cuda(3), torch.randn(3)
+    for call in (
+        lambda: device + host,
+        lambda: host + device,
+        lambda: torch.where(device > 0, device, host),
+        lambda: device.add_(host),
+        lambda: host.mul_(device),
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        assert str(raised.value).startswith(text)
+
+
+def test_device_mismatch_names_argument_and_wrapper() -> None:
+    """Other ops name the argument, both devices and torch's own wrapper method."""
+    device, host = on_cuda(3, 3), torch.randn(3, 3)
+    rows = torch.tensor([0, 1])
+    expected = [
+        (lambda: torch.mm(device, host), "mat2", "cpu", "cuda:0", "mm"),
+        (lambda: torch.mm(host, device), "mat2", "cuda:0", "cpu", "mm"),
+        (lambda: F.linear(device, device, host[0]), "mat1", "cuda:0", "cpu", "addmm"),
+        (lambda: device.index_select(0, rows), "index", "cpu", "cuda:0", "_index_select"),
+        (lambda: F.embedding(rows, device), "index", "cpu", "cuda:0", "_index_select"),
+        (lambda: device.gather(0, rows.view(1, 2)), "index", "cpu", "cuda:0", "gather"),
+        (lambda: F.nll_loss(device[:2], rows), "target", "cpu", "cuda:0", "nll_loss_forward"),
+    ]
+    for call, argument, odd, common, method in expected:
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        assert str(raised.value) == (
+            f"{SAME_DEVICE}got {argument} is on {odd}, different from other tensors on {common} "
+            f"(when checking argument in method wrapper_CUDA_{method})"
+        )
+
+
+def test_device_cpu_scalars_ride_along() -> None:
+    """Python numbers and 0-dim CPU tensors mix with device tensors, with torch's promotion."""
+    x = on_cuda(3)
+    scale = torch.tensor(2.0)
+    assert same(x * scale, x.cpu() * 2)
+    assert same(scale - x, 2 - x.cpu())
+    assert same(x.clone().fill_(scale), torch.full((3,), 2.0))
+    counts = torch.arange(3, device="cuda")
+    assert (counts * 2.5).dtype == torch.float32
+    assert (counts + 1).dtype == torch.int64
+    assert torch.remainder(5, counts + 1).tolist() == [0, 1, 2]
+    assert (x.half() * torch.tensor(2.0, dtype=torch.float64)).dtype == torch.float16
+
+
+def test_device_cpu_index_on_a_device_tensor() -> None:
+    """A CPU index, mask or list selects from a device tensor."""
+    x = torch.arange(5.0, device="cuda")
+    assert x[torch.tensor([0, -1])].tolist() == [0.0, 4.0]
+    assert x[torch.tensor([True, False, False, False, True])].tolist() == [0.0, 4.0]
+    assert x[[1, 2]].tolist() == [1.0, 2.0]
+    x[torch.tensor([0])] = 9.0
+    assert x[0].item() == 9.0
+
+
+def test_device_index_on_a_cpu_tensor_is_refused() -> None:
+    """A device index on a CPU tensor is refused in torch's words."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.arange(5)[torch.tensor([0, 1], device="cuda")]
+    assert str(raised.value).startswith(
+        "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+    )
+
+
+def test_device_numpy_is_refused() -> None:
+    """numpy cannot see device memory, and torch says how to copy it."""
+    x = on_cuda(3)
+    text = "can't convert cuda:0 device type tensor to numpy"
+    for call in (x.numpy, x.__array__):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert str(raised.value).startswith(text)
+    assert x.cpu().numpy().shape == (3,)
+
+
+def test_device_item_tolist_bool() -> None:
+    """Single values and lists can be read out."""
+    x = torch.tensor([[1.0, 2.0]], device="cuda")
+    assert x[0, 1].item() == 2.0
+    assert x.tolist() == [[1.0, 2.0]]
+    assert bool(x.sum() > 2)
+    assert float(x.sum()) == 3.0
+    assert int(torch.tensor(4, device="cuda")) == 4
+    assert len(x) == 1
+    assert [row.is_cuda for row in x] == [True]
+    assert list(range(5))[torch.tensor(2, device="cuda")] == 2
+    with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
+        x.item()
+
+
+# --- autograd ------------------------------------------------------------------------------
+
+
+def test_device_backward_and_accumulation() -> None:
+    """Gradients equal the CPU's and accumulate over two passes."""
+    host = torch.randn(4, 3)
+    device = host.to(CUDA).requires_grad_()
+    host.requires_grad_()
+    for x in (host, device):
+        for _ in range(2):
+            (x.exp().sum(0) @ torch.arange(3.0, device=x.device)).backward()
+    assert device.grad is not None
+    assert host.grad is not None
+    assert same(device.grad, host.grad)
+    (copied,) = torch.autograd.grad((device.cpu() * 2).sum(), device)
+    assert same(copied, torch.full((4, 3), 2.0))
+
+
+def test_device_double_backward() -> None:
+    """A gradient of a gradient equals the CPU's."""
+    host = torch.randn(5)
+    results = []
+    for x in (host.clone(), host.to(CUDA)):
+        x.requires_grad_()
+        (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        results.append(second)
+    assert same(results[1], results[0], 1e-3)
+
+
+def test_device_clip_grad() -> None:
+    """Clipping by norm and by value works on device gradients."""
+    layer = nn.Linear(3, 3).to(CUDA)
+    layer(on_cuda(2, 3)).mul(100).sum().backward()
+    norm = nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    assert norm.is_cuda
+    assert norm.item() > 1.0
+    clipped = torch.cat([p.grad.flatten() for p in layer.parameters() if p.grad is not None])
+    assert clipped.norm().item() == pytest.approx(1.0, abs=1e-4)
+    nn.utils.clip_grad_value_(layer.parameters(), 0.01)
+    assert clipped.is_cuda
+    assert max(p.grad.abs().max().item() for p in layer.parameters()) <= 0.01 + 1e-6
+
+
+def test_device_hooks_fire() -> None:
+    """Tensor, module, post-accumulate and saved-tensor hooks fire with device tensors."""
+    seen: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(*values: Any) -> None:
+            flat = [v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, Tensor)]
+            assert all(v.is_cuda for v in flat)
+            seen.append(name)
+
+        return hook
+
+    layer = nn.Linear(3, 2).to(CUDA)
+    layer.register_forward_pre_hook(note("forward_pre"))
+    layer.register_forward_hook(note("forward"))
+    layer.register_full_backward_hook(note("backward"))
+    layer.weight.register_hook(note("tensor"))
+    layer.weight.register_post_accumulate_grad_hook(note("accumulated"))
+    x = on_cuda(4, 3).requires_grad_()
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(t) or t.cpu(),  # type: ignore[func-returns-value]
+        lambda t: t.to(CUDA),
+    ):
+        layer(x).square().sum().backward()
+    assert set(seen) == {"forward_pre", "forward", "backward", "tensor", "accumulated"}
+    assert packed
+    assert all(t.is_cuda for t in packed)
+
+
+def test_device_custom_function() -> None:
+    """A custom autograd function runs forward and backward on device tensors."""
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            assert x.is_cuda
+            assert grad.is_cuda
+            return 3 * x**2 * grad
+
+    x = torch.tensor([2.0], device="cuda", requires_grad=True)
+    Cube.apply(x).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [12.0]
+
+
+def test_device_checkpoint() -> None:
+    """Recomputation in backward gives the same gradients, with dropout replayed."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to(CUDA)
+    x = on_cuda(3, 4).requires_grad_()
+    grads = []
+    for recompute in (False, True, None):
+        torch.manual_seed(3)
+        x.grad = None
+        if recompute is False:
+            y = layer(x)
+        else:
+            y = checkpoint(layer, x, use_reentrant=recompute is None)
+        y.sum().backward()
+        assert x.grad is not None
+        grads.append(x.grad.cpu())
+    assert torch.allclose(grads[0], grads[1])
+    assert torch.allclose(grads[0], grads[2])
+
+
+def test_device_vmap_grad_jacrev() -> None:
+    """torch.func transforms work on device tensors."""
+    x = on_cuda(4, 3)
+    host = x.cpu()
+
+    def loss(v: Tensor) -> Tensor:
+        return v.sin().prod()
+
+    assert same(torch.func.grad(loss)(x[0]), torch.func.grad(loss)(host[0]))
+    assert same(
+        torch.func.vmap(torch.func.grad(loss))(x), torch.func.vmap(torch.func.grad(loss))(host)
+    )
+    assert same(torch.func.jacrev(torch.sin)(x[0]), torch.func.jacrev(torch.sin)(host[0]))
+    assert same(torch.func.hessian(loss)(x[0]), torch.func.hessian(loss)(host[0]), 1e-4)
+
+
+# --- memory and views ----------------------------------------------------------------------
+
+
+def test_device_in_place_and_version_counter() -> None:
+    """In-place ops return self, raise the version and are found by backward."""
+    x = on_cuda(3)
+    before = x._version
+    assert x.add_(1) is x
+    assert x._version == before + 1
+    w = on_cuda(3).requires_grad_()
+    y = w.exp()
+    z = (y * y).sum()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        w.add_(1)
+
+
+def test_device_views_share_memory() -> None:
+    """Views know their base, share its memory and see writes through it."""
+    x = torch.zeros(2, 3, device="cuda")
+    views = [x.view(6), x.t(), x[0], x[:, 1:], x.unsqueeze(0), x.expand(2, 2, 3), x.detach()]
+    x.fill_(5.0)
+    assert all(v.is_cuda and bool((v == 5).all()) for v in views)
+    assert x[0]._base is x
+    assert x.view(6).data_ptr() == x.data_ptr()
+    assert x[1].data_ptr() == x.data_ptr() + 12
+    assert x.view(6).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    x[0].mul_(2)
+    assert x.sum().item() == 45.0
+    assert x.t().is_contiguous() is False
+    assert x.t().contiguous().data_ptr() != x.data_ptr()
+
+
+def test_device_resize_and_out() -> None:
+    """resize_, out= of any size and set_ through .data behave as on any device."""
+    x = torch.arange(2.0, device="cuda")
+    x.resize_(4)
+    assert x.shape == (4,)
+    assert x[:2].tolist() == [0.0, 1.0]
+    empty = torch.empty(0, device="cuda")
+    assert torch.add(x, 1, out=empty) is empty
+    assert empty.shape == (4,)
+    right = torch.empty(4, device="cuda")
+    pointer = right.data_ptr()
+    torch.mul(x, 2, out=right)
+    assert right.data_ptr() == pointer
+    values, indices = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
+    torch.sort(torch.tensor([2.0, 1.0], device="cuda"), out=(values, indices))
+    assert values.tolist() == [1.0, 2.0]
+    assert indices.tolist() == [1, 0]
+    x.data = torch.ones(7, device="cuda")
+    assert x.shape == (7,)
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.add(right, 1, out=torch.empty(4))
+
+
+def test_device_indexing_and_masks() -> None:
+    """Reading and writing by index, mask and slice equals the CPU."""
+    host = torch.arange(24.0).reshape(4, 6)
+    device = host.to(CUDA)
+    index = torch.tensor([0, -1, 2])
+    for read in (
+        lambda x, i: x[i],
+        lambda x, i: x[:, i],
+        lambda x, i: x[i, i],
+        lambda x, i: x[x > 7],
+        lambda x, i: x[1:, ::2],
+        lambda x, i: x[..., None, 0],
+        lambda x, i: x.masked_fill(x > 7, 0.0),
+        torch.take,
+        lambda x, i: x.masked_select(x > 7),
+    ):
+        assert same(read(device, index.to(CUDA)), read(host, index))
+    for x, i in ((host, index), (device, index.to(CUDA))):
+        x[i] = 0.0
+        x[x > 20] = -1.0
+        x[:, 1] = torch.ones(4, device=x.device)
+        x.index_add_(0, i.abs(), torch.ones(3, 6, device=x.device))
+        x[0, 0] = torch.tensor(3.0)
+    assert same(device, host)
+
+
+def test_device_sort_topk_unique_nonzero() -> None:
+    """Ops whose result is an order or has a data-dependent size equal the CPU."""
+    host = torch.tensor([3.0, 1.0, 3.0, 0.0, 2.0])
+    device = host.to(CUDA)
+    for call in (
+        lambda x: x.sort().indices,
+        lambda x: x.argsort(descending=True, stable=True),
+        lambda x: x.topk(2).values,
+        lambda x: x.unique(return_counts=True)[1],
+        torch.unique_consecutive,
+        lambda x: x.nonzero(),
+        lambda x: torch.nonzero(x, as_tuple=True)[0],
+        lambda x: x.long().bincount(),
+        lambda x: torch.searchsorted(x.sort().values, x),
+        lambda x: x.cumsum(0).argmax(),
+        lambda x: x.kthvalue(2).values,
+    ):
+        assert same(call(device).double(), call(host).double())
+
+
+# --- modules and optimizers ----------------------------------------------------------------
+
+
+def test_device_module_to_keeps_identity_and_ties() -> None:
+    """Module.to keeps Parameter objects, buffers and tied weights; state_dict loads both ways."""
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.BatchNorm1d(5))
+    model[1].weight = model[0].weight
+    parameters = list(model.parameters())
+    moved = model.to("cuda")
+    assert moved is model
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+    assert model[1].weight is model[0].weight
+    assert model[0].weight.data_ptr() == model[1].weight.data_ptr()
+    assert all(t.is_cuda for t in model.state_dict().values())
+    host = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.BatchNorm1d(5))
+    host.load_state_dict(model.state_dict())
+    assert host[0].weight.device.type == "cpu"
+    model.load_state_dict(host.state_dict())
+    assert model.cpu()[0].weight.device.type == "cpu"
+    assert model[1].weight is model[0].weight
+
+
+def test_device_lazy_modules() -> None:
+    """Lazy modules materialise on the device."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()).to("cuda")
+    assert model(on_cuda(3, 5)).is_cuda
+    assert model[0].weight.shape == (4, 5)
+    assert model[0].weight.is_cuda
+    with torch.device("meta"):
+        meta = nn.Linear(2, 2)
+    assert meta.to_empty(device="cuda").weight.is_cuda
+
+
+def test_device_recurrent_layers() -> None:
+    """LSTM, GRU, RNN and their cells train as on the CPU."""
+    x = torch.randn(5, 2, 3)
+    for layer in (nn.LSTM(3, 4, num_layers=2), nn.GRU(3, 4, bidirectional=True), nn.RNN(3, 4)):
+        assert_like_cpu(layer, x, output=lambda y: y[0])
+    assert_like_cpu(nn.LSTMCell(3, 4), x[0], output=lambda y: y[0])
+    assert_like_cpu(nn.GRUCell(3, 4), x[0])
+
+
+def test_device_conv_attention_norm_layers() -> None:
+    """Convolutions, attention, pooling and norms train as on the CPU."""
+    image = torch.randn(2, 4, 6, 6)
+    assert_like_cpu(nn.Conv2d(4, 2, 3, padding=1), image)
+    assert_like_cpu(nn.ConvTranspose2d(4, 2, 3), image)
+    assert_like_cpu(nn.Conv1d(4, 4, 3, groups=2), image[:, :, 0])
+    assert_like_cpu(nn.Sequential(nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2)), image)
+    assert_like_cpu(nn.Sequential(nn.GroupNorm(2, 4), nn.AdaptiveAvgPool2d(1)), image)
+    words = torch.randn(2, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    assert_like_cpu(layer, words)
+    assert_like_cpu(nn.MultiheadAttention(8, 2), words, words, words, output=lambda y: y[0])
+    query = words.view(2, 5, 2, 4).transpose(1, 2)
+    device = F.scaled_dot_product_attention(*[query.to(CUDA)] * 3, is_causal=True)
+    host = F.scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert same(device, host)
+
+
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.AdamW(p, lr=0.1),
+    lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    lambda p: torch.optim.RMSprop(p, lr=0.1),
+    lambda p: torch.optim.Adafactor(p, lr=0.1),
+]
+
+
+def test_device_optimizers() -> None:
+    """SGD, AdamW in its four forms, RMSprop, Adafactor and LBFGS step as on the CPU."""
+
+    def steps(make: Callable[[Any], torch.optim.Optimizer], device: torch.device) -> Tensor:
+        torch.manual_seed(1)
+        layer = nn.Linear(3, 1)
+        x = torch.randn(4, 3).to(device)
+        layer.to(device)
+        optimizer = make(layer.parameters())
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = layer(x).square().sum()
+            loss.backward()
+            return loss.item()
+
+        for _ in range(2):
+            optimizer.step(closure)
+        return layer.weight.detach()
+
+    for make in OPTIMIZERS:
+        assert same(steps(make, CUDA), steps(make, torch.device("cpu")), 1e-4)
+    capturable = steps(lambda p: torch.optim.AdamW(p, lr=0.1, capturable=True), CUDA)
+    assert same(capturable, steps(OPTIMIZERS[1], torch.device("cpu")), 1e-4)
+    searched = steps(lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3), CUDA)
+    assert searched.is_cuda
+
+
+def test_device_autocast() -> None:
+    """autocast("cuda") computes in half precision where torch's lists say so."""
+    layer, x = nn.Linear(4, 4).to(CUDA), on_cuda(2, 4)
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype=dtype):
+            assert torch.is_autocast_enabled("cuda")
+            y = layer(x)
+            assert y.dtype == dtype
+            assert y.softmax(-1).dtype == torch.float32
+            loss = F.cross_entropy(y, torch.tensor([0, 1], device="cuda"))
+        loss.backward()
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.dtype == torch.float32
+    with torch.autocast("cuda"):
+        assert layer(x).dtype == torch.float16
+    assert torch.is_autocast_enabled("cuda") is False
+
+
+def test_device_grad_scaler_skips_inf() -> None:
+    """GradScaler unscales, steps, and skips a step whose gradients are infinite."""
+    layer = nn.Linear(2, 1).to(CUDA)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    before = layer.weight.detach().clone()
+    scaler.scale(layer(on_cuda(3, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    moved = layer.weight.detach().clone()
+    assert not torch.equal(moved, before)
+    optimizer.zero_grad()
+    scaler.scale(layer(on_cuda(3, 2)).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(layer.weight, moved)
+    assert scaler.get_scale() == 512.0
+
+
+def test_device_data_loader_pins_memory() -> None:
+    """DataLoader pins its batches with no and with two workers; they move without blocking."""
+    data = TensorDataset(torch.arange(8.0).view(8, 1), torch.arange(8))
+    for workers in (0, 2):
+        loader = DataLoader(data, batch_size=4, num_workers=workers, pin_memory=True)
+        total = 0
+        for x, y in loader:
+            assert x.is_pinned()
+            assert y.to("cuda", non_blocking=True).is_cuda
+            total += int(x.to("cuda", non_blocking=True).sum())
+        assert total == 28
+    assert torch.ones(2).is_pinned() is False
+    assert torch.ones(2).pin_memory().is_pinned() is True
+
+
+class OfDevice(Dataset[Tensor]):
+    """Gives rows that lie on a device, or makes them there."""
+
+    def __init__(self, device: str, *, makes: bool) -> None:
+        self.rows = torch.ones(4, 2, device=device)
+        self.makes = makes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(2, device=self.rows.device) if self.makes else self.rows[index]
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_device_does_not_serve_a_forked_worker(makes: bool) -> None:
+    """The worker raises as on CUDA, and does not hang; rows of the host pass."""
+    (batch,) = DataLoader(OfDevice("cpu", makes=makes), batch_size=4, num_workers=1)
+    assert batch.shape == (4, 2)
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(DataLoader(OfDevice("cuda", makes=makes), batch_size=4, num_workers=1))
+    assert torch.ones(2, device="cuda").sum().item() == 2
