@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cudalens.core.evidence_types import CallContext
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     FIRST_BAD,
@@ -551,7 +552,7 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
     "drawn_cold": lambda: drawn(
         [math.nan, 0.5],
         call="torch.multinomial(torch.softmax(z / temperature, -1), 1)",
-        facts=(("variable.temperature", "0.0"),),
+        call_context=CallContext(temperatures=(("temperature", 0.0),)),
     ),
     "drawn_nan": lambda: drawn(
         [math.nan, 0.5], context=("z = z.masked_fill(far, -inf)",), provenance=(SOFTMAX,)

@@ -21,6 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from cudalens.core.evidence_types import (
+    CallContext,
+    DeviceFault,
+    FreedGraph,
+    ModifiedTensor,
+    NanWatch,
+    RefusedCall,
+    Synchronization,
+)
 from cudalens.core.report_types import *  # noqa: F403  the pieces are part of this module's face
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
@@ -93,8 +102,19 @@ class Evidence:
     graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
     provenance: tuple[ProvenanceStep, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
-    """Named observations of collectors, such as ``("inplace.line", "7")``; hint rules read them."""
+    call_context: CallContext = field(default_factory=CallContext)
+    refused_call: RefusedCall = field(default_factory=RefusedCall)
+    modified: ModifiedTensor | None = None
+    freed: FreedGraph | None = None
+    device_fault: DeviceFault = field(default_factory=DeviceFault)
+    synchronization: Synchronization = field(default_factory=Synchronization)
+    nan_watch: NanWatch | None = None
+    memory_holders: tuple[str, ...] = ()
+    """The largest of what the user's variables hold on a full device, in words."""
+    worker_line: str | None = None
+    """The user's line in a worker process whose exception was raised again here."""
+    has_run_kernels: bool = False
+    """Whether the values at fault were read by kernels before the call was refused."""
     libraries: tuple[str, ...] = ()
     """Libraries in use that some hints name: ``transformers``, ``torch_geometric``."""
     environment: Environment = field(default_factory=Environment)
@@ -108,10 +128,6 @@ class Evidence:
     def scalar(self, name: str) -> str | None:
         """Return the text of another argument of the op, ``None`` when it was not given."""
         return dict(self.scalars).get(name)
-
-    def fact(self, name: str) -> str | None:
-        """Return a named observation, ``None`` when no collector made it."""
-        return dict(self.facts).get(name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,8 +182,10 @@ class Violation:
     explanation: str = ""
     offenders: Offenders = field(default_factory=Offenders)
     bounds: Bounds = field(default_factory=Bounds)
-    notes: tuple[tuple[str, str], ...] = ()
-    """Named observations of the guard's, for the cause rules."""
+    inputs: tuple[tuple[str, str], ...] = ()
+    """For a first NaN or infinity: the op's inputs at its position, by schema name."""
+    is_masked_row: bool = False
+    """Whether the NaN is that of a softmax over a row of -inf alone."""
     is_index: bool = True
     """Whether the CPU would call it an IndexError (else a ValueError)."""
     related: str | None = None
@@ -302,13 +304,17 @@ class LineRef:
     file: str | None = None
 
     @property
-    def spoken(self) -> str:
-        """The place and its text, ``In [3] line 7: w += 1``; empty when no line is known."""
+    def where(self) -> str:
+        """The place alone: ``In [3] line 7``, ``train.py:7``, or ``line 7`` of the same file."""
         if self.line is None:
             return ""
-        where = f"In [{self.cell}] line" if self.cell else f"{self.file}:"
-        where += f" {self.line}" if self.cell else str(self.line)
-        return f"{where}: {self.text}" if self.text else where
+        if self.cell:
+            return f"In [{self.cell}] line {self.line}"
+        return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
+
+    def format(self) -> str:
+        """Return the place and its text: ``In [3] line 7: w += 1``; empty without a line."""
+        return f"{self.where}: {self.text}" if self.where and self.text else self.where
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
     certainty, headline = _conclusion(evidence, line, meaning)
     argument = meaning.argument_of(evidence.op.name) if meaning is not None else None
     parts = [
-        _EARLIER if evidence.fact("device.lost_before") else "",
-        _MET_AGAIN if evidence.fact("device.met_again") else "",
+        _EARLIER if evidence.device_fault.was_before else "",
+        _MET_AGAIN if evidence.device_fault.is_met_again else "",
         _of_text(line, meaning) if meaning is not None else "",
         _copied(evidence),
         _not_waited(evidence),
@@ -86,7 +86,9 @@ def _conclusion(
         # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
         certainty: Certainty = "likely" if evidence.replay.reason else "proven"
         return certainty, f"{where} asserted on the device: {evidence.replay.message}"
-    if evidence.fact("op.waited_for") and (meaning is None or not meaning.argument_of(name)):
+    if evidence.synchronization.is_op_unwaited and (
+        meaning is None or not meaning.argument_of(name)
+    ):
         said = f": {meaning.sentence}" if meaning is not None else ""
         return "unknown", f"CUDA reported a device-side assert while {where} was called{said}"
     if meaning is None:
@@ -123,7 +125,7 @@ def _who_else(evidence: Evidence) -> str:
     """Say who may have printed an assert that none of torch's kernels is known to print."""
     names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history)
     others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
-    if not evidence.fact("op.waited_for") or not others:
+    if not evidence.synchronization.is_op_unwaited or not others:
         return _UNKNOWN_ASSERT
     said = ", ".join(others[:_MAX_OPS])
     return f"No kernel of torch's is known to print it; not of torch, and called before: {said}."
@@ -131,9 +133,9 @@ def _who_else(evidence: Evidence) -> str:
 
 def _is_elsewhere(evidence: Evidence, meaning: Meaning | None) -> bool:
     """Return whether all recorded ops are cleared of an assert that the block met."""
-    if evidence.op.name is not None or evidence.fact("device.lost_before"):
+    if evidence.op.name is not None or evidence.device_fault.was_before:
         return False
-    return evidence.fact("check.waits") == "yes" and (meaning is None or not meaning.is_compiled)
+    return bool(evidence.synchronization.waits) and (meaning is None or not meaning.is_compiled)
 
 
 def _without_op(
@@ -142,7 +144,7 @@ def _without_op(
     if meaning is not None:
         where = "compiled code" if meaning.is_compiled else _format_ops(meaning)
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
-    if evidence.fact("device.lost_before"):
+    if evidence.device_fault.was_before:
         return "unknown", "CUDA reported a device-side assert that came before this cell"
     said = f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
     return "unknown", f"{said}, and no recorded op can be blamed for it"
@@ -158,16 +160,16 @@ def _format_ops(meaning: Meaning) -> str:
 
 
 def _not_waited(evidence: Evidence) -> str:
-    if not evidence.fact("op.waited_for"):
+    if not evidence.synchronization.is_op_unwaited:
         return ""
-    previous = evidence.fact("op.previous")
+    previous = evidence.synchronization.previous_op
     before = f" {previous} ran just before and may be the cause." if previous else ""
     return f"Ops were not waited for, so an earlier one can be at fault.{before} {_WAIT}"
 
 
 def _was_hurried(evidence: Evidence, meaning: Meaning | None) -> bool:
     """Return whether waiting for each op would have named the one at fault."""
-    if evidence.op.name is not None or evidence.fact("check.waits") != "no":
+    if evidence.op.name is not None or evidence.synchronization.waits is not False:
         return False
     return meaning is None or not meaning.is_compiled
 
@@ -182,7 +184,7 @@ def _values(evidence: Evidence, argument: str) -> str:
 
 def _copied(evidence: Evidence) -> str:
     """Return the ranges that the host copies hold, where no word of the CPU's tells a value."""
-    if evidence.replay.outcome == "raised" or evidence.fact("op.waited_for"):
+    if evidence.replay.outcome == "raised" or evidence.synchronization.is_op_unwaited:
         return ""
     held = [
         f"{item.argument} {item.summary.min} … {item.summary.max}"

@@ -158,15 +158,18 @@ def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
 
 def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> HostVerdict:
     """Add what the device itself says to an exception that does not speak of it."""
-    device = evidence.fact("device.error")
-    if device is None:
+    fault = evidence.device_fault
+    if fault.hidden_error is None:
         return found
     said = error.message.strip().split("\n", 1)[0]
-    if found.kind == "cuda_error" and evidence.fact("device.fault") == "assert":
+    if found.kind == "cuda_error" and fault.is_assert:
         real = explain_assert(evidence)
         hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
         return replace(real, explanation=f"{hidden} {real.explanation}")
-    rest = f"Besides, the device had failed before ({device}): restart the kernel to use it again."
+    rest = (
+        f"Besides, the device had failed before ({fault.hidden_error}): restart the kernel to use "
+        "it again."
+    )
     return replace(found, explanation=f"{found.explanation} {rest}")
 
 

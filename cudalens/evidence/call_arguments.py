@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core._torch import signature_of_schema
+from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.context import table_of_positions
 from cudalens.source.api_name import api_name
 from cudalens.source.files import is_torch_file, is_user_file, torch_path
@@ -66,73 +67,61 @@ def _read(arguments: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in arguments.items() if not isinstance(value, _Unread)}
 
 
-def argument_facts(
-    entries: Entries, arguments: Mapping[str, object]
-) -> tuple[tuple[str, str], ...]:
-    """Say what is known of arguments besides their values: kinds, names of parameters, lengths."""
-    return (
-        *odd_argument(entries, arguments),
-        *callee_parameters(entries),
-        *given_parameters(entries),
-        *table_of_positions(entries),
-        *indexed_by_numbers(entries),
+def refused_call(entries: Entries, arguments: Mapping[str, object]) -> RefusedCall:
+    """Return what is known of arguments besides their values: kinds, names of parameters, sizes."""
+    return RefusedCall(
+        odd_argument=_odd_argument(entries, arguments),
+        parameters=_callee_parameters(entries),
+        given=_given_parameters(entries),
+        position_table=table_of_positions(entries),
+        is_indexed_by_numbers=_is_indexed_by_numbers(entries),
     )
 
 
-def indexed_by_numbers(entries: Entries) -> tuple[tuple[str, str], ...]:
-    """Tell that the running subscript is proven to hold whole numbers and slices only.
+def _is_indexed_by_numbers(entries: Entries) -> bool:
+    """Return whether the running subscript is proven to hold whole numbers and slices only.
 
     Not ``...`` and ``None`` either, beside which torch does not count dimensions right.
     """
     if not entries:
-        return ()
+        return False
     call = RunningCall.at(place_of(entries[-1]), lambda item: isinstance(item, Tensor))
-    if not call.indices():
-        return ()
     values = [call.value(item) for item in call.indices() if not isinstance(item, ast.Slice)]
-    is_plain = all(isinstance(item, int) for item in values)
-    return (("indices.are", "numbers"),) if is_plain else ()
+    return bool(call.indices()) and all(isinstance(item, int) for item in values)
 
 
-def odd_argument(entries: Entries, arguments: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+def _odd_argument(entries: Entries, arguments: Mapping[str, object]) -> OddArgument | None:
     """Describe the first argument that is an array or container, and the user's name for it."""
     for name, value in arguments.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(i, _PLAIN) for i in value)
         if isinstance(value, _PLAIN) or is_module(value) or (is_list and _has_tensor(value)):
             continue
-        facts = [("argument.name", name), ("argument.type", _kind(value))]
         expression = _expression(entries, name, value)
-        if expression is not None:
-            facts.append(("argument.expression", expression))
-        return tuple(facts)
-    return ()
+        return OddArgument(name=name, kind=_kind(value), expression=expression)
+    return None
 
 
-def callee_parameters(entries: Entries) -> tuple[tuple[str, str], ...]:
+def _callee_parameters(entries: Entries) -> tuple[str, ...]:
     """Name the parameters of the module whose forward refused its arguments."""
     frame = entries[-1].tb_frame if entries else None
-    if frame is None or frame.f_code.co_name not in (
-        "_call_impl",
-        "__call__",
-        "_wrapped_call_impl",
-    ):
+    calls = ("_call_impl", "__call__", "_wrapped_call_impl")
+    if frame is None or frame.f_code.co_name not in calls:
         return ()
     owner = frame.f_locals.get("self")
     forward = getattr(type(owner), "forward", None) if is_module(owner) else None
     if forward is None:
         return ()
     names = [name for name in inspect.signature(forward).parameters if name != "self"]
-    return (("callee.parameters", " ".join(names[:_MAX_PARAMETERS])),)
+    return tuple(names[:_MAX_PARAMETERS])
 
 
-def given_parameters(entries: Entries) -> tuple[tuple[str, str], ...]:
+def _given_parameters(entries: Entries) -> tuple[str, ...] | None:
     """Name the parameters that the forward which raised had been given."""
     frame = entries[-1].tb_frame if entries else None
     if frame is None or frame.f_code.co_name != "forward":
-        return ()
+        return None
     names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
-    given = [name for name in names if frame.f_locals.get(name) is not None]
-    return (("forward.given", " ".join(given)),)
+    return tuple(name for name in names if frame.f_locals.get(name) is not None)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -195,4 +195,4 @@ def worker_line(message: str) -> str:
         return ""
     file, number = places[-1][0], int(places[-1][1])
     text = line_text(source_lines(file), number)
-    return LineRef(line=number, text=text, cell=cell_number(file), file=file).spoken
+    return LineRef(line=number, text=text, cell=cell_number(file), file=file).format()

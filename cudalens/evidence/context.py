@@ -1,4 +1,4 @@
-"""Named observations that the cause rules read: who the model and the tokenizer are, and the like.
+"""The variables around a call that the cause rules read: the model, the tokenizer, temperatures.
 
 Each is read from live objects without running code of the user's.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cudalens.core.evidence_types import CallContext, NanWatch, PositionTable
 from cudalens.core.report_types import Environment
 from cudalens.core.version import __version__
 from cudalens.evidence.torch_errors import package_of
@@ -22,29 +23,29 @@ from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
 from cudalens.source.safe_eval import instance_dict, registered
 
-Fact = tuple[str, str]
+Entries = Sequence[FrameType | TracebackType]
 _TEMPERATURES = ("temperature", "temp", "tau")
 
 
-def observe(
-    entries: Sequence[FrameType | TracebackType], site: CallSite
-) -> tuple[Fact, ...]:
-    """Return the observations around a call as (name, value) pairs, each name once."""
-    facts = {f"library.{item.key}": item.name for item in reversed(site.library_names)}
-    facts.update(_tokenizer(entries))
-    facts.update(_model(entries))
-    facts.update(_temperatures(entries))
-    facts.update(_first_nan())
-    return tuple(facts.items())
+def observe(entries: Entries, site: CallSite) -> CallContext:
+    """Return what the variables around a call tell."""
+    tokenizer = _tokenizer(entries)
+    return CallContext(
+        library_names=tuple((item.key, item.name) for item in reversed(site.library_names)),
+        model=_model(entries),
+        tokenizer_length=None if tokenizer is None else len(tokenizer),
+        pad_token_id=None if tokenizer is None else tokenizer.pad_token_id,
+        temperatures=tuple(_temperatures(entries)),
+    )
 
 
-def _first_nan() -> tuple[Fact, ...]:
-    """Say whether each result is looked at for NaN, and how the first one came."""
+def nan_watch() -> NanWatch | None:
+    """Return how the first NaN of the block came, ``None`` where results are not looked at."""
     watch = getattr(getattr(PROCESS.listener, "recorder", None), "watch", None)
-    return () if watch is None else tuple(watch.facts)
+    return None if watch is None else watch.facts
 
 
-def _model(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
+def _model(entries: Entries) -> str | None:
     """Name the innermost running model of transformers; a class of the user's by its base."""
     library = sys.modules.get("transformers.modeling_utils")
     base = getattr(library, "PreTrainedModel", None)
@@ -52,14 +53,12 @@ def _model(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
         kinds = type(frame.f_locals.get("self")).__mro__
         if base in kinds:
             named = (item for item in kinds if str(item.__module__).startswith("transformers."))
-            yield "transformers.model", next(named).__name__
-            return
+            return next(named).__name__
+    return None
 
 
-def _temperatures(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
-    """Return the numbers called a temperature that the user's deepest running function speaks
-    of.
-    """
+def _temperatures(entries: Entries) -> Iterator[tuple[str, float]]:
+    """Return the numbers called a temperature that the user's deepest function mentions."""
     own = (frame for frame in map(_frame_of, reversed(entries)) if _is_users(frame))
     frame = next(own, None)
     if frame is None:
@@ -68,11 +67,11 @@ def _temperatures(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact
     for name in _TEMPERATURES:
         if name not in (*frame.f_code.co_names, *frame.f_code.co_varnames):
             continue
-        spoken = {name: frame.f_locals.get(name, frame.f_globals.get(name))}
-        spoken[f"self.{name}"] = owner.get(name)
-        for expression, value in spoken.items():
-            if type(value) in (int, float):
-                yield f"variable.{expression}", repr(value)
+        found = {name: frame.f_locals.get(name, frame.f_globals.get(name))}
+        found[f"self.{name}"] = owner.get(name)
+        for expression, value in found.items():
+            if isinstance(value, (int, float)) and type(value) in (int, float):
+                yield expression, float(value)
 
 
 def _frame_of(entry: FrameType | TracebackType) -> FrameType:
@@ -83,22 +82,18 @@ def _is_users(frame: FrameType) -> bool:
     return is_user_file(frame.f_code.co_filename)
 
 
-def _tokenizer(entries: Sequence[FrameType | TracebackType]) -> Iterator[Fact]:
-    """Describe the one tokenizer of transformers that the user's running code mentions."""
+def _tokenizer(entries: Entries) -> Any:
+    """Return the one tokenizer of transformers that the user's running code mentions."""
     if "transformers" not in sys.modules:
-        return
+        return None
     base = sys.modules["transformers"].PreTrainedTokenizerBase
     found: dict[int, Any] = {
         id(value): value for value in _mentioned(entries) if issubclass(type(value), base)
     }
-    if len(found) == 1:
-        tokenizer = next(iter(found.values()))
-        yield "tokenizer.length", str(len(tokenizer))
-        if tokenizer.pad_token_id is not None:
-            yield "tokenizer.pad_token_id", str(tokenizer.pad_token_id)
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _mentioned(entries: Sequence[FrameType | TracebackType]) -> Iterator[object]:
+def _mentioned(entries: Entries) -> Iterator[object]:
     for frame in filter(_is_users, map(_frame_of, entries)):
         variables = frame.f_locals
         for name in (*frame.f_code.co_names, *frame.f_code.co_varnames):
@@ -114,7 +109,7 @@ def _mentioned(entries: Sequence[FrameType | TracebackType]) -> Iterator[object]
 _INPUTS = ("input_ids", "inputs_embeds", "input_embeds")
 
 
-def table_of_positions(entries: Sequence[TracebackType]) -> tuple[tuple[str, str], ...]:
+def table_of_positions(entries: Sequence[TracebackType]) -> PositionTable | None:
     """Return the rows of the table and the tokens of the input, when the input is the longer one.
 
     Only where the innermost frame is a module of transformers that took all its positions from its
@@ -122,23 +117,19 @@ def table_of_positions(entries: Sequence[TracebackType]) -> tuple[tuple[str, str
     """
     frame = entries[-1].tb_frame if entries else None
     if frame is None or package_of(frame) != "transformers":
-        return ()
+        return None
     names = frame.f_locals
     table = registered(names.get("self"), "_buffers").get("position_ids")
     positions = names.get("position_ids")
     given = next((name for name in _INPUTS if isinstance(names.get(name), Tensor)), None)
     if not isinstance(table, Tensor) or not isinstance(positions, Tensor) or given is None:
-        return ()
+        return None
     tokens: Tensor = names[given]
     if positions.shape != table.shape or positions.data_ptr() != table.data_ptr():
-        return ()  # positions that the user gave, or some of the table's
+        return None  # positions that the user gave, or some of the table's
     if table.ndim != 2 or tokens.ndim < 2 or tokens.shape[1] <= table.shape[1]:
-        return ()
-    return (
-        ("positions.input", given),
-        ("positions.rows", str(table.shape[1])),
-        ("positions.tokens", str(tokens.shape[1])),
-    )
+        return None
+    return PositionTable(input=given, rows=int(table.shape[1]), tokens=int(tokens.shape[1]))
 
 
 # --- say where a failure happened: versions, device, rank.  nothi ---------------------------------

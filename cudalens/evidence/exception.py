@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from cudalens.core.evidence_types import DeviceFault, RefusedCall
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, Phase, TensorFact
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
-from cudalens.evidence.call_arguments import argument_facts, call_arguments, unread_arguments
+from cudalens.evidence.call_arguments import call_arguments, refused_call, unread_arguments
 from cudalens.evidence.call_stack import locate, phase_of, worker_line
 from cudalens.evidence.failed_op import with_failed_op, with_unread
 from cudalens.evidence.freed_graph import with_freed
@@ -33,9 +34,7 @@ def concerns_torch(error: BaseException) -> bool:
     """Return whether torch, or a library on top of it, raised ``error``."""
     if isinstance(getattr(error, "__cudalens_report__", None), Report):
         return True  # a check inside this one knew it, and took its own frames out
-    return is_torch_error(
-        error, is_own=is_own_file, is_user=is_user_file, runs_torch=_runs_torch
-    )
+    return is_torch_error(error, is_own=is_own_file, is_user=is_user_file, runs_torch=_runs_torch)
 
 
 def _runs_torch(entry: TracebackType) -> bool:
@@ -53,17 +52,15 @@ def evidence_of_error(
     """
     limits = Limits()
     facts = finding.error_facts(error)
-    hidden = limits.attempt("device", lambda: lost_context.hidden_fault(facts), tuple)
-    is_lost = bool(hidden) or lost_context.is_lost(facts)
-    before = (("device.lost_before", "yes"),) if was_lost and is_lost else ()
-    entries = visible_entries(
-        error.__traceback__, is_own=is_own_file, is_user=is_user_file
-    )
+    hidden = limits.attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
+    is_lost = hidden.hidden_error is not None or lost_context.is_lost(facts)
+    entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
     arguments = limits.attempt("arguments", lambda: call_arguments(entries), dict)
     values = tensor_values(arguments)
     site = limits.attempt("source", lambda: locate(entries, values), CallSite)
     tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
-    named = limits.attempt("argument", lambda: argument_facts(entries, arguments), tuple)
+    call = limits.attempt("argument", lambda: refused_call(entries, arguments), RefusedCall)
+    sent = limits.attempt("worker", lambda: worker_line(facts.message), str)
     evidence = Evidence(
         error=facts,
         op=OpName(api=site.api),
@@ -75,7 +72,10 @@ def evidence_of_error(
         module_type=site.module_type,
         frames=site.frames,
         tensors=tensors,
-        facts=(*named, *hidden, *before, *_of_text(facts, entries, limits)),
+        refused_call=call,
+        device_fault=replace(hidden, was_before=was_lost and is_lost),
+        worker_line=sent or None,
+        memory_holders=() if sent else _memory_holders(facts, entries, limits),
         environment=limits.attempt("environment", context.describe, Environment),
         libraries=finding.libraries(),
     )
@@ -92,13 +92,10 @@ def evidence_of_error(
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
 
 
-def _of_text(
+def _memory_holders(
     facts: ErrorFacts, entries: Sequence[TracebackType], limits: Limits
-) -> tuple[tuple[str, str], ...]:
-    """Add what an error's text calls for: a worker's line, or what fills the device."""
-    sent = limits.attempt("worker", lambda: worker_line(facts.message), str)
-    if sent:
-        return (("worker.at", sent),)
+) -> tuple[str, ...]:
+    """Return what fills the device, where the error says that it is full."""
     if not memory.is_full(facts.message):
         return ()
     frames = [item.tb_frame for item in entries]
@@ -149,9 +146,7 @@ def _with_freed(
     )
 
 
-def _tensors(
-    values: Mapping[str, Tensor], site: CallSite, *, read: bool
-) -> tuple[TensorFact, ...]:
+def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tuple[TensorFact, ...]:
     """Describe the tensors of the call and of the line; parameters of a module without values."""
     seen = {item.key for item in site.names}
     hidden = {key: value for key, value in values.items() if key not in seen}
@@ -164,7 +159,7 @@ def _graph(
     site: CallSite, arguments: Mapping[str, Tensor], evidence: Evidence, recorder: Any
 ) -> AutogradNeighbourhood:
     """Draw the graph behind the tensors on the failing line; no value is read."""
-    if evidence.fact("device.met_again"):
+    if evidence.device_fault.is_met_again:
         return evidence.graph  # these are the tensors of another line
     values = {item.expression: arguments[item.key] for item in site.names}
     for item in site.others:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core._python import parse_expression
+from cudalens.core.evidence_types import Synchronization
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
@@ -58,14 +59,11 @@ def with_failed_op(
         kind=tuple,
     )
     spans = limits.attempt("source", lambda: locate_entries(record.entries))
-    facts = list(evidence.facts)
-    if not (recorder.is_synchronous or record.is_from_sync):
-        facts.append(("op.waited_for", "no"))
-        if record.previous_op is not None:
-            facts.append(("op.previous", record.previous_op))
+    unwaited = Synchronization(is_op_unwaited=True, previous_op=record.previous_op)
+    is_waited = recorder.is_synchronous or record.is_from_sync
     return replace(
         evidence,
-        facts=tuple(facts),
+        synchronization=evidence.synchronization if is_waited else unwaited,
         op=OpName(name=record.name, overload=record.overload, api=evidence.op.api),
         phase=record.phase,
         source=evidence.source or spans,
@@ -92,7 +90,7 @@ def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
         module_type=None,
         frames=limits.attempt("frames", lambda: frames_of(record.entries), tuple),
         tensors=(),
-        facts=(*evidence.facts, ("device.met_again", "yes")),
+        device_fault=replace(evidence.device_fault, is_met_again=True),
     )
 
 

@@ -24,6 +24,7 @@ from cudalens.core.errors import (
     NonFiniteError,
     SilentFindingWarning,
 )
+from cudalens.core.evidence_types import CallContext
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import (
@@ -219,10 +220,8 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
             tuple,
         ),
         scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), tuple),
-        facts=(
-            *violation.notes,
-            *limits.attempt("observations", lambda: observe(frames, site), tuple),
-        ),
+        call_context=limits.attempt("observations", lambda: observe(frames, site), CallContext),
+        nan_watch=context.nan_watch(),
         device_text=violation.device_text,
         environment=limits.attempt("environment", context.describe, Environment),
         libraries=libraries(),

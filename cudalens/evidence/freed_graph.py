@@ -17,8 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
+from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import SourceSpan
+from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.recorder.history import FreedPart
 from cudalens.source.locate import locate_entries
 from cudalens.source.running_node import expressions_in, running
@@ -32,7 +33,6 @@ _MAX_WAYS = 8
 _MAX_ITEMS = 64
 _COMPLAINT = "Trying to backward through the graph a second time"
 _ROOTS = ("self", "tensors", "outputs")
-_Fact = tuple[str, str]
 
 
 def with_freed(
@@ -61,12 +61,22 @@ def with_freed(
         if not known:
             return evidence
         way, part = next((item for item in known if item[1].read), known[0])
-        facts = (("freed.node", _name(way[-1])), *_facts(part, evidence.source))
-        facts += tuple(_kept(way, part, recorder, entries))
-    place = locate_entries(part.made)
-    return replace(
-        evidence, facts=(*evidence.facts, *facts), forward_source=evidence.forward_source or place
+        name, container = _kept(way, part, recorder, entries)
+    lines = (part.made, part.freed, part.read, part.source)
+    made, freed, read, kept = (_line(stack, evidence.source) for stack in lines)
+    graph = FreedGraph(
+        node=_name(way[-1]),
+        made=made,
+        freed=freed,
+        read=read,
+        kept=kept,
+        name=name,
+        container=container,
+        has_stepped=bool(part.has_stepped),
+        is_made_again=bool(part.is_made_again),
     )
+    place = evidence.forward_source or locate_entries(part.made)
+    return replace(evidence, freed=graph, forward_source=place)
 
 
 # --- the graph -----------------------------------------------------------------------------------
@@ -131,24 +141,14 @@ def _name(node: Any) -> str:
 # --- the lines -----------------------------------------------------------------------------------
 
 
-def _facts(part: FreedPart, here: SourceSpan | None) -> tuple[_Fact, ...]:
-    lines = {"made": part.made, "kept": part.source, "by": part.freed, "read": part.read}
-    found = [(f"freed.{key}_at", _place(entries, here)) for key, entries in lines.items()]
-    found.append(("freed.stepped", "yes" if part.has_stepped else ""))
-    found.append(("freed.again", "yes" if part.is_made_again else ""))
-    return tuple(item for item in found if item[1])
-
-
-def _place(entries: Sequence[StackEntry], here: SourceSpan | None) -> str:
-    """Return the user's deepest line as ``line 7: w += 1``, with its cell or file when
-    elsewhere.
-    """
+def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | None:
+    """Return the user's deepest line, with its cell or file where that is not ``here``."""
     span = locate_entries(entries[-1:]) if entries else None
     if span is None or span.line is None:
-        return ""
+        return None
     if here is None or (span.cell, span.file) != (here.cell, here.file):
-        return span.ref.spoken
-    return f"line {span.line}: {span.text}"
+        return span.ref
+    return LineRef(line=span.line, text=span.text)
 
 
 # --- the variable --------------------------------------------------------------------------------
@@ -156,11 +156,11 @@ def _place(entries: Sequence[StackEntry], here: SourceSpan | None) -> str:
 
 def _kept(
     way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
-) -> list[_Fact]:
+) -> tuple[str | None, str | None]:
     """Name the variable that the line read which leads back, and what kind of container it is."""
     frame = running_frame(part.read[-1].code, entries) if part.read else None
     if frame is None or part.kept is None:
-        return []
+        return None, None
     node = way[part.kept]
     target = recorder.forward_site(int(node._sequence_nr()), _name(node))
 
@@ -182,8 +182,8 @@ def _kept(
         tensors = list(value)[:_MAX_ITEMS] if kind in (tuple, list) else [value]
         if all(isinstance(each, Tensor) for each in tensors) and any(map(is_it, tensors)):
             shape = kind.__name__ if kind in (tuple, list) else "tensor"
-            return [("freed.name", ast.unparse(item)), ("freed.kind", shape)]
-    return []
+            return ast.unparse(item), shape
+    return None, None
 
 
 def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:

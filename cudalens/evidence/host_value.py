@@ -55,9 +55,7 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
     """
     if evidence.error is None or not evidence.context_usable:
         return None
-    entries = visible_entries(
-        error.__traceback__, is_own=is_own_file, is_user=is_user_file
-    )
+    entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
     refused = with_refused_parameter(evidence, entries)
     if refused is not None or recorder is None:
         return refused
@@ -206,8 +204,6 @@ def _named(evidence: Evidence, keys: Mapping[str, str], given: Mapping[str, Argu
 # --- which value a distribution of torch's refused: its own check ---------------------------------
 
 
-CHECKED = "distribution.checked"
-"""The observation that a distribution has read the values, so that kernels have run."""
 _COMPLAINT = "but found invalid values:"
 _CHECKS = "distributions/distribution.py"
 
@@ -239,7 +235,7 @@ def with_refused_parameter(evidence: Evidence, entries: Sequence[TracebackType])
         violation=found,
         op=OpName(api=f"torch.distributions.{type(owner).__name__}" if is_torchs else None),
         tensors=tensor_facts({name: tensor}, site, name),
-        facts=(*evidence.facts, (CHECKED, "yes")),
+        has_run_kernels=True,
     )
 
 

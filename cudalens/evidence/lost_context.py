@@ -7,6 +7,7 @@ first failure is worth a report; the later ones are worth one line that points b
 from __future__ import annotations
 
 from cudalens.core import _torch
+from cudalens.core.evidence_types import DeviceFault
 from cudalens.core.report import ErrorFacts, Report
 from cudalens.diagnosis.diagnose import is_device_assert, where_text
 from cudalens.diagnosis.host_errors import is_sticky
@@ -80,13 +81,14 @@ def reminder(report: Report) -> str:
     return f"the CUDA context is gone since {what}{named}{at}: restart the kernel to use the GPU"
 
 
-def hidden_fault(error: ErrorFacts) -> tuple[tuple[str, str], ...]:
-    """Give, as named observations, the device's own error behind another exception.
+def hidden_fault(error: ErrorFacts) -> DeviceFault:
+    """Return the device's own error behind another exception.
 
     cuBLAS, cuDNN and others fail with a status of theirs when an assert came before.
     """
     found = None if is_lost(error) else probe()
     if found is None:
-        return ()
-    kind = "assert" if is_device_assert(found) else "fault"
-    return (("device.error", found.message.split("\n", 1)[0]), ("device.fault", kind))
+        return DeviceFault()
+    return DeviceFault(
+        hidden_error=found.message.split("\n", 1)[0], is_assert=is_device_assert(found)
+    )

@@ -22,13 +22,13 @@ def is_full(message: str) -> bool:
     return any(text in message for text in _FULL)
 
 
-def largest(frames: Sequence[FrameType]) -> tuple[tuple[str, str], ...]:
+def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
     """Describe the largest holders of device memory by the names of the user's variables.
 
     Only metadata is looked at.  Memory that several variables share counts for the first of them.
 
     Returns:
-        named observations ``memory.1`` and so on, such as ``logits: 2.00 GiB, float32 (8, 512)``.
+        texts such as ``logits: 2.00 GiB, float32 (8, 512)``, the largest first.
     """
     seen: set[int] = set()
     found: list[tuple[int, str]] = []
@@ -37,8 +37,7 @@ def largest(frames: Sequence[FrameType]) -> tuple[tuple[str, str], ...]:
             if not name.startswith("_") and (entry := _holder(name, value, seen)) is not None:
                 found.append(entry)
     found.sort(key=lambda item: -item[0])
-    lines = [text for size, text in found[:MAX_LISTED] if size]
-    return tuple((f"memory.{number}", text) for number, text in enumerate(lines, 1))
+    return tuple(text for size, text in found[:MAX_LISTED] if size)
 
 
 def _namespaces(frames: Sequence[FrameType]) -> Iterable[Mapping[str, object]]:
@@ -53,22 +52,30 @@ def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
         if not (size := _new_bytes([value], seen)):
             return None
         shape = str(tuple(value.shape))
-        return size, f"{name}: {spoken(size)}, {_torch.dtype_name(value.dtype)} {shape}"
+        return size, f"{name}: {format_bytes(size)}, {_torch.dtype_name(value.dtype)} {shape}"
     if isinstance(value, nn.Module):
         parameters = list(value.parameters())
         grads = [item.grad for item in parameters if item.grad is not None]
         size = _new_bytes([*parameters, *grads, *value.buffers()], seen)
         what = "parameters and gradients" if grads else "parameters"
-        return (size, f"{name}: {spoken(size)}, {what} of {type(value).__name__}") if size else None
+        return (
+            (size, f"{name}: {format_bytes(size)}, {what} of {type(value).__name__}")
+            if size
+            else None
+        )
     if isinstance(value, torch.optim.Optimizer):
         states = [x for entry in value.state.values() for x in entry.values()]
         size = _new_bytes([x for x in states if isinstance(x, Tensor)], seen)
-        return (size, f"{name}: {spoken(size)}, state of {type(value).__name__}") if size else None
+        return (
+            (size, f"{name}: {format_bytes(size)}, state of {type(value).__name__}")
+            if size
+            else None
+        )
     if isinstance(value, (list, tuple, dict)):
         items = list(value.values() if isinstance(value, dict) else value)
         size = _new_bytes([x for x in items if isinstance(x, Tensor)], seen)
         count = len(items)
-        return (size, f"{name}: {spoken(size)} in {count} items") if size else None
+        return (size, f"{name}: {format_bytes(size)} in {count} items") if size else None
     return None
 
 
@@ -87,7 +94,7 @@ def _new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
     return total
 
 
-def spoken(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Return a number of bytes as torch's own messages do: ``2.00 GiB``."""
     for unit in _UNITS:
         if size < _STEP or unit == _UNITS[-1]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cudalens.core import _torch
 from cudalens.core._python import Uninterrupted
+from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.source.files import is_user_file
@@ -45,8 +46,8 @@ class NonFiniteWatch:
         self._on_found = on_found
         self._skipped: dict[Any, bool] = {}
         self._finite: dict[int, ref[Tensor]] = {}
-        self.facts: tuple[tuple[str, str], ...] = (WATCHED,)
-        """What the cause rules may know: that there was a watch, and how the first NaN came."""
+        self.facts = NanWatch()
+        """What the cause rules may know: how the first NaN came, where an op was given it."""
         self._has_met_nan = False
 
     def __call__(
@@ -114,7 +115,7 @@ class NonFiniteWatch:
         is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
         if bringing or is_typed or is_from_python(op):
             with suppress(Exception):  # a user's module may refuse to name its parameters
-                self.facts = (WATCHED, *arrival(op, bringing))
+                self.facts = NanWatch(arrival=arrival(op, bringing))
 
     def _remember(self, tensor: Tensor) -> None:
         if len(self._finite) >= MAX_KNOWN:
@@ -200,10 +201,8 @@ def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tenso
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
-        notes=(
-            *((f"nonfinite.{name}", value) for name, value in inputs),
-            *_masked_row(name, arguments, first),
-        ),
+        inputs=tuple(inputs),
+        is_masked_row=_is_masked_row(name, arguments, first),
     )
 
 
@@ -226,19 +225,16 @@ def _has_infinity(arguments: Mapping[str, Any]) -> bool:
     return any(bool(item.isinf().any()) for item in _floats(arguments.values()))
 
 
-def _masked_row(
-    name: str, arguments: Mapping[str, Any], first: Offender
-) -> tuple[tuple[str, str], ...]:
-    """Note that a softmax was given a row of -inf alone: every place of it was masked."""
+def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:
+    """Return whether a softmax was given a row of -inf alone: every place of it was masked."""
     scores, dim = arguments.get("self"), arguments.get("dim")
     if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
-        return ()
+        return False
     at: list[Any] = list(first.position)
     if not at:
-        return ()
+        return False
     at[dim] = slice(None)
-    row = scores[tuple(at)]
-    return (("nonfinite.row", "masked"),) if bool(row.isneginf().all()) else ()
+    return bool(scores[tuple(at)].isneginf().all())
 
 
 def _inputs_at(
@@ -261,13 +257,10 @@ def _inputs_at(
 # --- the first nan that no op of a block made: which tensor broug ---------------------------------
 
 
-Fact = tuple[str, str]
-WATCHED: Fact = ("nan.watched", "yes")
-"""What is known wherever each result was looked at."""
 _FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 
 
-def arrival(op: Any, inputs: Sequence[Tensor]) -> tuple[Fact, ...]:
+def arrival(op: Any, inputs: Sequence[Tensor]) -> NanArrival:
     """Describe how the first NaN came, for the cause rules.
 
     Args:
@@ -276,13 +269,9 @@ def arrival(op: Any, inputs: Sequence[Tensor]) -> tuple[Fact, ...]:
     """
     frames = stack_of(sys._getframe(1))
     span = locate_entries(frames)
-    name = str(op._schema.name)
-    facts = [("nan.op", name)]
-    if span is not None and span.line is not None:
-        facts.append(("nan.line", str(span.line)))
-    if inputs:
-        facts += _holder(inputs[0], frames)
-    return tuple(facts)
+    name, values = _holder(inputs[0], frames) if inputs else (None, None)
+    line = None if span is None else span.line
+    return NanArrival(op=str(op._schema.name), line=line, name=name, values=values)
 
 
 def is_from_python(op: Any) -> bool:
@@ -290,7 +279,7 @@ def is_from_python(op: Any) -> bool:
     return str(op._schema.name) in _FROM_PYTHON
 
 
-def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> Iterator[Fact]:
+def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[str | None, str | None]:
     """Name the tensor that held the NaN, a view by what it shows, and say where in it."""
     base = _torch.base_of(tensor)
     for holder in (tensor,) if base is None else (tensor, base):
@@ -299,9 +288,8 @@ def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> Iterator[Fact]:
             found = find_offenders(holder.detach(), holder.detach().isnan())
             at = f"[{', '.join(map(str, found.first[0].position))}]"
             counted = f"{found.count} of {found.total} values" if found.total > 1 else "its value"
-            yield "nan.name", name
-            yield "nan.values", counted if at == "[]" else f"{counted}, the first at {at}"
-            return
+            return name, counted if at == "[]" else f"{counted}, the first at {at}"
+    return None, None
 
 
 def _name_of(tensor: Tensor, frames: Sequence[FrameType]) -> str | None:

@@ -16,7 +16,6 @@ from cudalens.diagnosis.host_errors import REFUSED
 from cudalens.evidence import exception, host_value, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
 from cudalens.evidence.finding import error_facts, timed
-from cudalens.evidence.host_value import CHECKED
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
 from cudalens.source.stack import entries_from_traceback
@@ -57,8 +56,8 @@ def explained(
         )
         if not was_lost:
             waits = recorder is not None and recorder.is_synchronous
-            told = ("check.waits", "yes" if waits else "no")
-            evidence = replace(evidence, facts=(*evidence.facts, told))
+            known = replace(evidence.synchronization, waits=waits)
+            evidence = replace(evidence, synchronization=known)
         seen = limits.attempt(
             "value", lambda: host_value.with_observed_value(evidence, error, recorder)
         )
@@ -187,7 +186,7 @@ def _of_value(evidence: Evidence) -> Report:
     """Describe a value that the host refused as a guard would, and say that the host did."""
     report = diagnose(evidence)
     why = evidence.violation.explanation if evidence.violation is not None else ""
-    if evidence.fact(CHECKED) is None:
+    if not evidence.has_run_kernels:
         why = f"{why} {REFUSED}".strip()
     return replace(report, kind="host_error", explanation=why)
 

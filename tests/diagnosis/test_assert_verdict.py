@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cudalens.core.evidence_types import DeviceFault, Synchronization
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Environment, OpName, Replay, TensorFact, TensorSummary
 from cudalens.diagnosis.diagnose import diagnose
@@ -101,17 +102,19 @@ CASES = {
         "CUDA reported a device-side assert, and no recorded op can be blamed for it",
     ),
     "nothing, before this cell": (
-        evidence(facts=(("device.lost_before", "yes"),)),
+        evidence(device_fault=DeviceFault(was_before=True)),
         "unknown",
         "CUDA reported a device-side assert that came before this cell",
     ),
     "an op that was not waited for": (
-        evidence(op=EMBEDDING, facts=(("op.waited_for", "no"),)),
+        evidence(op=EMBEDDING, synchronization=Synchronization(is_op_unwaited=True)),
         "unknown",
         "CUDA reported a device-side assert while aten::embedding was called",
     ),
     "not waited for, but the text agrees": (
-        evidence(op=EMBEDDING, device_text=ROWS, facts=(("op.waited_for", "no"),)),
+        evidence(
+            op=EMBEDDING, device_text=ROWS, synchronization=Synchronization(is_op_unwaited=True)
+        ),
         "likely",
         "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1",
     ),
@@ -179,15 +182,15 @@ def test_the_error_code_alone_is_enough() -> None:
 @pytest.mark.parametrize(
     ("waits", "known", "says"),
     [
-        ("no", {"device_text": OWN}, True),
-        ("yes", {"device_text": OWN}, False),
-        ("no", {"device_text": OWN, "op": EMBEDDING}, False),
-        ("no", {"device_text": COMPILED}, False),
+        (False, {"device_text": OWN}, True),
+        (True, {"device_text": OWN}, False),
+        (False, {"device_text": OWN, "op": EMBEDDING}, False),
+        (False, {"device_text": COMPILED}, False),
     ],
 )
 def test_a_check_without_waiting_says_how_to_name_the_op(
-    waits: str, known: dict[str, object], says: bool
+    waits: bool, known: dict[str, object], says: bool
 ) -> None:
     """Only where no op is named, and waiting would have named one."""
-    told = diagnose(evidence(facts=(("check.waits", waits),), **known)).explanation
+    told = diagnose(evidence(synchronization=Synchronization(waits=waits), **known)).explanation
     assert ("neither --no-sync nor --fast" in told) is says

@@ -132,13 +132,13 @@ def _gathers_positions(evidence: Evidence, fact: TensorFact) -> bool:
         return False
     is_embedding = (evidence.module_type or "").endswith("Embeddings")
     is_inside = is_embedding and in_library(evidence, "transformers")
-    return is_inside or evidence.fact("library.index") == "position_ids"
+    return is_inside or evidence.call_context.library_name("index") == "position_ids"
 
 
 def _role_in_table(evidence: Evidence, fact: TensorFact) -> Role:
     name = table_name(evidence)
     kind = (evidence.module_type or "").lower()
-    variable = evidence.fact("library.indices") or fact.expression or ""
+    variable = evidence.call_context.library_name("indices") or fact.expression or ""
     if _BOX_TABLE.match(name):
         return "box"
     # The table's own name tells most; then its class, unless it holds tables of both kinds; the

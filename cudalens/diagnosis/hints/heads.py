@@ -34,7 +34,7 @@ def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
     """
     if not in_library(evidence, "transformers"):
         return None
-    name = evidence.fact("transformers.model") or evidence.module_type or ""
+    name = evidence.call_context.model or evidence.module_type or ""
     if _TOKEN_HEAD.search(name):
         return "tokens"
     return "classes" if _CLASS_HEAD.search(name) else None
@@ -57,8 +57,8 @@ def label_beyond_vocabulary(evidence: Evidence) -> Hint | None:
     if ids is None or not ids.is_above or head_of(evidence) != "tokens":
         return None
     ignored = evidence.scalar("ignore_index") or "-100"
-    pad = evidence.fact("tokenizer.pad_token_id")
-    if pad is not None and pad.isdecimal() and ids.only_bad(int(pad)):
+    pad = evidence.call_context.pad_token_id
+    if pad is not None and ids.only_bad(pad):
         mask = f"{{x}}.masked_fill({{x}} == {pad}, {ignored})"
         return Hint(
             text=f"{pad} is the tokenizer's padding id, and the loss ignores {ignored}",

@@ -58,7 +58,7 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
         return None
     source = cast_source(evidence)
     name = f"{source.expression} holds" if source and source.summary.nan else "the numbers held"
-    watched = None if evidence.fact("nan.watched") else "%%cudacheck --nan"
+    watched = None if evidence.nan_watch else "%%cudacheck --nan"
     return Hint(
         text=f"{min(lost)} is what NaN or infinity becomes as an integer: {name} NaN before the "
         "cast",

@@ -36,24 +36,24 @@ _IN_ORDER = "run backward through this graph before it, or the forward pass agai
 def out_of_place(evidence: Evidence) -> Hint | None:
     """The recorded line that changed a saved tensor has a form that makes a new one."""
     found = verdict_of(evidence, "saved_tensor_modified")
-    place = evidence.fact("inplace.modified_at") if found else None
-    if not place:
+    known = evidence.modified if found else None
+    if known is None or known.modified is None or known.modified.source is None:
         return None
-    code = place.partition(": ")[2]
+    code = known.modified.source.text or ""
     if _only_steps(code):
         return Hint(text=f"the step changes the parameters: {_IN_ORDER}")
-    if evidence.fact("inplace.parameter"):
+    if known.is_parameter:
         return Hint(text=f"a parameter is changed between forward and backward: {_IN_ORDER}")
-    if module := evidence.fact("inplace.module"):
-        spelled = evidence.fact("inplace.spelled")
+    if known.module:
+        spelled = known.module_expression
         return Hint(
-            text=f"{module} was made with inplace=True and writes over its input: let it make a "
-            "new tensor",
+            text=f"{known.module} was made with inplace=True and writes over its input: let it "
+            "make a new tensor",
             fix=f"{spelled}.inplace = False" if spelled else None,
         )
     return Hint(
         text="make a new tensor instead of changing the one that backward needs",
-        fix=_new_tensor(code, evidence.fact("inplace.modified_by") or ""),
+        fix=_new_tensor(code, known.modified.op or ""),
     )
 
 

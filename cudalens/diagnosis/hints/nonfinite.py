@@ -25,6 +25,11 @@ def _made(evidence: Evidence, names: frozenset[str]) -> bool:
     return violation is not None and violation.is_nonfinite and violation.op in names
 
 
+def _input(evidence: Evidence, name: str) -> str | None:
+    """Return an input of the op at the position of the first NaN or infinity."""
+    return dict(evidence.violation.inputs).get(name) if evidence.violation else None
+
+
 def _smallest(evidence: Evidence, *arguments: str) -> tuple[str | None, float] | None:
     """Return the expression and the minimum of the first of the arguments that is known."""
     for name in arguments:
@@ -40,7 +45,7 @@ def division_by_zero(evidence: Evidence) -> Hint | None:
     if not _made(evidence, _DIVISIONS) or evidence.phase == "backward":
         return None
     key = "self" if evidence.op.name in ("aten::reciprocal", "aten::reciprocal_") else "other"
-    if evidence.fact(f"nonfinite.{key}") not in ("0", "0.0", "-0.0"):
+    if _input(evidence, key) not in ("0", "0.0", "-0.0"):
         return None
     return Hint(
         text="the divisor is 0 there: dividing by 0 gives inf, 0 / 0 gives nan",
@@ -82,7 +87,7 @@ def logarithm_of_zero(evidence: Evidence) -> Hint | None:
 @rule(priority=10)
 def all_masked(evidence: Evidence) -> Hint | None:
     """A softmax over a row of -inf alone divides 0 by 0."""
-    if evidence.fact("nonfinite.row") != "masked":
+    if evidence.violation is None or not evidence.violation.is_masked_row:
         return None
     return Hint(
         text="this row is -inf everywhere: all its places are masked, and softmax divides 0 by 0; "
@@ -93,7 +98,7 @@ def all_masked(evidence: Evidence) -> Hint | None:
 @rule(priority=10)
 def exponent_too_large(evidence: Evidence) -> Hint | None:
     """exp() leaves the range of the dtype."""
-    value = evidence.fact("nonfinite.self")
+    value = _input(evidence, "self")
     if not _made(evidence, _EXPONENTIALS) or evidence.phase == "backward" or value is None:
         return None
     return Hint(
@@ -199,16 +204,16 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
 @rule(priority=29)
 def nan_came_in(evidence: Evidence) -> Hint | None:
     """All results were looked at, and the first NaN was in a tensor or in the code already."""
-    op, found = evidence.fact("nan.op"), fault(evidence)
-    if op is None or found is None or evidence.violation is None:
+    first, found = evidence.nan_watch and evidence.nan_watch.arrival, fault(evidence)
+    if not first or found is None or evidence.violation is None:
         return None
     if not found[1].summary.nan and not bad_values(evidence) & LOST_NUMBERS:
         return None
-    line, name = evidence.fact("nan.line"), evidence.fact("nan.name")
-    where = f" in line {line}" if line else ""
+    op, name = first.op, first.name
+    where = f" in line {first.line}" if first.line else ""
     given = f"{op}{where} was called with it"
     if name is not None:
-        given = f"{op}{where} read it from {name} ({evidence.fact('nan.values')})"
+        given = f"{op}{where} read it from {name} ({first.values})"
     elif op.startswith("aten::lift_fresh"):
         given = f"a tensor was made{where} of numbers that held it"
     return Hint(

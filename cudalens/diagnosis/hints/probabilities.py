@@ -113,7 +113,8 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
 def nan_before(evidence: Evidence) -> Hint | None:
     """NaN was in the input already: its cause is an earlier op, not this one."""
     found = fault(evidence)
-    if found is None or not found[1].summary.nan or evidence.fact("nan.op"):
+    watch = evidence.nan_watch
+    if found is None or not found[1].summary.nan or (watch and watch.arrival):
         return None
     fact = found[1]
     count = f"{fact.summary.nan} of {found[0].offenders.total or fact.summary.nan} numbers"
@@ -122,5 +123,5 @@ def nan_before(evidence: Evidence) -> Hint | None:
     where = f"; the first recorded op that gave one is in line {first.line}" if first else ""
     return Hint(
         text=f"{count} were NaN before this op, which only met them{where}",
-        fix=None if evidence.fact("nan.watched") else "%%cudacheck --nan",
+        fix=None if watch else "%%cudacheck --nan",
     )

@@ -13,7 +13,6 @@ from cudalens.diagnosis.hints._reading import HALVES, ROUNDING, ends_of, numbers
 
 _FILTER = re.compile(r"top_?[kp]\b|nucleus|min_p\b|masked_fill|filter", re.IGNORECASE)
 _TEMPERATURES = ("temperature", "temp", "tau")
-_VARIABLE = "variable."
 _COLD = {"float16": 1e-3}
 _FREEZING = 1e-30
 """Below it, scores of any usual size divided by the temperature overflow; in float16 earlier."""
@@ -103,11 +102,7 @@ def _is_number(text: str) -> bool:
 
 def _temperature(evidence: Evidence) -> tuple[str, float] | None:
     """Return the temperature of the draw as it is written, and its value; ``None`` if not known."""
-    values = {
-        name.removeprefix(_VARIABLE): float(value)
-        for name, value in evidence.facts
-        if name.startswith(_VARIABLE)
-    }
+    values = dict(evidence.call_context.temperatures)
     tree = parsed(evidence.call_text or "")
     given = tree.keywords if isinstance(tree, ast.Call) else []
     for item in given:

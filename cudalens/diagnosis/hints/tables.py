@@ -97,7 +97,7 @@ def _is_padding(evidence: Evidence, ids: Ids) -> bool:
     """Return whether the only bad id fills the ends of the rows, all on the same side."""
     if len(ids.bad) != 1:
         return False
-    if evidence.fact("tokenizer.pad_token_id") == str(next(iter(ids.bad))):
+    if evidence.call_context.pad_token_id == next(iter(ids.bad)):
         return True
     if not ids.all_listed or len(ids.fact.shape) != 2:
         return False
@@ -138,7 +138,7 @@ def added_tokens(evidence: Evidence) -> Hint | None:
         return None
     if ids.counts_from_one and not in_library(evidence, "transformers"):
         return None
-    known = evidence.fact("tokenizer.length")
+    known = evidence.call_context.tokenizer_length
     length = f" (the tokenizer has {known})" if known else ""
     is_library = in_library(evidence, "transformers")
     why = "the table was not resized" if is_library else "the table was not made larger"
@@ -173,7 +173,7 @@ def other_vocabulary(evidence: Evidence) -> Hint | None:
         return None
     if ids.high - ids.size < _JUST_BEYOND:
         return None
-    known = evidence.fact("tokenizer.length")
+    known = evidence.call_context.tokenizer_length
     length = f", the tokenizer has {known} entries" if known else ""
     return Hint(
         text=f"ids go up to {ids.high} in a table of {ids.size} rows{length}: they look like the "

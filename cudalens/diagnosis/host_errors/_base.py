@@ -140,8 +140,7 @@ def _placed(verdict: HostVerdict, error: ErrorFacts, evidence: Evidence) -> Host
     reraised = _RERAISED.match(error.message)
     if reraised is None:
         return verdict
-    line = evidence.fact("worker.at")
-    at = f", at {line}" if line else ""
+    at = f", at {evidence.worker_line}" if evidence.worker_line else ""
     return replace(verdict, explanation=f"Raised {reraised[2]}{at}. {verdict.explanation}")
 
 

@@ -15,7 +15,8 @@ from cudalens.diagnosis.host_errors._words import called, ints, said, spoken
 )
 def argument_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A function of torch's got something that is no tensor, or no number."""
-    kind = evidence.fact("argument.type") or match["got"]
+    odd = evidence.refused_call.odd_argument
+    kind = odd.kind if odd else match["got"]
     name = spoken(evidence, match["name"])
     return host(
         f"{name} is a {kind}, {match['op']} takes a {match['want']}",
@@ -25,7 +26,7 @@ def argument_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         name,
         got=match["got"],
         want=match["want"],
-        expression=evidence.fact("argument.expression"),
+        expression=odd.expression if odd else None,
         type=kind,
     )
 
@@ -37,9 +38,10 @@ def argument_type(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
 )
 def array_in_library(evidence: Evidence, match: re.Match[str]) -> HostVerdict | None:
     """A library asked an array or list what only a tensor knows."""
-    kind, name = evidence.fact("argument.type"), evidence.fact("argument.name")
-    if kind is None or name is None:
+    odd = evidence.refused_call.odd_argument
+    if odd is None:
         return None
+    kind, name = odd.kind, odd.name
     asked = match["name"] or called(evidence) or "size"
     return host(
         f"{name} is a {kind}, a tensor is wanted: it was asked for .{asked}",
@@ -47,7 +49,7 @@ def array_in_library(evidence: Evidence, match: re.Match[str]) -> HostVerdict | 
         name,
         got=kind.split(" ", 1)[0],
         want="Tensor",
-        expression=evidence.fact("argument.expression"),
+        expression=odd.expression if odd else None,
         type=kind,
     )
 
@@ -55,7 +57,7 @@ def array_in_library(evidence: Evidence, match: re.Match[str]) -> HostVerdict | 
 @family(r"(?P<f>[\w.]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'", is_distinct=False)
 def unknown_argument(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A function or model has no argument of this name."""
-    known = (evidence.fact("callee.parameters") or "").split()
+    known = evidence.refused_call.parameters
     kind = _model(evidence, match["f"])
     listed = f" It takes {', '.join(known[:12])}." if known else ""
     return host(
@@ -63,7 +65,7 @@ def unknown_argument(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         f"The call passes {match['name']}.{listed}",
         match["name"],
         name=match["name"],
-        known=tuple(known),
+        known=known,
     )
 
 
@@ -118,11 +120,11 @@ def _model(evidence: Evidence, function: str) -> str:
 def model_input_missing(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A model of a library got none of the inputs that it can start from."""
     names = re.findall(r"\w+_\w+", match["names"])
-    said_given = evidence.fact("forward.given")
-    if not names or said_given is None:
+    passed = evidence.refused_call.given
+    if not names or passed is None:
         return host(match[0], "", None)
     kind = evidence.module_type or "the model"
-    given = [name for name in names if name in said_given.split()]
+    given = [name for name in names if name in passed]
     if given:
         return host(
             f"{kind} got {' and '.join(given)}, and takes exactly one of {', '.join(names)}",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report import Evidence
+from cudalens.core.report_types import LineRef, ProvenanceStep
 from cudalens.diagnosis.host_errors._base import HostVerdict, autograd, family
 from cudalens.diagnosis.host_errors._detaching import detaching
 from cudalens.diagnosis.host_errors._words import called, dtype, expression, ints, named, said
@@ -20,7 +22,7 @@ _MAX_SAVERS = 3
 def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """A tensor that backward needs was changed in place after it had been saved."""
     shape, kind = ints(match["shape"]), dtype(match["kind"])
-    modified = _step(evidence, "modified")
+    modified = _format_step(evidence.modified.modified if evidence.modified else None)
     source = f", output {match['at']} of {match['node']}," if match["node"] else ""
     if modified:
         headline = f"{modified} changed a tensor that backward needs: "
@@ -43,12 +45,15 @@ def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> HostVerdi
 
 def _savers(evidence: Evidence) -> str:
     """Say which op saved the tensor, or what is known of it besides."""
-    savers = [text for key, text in evidence.facts if key.startswith("inplace.saver_")]
+    known = evidence.modified
+    if known is None:
+        return ""
+    savers = list(map(_format_step, known.savers))
     if len(savers) == 1:
         return f"It was saved by {savers[0]}. "
     if 1 < len(savers) <= _MAX_SAVERS:
         return f"It was saved by one of these: {'; '.join(savers)}. "
-    made, read = _step(evidence, "made"), _step(evidence, "read")
+    made, read = _format_step(known.made), _format_step(known.read)
     if made and read and made != read:
         return f"It was made by {made} and last read by {read}. "
     if made or read:
@@ -56,14 +61,11 @@ def _savers(evidence: Evidence) -> str:
     return ""
 
 
-def _step(evidence: Evidence, key: str) -> str | None:
-    """Return an op and its line as a recorder noted them: ``aten::add_ at In [3] line 7: w +=
-    1``.
-    """
-    name, place = evidence.fact(f"inplace.{key}_by"), evidence.fact(f"inplace.{key}_at")
-    if not name or not place or place in name:
-        return name or place or None
-    return f"{name} at {place}"
+def _format_step(step: ProvenanceStep | None) -> str:
+    """Return an op and its line: ``aten::add_ at In [3] line 7: w += 1``."""
+    if step is None:
+        return ""
+    return " at ".join(filter(None, [step.op, step.source.format() if step.source else ""]))
 
 
 @family(r"element (?P<at>\d+) of tensors does not require grad and does not have a grad_fn")
@@ -266,7 +268,8 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
     """The graph was freed by an earlier backward."""
     fact = named(evidence, "self", "tensors", "tensors[0]", "outputs", "outputs[0]")
     subject = expression(fact) or "this loss"
-    made, by = _line(evidence, "made"), _line(evidence, "by")
+    freed = evidence.freed or FreedGraph(node="")
+    made, by = _where(freed.made), _where(freed.freed)
     headline = f"a part of the graph of {subject} was freed by an earlier backward"
     if made and by:
         headline = f"{subject} leads into the graph of {made}, which backward in {by} has freed"
@@ -275,42 +278,42 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
         _told(evidence) or _GENERAL,
         fact.argument if fact else None,
         expression=expression(fact),
-        name=evidence.fact("freed.name"),
-        kind=evidence.fact("freed.kind"),
+        name=freed.name,
+        kind=freed.container,
         by=by,
-        read=_line(evidence, "read"),
-        kept=_line(evidence, "kept"),
-        is_made_again=evidence.fact("freed.again") is not None,
-        has_stepped=evidence.fact("freed.stepped") is not None,
-        code=(evidence.fact("freed.by_at") or "").partition(": ")[2],
-        kept_code=(evidence.fact("freed.kept_at") or "").partition(": ")[2],
+        read=_where(freed.read),
+        kept=_where(freed.kept),
+        is_made_again=freed.is_made_again,
+        has_stepped=freed.has_stepped,
+        code=(freed.freed and freed.freed.text) or "",
+        kept_code=(freed.kept and freed.kept.text) or "",
     )
 
 
 def _told(evidence: Evidence) -> str:
     """Say what freed the graph, and what led back into it."""
-    by, made, read, kept = _spelled(evidence, "by", "made", "read", "kept")
+    freed = evidence.freed
+    if freed is None:
+        return ""
+    by, made, read, kept = _with_code(freed.freed, freed.made, freed.read, freed.kept)
     if not made or not by:
         return ""
-    node = evidence.fact("freed.node")
-    said = f"backward frees what the forward pass had saved: {by} freed {node} of {made}."
+    said = f"backward frees what the forward pass had saved: {by} freed {freed.node} of {made}."
     if not read:
         return said
-    what = evidence.fact("freed.name") or "a tensor"
+    what = freed.name or "a tensor"
     return f"{said} After that, {read} read {what} as {kept} had made it before."
 
 
-def _spelled(evidence: Evidence, *keys: str) -> list[str]:
+def _with_code(*lines: LineRef | None) -> list[str]:
     """Return places with their texts, each text once: ``line 7 (h = rnn(x, h))``."""
     found: list[str] = []
-    for key in keys:
-        line, _, code = (evidence.fact(f"freed.{key}_at") or "").partition(": ")
-        spelled = f"{line} ({code})" if code else line
-        found.append(line if spelled in found else spelled)
+    for line in lines:
+        where = _where(line) or ""
+        text = f"{where} ({line.text})" if line and line.text else where
+        found.append(where if text in found else text)
     return found
 
 
-def _line(evidence: Evidence, key: str) -> str | None:
-    """Return the place without its text: ``line 7``."""
-    place = evidence.fact(f"freed.{key}_at")
-    return place.partition(": ")[0] if place else None
+def _where(line: LineRef | None) -> str | None:
+    return (line.where or None) if line else None

@@ -26,7 +26,7 @@ _NCCL_SAID = re.compile(r"Last error:\s*\n([^\n]+)")
 
 def _has_waited(evidence: Evidence) -> bool:
     """Return whether the block was checked with a wait after each op."""
-    return evidence.fact("check.waits") == "yes"
+    return evidence.synchronization.waits is True
 
 
 def _dead(evidence: Evidence) -> str:

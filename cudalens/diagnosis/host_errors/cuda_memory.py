@@ -69,7 +69,7 @@ def _full(
     headline = "the GPU has no room" + (f" for {asked}" if asked else "")
     if free and total:
         headline += f": {free} of {total} is free"
-    held = [text for name, text in evidence.facts if name.startswith("memory.")]
+    held = evidence.memory_holders
     unused = f", another {reserved} is reserved and unused" if reserved else ""
     fixes = _memory_fixes(_bytes(asked), _bytes(total), _bytes(reserved), message)
     parts = [

@@ -220,7 +220,7 @@ def _is_true_dimension(evidence: Evidence) -> bool:
     if evidence.op.name is not None:
         return not evidence.op.name.startswith(_INDEXED_BY_TENSORS)
     api = evidence.op.api or ""
-    return evidence.fact("indices.are") == "numbers" or bool(api and not api.endswith("item__"))
+    return evidence.refused_call.is_indexed_by_numbers or bool(api and not api.endswith("item__"))
 
 
 @family(
@@ -292,18 +292,15 @@ def permuted_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict
 
 def beyond_positions(evidence: Evidence, *sizes: int) -> HostVerdict | None:
     """Return the verdict when the sizes that collide are the tokens and the rows of the table."""
-    name, rows, tokens = (
-        evidence.fact(f"positions.{item}") for item in ("input", "rows", "tokens")
-    )
-    if name is None or rows is None or tokens is None:
+    found = evidence.refused_call.position_table
+    if found is None or {found.rows, found.tokens} != set(sizes):
         return None
-    if {int(rows), int(tokens)} != set(sizes):
-        return None
+    name, rows, tokens = found.input, found.rows, found.tokens
     kind = evidence.module_type or "the model"
     return host(
         f"{name} has {tokens} tokens, {kind} has positions for {rows}",
         "max_position_embeddings sets how many tokens a row may have: each takes its own position.",
         name,
-        rows=int(rows),
-        tokens=int(tokens),
+        rows=rows,
+        tokens=tokens,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cudalens.core.evidence_types import CallContext
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, OpName, TensorFact, TensorSummary
 from cudalens.diagnosis.hints import MAX_HINTS, _base, table
@@ -314,7 +315,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
                 100,
                 "word_embeddings",
                 shape=(2, 5),
-                facts=(("tokenizer.pad_token_id", "100"),),
+                call_context=CallContext(pad_token_id=100),
             ),
             "padding_beyond_table",
             id="the tokenizer's padding id",

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from cudalens.core.evidence_types import CallContext, ModifiedTensor
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import Hint, TensorFact
+from cudalens.core.report_types import Hint, LineRef, ProvenanceStep, TensorFact
 from tests import hint_evidence as given
 
 ELEVEN_OF_TWELVE = [*range(1, 11), 12]
@@ -220,14 +221,14 @@ def test_one_end_alone_is_not_shifted() -> None:
 # --- heads and layers ----------------------------------------------------------------------------
 
 
-def of_model(kind: str | None, values: list[int], **rest: Any) -> Evidence:
+def of_model(kind: str | None, values: list[int], pad: int | None = None, **rest: Any) -> Evidence:
     """The evidence of labels in a loss inside transformers, for 50 outputs."""
     return given.labels(
         values,
         50,
         call="model(ids, labels=y)",
         library=given.TRANSFORMERS,
-        facts=(*rest.pop("facts", ()), *([("transformers.model", kind)] if kind else [])),
+        call_context=CallContext(model=kind, pad_token_id=pad),
         **rest,
     )
 
@@ -259,21 +260,20 @@ def test_num_labels_is_for_heads_that_have_it(
 @pytest.mark.parametrize(
     ("pad", "fix"),
     [
-        ("50", "model(ids, labels=y.masked_fill(y == 50, -100))"),
-        ("49", "model.resize_token_embeddings(len(tokenizer))"),
+        (50, "model(ids, labels=y.masked_fill(y == 50, -100))"),
+        (49, "model.resize_token_embeddings(len(tokenizer))"),
     ],
 )
-def test_labels_that_pad_are_known_by_the_tokenizer(pad: str, fix: str) -> None:
+def test_labels_that_pad_are_known_by_the_tokenizer(pad: int, fix: str) -> None:
     """The padding id among the labels is proven where the tokenizer is at hand."""
-    facts = (("tokenizer.pad_token_id", pad),)
-    assert first(of_model("GPT2LMHeadModel", [0, 3, 50], facts=facts)).fix == fix
+    assert first(of_model("GPT2LMHeadModel", [0, 3, 50], pad=pad)).fix == fix
 
 
 def test_labels_of_a_language_model_are_not_called_one_based() -> None:
     """Token 0 is one that texts seldom hold."""
     evidence = replace(
         given.labels(given.ONE_TO_TEN, 10, call="model(ids, labels=y)", library=given.TRANSFORMERS),
-        facts=(("transformers.model", "GPT2LMHeadModel"),),
+        call_context=CallContext(model="GPT2LMHeadModel"),
     )
     assert rules(evidence) == ("label_beyond_vocabulary",)
 
@@ -448,8 +448,9 @@ def test_labels_that_a_decoder_reads_are_padded_for_the_loss(
 def drawn_at(value: str, dtype: str = "float32", **rest: Any) -> Evidence:
     """The evidence of weights with NaN, drawn after a division by a temperature."""
     call = "torch.multinomial(torch.softmax(z / temperature, -1), 1)"
-    facts = (("variable.temperature", value),)
-    return given.drawn([math.nan, 0.5], **{"call": call, "facts": facts, "dtype": dtype, **rest})
+    seen = CallContext(temperatures=(("temperature", float(value)),))
+    known = {"call": call, "call_context": seen, "dtype": dtype, **rest}
+    return given.drawn([math.nan, 0.5], **known)
 
 
 @pytest.mark.parametrize(
@@ -538,9 +539,10 @@ def test_a_step_is_named_wherever_it_stands_on_the_line(code: str, is_step: bool
             "inplace operation: [torch.FloatTensor [8, 3]], which is output 0 of AsStrided, is at "
             "version 2; expected version 1 instead.",
         ),
-        facts=(
-            ("inplace.modified_by", "aten::_foreach_add_"),
-            ("inplace.modified_at", f"In [3] line 7: {code}"),
+        modified=ModifiedTensor(
+            modified=ProvenanceStep(
+                op="aten::_foreach_add_", source=LineRef(cell=3, line=7, text=code)
+            )
         ),
     )
     found = first(evidence)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from cudalens import simulate
+from cudalens.core.evidence_types import Synchronization
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import OpName
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.host_errors import is_sticky, table
-from cudalens.evidence.memory import MAX_LISTED, is_full, spoken
+from cudalens.evidence.memory import MAX_LISTED, format_bytes, is_full
 from tests.hostcells import run_cell
 
 DSA = (
@@ -233,7 +234,7 @@ def test_a_check_that_waited_is_not_recommended_again(name: str) -> None:
     """Without one it is the next step; within one another is, and no earlier op is blamed."""
     message = TEXTS[name][0]
     assert "under %%cudacheck" in report_of(message).explanation
-    checked = report_of(message, facts=(("check.waits", "yes"),)).explanation
+    checked = report_of(message, synchronization=Synchronization(waits=True)).explanation
     assert "%%cudacheck" not in checked and "earlier op" not in checked
     assert checked.count("Next step") == 1
 
@@ -400,7 +401,7 @@ def test_a_cell_that_keeps_nothing_gets_no_list(sim: simulate.Simulation) -> Non
 )
 def test_sizes_are_spoken_as_torch_does(size: int, text: str) -> None:
     """Binary units with two decimals."""
-    assert spoken(size) == text
+    assert format_bytes(size) == text
 
 
 def test_full_memory_has_two_names() -> None:

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 import pytest
 
 from cudalens import simulate
+from cudalens.core.evidence_types import ModifiedTensor
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import CodeLine, OpName, SourceSpan, TensorFact
+from cudalens.core.report_types import (
+    CodeLine,
+    LineRef,
+    OpName,
+    ProvenanceStep,
+    SourceSpan,
+    TensorFact,
+)
 from cudalens.diagnosis import host_errors
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.hints import table
@@ -1493,6 +1501,11 @@ def test_no_detaching_line_is_invented(lines: tuple[str, ...]) -> None:
     assert hints_of(evidence) == ()
 
 
+def step(op: str, line: int, text: str) -> ProvenanceStep:
+    """A recorded op of the cell with number 3."""
+    return ProvenanceStep(op=op, source=LineRef(cell=3, line=line, text=text))
+
+
 @pytest.mark.parametrize(
     ("code", "fix"),
     [
@@ -1517,10 +1530,8 @@ def test_an_in_place_line_is_written_anew(code: str, fix: str | None) -> None:
             "inplace operation: [torch.FloatTensor [3]], which is output 0 of ExpBackward0, is at "
             "version 1; expected version 0 instead.",
         ),
-        facts=(
-            ("inplace.modified_by", "aten::add_"),
-            ("inplace.modified_at", f"In [3] line 7: {code}"),
-            ("inplace.saver_0", "aten::exp at In [3] line 6: y = w.exp()"),
+        modified=ModifiedTensor(
+            modified=step("aten::add_", 7, code), savers=(step("aten::exp", 6, "y = w.exp()"),)
         ),
     )
     report = diagnose(evidence)

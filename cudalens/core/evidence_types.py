@@ -1,0 +1,155 @@
+"""What single collectors found out about a failure: the optional parts of an ``Evidence``.
+
+Each part is ``None``, or empty, where its collector was not asked or found nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudalens.core.report_types import LineRef, ProvenanceStep
+
+__all__ = [
+    "CallContext",
+    "DeviceFault",
+    "FreedGraph",
+    "ModifiedTensor",
+    "NanArrival",
+    "NanWatch",
+    "OddArgument",
+    "PositionTable",
+    "RefusedCall",
+    "Synchronization",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallContext:
+    """The variables around a call, read without running code of the user's."""
+
+    library_names: tuple[tuple[str, str], ...] = ()
+    """Arguments of the op, and the variables under which a library's function holds them."""
+    model: str | None = None
+    """The class of the innermost running model of transformers."""
+    tokenizer_length: int | None = None
+    pad_token_id: int | None = None
+    temperatures: tuple[tuple[str, float], ...] = ()
+    """Numbers called a temperature, by the expression that reads them."""
+
+    def library_name(self, argument: str) -> str | None:
+        """Return the variable under which a library's function holds an argument of the op."""
+        return dict(self.library_names).get(argument)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddArgument:
+    """An argument of a refused call that is no tensor and no number."""
+
+    name: str
+    kind: str
+    """Its type, and dtype if it has one: ``numpy.ndarray of float64``."""
+    expression: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionTable:
+    """An input of a model of transformers that is longer than the model's table of positions."""
+
+    input: str
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedCall:
+    """What is known of the arguments of a refused call besides their values."""
+
+    odd_argument: OddArgument | None = None
+    parameters: tuple[str, ...] = ()
+    """The parameters of the module whose forward refused its arguments."""
+    given: tuple[str, ...] | None = None
+    """The parameters that the forward which raised was given; ``None`` where none raised."""
+    position_table: PositionTable | None = None
+    is_indexed_by_numbers: bool = False
+    """Whether the running subscript is proven to hold whole numbers and slices only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModifiedTensor:
+    """The saved tensor that autograd found changed in place."""
+
+    modified: ProvenanceStep | None = None
+    """The last write to it."""
+    made: ProvenanceStep | None = None
+    read: ProvenanceStep | None = None
+    savers: tuple[ProvenanceStep, ...] = ()
+    """The ops of which one saved it."""
+    is_parameter: bool = False
+    module: str | None = None
+    """The class of torch's module that wrote it because of ``inplace=True``."""
+    module_expression: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreedGraph:
+    """The part of the graph that an earlier backward has freed, and what leads back into it.
+
+    A line without cell and file stands where the failing line does.
+    """
+
+    node: str
+    made: LineRef | None = None
+    freed: LineRef | None = None
+    read: LineRef | None = None
+    """The line that read, after the backward, what ``kept`` had made before it."""
+    kept: LineRef | None = None
+    name: str | None = None
+    """The variable that the line read."""
+    container: str | None = None
+    """What the variable holds: ``tensor``, ``tuple`` or ``list``."""
+    has_stepped: bool = False
+    is_made_again: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFault:
+    """How the device had failed when an exception was met."""
+
+    hidden_error: str | None = None
+    """The device's own error behind an exception that does not speak of it."""
+    is_assert: bool = False
+    """Whether the hidden error is a device-side assert."""
+    was_before: bool = False
+    """Whether the context had ended before the block began."""
+    is_met_again: bool = False
+    """Whether the exception is a later one than that of the op which ended the context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronization:
+    """Whether the check waited for the device, so that an error belongs to the op it met."""
+
+    waits: bool | None = None
+    """Whether the check waited after each op; ``None`` where nothing was checked."""
+    is_op_unwaited: bool = False
+    """Whether the failed op was not waited for, so that an earlier one may be at fault."""
+    previous_op: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanArrival:
+    """How the first NaN of a block came, where the op was given it."""
+
+    op: str
+    line: int | None = None
+    name: str | None = None
+    """The user's name for the tensor that held it."""
+    values: str | None = None
+    """How many of its values, and where: ``2 of 9 values, the first at [1, 0]``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanWatch:
+    """That each result was looked at, and how the first NaN came if an op was given it."""
+
+    arrival: NanArrival | None = None
