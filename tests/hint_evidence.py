@@ -25,7 +25,7 @@ from cudalens.core.report_types import (
     TensorSummary,
     Violation,
 )
-from cudalens.diagnosis.hints import find_hints
+from cudalens.diagnosis.diagnose import diagnose
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
@@ -33,10 +33,9 @@ TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
 
 def hints_of(evidence: Evidence) -> tuple[Hint, ...]:
     """Return the hints that an evidence carries; no rule may raise on it."""
-    troubles: list[str] = []
-    found = find_hints(evidence, troubles)
-    assert troubles == [], troubles
-    return found
+    report = diagnose(evidence)
+    assert report.limits == evidence.limits, report.limits
+    return report.hints
 
 
 def summary(values: Sequence[float]) -> TensorSummary:

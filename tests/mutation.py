@@ -28,14 +28,15 @@ from queue import SimpleQueue
 ROOT = Path(__file__).parent.parent
 FAMILIES = {
     "guards": ("tests/guards/test_*.py",),
-    "diagnosis/hints": (
+    "diagnosis/hints": ("tests/diagnosis/hints/test_*.py", "tests/recorder/test_nonfinite.py"),
+    "diagnosis/host_errors": (
+        "tests/diagnosis/host_errors/test_*.py",
         "tests/diagnosis/hints/test_*.py",
-        "tests/diagnosis/host_errors/test_host_errors.py",
-        "tests/recorder/test_nonfinite.py",
+        "tests/evidence/test_freed_graph.py",
     ),
 }
 """Folders of the package that are mutated, and the tests that concern each."""
-FIRST = {"hostvalues": "test_host_errors", "autograd": "test_host_errors"}
+FIRST = {"devices": "test_host_errors", "dtypes": "test_host_errors", "in_place": "test_inplace"}
 """Modules whose own tests are not named after them."""
 NOT_COPIED = (".*", "build", "dist", "docs", "notebooks", "__pycache__", "*.egg-info")
 SAME = ("_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")

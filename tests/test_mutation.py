@@ -35,7 +35,7 @@ def test_a_module_is_judged_by_its_family_own_tests_first() -> None:
     assert losses[0] == "tests/guards/test_losses.py"
     assert "tests/guards/test_catalogue.py" in losses
     assert not any("hints" in name for name in losses)
-    first = mutation.tests_of("cudalens/diagnosis/hints/hostvalues.py")[0]
+    first = mutation.tests_of("cudalens/diagnosis/host_errors/devices.py")[0]
     assert first == "tests/diagnosis/host_errors/test_host_errors.py"
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
-from cudalens.core.report_types import Bounds, Certainty, Kind, Offenders, OpName, Violation
+from cudalens.core.report_types import Bounds, Certainty, Hint, Kind, Offenders, OpName, Violation
 from cudalens.diagnosis.assert_verdict import explain_assert
-from cudalens.diagnosis.hints import find_hints
+from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
 
 ASSERT_CODE = 710
@@ -25,6 +25,8 @@ class Verdict:
     explanation: str
     argument: str | None = None
     context_usable: bool | None = True
+    hints: tuple[Hint, ...] = ()
+    troubles: tuple[str, ...] = ()
 
 
 def diagnose(evidence: Evidence) -> Report:
@@ -32,7 +34,10 @@ def diagnose(evidence: Evidence) -> Report:
     verdict = _verdict(evidence)
     violation = evidence.violation
     limits = Limits()
-    hints = limits.attempt("hints", lambda: find_hints(evidence, limits.lines), tuple)
+    for line in verdict.troubles:
+        limits.add(line)
+    found = limits.attempt("hints", lambda: find_hints(evidence, limits.lines), tuple)
+    hints = (*verdict.hints, *found)[:MAX_HINTS]
     return Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
@@ -153,6 +158,8 @@ def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
         explanation=found.explanation,
         argument=found.argument,
         context_usable=evidence.context_usable if found.has_device else None,
+        hints=found.hints,
+        troubles=found.troubles,
     )
 
 
@@ -165,7 +172,7 @@ def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> Ho
     if found.kind == "cuda_error" and fault.is_assert:
         real = explain_assert(evidence)
         hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
-        return replace(real, explanation=f"{hidden} {real.explanation}")
+        return replace(real, explanation=f"{hidden} {real.explanation}", hints=found.hints)
     rest = (
         f"Besides, the device had failed before ({fault.hidden_error}): restart the kernel to use "
         "it again."

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cudalens.core._python import parse, parse_expression
+from cudalens.core._python import parse
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Offender, TensorFact
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
+from cudalens.diagnosis.user_code import parsed
 
 GARBAGE = 1 << 48
 """No table has this many rows: an integer of this size was never an id."""
@@ -265,14 +266,6 @@ def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterator[TensorFact]:
             for item in evidence.tensors:
                 if _same(parsed(item.expression or ""), node):
                     yield item
-
-
-def parsed(expression: str) -> ast.expr | None:
-    """Read an expression, ``None`` when it is none."""
-    try:
-        return parse_expression(f"({expression}\n)").body
-    except (SyntaxError, ValueError):
-        return None
 
 
 def _same(left: ast.expr | None, right: ast.expr) -> bool:

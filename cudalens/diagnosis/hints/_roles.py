@@ -11,6 +11,7 @@ from typing import Literal
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, Violation
+from cudalens.diagnosis.user_code import in_library
 
 Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "action", "index"]
 
@@ -175,13 +176,6 @@ def is_run(fact: TensorFact) -> bool:
     if unique is not None:
         return len(unique) == count and count <= length
     return length < 2 * count <= 2 * length
-
-
-def in_library(evidence: Evidence, name: str) -> bool:
-    """Return whether the op was reached through a library, below the user's line."""
-    last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
-    below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
-    return any(f"/{name}/" in file for file in below)
 
 
 # --- the user's name -----------------------------------------------------------------------------

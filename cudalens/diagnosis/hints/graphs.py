@@ -5,8 +5,8 @@ from __future__ import annotations
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import rewritten
 from cudalens.diagnosis.hints._reading import Ids, ids_of, numel, runs_from_one, within
+from cudalens.diagnosis.user_code import rewritten
 
 
 @rule(priority=12)

@@ -9,9 +9,8 @@ from typing import Literal
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import called, list_of, rewritten
-from cudalens.diagnosis.hints._reading import Ids, ids_of, parsed
-from cudalens.diagnosis.hints._roles import in_library
+from cudalens.diagnosis.hints._reading import Ids, ids_of
+from cudalens.diagnosis.user_code import called_name, in_library, list_of, parsed, rewritten
 
 MAX_CLASSES = 1 << 20
 _GRAYS = (128, 255)
@@ -76,7 +75,7 @@ def _model_name(evidence: Evidence) -> str:
     tree = parsed(evidence.call_text or "")
     keywords = tree.keywords if isinstance(tree, ast.Call) else []
     is_model = any(item.arg in (None, "labels") for item in keywords)
-    return (called(evidence) if is_model else None) or "model"
+    return (called_name(evidence) if is_model else None) or "model"
 
 
 @rule(priority=22)

@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import rewritten
 from cudalens.diagnosis.hints._reading import (
     EXACT,
     GARBAGE,
     LOST_NUMBERS,
     cast_source,
     ids_of,
-    parsed,
     shifted_source,
     shifting_step,
 )
-from cudalens.diagnosis.hints._roles import bad_values, fault, in_library, role_of
+from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
 from cudalens.diagnosis.hints.picks import is_length
+from cudalens.diagnosis.user_code import in_library, parsed, rewritten
 
 _WORD = 1 << 32
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")

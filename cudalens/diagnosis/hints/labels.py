@@ -5,10 +5,17 @@ from __future__ import annotations
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import called, list_of, rewritten, with_keyword
-from cudalens.diagnosis.hints._reading import Ids, ids_of, is_wrapped, parsed, shifting_step
-from cudalens.diagnosis.hints._roles import bad_values, fault, in_library
+from cudalens.diagnosis.hints._reading import Ids, ids_of, is_wrapped, shifting_step
+from cudalens.diagnosis.hints._roles import bad_values, fault
 from cudalens.diagnosis.hints.heads import MAX_CLASSES, head_of, is_gray
+from cudalens.diagnosis.user_code import (
+    called_name,
+    in_library,
+    list_of,
+    parsed,
+    rewritten,
+    with_keyword,
+)
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 MARKS = (-1, -100)
@@ -59,7 +66,7 @@ def _binary_loss(evidence: Evidence, ids: Ids) -> str | None:
     scores = evidence.tensor("input") or evidence.tensor("self")
     if scores is None or not scores.expression or ids.named is None or not ids.named.expression:
         return None
-    name = called(evidence) or "F.cross_entropy"
+    name = called_name(evidence) or "F.cross_entropy"
     home = name.removesuffix("cross_entropy") if name.endswith(".cross_entropy") else "F."
     loss = f"{home}binary_cross_entropy_with_logits"
     fix = f"{loss}({scores.expression}.squeeze(1), {ids.named.expression}.float())"
@@ -233,7 +240,7 @@ def negative_in_one_hot(evidence: Evidence) -> Hint | None:
 def _without(evidence: Evidence, ids: Ids, harmless: str, kept: str) -> str | None:
     """Return the one-hot code of harmless values, with zeros where the mark was."""
     code = rewritten(evidence, ids.named, harmless)
-    is_code = (called(evidence) or "").rpartition(".")[2] == "one_hot"
+    is_code = (called_name(evidence) or "").rpartition(".")[2] == "one_hot"
     if code is None or ids.named is None or not is_code:
         return None
     return f"{code} * ({ids.named.expression} {kept})[..., None]"

@@ -7,9 +7,9 @@ import ast
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import rewritten, spliced
-from cudalens.diagnosis.hints._reading import LOST_NUMBERS, parsed
+from cudalens.diagnosis.hints._reading import LOST_NUMBERS
 from cudalens.diagnosis.hints._roles import bad_values, fault
+from cudalens.diagnosis.user_code import parsed, rewritten, spliced
 
 _HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 _DIVISIONS = frozenset({"aten::div", "aten::div_", "aten::reciprocal", "aten::reciprocal_"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import list_of, rewritten
 from cudalens.diagnosis.hints._reading import Ids, ids_of
 from cudalens.diagnosis.hints._roles import INTEGERS, table_name
+from cudalens.diagnosis.user_code import list_of, rewritten
 
 _PAGE = 1000
 """Coordinates of LayoutLM are thousandths of the page, in tables of 1024 rows."""

@@ -8,8 +8,8 @@ import re
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import last_name, list_of, rewritten
-from cudalens.diagnosis.hints._reading import Ids, ids_of, parsed
+from cudalens.diagnosis.hints._reading import Ids, ids_of
+from cudalens.diagnosis.user_code import last_name, list_of, parsed, rewritten
 
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
 _GATHERS = frozenset({"aten::gather", "aten::take_along_dim"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import called, rewritten, with_keyword
 from cudalens.diagnosis.hints._reading import Ids, ids_of
-from cudalens.diagnosis.hints._roles import INTEGERS, in_library, is_run
+from cudalens.diagnosis.hints._roles import INTEGERS, is_run
+from cudalens.diagnosis.user_code import called_name, in_library, rewritten, with_keyword
 
 
 def _offset(evidence: Evidence, ids: Ids) -> int:
@@ -66,7 +66,7 @@ def positions_beyond_table(evidence: Evidence) -> Hint | None:
     if _counted_offset(evidence, ids) and length <= ids.size:
         return None
     text = f"the sequence has {length} positions, the table {room}"
-    if (called(evidence) or "").endswith("generate"):
+    if (called_name(evidence) or "").endswith("generate"):
         prompt = _prompt(evidence, length)
         fix = with_keyword(evidence, ("generate",), "max_new_tokens", str(max(1, room - prompt)))
         note = f"prompt and new tokens together may have {room}"

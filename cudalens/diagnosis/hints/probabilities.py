@@ -5,9 +5,9 @@ from __future__ import annotations
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import renamed, rewritten
 from cudalens.diagnosis.hints._reading import HALVES, ROUNDING, ends_of, numbers_of
 from cudalens.diagnosis.hints._roles import fault
+from cudalens.diagnosis.user_code import renamed, rewritten
 
 _BCE = "aten::binary_cross_entropy"
 _IMAGE = 32.0

@@ -8,8 +8,8 @@ import re
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import last_name, rewritten, with_keyword
-from cudalens.diagnosis.hints._reading import HALVES, ROUNDING, ends_of, numbers_of, parsed
+from cudalens.diagnosis.hints._reading import HALVES, ROUNDING, ends_of, numbers_of
+from cudalens.diagnosis.user_code import last_name, parsed, rewritten, with_keyword
 
 _FILTER = re.compile(r"top_?[kp]\b|nucleus|min_p\b|masked_fill|filter", re.IGNORECASE)
 _TEMPERATURES = ("temperature", "temp", "tau")

@@ -9,9 +9,9 @@ from itertools import groupby
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._fixes import called, list_of, rewritten
-from cudalens.diagnosis.hints._reading import Ids, ids_of, parsed, shifting_step
-from cudalens.diagnosis.hints._roles import in_library, is_vocabulary
+from cudalens.diagnosis.hints._reading import Ids, ids_of, shifting_step
+from cudalens.diagnosis.hints._roles import is_vocabulary
+from cudalens.diagnosis.user_code import called_name, in_library, list_of, parsed, rewritten
 
 _JUST_BEYOND = 64
 """Tokens are added by the handful; ids further out belong to another vocabulary."""
@@ -80,7 +80,7 @@ def _padded(evidence: Evidence, ids: Ids, mark: int) -> str:
 
 def _padding_id(evidence: Evidence) -> str:
     """Return the user's expression for the padding id, where the table has none."""
-    name = (called(evidence) or "").removesuffix(".forward")
+    name = (called_name(evidence) or "").removesuffix(".forward")
     is_decoder = "decoder" in (evidence.module_path or "")
     if is_decoder and name.isidentifier() and in_library(evidence, "transformers"):
         # A model that makes decoder ids of labels has to have one.
@@ -155,7 +155,7 @@ def _resized(evidence: Evidence, ids: Ids) -> str:
         has_tokenizer = "transformers" in evidence.libraries
         rows = "len(tokenizer)" if has_tokenizer else ids.high + 1
         return _table(evidence, f"{rows}, dim")
-    name = called(evidence)
+    name = called_name(evidence)
     model = name.removesuffix(".generate").removesuffix(".forward") if name else "model"
     return _RESIZE.replace("model", model if ids.named else "model")
 

@@ -1,7 +1,6 @@
-"""Put torch's own exceptions into words: kind, headline, argument at fault.  Pure, no torch.
+"""Torch's own exceptions in plain words: kind, headline, argument at fault, hints.  No torch.
 
-One family of messages is one small function in a table; what no family knows is repeated as torch
-said it.
+What no pattern knows is repeated as torch said it.
 """
 
 from __future__ import annotations
@@ -11,26 +10,22 @@ import pkgutil
 
 from cudalens.diagnosis.host_errors._base import (
     REFUSED,
-    Family,
     HostVerdict,
+    MessagePattern,
     explain_host_error,
     is_known_message,
     table,
-    verdict_of,
 )
-from cudalens.diagnosis.host_errors._words import STICKY, cast, is_sticky
+from cudalens.diagnosis.host_errors._words import is_sticky
 
 __all__ = [
     "REFUSED",
-    "STICKY",
-    "Family",
     "HostVerdict",
-    "cast",
+    "MessagePattern",
     "explain_host_error",
     "is_known_message",
     "is_sticky",
     "table",
-    "verdict_of",
 ]
 
 for _module in pkgutil.iter_modules(__path__):

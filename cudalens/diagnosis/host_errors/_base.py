@@ -1,19 +1,45 @@
-"""The framework of the families: the message of an exception and the evidence in, a verdict out."""
+"""The table of message patterns: one pattern knows one message, its verdict and its hints.
+
+A pattern is a row of texts (:func:`row`), or a function (:func:`pattern`) that yields a verdict and
+then hints; a function that yields nothing leaves the message to the next pattern.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import Certainty, Kind
+from cudalens.core.report_types import Certainty, Hint, Kind
 from cudalens.diagnosis.host_errors._sentences import is_sentence_of_torch
+from cudalens.diagnosis.host_errors._words import (
+    dtype,
+    expression_of,
+    format_shape,
+    ints,
+    its_shape,
+    named,
+    owner,
+)
+from cudalens.diagnosis.user_code import api_function
 
 REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
+NO_ASSERT = (
+    "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints under "
+    "every CUDA error, does not help."
+)
+"""What PyTorch prints under every CUDA error misleads under most of them."""
+_UNDER_CHECK = (
+    "restart the kernel and run the cell under %%cudacheck, which waits after each op and names "
+    "the one at fault."
+)
+_UNDER_SANITIZER = (
+    "restart the kernel and run the code as a script under NVIDIA's compute-sanitizer, which names "
+    "the kernel and the address."
+)
 _RAISED = "An exception of the host, and no device-side assert: it ends nothing on the GPU."
-"""Of a message that no family knows: linalg.cholesky and bincount ask a kernel first."""
+"""Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(
     {
@@ -37,55 +63,144 @@ class HostVerdict:
     explanation: str
     certainty: Certainty = "proven"
     argument: str | None = None
-    family: str | None = None
-    """The family that knows the message, ``None`` when torch's words are only repeated."""
+    pattern: str | None = None
+    """The pattern that knows the message, ``None`` when torch's words are only repeated."""
     has_device: bool = True
     """False when there is no device whose state could be told."""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """What was read from the message and the tensors; the hint rules of the family use it."""
+    hints: tuple[Hint, ...] = ()
+    troubles: tuple[str, ...] = ()
+    """One line for hints that could not be made."""
 
 
-Explain = Callable[[Evidence, "re.Match[str]"], HostVerdict | None]
+Answer = Iterator["HostVerdict | Hint"]
+"""A verdict, and hints after it; nothing where the pattern does not know the message after all."""
+Explain = Callable[[Evidence, "re.Match[str]"], Answer]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class MessagePattern:
     """One kind of message: how it is recognised and what it means."""
 
     name: str
-    pattern: re.Pattern[str]
+    regex: re.Pattern[str]
     explain: Explain
     is_distinct: bool
     """Whether nobody but torch and the libraries on top of it says such a thing."""
 
 
-_families: list[Family] = []
+_patterns: list[MessagePattern] = []
 
 
-def family(pattern: str, *, is_distinct: bool = True) -> Callable[[Explain], Explain]:
+def pattern(regex: str, *, is_distinct: bool = True) -> Callable[[Explain], Explain]:
     """Enter the decorated function into the table; the earlier of two that match is asked first."""
 
     def enter(explain: Explain) -> Explain:
         name = getattr(explain, "__name__", repr(explain))
-        compiled = re.compile(pattern, re.DOTALL)
-        _families.append(
-            Family(name=name, pattern=compiled, explain=explain, is_distinct=is_distinct)
-        )
+        _enter(name, regex, explain, is_distinct=is_distinct)
         return explain
 
     return enter
 
 
-def table() -> tuple[Family, ...]:
-    """Return all families in the order in which they are tried."""
-    return tuple(_families)
+def _enter(name: str, regex: str, explain: Explain, *, is_distinct: bool = True) -> None:
+    compiled = re.compile(regex, re.DOTALL)
+    _patterns.append(
+        MessagePattern(name=name, regex=compiled, explain=explain, is_distinct=is_distinct)
+    )
+
+
+def table() -> tuple[MessagePattern, ...]:
+    """Return all patterns in the order in which they are tried."""
+    return tuple(_patterns)
+
+
+# --- rows: patterns of texts alone ---------------------------------------------------------------
+
+
+def row(
+    name: str,
+    regex: str,
+    headline: str,
+    explanation: str = "",
+    argument: str | None = None,
+    *,
+    kind: Kind = "host_error",
+    certainty: Certainty | None = "proven",
+    tensors: tuple[str, ...] = (),
+    hint: Hint | None = None,
+) -> None:
+    """Enter a pattern whose verdict needs no code: templates over the groups of its match.
+
+    Args:
+        headline, explanation, argument: templates, see :class:`_Fields`.
+        certainty: ``None`` for *likely* where the failing op is known, else *unknown*.
+        tensors: names of the argument that the texts speak of; without ``argument`` it is at fault.
+        hint: templates as well.
+    """
+
+    def explain(evidence: Evidence, match: re.Match[str]) -> Answer:
+        fields = _Fields(evidence, match, tensors)
+        at_fault = argument.format_map(fields) if argument else fields.argument
+        texts = headline.format_map(fields), explanation.format_map(fields)
+        if kind == "host_error":
+            verdict = host(*texts, at_fault)
+        else:
+            verdict = (cuda if kind == "cuda_error" else autograd)(*texts, at_fault)
+        by_op: Certainty = "likely" if evidence.op.name else "unknown"
+        yield replace(verdict, certainty=certainty or by_op)
+        if hint is not None:
+            fix = hint.fix.format_map(fields) if hint.fix else None
+            yield replace(hint, text=hint.text.format_map(fields), fix=fix)
+
+    _enter(name, regex, explain)
+
+
+class _Text(str):
+    """A group of a match, which ``{name:shape}`` and ``{name:dtype}`` put into Python's words."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        if spec == "shape":
+            return format_shape(ints(self))
+        return dtype(self) if spec == "dtype" else str(self)
+
+
+class _Fields(dict[str, str]):
+    """What templates may name: the groups of the match, and a few words of the evidence.
+
+    ``{tensor}`` is the user's expression for the tensor, ``{its_shape}`` its shape after a colon,
+    ``{restart}`` what to do when the device cannot be used again.
+    """
+
+    def __init__(self, evidence: Evidence, match: re.Match[str], tensors: tuple[str, ...]) -> None:
+        super().__init__({key: _Text(value) for key, value in groups(match).items()})
+        fact = named(evidence, *tensors)
+        self.argument = fact.argument if fact else None
+        self["tensor"] = expression_of(fact) or "the tensor"
+        self["its_shape"] = its_shape(fact)
+        self["its_dtype"] = f"{fact.dtype} tensor" if fact else "tensor of another dtype"
+        self["function"] = api_function(evidence) or "the call"
+        self["owner"] = owner(evidence)
+        self["match"] = match[0].removeprefix("CUDA error: ")
+        step = _UNDER_SANITIZER if evidence.synchronization.waits else _UNDER_CHECK
+        self["restart"] = f"This process cannot use the GPU again. Next step: {step}"
+
+
+def groups(match: re.Match[str]) -> dict[str, str]:
+    """Return the groups that matched; of ``got`` and ``got2``, of which one does, as ``got``."""
+    found = match.groupdict()
+    return {key.rstrip("0123456789"): found[key] for key in found if found[key] is not None}
+
+
+# --- what a message means ------------------------------------------------------------------------
 
 
 def is_known_message(text: str) -> bool:
     """Return whether a message can only come from torch, or from a library on top of it."""
-    said = own_message(text)
-    by_family = any(item.is_distinct and item.pattern.search(said) for item in _families)
-    return by_family or is_sentence_of_torch(said)
+    message = own_message(text)
+    by_pattern = any(item.is_distinct and item.regex.search(message) for item in _patterns)
+    return by_pattern or is_sentence_of_torch(message)
 
 
 def own_message(text: str) -> str:
@@ -101,26 +216,28 @@ def own_message(text: str) -> str:
 
 
 def explain_host_error(evidence: Evidence, error: ErrorFacts) -> HostVerdict:
-    """Say what an exception of torch's, or of a library on top of it, means."""
+    """Return what an exception of torch's, or of a library on top of it, means, and its hints."""
     message = own_message(error.message)
-    for item in _families:
-        match = item.pattern.search(message)
-        verdict = None if match is None else item.explain(evidence, match)
+    for item in _patterns:
+        match = item.regex.search(message)
+        verdict = None if match is None else _read(item, item.explain(evidence, match))
         if verdict is not None:
-            return _placed(replace(verdict, family=item.name), error, evidence)
+            return _placed(verdict, error, evidence)
     return _placed(_repeated(error, message), error, evidence)
 
 
-def verdict_of(evidence: Evidence, *families: str) -> HostVerdict | None:
-    """Return the verdict on the exception of the evidence when it is of one of these families."""
-    error = evidence.error
-    if error is None or evidence.violation is not None:
+def _read(known: MessagePattern, answer: Answer) -> HostVerdict | None:
+    """Return the verdict with its hints; hints that fail leave a line, and the verdict stands."""
+    verdict = next(answer, None)
+    if not isinstance(verdict, HostVerdict):
         return None
-    message = own_message(error.message)
-    if not any(item.name in families and item.pattern.search(message) for item in _families):
-        return None
-    verdict = explain_host_error(evidence, error)
-    return verdict if verdict.family in families else None
+    hints: list[Hint] = []
+    troubles: list[str] = []
+    try:
+        hints.extend(item for item in answer if isinstance(item, Hint))
+    except Exception as trouble:
+        troubles.append(f"hints of {known.name} failed: {type(trouble).__name__}: {trouble}")
+    return replace(verdict, pattern=known.name, hints=tuple(hints), troubles=tuple(troubles))
 
 
 def _repeated(error: ErrorFacts, message: str) -> HostVerdict:
@@ -147,40 +264,40 @@ def _placed(verdict: HostVerdict, error: ErrorFacts, evidence: Evidence) -> Host
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def host(
-    headline: str, explanation: str, argument: str | None = None, **values: Any
-) -> HostVerdict:
+def host(headline: str, explanation: str = "", argument: str | None = None) -> HostVerdict:
     """Make a verdict of kind host_error."""
     return HostVerdict(
         kind="host_error",
         headline=headline,
         explanation=f"{explanation} {REFUSED}".strip(),
         argument=argument,
-        values=values,
     )
 
 
-def autograd(
-    headline: str, explanation: str, argument: str | None = None, **values: Any
-) -> HostVerdict:
+def autograd(headline: str, explanation: str, argument: str | None = None) -> HostVerdict:
     """Make a verdict of kind autograd_error."""
     return HostVerdict(
-        kind="autograd_error",
-        headline=headline,
-        explanation=explanation,
-        argument=argument,
-        values=values,
+        kind="autograd_error", headline=headline, explanation=explanation, argument=argument
     )
 
 
 def cuda(
-    headline: str, explanation: str, certainty: Certainty = "likely", **values: Any
+    headline: str,
+    explanation: str,
+    argument: str | None = None,
+    *,
+    certainty: Certainty = "likely",
+    text: str = NO_ASSERT,
 ) -> HostVerdict:
-    """Make a verdict of kind cuda_error."""
+    """Make a verdict of kind cuda_error.
+
+    Args:
+        text: what comes first in the explanation.
+    """
     return HostVerdict(
         kind="cuda_error",
         headline=headline,
-        explanation=explanation,
+        explanation=f"{text} {explanation}".strip(),
+        argument=argument,
         certainty=certainty,
-        values=values,
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable
 
-from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
+from cudalens.diagnosis.user_code import api_function
 
 Shape = tuple[int, ...]
 
@@ -24,12 +23,6 @@ STICKY = (
     "uncorrectable",
 )
 """Words of CUDA's errors after which this process cannot use the device again."""
-
-NO_ASSERT = (
-    "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints under "
-    "every CUDA error, does not help."
-)
-"""What PyTorch prints under every CUDA error misleads under these."""
 
 _DTYPES = {
     "float": "float32",
@@ -73,7 +66,7 @@ def ints(text: str) -> Shape:
     return tuple(int(item) for item in re.findall(r"-?\d+", text))
 
 
-def said(shape: Iterable[int]) -> str:
+def format_shape(shape: Iterable[int]) -> str:
     """Write a shape as Python does."""
     return str(tuple(shape))
 
@@ -99,11 +92,6 @@ def cast(name: str) -> str:
 
 
 # --- what the evidence holds ---------------------------------------------------------------------
-
-
-def called(evidence: Evidence) -> str:
-    """Return the last part of the name of the called function: ``conv1d``, ``__matmul__``."""
-    return (evidence.op.api or "").rpartition(".")[2]
 
 
 _LOOKUP = {"index": "input", "indices": "input"}
@@ -134,9 +122,9 @@ _PARAMETERS = {
 """What the op inside a function calls an argument, and what the function's own schema does."""
 
 
-def spoken(evidence: Evidence, argument: str) -> str:
+def argument_name(evidence: Evidence, argument: str) -> str:
     """Return the called function's name for an argument that torch calls by the inner op's name."""
-    function = called(evidence)
+    function = api_function(evidence)
     names = _PARAMETERS.get(function) or _PARAMETERS.get(function.rstrip("_"), {})
     return names.get(argument, argument)
 
@@ -156,7 +144,7 @@ def of_shape(evidence: Evidence, shape: Iterable[int], *arguments: str) -> Tenso
     return found[0] if len(found) == 1 else None
 
 
-def expression(fact: TensorFact | None) -> str | None:
+def expression_of(fact: TensorFact | None) -> str | None:
     """Return the user's expression for a tensor, in brackets where a method call needs them."""
     if fact is None or fact.expression is None:
         return None
@@ -164,10 +152,15 @@ def expression(fact: TensorFact | None) -> str | None:
     return text if re.fullmatch(r"[\w.\[\]\"'()]+", text) else f"({text})"
 
 
+def its_shape(fact: TensorFact | None) -> str:
+    """Return the end of a headline: the shape of a tensor, where it is known."""
+    return f": its shape is {format_shape(fact.shape)}" if fact else ""
+
+
 _OPERANDS = frozenset({None, "self", "other", "mat2", "tensor", "vec"})
 
 
-def subject(fact: TensorFact | None, otherwise: str) -> str:
+def name_of(fact: TensorFact | None, otherwise: str) -> str:
     """Name a tensor: by the called function's name for it, an operand by the user's words."""
     if fact is None:
         return otherwise
@@ -180,68 +173,3 @@ def owner(evidence: Evidence) -> str:
     if evidence.module_path:
         return f"module {evidence.module_path}"
     return evidence.module_type or "the weight"
-
-
-# --- what the user's running call spells: the receiver of a metho ---------------------------------
-
-
-_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
-
-
-def receiver(evidence: Evidence) -> str | None:
-    """Return the expression on which the line calls the method that raised: ``f(x)``, ``(a +
-    b)``.
-    """
-    call = _direct_call(evidence)
-    if call is None or not (evidence.op.api or "").startswith("torch.Tensor."):
-        return None
-    function = call.func
-    if not isinstance(function, ast.Attribute):
-        return None
-    text = ast.unparse(function.value)
-    return text if isinstance(function.value, _ATOMS) else f"({text})"
-
-
-def list_items(evidence: Evidence) -> tuple[str, ...]:
-    """Return the expressions of the list of tensors that the line passes first, if it spells it."""
-    call = _direct_call(evidence)
-    if call is None:
-        return ()
-    named = (item.value for item in call.keywords if item.arg == "tensors")
-    node = next(named, call.args[0] if call.args else None)
-    if not isinstance(node, ast.List | ast.Tuple):
-        return ()
-    if any(isinstance(item, ast.Starred) for item in node.elts):
-        return ()
-    return tuple(map(ast.unparse, node.elts))
-
-
-def passed(evidence: Evidence, function: str, position: int, keyword: str) -> str | None:
-    """Return the expression that the line passes to ``function``, which it calls by this name."""
-    call = _call_of(evidence, function)
-    if call is None or any(isinstance(item, ast.Starred) for item in call.args):
-        return None
-    named = (item.value for item in call.keywords if item.arg == keyword)
-    node = next(named, call.args[position] if position < len(call.args) else None)
-    return None if node is None else ast.unparse(node)
-
-
-def _direct_call(evidence: Evidence) -> ast.Call | None:
-    """Return the line's call when it is the one that raised, with nothing of Python below it."""
-    if not evidence.frames or not evidence.frames[-1].is_user:
-        return None
-    return _call_of(evidence, called(evidence))
-
-
-def _call_of(evidence: Evidence, wanted: str) -> ast.Call | None:
-    if not evidence.call_text:
-        return None
-    try:
-        call = parse_expression(f"({evidence.call_text}\n)").body
-    except (SyntaxError, ValueError):
-        return None
-    if not isinstance(call, ast.Call):
-        return None
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
-    return call if name == wanted else None

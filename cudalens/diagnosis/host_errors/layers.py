@@ -1,265 +1,284 @@
-"""Shapes that a layer cannot take: convolutions, linear, normalisation, recurrent, attention."""
+"""Shapes that a layer cannot take: convolutions, normalisation, recurrent layers, attention."""
 
 from __future__ import annotations
 
 import re
 
 from cudalens.core.report import Evidence
-from cudalens.diagnosis.host_errors._base import HostVerdict, family, host
-from cudalens.diagnosis.host_errors._words import expression, ints, named, of_shape, owner, said
+from cudalens.core.report_types import Hint
+from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
+from cudalens.diagnosis.host_errors._words import (
+    Shape,
+    format_shape,
+    ints,
+    its_shape,
+    named,
+    of_shape,
+    owner,
+)
+from cudalens.diagnosis.user_code import rewritten
 
 
-@family(
+@pattern(
     r"weight of size \[(?P<weight>[\d, ]+)\], expected input\[(?P<input>[\d, ]+)\] to have "
     r"(?P<want>\d+) channels, but got (?P<got>\d+) channels"
 )
-def conv_channels(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def conv_channels(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A convolution's input has another number of channels than its weight takes."""
     weight, batched = ints(match["weight"]), ints(match["input"])
-    want, got = int(match["want"]), int(match["got"])
+    want, got, spatial = int(match["want"]), int(match["got"]), len(weight) - 2
     unbatched = batched[0] == 1 and of_shape(evidence, batched[1:], "input") is not None
     shape = batched[1:] if unbatched else batched
-    fact = of_shape(evidence, shape, "input")
-    headline = f"input has {got} channels, the weight takes {want}: "
-    if unbatched:
-        headline += f"shape {said(shape)} is read as one unbatched sample"
-    else:
-        headline += f"shape {said(shape)} has its channels in dimension 1"
-    return host(
-        headline,
-        f"The weight {said(weight)} takes (batch, {want}, "
-        f"{', '.join(['size'] * (len(weight) - 2))}); the input is {said(shape)}.",
+    how = "is read as one unbatched sample" if unbatched else "has its channels in dimension 1"
+    yield host(
+        f"input has {got} channels, the weight takes {want}: shape {format_shape(shape)} {how}",
+        f"The weight {format_shape(weight)} takes (batch, {want}, "
+        f"{', '.join(['size'] * spatial)}); the input is {format_shape(shape)}.",
         "input",
-        shape=shape,
-        want=want,
-        got=got,
-        spatial=len(weight) - 2,
-        expression=expression(fact),
     )
+    fact = evidence.tensor("input")
+    if want == 1 and len(shape) == spatial + 1:
+        yield Hint(
+            rule="missing_channels",
+            text="the input has no channel dimension: unsqueeze(1) makes "
+            f"{(shape[0], 1, *shape[1:])} of {shape}",
+            fix=rewritten(evidence, fact, "{x}.unsqueeze(1)"),
+        )
+    if len(shape) != spatial + 2:
+        return
+    if shape[-1] == want != shape[1]:
+        turn, moved = channels_first(shape)
+        yield Hint(
+            rule="channels_last",
+            text=f"the {want} channels are in the last dimension: {turn[1:]} makes {moved} of "
+            f"{shape}",
+            fix=rewritten(evidence, fact, "{x}" + turn),
+        )
+    if want not in shape:
+        yield Hint(
+            rule="other_channels",
+            text=f"no dimension of the input is {want}: in_channels has to be {got}",
+            fix=f"in_channels={got}",
+        )
 
 
-@family(
+def channels_first(shape: Shape) -> tuple[str, Shape]:
+    """Return the call that moves the last dimension behind the first, and the shape it makes."""
+    rank = len(shape)
+    order = (0, rank - 1, *range(1, rank - 1))
+    turn = ".transpose(1, 2)" if rank == 3 else f".permute({', '.join(map(str, order))})"
+    return turn, tuple(shape[at] for at in order)
+
+
+@pattern(
     r"Expected (?P<low>\d)D \(unbatched\) or (?P<high>\d)D \(batched\) input to (?P<op>\w+), "
     r"but got input of size: \[(?P<shape>[\d, ]*)\]"
 )
-def conv_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def conv_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A convolution's or pooling's input has too few or too many dimensions."""
-    shape = ints(match["shape"])
-    low, high = int(match["low"]), int(match["high"])
-    fact = of_shape(evidence, shape, "input")
-    return host(
-        f"input has {len(shape)} dimensions, {match['op']} takes {high}, or {low} for one sample: "
-        f"its shape is {said(shape)}",
+    shape, low, high = ints(match["shape"]), int(match["low"]), int(match["high"])
+    count = "1 dimension" if len(shape) == 1 else f"{len(shape)} dimensions"
+    yield host(
+        f"input has {count}, {match['op']} takes {high}, or {low} for one sample: its shape is "
+        f"{format_shape(shape)}",
         f"The {high} dimensions are (batch, channels, {', '.join(['size'] * (high - 2))}).",
         "input",
-        shape=shape,
-        high=high,
-        expression=expression(fact),
     )
 
 
-@family(
+row(
+    "conv_kernel_size",
     r"Calculated padded input size per channel: \((?P<size>[\dx ]+)\)\. "
-    r"Kernel size: \((?P<kernel>[\dx ]+)\)"
+    r"Kernel size: \((?P<kernel>[\dx ]+)\)",
+    "input is {size:shape} with its padding, smaller than the kernel {kernel:shape}",
+    "Each convolution without padding and each pooling makes the image smaller; here it has become "
+    "too small for this layer.",
+    "input",
 )
-def conv_kernel_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """A convolution's kernel is larger than its padded input."""
-    size, kernel = ints(match["size"]), ints(match["kernel"])
-    return host(
-        f"input is {said(size)} with its padding, smaller than the kernel {said(kernel)}",
-        "Each convolution without padding and each pooling makes the image smaller; here nothing "
-        "is left for this one.",
-        "input",
-        size=size,
-        kernel=kernel,
-    )
 
 
-@family(
+@pattern(
     r"running_(?:mean|var) should contain (?P<got>\d+) elements not (?P<want>\d+)"
     r"|weight should contain (?P<got2>\d+) elements not (?P<want2>\d+)"
 )
-def batch_norm_channels(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def batch_norm_channels(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Batch normalisation was built for another number of channels."""
-    got, want = int(match["got"] or match["got2"]), int(match["want"] or match["want2"])
-    fact = named(evidence, "input")
-    shape = f": its shape is {said(fact.shape)}" if fact else ""
-    return host(
-        f"input has {got} channels in dimension 1, the normalisation is built for {want}{shape}",
+    found = groups(match)
+    yield host(
+        f"input has {found['got']} channels in dimension 1, the normalisation is built for "
+        f"{found['want']}{its_shape(named(evidence, 'input'))}",
         f"num_features of {owner(evidence)} must be the number of channels of the layer before it.",
         "input",
-        got=got,
-        want=want,
-        shape=fact.shape if fact else None,
-        expression=expression(fact),
+    )
+    yield _normalised_features("num_features", found["got"])
+
+
+def _normalised_features(name: str, value: object) -> Hint:
+    return Hint(
+        rule="normalised_features",
+        text=f"if the input is right, {name} has to be {value}",
+        fix=f"{name}={value}",
     )
 
 
-@family(r"expected (?P<want>[\dD or]+) input \(got (?P<got>\d)D input\)")
-def norm_dimensions(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+@pattern(r"expected (?P<want>[\dD or]+) input \(got (?P<got>\d)D input\)")
+def norm_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A normalisation or pooling module takes another number of dimensions."""
-    fact = named(evidence, "input")
     kind = evidence.module_type or (evidence.op.api or "").rpartition(".")[2]
-    shape = f": its shape is {said(fact.shape)}" if fact else ""
-    return host(
-        f"input has {match['got']} dimensions, {kind} takes "
-        f"{match['want'].replace('D', '')}{shape}",
+    yield host(
+        f"input has {match['got']} dimensions, {kind} takes {match['want'].replace('D', '')}"
+        f"{its_shape(named(evidence, 'input'))}",
         "Its name ends in the number of dimensions besides batch and channels.",
         "input",
-        got=int(match["got"]),
-        want=match["want"],
     )
+    kind = evidence.module_type or ""
+    rank = {"2": "1", "3": "1", "4": "2", "5": "3"}.get(match["got"])
+    if kind.endswith(("1d", "2d", "3d")) and rank is not None and kind[-2] != rank:
+        right = f"{kind[:-2]}{rank}d"
+        yield Hint(
+            rule="dimension_of_norm",
+            text=f"for an input of {match['got']} dimensions, use {right}",
+            fix=f"nn.{right}",
+        )
 
 
-@family(r"Expected more than 1 value per channel when training, got input size .*?\[(?P<s>[\d, ]+)")
-def batch_norm_one_value(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+@pattern(
+    r"Expected more than 1 value per channel when training, got input size .*?\[(?P<s>[\d, ]+)"
+)
+def batch_norm_one_value(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Batch normalisation cannot train on one value per channel."""
     shape = ints(match["s"])
-    return host(
-        f"input {said(shape)} has one value per channel: batch normalisation cannot train on it",
+    yield host(
+        f"input {format_shape(shape)} has one value per channel: batch normalisation cannot train "
+        "on it",
         "Its variance over the batch would be that of a single value. The last batch of a loader "
         "often holds one sample only.",
         "input",
-        shape=shape,
     )
+    if shape[0] == 1:
+        yield Hint(
+            rule="batch_of_one",
+            text="the batch holds one sample: let the loader drop a last batch that is not full, "
+            "or call model.eval() when not training",
+            fix="DataLoader(..., drop_last=True)",
+        )
 
 
-@family(
+@pattern(
     r"Given normalized_shape=\[(?P<want>[\d, ]+)\], expected input with shape \[\*, .*?\], "
     r"but got input of size\s*\[(?P<shape>[\d, ]+)\]"
 )
-def layer_norm_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def layer_norm_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Layer normalisation was built for other last dimensions."""
     want, shape = ints(match["want"]), ints(match["shape"])
-    fact = of_shape(evidence, shape, "input")
-    return host(
-        f"input {said(shape)} ends in {said(shape[-len(want) :])}, "
-        f"the normalisation is built for {said(want)}",
+    last = shape[-len(want) :]
+    yield host(
+        f"input {format_shape(shape)} ends in {format_shape(last)}, the normalisation is built for "
+        f"{format_shape(want)}",
         f"normalized_shape of {owner(evidence)} must equal the last dimensions of its input.",
         "input",
-        want=want,
-        shape=shape,
-        expression=expression(fact),
     )
+    yield _normalised_features("normalized_shape", last[0] if len(last) == 1 else last)
 
 
-@family(
+@pattern(
     r"Expected number of channels in input to be divisible by num_groups, but got input of shape "
     r"\[(?P<shape>[\d, ]+)\] and num_groups\s*=\s*(?P<groups>\d+)"
 )
-def group_norm_groups(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def group_norm_groups(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Group normalisation cannot split its channels evenly."""
-    shape, groups = ints(match["shape"]), int(match["groups"])
-    return host(
-        f"input has {shape[1]} channels in dimension 1, which {groups} groups cannot share evenly",
-        f"Its shape is {said(shape)}.",
+    shape = ints(match["shape"])
+    yield host(
+        f"input has {shape[1]} channels in dimension 1, which cannot be divided evenly into "
+        f"{match['groups']} groups",
+        f"Its shape is {format_shape(shape)}.",
         "input",
-        shape=shape,
-        groups=groups,
     )
 
 
-@family(r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)")
-def rnn_input_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+@pattern(
+    r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)"
+)
+def rnn_input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A recurrent layer's input has another number of features."""
-    got, want = int(match["got"]), int(match["want"])
-    fact = named(evidence, "input")
-    shape = f": its shape is {said(fact.shape)}" if fact else ""
-    return host(
-        f"input has {got} features in its last dimension, the layer takes {want}{shape}",
+    yield host(
+        f"input has {match['got']} features in its last dimension, the layer takes {match['want']}"
+        f"{its_shape(named(evidence, 'input'))}",
         f"input_size of {owner(evidence)} must equal the last dimension of its input.",
         "input",
-        got=got,
-        want=want,
-        expression=expression(fact),
     )
+    yield _normalised_features("input_size", match["got"])
 
 
-@family(r"Expected hidden(?P<part>\[\d\])? size \((?P<want>[\d, ]+)\), got \[?(?P<got>[\d, ]+)\]?")
-def rnn_hidden_size(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+@pattern(r"Expected hidden(?P<part>\[\d\])? size \((?P<want>[\d, ]+)\), got \[?(?P<got>[\d, ]+)\]?")
+def rnn_hidden_size(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A recurrent layer's state does not fit its input."""
-    want, got = ints(match["want"]), ints(match["got"])
-    argument = f"hx{match['part'] or ''}"
+    want, got, argument = ints(match["want"]), ints(match["got"]), f"hx{match['part'] or ''}"
     names = ("number of layers and directions", "batch size", "hidden size")
     wrong = [
         f"{name} {have} instead of {need}"
         for name, have, need in zip(names, got, want, strict=False)
         if have != need
     ]
-    return host(
-        f"{argument} has shape {said(got)}, the layer takes {said(want)}: {', '.join(wrong)}",
+    yield host(
+        f"{argument} has shape {format_shape(got)}, the layer takes {format_shape(want)}: "
+        f"{', '.join(wrong)}",
         "The batch dimension of a state is its second one, also with batch_first=True.",
         argument,
-        got=got,
-        want=want,
     )
 
 
-@family(
+@pattern(
     r"Expected key_padded_mask\.shape\[(?P<dim>[01])\] to be (?P<want>\d+), but got (?P<got>\d+)"
 )
-def key_padding_mask(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def key_padding_mask(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A padding mask of attention does not cover the keys."""
     what = "samples" if match["dim"] == "0" else "keys"
-    fact = named(evidence, "key_padding_mask")
-    shape = f": its shape is {said(fact.shape)}" if fact else ""
-    return host(
-        f"key_padding_mask covers {match['got']} {what}, there are {match['want']}{shape}",
+    yield host(
+        f"key_padding_mask covers {match['got']} {what}, there are {match['want']}"
+        f"{its_shape(named(evidence, 'key_padding_mask'))}",
         "It is (batch, length of the keys), true where a key is padding.",
         "key_padding_mask",
-        want=int(match["want"]),
-        got=int(match["got"]),
     )
 
 
-@family(
+@pattern(
     r"The shape of the (?P<n>[23])D attn_mask is .*?\[(?P<got>[\d, ]+)\]\)?, "
     r"but should be \((?P<want>[\d, ]+)\)"
 )
-def attention_mask(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+def attention_mask(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A mask of attention has not the shape of the scores."""
-    got, want = ints(match["got"]), ints(match["want"])
+    got, want = format_shape(ints(match["got"])), format_shape(ints(match["want"]))
     layout = "(queries, keys)" if match["n"] == "2" else "(batch · heads, queries, keys)"
-    return host(
-        f"attn_mask has shape {said(got)}, the scores have {said(want)}",
+    yield host(
+        f"attn_mask has shape {got}, the scores have {want}",
         f"A {match['n']}-D mask is {layout}.",
         "attn_mask",
-        want=want,
-        got=got,
     )
 
 
-@family(
+row(
+    "state_dict_shape",
     r"size mismatch for (?P<name>[\w.]+): copying a param with shape .*?\[(?P<got>[\d, ]*)\]\)?"
-    r" from checkpoint, the shape in current model is .*?\[(?P<want>[\d, ]*)\]"
+    r" from checkpoint, the shape in current model is .*?\[(?P<want>[\d, ]*)\]",
+    "{name} has shape {got:shape} in the checkpoint and {want:shape} in the model",
+    "The model was built with other sizes than the one that was saved.",
+    "state_dict",
 )
-def state_dict_shape(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
-    """A checkpoint's parameter has another shape than the model's."""
-    got, want = ints(match["got"]), ints(match["want"])
-    return host(
-        f"{match['name']} has shape {said(got)} in the checkpoint and {said(want)} in the model",
-        "The model was built with other sizes than the one that was saved.",
-        "state_dict",
-        name=match["name"],
-        got=got,
-        want=want,
-    )
 
 
-@family(r"(?P<kind>Missing|Unexpected) key\(s\) in state_dict: \"(?P<name>[^\"]+)\"")
-def state_dict_keys(evidence: Evidence, match: re.Match[str]) -> HostVerdict:
+@pattern(r"(?P<kind>Missing|Unexpected) key\(s\) in state_dict: \"(?P<name>[^\"]+)\"")
+def state_dict_keys(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A checkpoint lacks a parameter of the model, or has one that the model lacks."""
-    name = match["name"]
-    is_missing = match["kind"] == "Missing"
-    headline = (
-        (f"the checkpoint has no {name}" if is_missing else f"the model has no {name}")
-        + ", which the "
-        + ("model has" if is_missing else "checkpoint has")
-    )
-    return host(
-        headline,
+    lacks, has = ("checkpoint", "model") if match["kind"] == "Missing" else ("model", "checkpoint")
+    yield host(
+        f"the {lacks} has no {match['name']}, which the {has} has",
         "A prefix such as module. comes from a checkpoint of a DataParallel or compiled model.",
         "state_dict",
-        name=name,
-        is_missing=is_missing,
     )
+    if evidence.error is not None and "module." in evidence.error.message:
+        yield Hint(
+            rule="wrapped_checkpoint",
+            text="one side has the prefix module. of a DataParallel model",
+            fix='{key.removeprefix("module."): value for key, value in state_dict.items()}',
+        )

@@ -187,7 +187,7 @@ def report_of(message: str, **known: object) -> Report:
 
 def family_of(message: str) -> str:
     """Return the first family that knows the text."""
-    return next(item.name for item in table() if item.pattern.search(message))
+    return next(item.name for item in table() if item.regex.search(message))
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
@@ -344,7 +344,7 @@ def test_nccl_s_own_last_error_is_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "which"), [("torch.cuda.set_device(7)", "cuda:7"), ("x.to(name)", "the asked GPU")]
+    ("call", "which"), [("torch.cuda.set_device(7)", "cuda:7"), ("x.to(name)", "the requested GPU")]
 )
 def test_the_number_of_a_gpu_is_that_on_the_line(call: str, which: str) -> None:
     """Read off the call where it is written there."""

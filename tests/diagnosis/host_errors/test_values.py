@@ -163,7 +163,7 @@ def test_an_expression_that_is_not_proven_is_not_named(sim: simulate.Simulation)
 def test_a_condition_on_a_row_names_no_element(sim: simulate.Simulation) -> None:
     """Every element of the row is fine; only their sum is not 1."""
     report = cell("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))").shown
-    assert report.headline == "value (2,) does not satisfy Simplex(), which Dirichlet asks for"
+    assert report.headline == "value (2,) does not satisfy Simplex(), which Dirichlet requires"
     assert report.offenders is None
 
 

@@ -1,4 +1,4 @@
-"""Fixes for a saved tensor that was changed in place before backward."""
+"""A saved tensor that was changed in place before backward, and the line that changes none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 
 from cudalens.core._python import parse
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
-from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.host_errors import verdict_of
+from cudalens.core.report_types import Hint, ProvenanceStep
+from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
+from cudalens.diagnosis.host_errors._words import dtype, format_shape, ints
 
+_MAX_SAVERS = 3
 _OPERATORS = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -32,29 +33,72 @@ _WRITES_ITEM = re.compile(r"aten::(copy_|fill_|index_put_|_index_put_impl_)\b")
 _IN_ORDER = "run backward through this graph before it, or the forward pass again after it"
 
 
-@rule(priority=30)
-def out_of_place(evidence: Evidence) -> Hint | None:
-    """The recorded line that changed a saved tensor has a form that makes a new one."""
-    found = verdict_of(evidence, "saved_tensor_modified")
-    known = evidence.modified if found else None
+@pattern(
+    r"modified by an inplace operation: \[(?P<kind>[\w.]+) \[(?P<shape>[\d, ]*)\]\],?"
+    r"(?: which is output (?P<at>\d+) of (?P<node>[\w:]+),)? is at version (?P<found>\d+); "
+    r"expected version (?P<saved>\d+)"
+)
+def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A tensor that backward needs was changed in place after it had been saved."""
+    modified = _format_step(evidence.modified.modified if evidence.modified else None)
+    source = f", output {match['at']} of {match['node']}," if match["node"] else ""
+    headline = "a tensor that backward needs was changed in place: "
+    if modified:
+        headline = f"{modified} changed a tensor that backward needs: "
+    yield autograd(
+        f"{headline}{dtype(match['kind'])} {format_shape(ints(match['shape']))}{source} is at "
+        f"version {match['found']}, and was saved at version {match['saved']}",
+        f"{_savers(evidence)}Each in-place op adds one to a tensor's version. backward refuses a "
+        "saved tensor whose version has changed, because its values may no longer be the ones "
+        "that were saved.",
+    )
+    if (hint := _out_of_place(evidence)) is not None:
+        yield hint
+
+
+def _savers(evidence: Evidence) -> str:
+    """Say which op saved the tensor, or what is known of it besides."""
+    known = evidence.modified
+    if known is None:
+        return ""
+    savers = list(map(_format_step, known.savers))
+    if len(savers) == 1:
+        return f"It was saved by {savers[0]}. "
+    if 1 < len(savers) <= _MAX_SAVERS:
+        return f"It was saved by one of these: {'; '.join(savers)}. "
+    made, read = _format_step(known.made), _format_step(known.read)
+    if made and read and made != read:
+        return f"It was made by {made} and last read by {read}. "
+    if made or read:
+        return f"It was {'made' if made else 'last read'} by {made or read}. "
+    return ""
+
+
+def _format_step(step: ProvenanceStep | None) -> str:
+    """Return an op and its line: ``aten::add_ at In [3] line 7: w += 1``."""
+    if step is None:
+        return ""
+    return " at ".join(filter(None, [step.op, step.source.format() if step.source else ""]))
+
+
+def _out_of_place(evidence: Evidence) -> Hint | None:
+    """Write the recorded line that changed the tensor so that it makes a new one."""
+    known = evidence.modified
     if known is None or known.modified is None or known.modified.source is None:
         return None
     code = known.modified.source.text or ""
+    text, fix = "make a new tensor instead of changing the one that backward needs", None
     if _only_steps(code):
-        return Hint(text=f"the step changes the parameters: {_IN_ORDER}")
-    if known.is_parameter:
-        return Hint(text=f"a parameter is changed between forward and backward: {_IN_ORDER}")
-    if known.module:
-        spelled = known.module_expression
-        return Hint(
-            text=f"{known.module} was made with inplace=True and writes over its input: let it "
-            "make a new tensor",
-            fix=f"{spelled}.inplace = False" if spelled else None,
-        )
-    return Hint(
-        text="make a new tensor instead of changing the one that backward needs",
-        fix=_new_tensor(code, known.modified.op or ""),
-    )
+        text = f"the step changes the parameters: {_IN_ORDER}"
+    elif known.is_parameter:
+        text = f"a parameter is changed between forward and backward: {_IN_ORDER}"
+    elif known.module:
+        text = f"{known.module} was made with inplace=True and writes over its input: let it make "
+        text += "a new tensor"
+        fix = f"{known.module_expression}.inplace = False" if known.module_expression else None
+    else:
+        fix = _new_tensor(code, known.modified.op or "")
+    return Hint(rule="out_of_place", text=text, fix=fix)
 
 
 def _only_steps(code: str) -> bool:

@@ -1,4 +1,4 @@
-"""Write fixes in the user's own words: his call, with the expression at fault replaced.
+"""Read the user's running call, and write fixes as that call with one expression replaced.
 
 Expressions are found by their place in the syntax tree, never by counting texts, and a fix that
 cannot be read back as Python is not given.
@@ -9,12 +9,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
-from cudalens.diagnosis.hints._reading import parsed
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+def parsed(expression: str) -> ast.expr | None:
+    """Return the syntax tree of an expression, ``None`` when the text is none."""
+    try:
+        return parse_expression(f"({expression}\n)").body
+    except (SyntaxError, ValueError):
+        return None
+
+
+def in_library(evidence: Evidence, name: str) -> bool:
+    """Return whether the op was reached through a library, below the user's line."""
+    last = max((at for at, frame in enumerate(evidence.frames) if frame.is_user), default=-1)
+    below = [frame.file.replace("\\", "/") for frame in evidence.frames[last + 1 :]]
+    return any(f"/{name}/" in file for file in below)
 
 
 def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> str | None:
@@ -158,7 +173,7 @@ def last_name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def called(evidence: Evidence) -> str | None:
+def called_name(evidence: Evidence) -> str | None:
     """Return the dotted name that the user's line calls, such as ``self.bert`` or ``F.one_hot``."""
     tree = parsed(evidence.call_text or "")
     if not isinstance(tree, ast.Call):
@@ -186,3 +201,61 @@ def list_of(values: Iterable[int], limit: int = 4) -> str:
     shown = ", ".join(str(value) for value in ordered[:limit])
     rest = len(ordered) - limit
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+# --- parts of the running call -------------------------------------------------------------------
+
+
+def api_function(evidence: Evidence) -> str:
+    """Return the last part of the name of the called function: ``conv1d``, ``__matmul__``."""
+    return (evidence.op.api or "").rpartition(".")[2]
+
+
+def receiver(evidence: Evidence) -> str | None:
+    """Return the expression on which the line calls the method that raised: ``f(x)``, ``(a +
+    b)``.
+    """
+    call = _direct_call(evidence)
+    if call is None or not (evidence.op.api or "").startswith("torch.Tensor."):
+        return None
+    function = call.func
+    if not isinstance(function, ast.Attribute):
+        return None
+    text = ast.unparse(function.value)
+    return text if isinstance(function.value, _ATOMS) else f"({text})"
+
+
+def list_items(evidence: Evidence) -> tuple[str, ...]:
+    """Return the expressions of the list of tensors that the line passes first, if it spells it."""
+    call = _direct_call(evidence)
+    if call is None:
+        return ()
+    named = (item.value for item in call.keywords if item.arg == "tensors")
+    node = next(named, call.args[0] if call.args else None)
+    if not isinstance(node, ast.List | ast.Tuple):
+        return ()
+    if any(isinstance(item, ast.Starred) for item in node.elts):
+        return ()
+    return tuple(map(ast.unparse, node.elts))
+
+
+def passed(evidence: Evidence, function: str, position: int, keyword: str) -> str | None:
+    """Return the expression that the line passes to ``function``, which it calls by this name."""
+    call = _call_of(evidence, function)
+    if call is None or any(isinstance(item, ast.Starred) for item in call.args):
+        return None
+    named = (item.value for item in call.keywords if item.arg == keyword)
+    node = next(named, call.args[position] if position < len(call.args) else None)
+    return None if node is None else ast.unparse(node)
+
+
+def _direct_call(evidence: Evidence) -> ast.Call | None:
+    """Return the line's call when it is the one that raised, with nothing of Python below it."""
+    if not evidence.frames or not evidence.frames[-1].is_user:
+        return None
+    return _call_of(evidence, api_function(evidence))
+
+
+def _call_of(evidence: Evidence, wanted: str) -> ast.Call | None:
+    call = parsed(evidence.call_text or "")
+    return call if isinstance(call, ast.Call) and last_name(call.func) == wanted else None

@@ -1,0 +1,303 @@
+"""Shapes that do not go together outside of layers: broadcasting, views, indices, lists."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint, TensorFact
+from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
+from cudalens.diagnosis.host_errors._words import (
+    Shape,
+    argument_name,
+    format_shape,
+    ints,
+    its_shape,
+    name_of,
+    named,
+)
+from cudalens.diagnosis.user_code import api_function, in_library, renamed, rewritten
+
+_PAIRS = (
+    ("input", "target"),
+    ("query", "attn_mask"),
+    ("self", "other"),
+    ("input", "other"),
+    ("self", "mask"),
+    ("self", "source"),
+)
+
+
+@pattern(
+    r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\) at "
+    r"non-singleton dimension (?P<dim>\d+)"
+)
+def broadcast(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Two shapes cannot be broadcast to one."""
+    a, b, dim = int(match["a"]), int(match["b"]), int(match["dim"])
+    if api_function(evidence) == "scaled_dot_product_attention":
+        yield host(
+            f"attn_mask has {b} where the attention scores have {a}"
+            f"{its_shape(named(evidence, 'attn_mask'))}",
+            "The mask must broadcast to (batch, heads, queries, keys).",
+            "attn_mask",
+        )
+        return
+    if _is_beyond_positions(evidence, a, b):
+        yield from _beyond_positions(evidence)
+        return
+    left, right = _pair(evidence, a, b, dim)
+    if left is None or right is None:
+        yield host(
+            f"sizes {a} and {b} meet in dimension {dim} of the result",
+            "Sizes broadcast when they are equal or one of them is 1.",
+        )
+        return
+    yield host(
+        f"{name_of(left, 'one')} {format_shape(left.shape)} and {name_of(right, 'the other')} "
+        f"{format_shape(right.shape)} do not broadcast: {a} meets {b} in dimension {dim} of the "
+        "result",
+        "Shapes are lined up at their last dimension; two sizes fit when they are equal or one of "
+        "them is 1.",
+        right.argument,
+    )
+
+
+_Pair = tuple[TensorFact, TensorFact] | tuple[None, None]
+
+
+def _pair(evidence: Evidence, a: int, b: int, dim: int) -> _Pair:
+    """Return the two tensors that do not fit, when the evidence names exactly two such."""
+    for one, two in _PAIRS:
+        left, right = evidence.tensor(one), evidence.tensor(two)
+        if left is not None and right is not None and _meet(left.shape, right.shape, a, b, dim):
+            return left, right
+    line = [item for item in evidence.tensors if item.expression]
+    found = [
+        (left, right)
+        for left in line
+        for right in line
+        if left is not right and _meet(left.shape, right.shape, a, b, dim)
+    ]
+    return found[0] if len(found) == 1 else (None, None)
+
+
+def _meet(left: Shape, right: Shape, a: int, b: int, dim: int) -> bool:
+    rank = max(len(left), len(right))
+    first, second = dim - (rank - len(left)), dim - (rank - len(right))
+    if not (0 <= first < len(left) and 0 <= second < len(right)):
+        return False
+    return left[first] == a and right[second] == b
+
+
+@pattern(r"shape '\[(?P<want>[-\d, ]+)\]' is invalid for input of size (?P<numel>\d+)")
+def view_numel(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A view has not as many elements as the tensor."""
+    want, numel = ints(match["want"]), int(match["numel"])
+    fixed = prod(size for size in want if size >= 0)
+    fact = named(evidence, "self", "input")
+    known = fact is not None and prod(fact.shape) == numel
+    shape = f" of shape {format_shape(fact.shape)}" if fact and known else ""
+    if -1 in want:
+        problem = f"{numel} elements{shape} cannot be split into pieces of {fixed}"
+    else:
+        problem = f"{numel} elements{shape} do not fill {format_shape(want)}, which takes {fixed}"
+    yield host(
+        problem,
+        f"The requested shape is {format_shape(want)}; a view neither adds nor drops elements.",
+        "size" if api_function(evidence) == "view" else "shape",
+    )
+
+
+@pattern(r"view size is not compatible with input tensor's size and stride")
+def view_stride(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A tensor that is not contiguous cannot be viewed in this shape."""
+    fact = named(evidence, "self", "input")
+    memory = ""
+    if fact is not None and fact.stride is not None:
+        memory = f": shape {format_shape(fact.shape)} with stride {format_shape(fact.stride)}"
+    yield host(
+        f"the elements do not lie in memory in the order that this view needs{memory}",
+        "transpose, permute and some slices give such tensors; reshape copies where it must.",
+        "self",
+    )
+    if in_library(evidence, "transformers"):
+        yield Hint(
+            rule="reshape_for_view",
+            text="the model views it: give it a contiguous copy",
+            fix=rewritten(evidence, evidence.tensor("self"), "{x}.contiguous()"),
+        )
+        return
+    yield Hint(
+        rule="reshape_for_view",
+        text="reshape does the same and copies when it has to",
+        fix=renamed(evidence, "view", "reshape"),
+    )
+
+
+@pattern(
+    r"Sizes of tensors must match except in dimension (?P<dim>\d+)\. Expected size (?P<want>\d+) "
+    r"but got size (?P<got>\d+) for tensor number (?P<n>\d+) in the list"
+)
+def cat_sizes(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Tensors to be joined differ in another dimension than the one they are joined along."""
+    name = f"tensors[{match['n']}]"
+    first, other, shapes = evidence.tensor("tensors[0]"), evidence.tensor(name), ""
+    if first and other:
+        shapes = f": {format_shape(first.shape)} and {format_shape(other.shape)}"
+    yield host(
+        f"{name} has size {match['got']} where the first has {match['want']}{shapes}",
+        f"They are joined along dimension {match['dim']}; all others must be equal.",
+        name,
+    )
+
+
+@pattern(
+    r"The expanded size of the tensor \((?P<want>-?\d+)\) must match the existing size "
+    r"\((?P<got>\d+)\) at non-singleton dimension (?P<dim>\d+)\.  Target sizes: "
+    r"\[(?P<target>[-\d, ]*)\]\.  Tensor sizes: \[(?P<shape>[\d, ]*)\]"
+)
+def expand_size(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A tensor cannot be expanded to a shape, also when it is written into a slice."""
+    if _is_beyond_positions(evidence, int(match["want"]), int(match["got"])):
+        yield from _beyond_positions(evidence)
+        return
+    target, shape = format_shape(ints(match["target"])), format_shape(ints(match["shape"]))
+    is_write = api_function(evidence) == "__setitem__"
+    what = "is written to" if is_write else "is expanded to"
+    yield host(
+        f"a tensor of shape {shape} {what} {target}: {match['got']} meets {match['want']} in "
+        f"dimension {match['dim']}",
+        "Only dimensions of size 1 expand.",
+        "value" if is_write else "self",
+    )
+
+
+row(
+    "written_shape",
+    r"shape mismatch: value tensor of shape \[(?P<value>[\d, ]*)\] cannot be broadcast to indexing "
+    r"result of shape \[(?P<shape>[\d, ]*)\]",
+    "a value of shape {value:shape} is written to a selection of shape {shape:shape}",
+    "The value must broadcast to the shape that the index selects.",
+    "value",
+)
+
+
+# --- indices and dimensions ----------------------------------------------------------------------
+
+_INDEXED_BY_TENSORS = ("aten::index", "aten::_index_put", "aten::_unsafe_index")
+
+
+@pattern(r"index (?P<index>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<n>\d+)")
+def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """An index lies beyond the end of a dimension."""
+    index, dim, size = int(match["index"]), int(match["dim"]), int(match["n"])
+    last = f"the last valid index is {size - 1}" if size else "the dimension is empty"
+    is_known = _is_true_dimension(evidence)
+    where = f"dimension {dim} with size {size}" if is_known else f"a dimension of size {size}"
+    yield host(
+        f"index {index} is out of bounds for {where}: {last}",
+        f"Indices run from {-size} to {size - 1}." if size else "No index is valid.",
+        argument_name(evidence, "indices"),
+    )
+
+
+def _is_true_dimension(evidence: Evidence) -> bool:
+    """Return whether the number in the text is that of a dimension.
+
+    Indexed by tensors, the CPU counts only the dimensions that they index.
+    """
+    if evidence.op.name is not None:
+        return not evidence.op.name.startswith(_INDEXED_BY_TENSORS)
+    api = evidence.op.api or ""
+    return evidence.refused_call.is_indexed_by_numbers or bool(api and not api.endswith("item__"))
+
+
+@pattern(
+    r"Dimension out of range \(expected to be in range of \[(?P<low>-?\d+), (?P<high>-?\d+)\], "
+    r"but got (?P<got>-?\d+)\)"
+)
+def dimension_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A dimension is named that the tensor does not have."""
+    rank = int(match["high"]) + 1
+    fact = named(evidence, "self", "input")
+    fact = fact if fact is not None and len(fact.shape) == rank else None
+    count = "1 dimension" if rank == 1 else f"{rank} dimensions"
+    yield host(
+        f"dim {match['got']} does not exist in a tensor of {count}{its_shape(fact)}",
+        f"Dimensions run from {match['low']} to {match['high']}.",
+        argument_name(evidence, "dim"),
+    )
+
+
+@pattern(r"too many indices for tensor of dimension (?P<rank>\d+)")
+def index_count(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """More indices than dimensions."""
+    yield host(
+        f"more indices than the {match['rank']} dimensions of the tensor{_of_shape(evidence)}",
+        "Each index takes one dimension; None adds one and takes none.",
+        "indices",
+    )
+
+
+def _of_shape(evidence: Evidence) -> str:
+    fact = named(evidence, "self", "input")
+    return f" of shape {format_shape(fact.shape)}" if fact else ""
+
+
+@pattern(
+    r"The shape of the mask \[(?P<mask>[\d, ]*)\] at index (?P<at>\d+) does not match the shape of "
+    r"the indexed tensor \[(?P<shape>[\d, ]*)\] at index (?P<there>\d+)"
+)
+def mask_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A mask has not the shape of what it selects from."""
+    mask, shape = ints(match["mask"]), ints(match["shape"])
+    size, wanted = mask[int(match["at"])], shape[int(match["there"])]
+    yield host(
+        f"the mask {format_shape(mask)} has {size} where the tensor {format_shape(shape)} has "
+        f"{wanted}",
+        "A mask covers the leading dimensions of the tensor exactly; it does not broadcast.",
+        "indices",
+    )
+
+
+@pattern(
+    r"number of dimensions in the tensor input does not match the length of the desired ordering "
+    r"of dimensions i\.e\. input\.dim\(\) = (?P<rank>\d+) is not equal to len\(dims\) = (?P<n>\d+)"
+)
+def permuted_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """permute was given more or fewer dimensions than the tensor has."""
+    yield host(
+        f"permute orders {match['n']} dimensions, the tensor{_of_shape(evidence)} has "
+        f"{match['rank']}",
+        "Each dimension is named once.",
+        "dims",
+    )
+
+
+# --- an input with more tokens than its model has positions ---------------------------------------
+
+
+def _is_beyond_positions(evidence: Evidence, *sizes: int) -> bool:
+    """Return whether the sizes that do not fit are the tokens and the rows of the table."""
+    found = evidence.refused_call.position_table
+    return found is not None and {found.rows, found.tokens} == set(sizes)
+
+
+def _beyond_positions(evidence: Evidence) -> Answer:
+    found = evidence.refused_call.position_table
+    if found is None:
+        return
+    yield host(
+        f"{found.input} has {found.tokens} tokens, {evidence.module_type or 'the model'} has "
+        f"positions for {found.rows}",
+        "max_position_embeddings sets how many tokens a row may have: each takes its own position.",
+        found.input,
+    )
+    yield Hint(
+        rule="input_beyond_positions",
+        text=f"the sequence has {found.tokens} positions, the table {found.rows}: truncate the "
+        "input",
+        fix=f"tokenizer(text, truncation=True, max_length={found.rows})",
+    )
