@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cudalens.core._python import parse
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Offender, TensorFact
+from cudalens.core.report_types import Hint, Offender, TensorFact
+from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import parsed
 
@@ -124,6 +126,22 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         offenders=violation.offenders.first,
         all_listed=len(violation.offenders.first) == violation.offenders.count,
     )
+
+
+def ids_rule(
+    *roles: Role, priority: int
+) -> Callable[[Callable[[Evidence, Ids], Hint | None]], Rule]:
+    """Enter a rule that is asked only where the ids at fault have one of ``roles``."""
+
+    def enter(apply: Callable[[Evidence, Ids], Hint | None]) -> Rule:
+        @functools.wraps(apply)
+        def applied(evidence: Evidence) -> Hint | None:
+            ids = ids_of(evidence, *roles)
+            return None if ids is None else apply(evidence, ids)
+
+        return rule(priority=priority)(applied)
+
+    return enter
 
 
 # --- values that no counting mistake made --------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Causes of indices beyond a dimension: damaged numbers, flattened tensors, other counting."""
+"""Causes of indices beyond a dimension: damaged numbers, other counting, lengths, edges."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from cudalens.diagnosis.hints._reading import (
     EXACT,
     GARBAGE,
     LOST_NUMBERS,
+    Ids,
     cast_source,
-    ids_of,
+    ids_rule,
+    numel,
+    runs_from_one,
     shifted_source,
     shifting_step,
+    within,
 )
 from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
-from cudalens.diagnosis.hints.picks import is_length
-from cudalens.diagnosis.user_code import in_library, parsed, rewritten
+from cudalens.diagnosis.user_code import in_library, last_name, list_of, parsed, rewritten
 
 _WORD = 1 << 32
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
@@ -39,8 +42,9 @@ def garbage_ids(evidence: Evidence) -> Hint | None:
     if role_of(evidence) is None or abs(worst) < GARBAGE or bad & LOST_NUMBERS:
         return None
     halves = (worst % _WORD, worst // _WORD)
-    text = f"{worst} (about 10^{len(str(abs(worst))) - 1}) was never an id: memory was read before "
-    text += "it was written, or after (a copy between GPUs, non_blocking=True, torch.empty)"
+    text = f"{worst} (about 10^{len(str(abs(worst))) - 1}) cannot be an id: the tensor was read "
+    text += "before it was written, or after its memory was reused (torch.empty, "
+    text += "non_blocking=True, a copy between GPUs)"
     if 0 <= halves[1] < _WORD >> 8 and halves[0] < _WORD >> 8:
         text += f"; as two int32 numbers it is {halves[0]} and {halves[1]}"
     return Hint(
@@ -76,11 +80,11 @@ def float_ids(evidence: Evidence) -> Hint | None:
     is_whole = all(isinstance(end, (int, float)) and end == int(end) for end in (low, high))
     if is_whole and limit:
         text = f"{source.expression} is {source.dtype}, which holds whole numbers only up to "
-        text += f"{limit}: ids beyond were rounded before the cast"
+        text += f"{limit}: larger ids were rounded before the cast"
         return Hint(text=text, fix="ids = ids.long()  # before the model or the batch becomes half")
     return Hint(
         text=f"{source.expression} is {source.dtype} and runs from {low} to {high}: cast to "
-        "integers, these are no ids",
+        "integers, these are not ids",
     )
 
 
@@ -106,7 +110,7 @@ def shift_before(evidence: Evidence) -> Hint | None:
         return None
     line = next((item.source.line for item in reversed(evidence.provenance) if item.source), None)
     where = f"line {line}: " if line is not None else ""
-    return Hint(text=f"the values left the bound in {where}{step}")
+    return Hint(text=f"the values left the allowed range in {where}{step}")
 
 
 # --- counting -------------------------------------------------------------------------------------
@@ -127,11 +131,10 @@ def quantile_levels(evidence: Evidence) -> Hint | None:
     return Hint(text=text, fix="q / 100  # of percent" if ranks[-1] > 2 * last else None)
 
 
-@rule(priority=14)
-def flat_position(evidence: Evidence) -> Hint | None:
+@ids_rule("index", priority=14)
+def flat_position(evidence: Evidence, ids: Ids) -> Hint | None:
     """The position in a flattened tensor was computed one row or column too far."""
-    ids = ids_of(evidence, "index")
-    if ids is None or not ids.is_above or not _is_flat(evidence):
+    if not ids.is_above or not _is_flat(evidence):
         return None
     end = f"a flattened tensor of {ids.size} elements ends at {ids.size - 1}"
     made = _row_and_column(evidence)
@@ -189,11 +192,10 @@ def _row_and_column(evidence: Evidence) -> _Flat | None:
     return None
 
 
-@rule(priority=24)
-def one_based_ids(evidence: Evidence) -> Hint | None:
+@ids_rule("token", "index", priority=24)
+def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids run from 1 to the number of rows."""
-    ids = ids_of(evidence, "token", "index")
-    if ids is None or not ids.counts_from_one or _is_flat(evidence):
+    if not ids.counts_from_one or _is_flat(evidence):
         return None
     if in_library(evidence, "transformers") or is_length(ids.named):
         return None
@@ -216,11 +218,10 @@ def _meets_blank(evidence: Evidence) -> bool:
     return evidence.op.name in _CTC and evidence.scalar("blank") == "0"
 
 
-@rule(priority=24)
-def no_output_for_blank(evidence: Evidence) -> Hint | None:
+@ids_rule("index", "label", priority=24)
+def no_output_for_blank(evidence: Evidence, ids: Ids) -> Hint | None:
     """CTC needs an output for the blank beside one for each label."""
-    ids = ids_of(evidence, "index", "label")
-    if ids is None or not _meets_blank(evidence) or ids.high != ids.size or not ids.low:
+    if not _meets_blank(evidence) or ids.high != ids.size or not ids.low:
         return None
     return Hint(
         text=f"labels up to {ids.high} and the blank, which is class 0, need {ids.high + 1} "
@@ -241,4 +242,131 @@ def more_places_than_values(evidence: Evidence) -> Hint | None:
     rows = f" ({(found[0].size or 0) // width} rows of {width})" if is_table and width else ""
     library = "transformers" in evidence.libraries
     tokens = ": more image tokens in the text than image features" if library else ""
-    return Hint(text=f"the values have {found[0].size} elements{rows}, the mask wants more{tokens}")
+    return Hint(
+        text=f"the source has {found[0].size} elements{rows}, the mask selects more{tokens}"
+    )
+
+
+# --- one value picked in each row -----------------------------------------------------------------
+
+
+_LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
+_GATHERS = frozenset({"aten::gather", "aten::take_along_dim"})
+_MARKS = frozenset({-1, -100})
+
+
+def is_length(fact: TensorFact | None) -> bool:
+    """Return whether the user calls a tensor a length, as in ``lengths`` or
+    ``batch["seq_len"]``.
+    """
+    name = fact.expression if fact is not None else None
+    return bool(name and name.isprintable() and _LENGTH.search(name.lower()))
+
+
+@ids_rule("index", priority=13)
+def length_as_position(evidence: Evidence, ids: Ids) -> Hint | None:
+    """The length of a sequence is used as the position of its last element."""
+    if not ids.is_above or not ids.only_bad(ids.size) or not _picks(evidence, ids):
+        return None
+    is_empty = ids.low is None or ids.low < 1
+    empty = "; a length of 0 has no last element" if is_empty else ""
+    return Hint(
+        text=f"a sequence of length {ids.size} ends at position {ids.size - 1}{empty}",
+        fix=None if is_empty else rewritten(evidence, ids.named, "{x} - 1"),
+    )
+
+
+def _picks(evidence: Evidence, ids: Ids) -> bool:
+    is_read = evidence.op.name in ("aten::index", "aten::index_select", *_GATHERS)
+    return is_read and is_length(ids.named)
+
+
+@ids_rule("index", "action", priority=20)
+def mark_in_gather(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Labels with -1 or -100, which a loss may leave out, are indices of a gather."""
+    if evidence.op.name not in _GATHERS or not ids.bad <= _MARKS:
+        return None
+    return Hint(
+        text=f"gather takes no negative index ({list_of(ids.bad)}): if it marks values to leave "
+        "out, gather at a valid index there and set the result to 0",
+        fix=_masked(evidence, ids),
+    )
+
+
+def _masked(evidence: Evidence, ids: Ids) -> str | None:
+    """Return the gather of harmless indices, with zeros where the mark was."""
+    index = ids.fact.expression
+    call = rewritten(evidence, ids.fact, "{x}.clamp(min=0)")
+    tree = parsed(evidence.call_text or "")
+    if call is None or not isinstance(tree, ast.Call) or last_name(tree.func) != "gather":
+        return None
+    fix = f"{call} * ({index} >= 0)"
+    return fix if parsed(fix) is not None else None
+
+
+# --- nodes of graphs, actions of reinforcement learning -------------------------------------------
+
+
+@ids_rule("edge", priority=12)
+def edges_with_original_ids(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Edges name nodes by the ids of the data set, not by their rows."""
+    if not ids.is_above:
+        return None
+    both = _both_ends(evidence, ids)
+    if _counts_from_one(ids, both):
+        # One end alone cannot be shifted: the other one would keep its numbers.
+        return Hint(
+            text=f"the edges name nodes 1 … {ids.high}: they look 1-based; subtract 1 from "
+            "both ends",
+            fix=rewritten(evidence, both, "{x} - 1"),
+        )
+    nodes = both or ids.named
+    seen = nodes.summary.unique if nodes is not None else None
+    if seen is not None and len(seen) > ids.size:
+        return Hint(
+            text=f"the edges name {len(seen)} different nodes up to {ids.high}, but there are only "
+            f"{ids.size}: nodes were left out"
+        )
+    base = ", count from 1" if ids.may_count_from_one else ""
+    # New numbers in the order of the ids are those of the rows only when no row is without edge.
+    is_complete = both is not None and seen is not None and len(seen) == ids.size
+    return Hint(
+        text=f"the edges name node {ids.high}, but there are {ids.size} nodes: they still hold the "
+        f"original ids{base}, or nodes were left out; renumber the nodes 0 … N-1 in the order of "
+        "the rows",
+        fix=rewritten(evidence, both, "{x}.unique(return_inverse=True)[1]")
+        if is_complete
+        else None,
+    )
+
+
+def _both_ends(evidence: Evidence, ids: Ids) -> TensorFact | None:
+    """Return the tensor on the line that holds both ends of the edges."""
+    spoken = (ids.named, *within(evidence, ids.fact))
+    return next((item for item in spoken if item is not None and len(item.shape) > 1), None)
+
+
+def _counts_from_one(ids: Ids, both: TensorFact | None) -> bool:
+    if not ids.may_count_from_one:
+        return False
+    if both is None:
+        return ids.counts_from_one
+    return runs_from_one(both.summary.unique, ids.size, numel(both))
+
+
+@ids_rule("action", priority=12)
+def actions_beyond_outputs(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Stored actions have numbers for which the network has no output."""
+    if not ids.is_above or evidence.op.name not in ("aten::gather", "aten::index"):
+        return None
+    if ids.counts_from_one:
+        return Hint(
+            text=f"the actions run from {ids.low} to {ids.high}: they look 1-based",
+            fix=rewritten(evidence, ids.named, "{x} - 1"),
+        )
+    base = "; if the actions count from 1, subtract 1" if ids.may_count_from_one else ""
+    return Hint(
+        text=f"action {ids.high} was stored, the network has {ids.size} outputs (0 … "
+        f"{ids.size - 1}): it was built for fewer actions than the environment has{base}",
+        fix="nn.Linear(in_features, env.action_space.n)  # the last layer",
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from typing import Literal
+
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import Ids, ids_of, is_wrapped, shifting_step
+from cudalens.diagnosis.hints._reading import Ids, ids_rule, is_wrapped, shifting_step
 from cudalens.diagnosis.hints._roles import bad_values, fault
-from cudalens.diagnosis.hints.heads import MAX_CLASSES, head_of, is_gray
 from cudalens.diagnosis.user_code import (
     called_name,
     in_library,
@@ -16,6 +19,137 @@ from cudalens.diagnosis.user_code import (
     rewritten,
     with_keyword,
 )
+
+MAX_CLASSES = 1 << 20
+_GRAYS = (128, 255)
+_LANGUAGE = 1000
+"""Outputs from which on labels may be tokens."""
+_TOKEN_HEAD = re.compile(
+    r"(LMHead(Model)?|EncoderDecoderModel"
+    r"|For(CausalLM|MaskedLM|ConditionalGeneration|SpeechSeq2Seq|ImageTextToText|Vision2Seq))$"
+)
+_CLASS_HEAD = re.compile(
+    r"For((Sequence|Token|Image|Video|AudioFrame)Classification|SemanticSegmentation)$"
+)
+_OF_IMAGES = {4: "Conv2d(in_channels, {}, kernel_size)", 5: "Conv3d(in_channels, {}, kernel_size)"}
+"""The layer behind scores of so many dimensions; those of three are sequences of either kind."""
+
+
+def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
+    """Return what the model of transformers that computed the loss scores; ``None`` if not
+    known.
+    """
+    if not in_library(evidence, "transformers"):
+        return None
+    name = evidence.call_context.model or evidence.module_type or ""
+    if _TOKEN_HEAD.search(name):
+        return "tokens"
+    return "classes" if _CLASS_HEAD.search(name) else None
+
+
+def is_gray(ids: Ids) -> bool:
+    """Return whether a mask of classes holds the levels of an image."""
+    if len(ids.fact.shape) < 3 or ids.low is None or ids.low < 0:
+        return False
+    count = 33 if ids.distinct is None else len(ids.distinct)
+    low, high = _GRAYS
+    is_image = low <= ids.high <= high and 2 * ids.size <= ids.high
+    return is_image and (len(ids.bad) > 2 or ids.size == 2) and count > max(ids.size, 2)
+
+
+@ids_rule("label", priority=20)
+def label_beyond_vocabulary(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Labels of a language model are no tokens of its: they pad, or were added to the tokenizer."""
+    if not ids.is_above or head_of(evidence) != "tokens":
+        return None
+    ignored = evidence.scalar("ignore_index") or "-100"
+    pad = evidence.call_context.pad_token_id
+    if pad is not None and ids.only_bad(pad):
+        mask = f"{{x}}.masked_fill({{x}} == {pad}, {ignored})"
+        return Hint(
+            text=f"{pad} is the tokenizer's padding id, and the loss ignores {ignored}",
+            fix=rewritten(evidence, ids.named, mask) or f"labels[labels == {pad}] = {ignored}",
+        )
+    return Hint(
+        text=f"the model scores {ids.size} tokens (0 … {ids.size - 1}), and {list_of(ids.bad)} is "
+        f"not one of them: padding labels must be {ignored}; for added tokens, resize the model",
+        fix=f"{_model_name(evidence)}.resize_token_embeddings(len(tokenizer))",
+    )
+
+
+def _model_name(evidence: Evidence) -> str:
+    """Return the user's name for the model, when his call is one of the model."""
+    tree = parsed(evidence.call_text or "")
+    keywords = tree.keywords if isinstance(tree, ast.Call) else []
+    is_model = any(item.arg in (None, "labels") for item in keywords)
+    return (called_name(evidence) if is_model else None) or "model"
+
+
+@ids_rule("label", priority=22)
+def label_equals_classes(evidence: Evidence, ids: Ids) -> Hint | None:
+    """The largest label equals the number of classes: one output is missing."""
+    if ids.size < 2 or ids.high != ids.size or not ids.is_above:
+        return None
+    if ids.counts_from_one or ids.distinct == (0, 255) or head_of(evidence) == "tokens":
+        return None
+    full = ids.distinct == tuple(range(ids.size + 1))
+    classes = f"labels 0 … {ids.size} are {ids.size + 1} classes"
+    why = f"{classes}: one output is missing" if full else f"{classes}, if {ids.size} is a class"
+    ignored = evidence.scalar("ignore_index")
+    if ids.may_count_from_one:
+        why += "; if the labels count from 1, subtract 1"
+    if ids.size >= _LANGUAGE and ignored is not None:
+        why += f"; if it is padding, use {ignored}, which the loss ignores"
+    return Hint(
+        text=f"label {ids.size} equals the number of outputs, which are numbered 0 to "
+        f"{ids.size - 1}; {why}",
+        fix=_more_outputs(evidence, ids, ids.size + 1),
+    )
+
+
+@ids_rule("label", priority=40)
+def label_beyond_classes(evidence: Evidence, ids: Ids) -> Hint | None:
+    """The head has fewer outputs than the labels have classes."""
+    if ids.size < 2 or ids.high <= ids.size or not ids.is_above:
+        return None
+    if ids.high == 255 or is_gray(ids) or ids.high >= MAX_CLASSES:
+        return None
+    if head_of(evidence) == "tokens":
+        return None
+    listed = f" ({list_of(ids.bad)})" if len(ids.bad) > 1 else ""
+    return Hint(
+        text=f"labels up to {ids.high}{listed} need {ids.high + 1} outputs, the head "
+        f"has {ids.size}",
+        fix=_more_outputs(evidence, ids, ids.high + 1),
+    )
+
+
+def _more_outputs(evidence: Evidence, ids: Ids, classes: int) -> str | None:
+    if in_library(evidence, "transformers"):
+        # Only these heads are as wide as num_labels says.
+        is_known = head_of(evidence) == "classes"
+        return f"from_pretrained(name, num_labels={classes})" if is_known else None
+    layer = _last_layer(evidence, ids)
+    if layer is None:
+        return f"num_classes = {classes}  # the outputs of the last layer"
+    return f"nn.{layer.format(classes)}  # the last layer"
+
+
+def _last_layer(evidence: Evidence, ids: Ids) -> str | None:
+    """Write the layer that scores of this shape come from, ``None`` where it may be any."""
+    scores = evidence.tensor("input") or evidence.tensor("self")
+    rank = len(scores.shape) if scores is not None else 0
+    if rank < 3 and evidence.op.name != "aten::nll_loss2d_forward":
+        return "Linear(in_features, {})"
+    shape = ids.fact.shape
+    if rank < 3:
+        # A loss of other ranks makes one dimension of all but the first, after one of size 1.
+        rank = 4 if len(shape) == 3 and shape[1] != 1 else 3
+    return _OF_IMAGES.get(rank)
+
+
+# --- marks, masks and counting --------------------------------------------------------------------
+
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 MARKS = (-1, -100)
@@ -43,20 +177,19 @@ def changed_since_forward(evidence: Evidence) -> Hint | None:
     where = f", in line {writer.source.line}" if writer is not None and writer.source else ""
     return Hint(
         text=f"the forward call took these {what}, so they were in range then: the tensor was "
-        f"written over between forward and backward{where}",
+        f"overwritten between forward and backward{where}",
         fix=f"{what}.clone()  # give the forward call a copy, where the buffer is filled again",
     )
 
 
-@rule(priority=10)
-def binary_labels_one_output(evidence: Evidence) -> Hint | None:
+@ids_rule("label", priority=10)
+def binary_labels_one_output(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels 0 and 1 meet a head with a single output."""
-    ids = ids_of(evidence, "label")
-    if ids is None or ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
+    if ids.size != 1 or ids.low is None or ids.low < 0 or ids.high != 1:
         return None
     return Hint(
-        text="the labels are 0 and 1 but the scores have one column: this loss wants one column a "
-        "class, so 2; or use binary cross entropy on the single one",
+        text="the labels are 0 and 1 but the scores have one column: this loss takes one column "
+        "per class, so 2; or use binary cross entropy with the single column",
         fix=_binary_loss(evidence, ids)
         or "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())",
     )
@@ -73,44 +206,41 @@ def _binary_loss(evidence: Evidence, ids: Ids) -> str | None:
     return fix if parsed(fix) is not None else None
 
 
-@rule(priority=12)
-def mask_of_0_and_255(evidence: Evidence) -> Hint | None:
+@ids_rule("label", "one_hot", priority=12)
+def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
-    ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or ids.distinct != (0, 255) or ids.size < 2:
+    if ids.distinct != (0, 255) or ids.size < 2:
         return None
-    text = "the mask holds only 0 and 255, as an image does: class numbers are 0 and 1"
+    text = "the mask holds only 0 and 255, like an image; the class numbers are 0 and 1"
     if ids.size > 2:
-        text += "; if 255 marks what to leave out, use ignore_index=255"
+        text += "; if 255 marks pixels to leave out, use ignore_index=255"
     fix = rewritten(evidence, ids.named, "({x} == 255).long()")
     return Hint(text=text, fix=fix or "mask = (mask == 255).long()")
 
 
-@rule(priority=14)
-def ignored_255(evidence: Evidence) -> Hint | None:
+@ids_rule("label", "one_hot", priority=14)
+def ignored_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """255 marks the pixels that no class was given to, and the loss is not told to ignore it."""
-    ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or not ids.only_bad(255) or ids.distinct == (0, 255) or ids.size < 2:
+    if not ids.only_bad(255) or ids.distinct == (0, 255) or ids.size < 2:
         return None
     if ids.size == 255:
         return None
     if ids.role == "one_hot":
         return Hint(
-            text="255 usually marks what belongs to no class, and a one-hot code has no place for "
-            "it: leave it out",
+            text="255 usually marks elements without a class, and a one-hot encoding has no column "
+            "for it: leave them out",
             fix=_without(evidence, ids, "{x}.masked_fill({x} == 255, 0)", "!= 255"),
         )
     return Hint(
-        text=f"255 usually marks what belongs to no class; {_ignored(evidence)}",
+        text=f"255 usually marks elements without a class; {_ignored(evidence)}",
         fix=_ignoring(evidence, ids, 255),
     )
 
 
-@rule(priority=14)
-def mark_not_ignored(evidence: Evidence) -> Hint | None:
+@ids_rule("label", priority=14)
+def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels are marked with -1 or -100 to be left out, and the loss ignores another number."""
-    ids = ids_of(evidence, "label")
-    if ids is None or not any(ids.only_bad(mark) for mark in MARKS) or shifting_step(evidence):
+    if not any(ids.only_bad(mark) for mark in MARKS) or shifting_step(evidence):
         return None
     if _is_sign_coded(evidence, ids):
         return None
@@ -119,18 +249,17 @@ def mark_not_ignored(evidence: Evidence) -> Hint | None:
     shifted = ids.distinct == tuple(range(-1, ids.size - 1)) and mark == -1
     if shifted:
         text += (
-            f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was taken away once too often"
+            f"; but the labels fill -1 … {ids.size - 2}: perhaps 1 was subtracted once too often"
         )
     if ids.size == 2 and ids.distinct == (-1, 1):
         text += "; if the two classes are coded -1 and 1, use (labels + 1) // 2"
     return Hint(text=text, fix=_ignoring(evidence, ids, mark))
 
 
-@rule(priority=14)
-def sign_coded_labels(evidence: Evidence) -> Hint | None:
+@ids_rule("label", "one_hot", priority=14)
+def sign_coded_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     """The two classes are coded -1 and 1, as for a margin loss."""
-    ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or not _is_sign_coded(evidence, ids) or shifting_step(evidence):
+    if not _is_sign_coded(evidence, ids) or shifting_step(evidence):
         return None
     return Hint(
         text="the labels are -1 and 1, and none is 0: the classes are 0 and 1 here",
@@ -180,25 +309,23 @@ def wrapped_in_uint8(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=16)
-def gray_mask(evidence: Evidence) -> Hint | None:
+@ids_rule("label", "one_hot", priority=16)
+def gray_mask(evidence: Evidence, ids: Ids) -> Hint | None:
     """A mask holds gray levels or colours, or values that resizing has invented."""
-    ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or not is_gray(ids) or ids.only_bad(255):
+    if not is_gray(ids) or ids.only_bad(255):
         return None
     seen = "more than 32" if ids.distinct is None else str(len(ids.distinct))
     return Hint(
         text=f"the mask holds {seen} different values up to {ids.high}, the model has {ids.size} "
-        "classes: gray levels, or values that resizing made up between the classes",
+        "classes: these are gray levels, or values that resizing interpolated between classes",
         fix='F.interpolate(mask[:, None].float(), size, mode="nearest")[:, 0].long()',
     )
 
 
-@rule(priority=20)
-def one_based_labels(evidence: Evidence) -> Hint | None:
+@ids_rule("label", "one_hot", priority=20)
+def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels run from 1 to C: shift them down by one."""
-    ids = ids_of(evidence, "label", "one_hot")
-    if ids is None or ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
+    if ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
         return None
     return Hint(
         text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
@@ -206,33 +333,32 @@ def one_based_labels(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=20)
-def one_hot_too_small(evidence: Evidence) -> Hint | None:
+@ids_rule("one_hot", priority=20)
+def one_hot_too_small(evidence: Evidence, ids: Ids) -> Hint | None:
     """The one-hot code has fewer places than the values need."""
-    ids = ids_of(evidence, "one_hot")
-    if ids is None or not ids.is_above or ids.high >= MAX_CLASSES or ids.only_bad(255):
+    if not ids.is_above or ids.high >= MAX_CLASSES or ids.only_bad(255):
         return None
     if ids.counts_from_one or ids.distinct == (0, 255) or is_gray(ids):
         return None
-    base = "; if they count from 1, take 1 away" if ids.may_count_from_one else ""
+    base = "; if they count from 1, subtract 1" if ids.may_count_from_one else ""
     fix = with_keyword(evidence, ("one_hot",), "num_classes", str(ids.high + 1), position=1)
     return Hint(
-        text=f"values up to {ids.high} need {ids.high + 1} places, the code has {ids.size}{base}",
+        text=f"values up to {ids.high} need {ids.high + 1} columns, the encoding has {ids.size}"
+        f"{base}",
         fix=fix or f"num_classes = {ids.high + 1}",
     )
 
 
-@rule(priority=20)
-def negative_in_one_hot(evidence: Evidence) -> Hint | None:
+@ids_rule("one_hot", priority=20)
+def negative_in_one_hot(evidence: Evidence, ids: Ids) -> Hint | None:
     """A mark such as -1 or -100 is given to a one-hot code, which has no place for it."""
-    ids = ids_of(evidence, "one_hot")
-    if ids is None or max(ids.bad) >= 0 or shifting_step(evidence):
+    if max(ids.bad) >= 0 or shifting_step(evidence):
         return None
     if _is_sign_coded(evidence, ids):
         return None
     return Hint(
-        text=f"{list_of(ids.bad)} is no class: a one-hot code has no place for marks, leave them "
-        "out",
+        text=f"{list_of(ids.bad)} is not a class, and a one-hot encoding has no column for it: "
+        "leave these labels out",
         fix=_without(evidence, ids, "{x}.clamp(min=0)", ">= 0"),
     )
 

@@ -90,8 +90,8 @@ def all_masked(evidence: Evidence) -> Hint | None:
     if evidence.violation is None or not evidence.violation.is_masked_row:
         return None
     return Hint(
-        text="this row is -inf everywhere: all its places are masked, and softmax divides 0 by 0; "
-        "leave one open, or fill with torch.finfo(dtype).min"
+        text="this row is -inf everywhere: all its positions are masked, and softmax divides 0 by "
+        "0; leave at least one position unmasked, or mask with torch.finfo(dtype).min"
     )
 
 
@@ -102,7 +102,7 @@ def exponent_too_large(evidence: Evidence) -> Hint | None:
     if not _made(evidence, _EXPONENTIALS) or evidence.phase == "backward" or value is None:
         return None
     return Hint(
-        text=f"exp({value}) is beyond the dtype's range: subtract the maximum first, or stay with "
+        text=f"exp({value}) is beyond the dtype's range: subtract the maximum first, or work with "
         "logarithms (logsumexp, log_softmax)"
     )
 
@@ -137,13 +137,13 @@ def slope_at_zero(evidence: Evidence) -> Hint | None:
         return None
     if "where(" in line:
         return Hint(
-            text="where() hides the value in forward, but in backward the branch not taken still "
-            "multiplies its infinite slope by 0: make the input harmless before the op",
+            text="where() hides the value in forward, but in backward the branch that is not taken "
+            "still multiplies its infinite gradient by 0: replace the bad inputs before the op",
             fix="safe = torch.where(ok, x, 1.0)  # then the op on safe, then where(ok, …)",
         )
     return Hint(
-        text="the slope of this op is infinite at 0: keep its input away from 0, with a small eps "
-        "inside the root, norm or logarithm",
+        text="the gradient of this op is infinite at 0: keep its input away from 0, with a small "
+        "eps inside the root, norm or logarithm",
     )
 
 
@@ -177,7 +177,7 @@ def spread_of_one_sample(evidence: Evidence) -> Hint | None:
     if fact is None or 1 not in (*fact.shape, *([1] if not fact.shape else [])):
         return None
     return Hint(
-        text=f"the unbiased deviation of one sample is 0 / 0; the shape is {list(fact.shape)}",
+        text=f"the unbiased deviation of a single value is 0 / 0; the shape is {list(fact.shape)}",
         fix="correction=0",
     )
 
@@ -192,8 +192,8 @@ def all_labels_ignored(evidence: Evidence) -> Hint | None:
     if labels is None or (str(labels.summary.min), str(labels.summary.max)) != (ignored, ignored):
         return None
     return Hint(
-        text=f"all {_count(labels.shape)} labels are {ignored} (ignore_index): the mean over none "
-        "of them is 0 / 0; skip batches without a label, or take reduction='sum' divided by "
+        text=f"all {_count(labels.shape)} labels are {ignored} (ignore_index): the mean over no "
+        "labels is 0 / 0; skip batches without labels, or use reduction='sum' divided by "
         "max(count, 1)",
     )
 
@@ -217,7 +217,7 @@ def nan_came_in(evidence: Evidence) -> Hint | None:
     elif op.startswith("aten::lift_fresh"):
         given = f"a tensor was made{where} of numbers that held it"
     return Hint(
-        text=f"the first NaN seen in this block was given, not made: {given}",
+        text=f"the first NaN in this block was not computed in it: {given}",
         fix=f"assert {name}.isfinite().all()  # where it was changed last" if name else None,
     )
 

@@ -1,4 +1,4 @@
-"""Causes of ids beyond a lookup table: tokens, padding, another vocabulary."""
+"""Causes of ids without a row: tokens, padding, positions, segments, boxes of document models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import re
 from itertools import groupby
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
+from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import Ids, ids_of, shifting_step
-from cudalens.diagnosis.hints._roles import is_vocabulary
-from cudalens.diagnosis.user_code import called_name, in_library, list_of, parsed, rewritten
+from cudalens.diagnosis.hints._reading import Ids, ids_of, ids_rule, shifting_step
+from cudalens.diagnosis.hints._roles import INTEGERS, is_run, is_vocabulary, table_name
+from cudalens.diagnosis.user_code import (
+    called_name,
+    in_library,
+    list_of,
+    parsed,
+    rewritten,
+    with_keyword,
+)
 
 _JUST_BEYOND = 64
 """Tokens are added by the handful; ids further out belong to another vocabulary."""
@@ -21,35 +28,33 @@ _RESIZE = "model.resize_token_embeddings(len(tokenizer))"
 _LABELS_KEY = re.compile(r"""\[["']labels["']\]$|\.labels$""")
 
 
-@rule(priority=12)
-def ignored_label_as_id(evidence: Evidence) -> Hint | None:
+@ids_rule("token", priority=12)
+def ignored_label_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels with -100, the number that losses ignore, are looked up as token ids."""
-    ids = ids_of(evidence, "token")
-    if ids is None or not ids.only_bad(_IGNORED):
+    if not ids.only_bad(_IGNORED):
         return None
     place = f"{evidence.module_path or ''} {ids.fact.expression or ''}"
     what = "decoder ids" if "decoder" in place else "ids"
     return Hint(
-        text=f"-100 is what losses ignore, and no id: these {what} were made of labels; put the "
-        "padding id in its place",
+        text=f"-100 is the value that losses ignore, not an id: these {what} were made from "
+        "labels; replace it with the padding id",
         fix=_padded(evidence, ids, _IGNORED),
     )
 
 
-@rule(priority=12)
-def padding_of_minus_one(evidence: Evidence) -> Hint | None:
+@ids_rule("token", priority=12)
+def padding_of_minus_one(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequences are padded with -1, which is no row of the table."""
-    ids = ids_of(evidence, "token")
-    if ids is None or not ids.only_bad(-1) or shifting_step(evidence):
+    if not ids.only_bad(-1) or shifting_step(evidence):
         return None
     if _made_of_labels(evidence, ids):
         return Hint(
-            text="the decoder ids are made of the labels, where -1 stays: -100 is what the loss "
-            "ignores, and the model puts its padding id in the place of -100",
+            text="the decoder ids are made from the labels, and -1 is kept: use -100, which the "
+            "loss ignores and the model replaces with its padding id",
             fix=rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == -1, {_IGNORED})"),
         )
     return Hint(
-        text="-1 is no row of a table: if it pads the sequences, use a padding id that has a row",
+        text="the table has no row -1: if it pads the sequences, use a padding id that has a row",
         fix=_padded(evidence, ids, -1),
     )
 
@@ -119,8 +124,8 @@ def padding_beyond_table(evidence: Evidence) -> Hint | None:
     if ids is None or not _is_padding(evidence, ids):
         return None
     pad = ids.high
-    text = f"{pad} only fills the ends of the rows: a padding id for which the table with "
-    text += f"{ids.size} rows has none"
+    text = f"{pad} stands only at the ends of the rows: it is a padding id, and the table of "
+    text += f"{ids.size} rows has no row for it"
     if not is_vocabulary(evidence):
         return Hint(text=text, fix=_table(evidence, f"{pad + 1}, dim, padding_idx={pad}"))
     if pad - ids.size < _JUST_BEYOND:
@@ -143,8 +148,8 @@ def added_tokens(evidence: Evidence) -> Hint | None:
     is_library = in_library(evidence, "transformers")
     why = "the table was not resized" if is_library else "the table was not made larger"
     return Hint(
-        text=f"the bad ids ({list_of(ids.bad)}) lie just beyond the {ids.size} rows{length}: it "
-        f"looks as if tokens were added and {why}",
+        text=f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}: "
+        f"it looks as if tokens were added and {why}",
         fix=_resized(evidence, ids),
     )
 
@@ -176,8 +181,8 @@ def other_vocabulary(evidence: Evidence) -> Hint | None:
     known = evidence.call_context.tokenizer_length
     length = f", the tokenizer has {known} entries" if known else ""
     return Hint(
-        text=f"ids go up to {ids.high} in a table of {ids.size} rows{length}: they look like the "
-        "ids of another tokenizer than the model's",
+        text=f"ids go up to {ids.high} in a table of {ids.size} rows{length}: they look like "
+        "ids of a different tokenizer than the model's",
         fix=f"assert len(tokenizer) <= {ids.size}  # load both under the same name",
     )
 
@@ -192,11 +197,218 @@ def table_too_small(evidence: Evidence) -> Hint | None:
     if ids.counts_from_one and not is_padded:
         return None
     may_start_at_one = ids.may_count_from_one and ids.low == 1 and not is_padded
-    base = "; if the ids count from 1, take 1 away" if may_start_at_one else ""
+    base = "; if the ids count from 1, subtract 1" if may_start_at_one else ""
     is_large = ids.size >= _LANGUAGE and ids.high - ids.size < _JUST_BEYOND
     added = f"; for tokens added to a tokenizer: {_RESIZE}" if is_large else ""
     return Hint(
         text=f"ids up to {ids.high} need {ids.high + 1} rows, the table has {ids.size}"
         f"{base}{added}",
         fix=_table(evidence, f"{ids.high + 1}, dim"),
+    )
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def _offset(evidence: Evidence, ids: Ids) -> int:
+    """Return how many rows stand before that of the first token: 2 in RoBERTa and BART."""
+    counted = _counted_offset(evidence, ids)
+    if counted:
+        return counted
+    return ids.low if ids.low in (1, 2) and ids.fact.shape[-1] > 1 else 0
+
+
+def _counted_offset(evidence: Evidence, ids: Ids) -> int:
+    """Return the offset where ``max_position_embeddings`` counts it: in RoBERTa, not in BART.
+
+    RoBERTa's positions begin behind the padding id; BART adds two rows to those of its config.
+    """
+    padding = evidence.scalar("padding_idx") or "-1"
+    if padding.isdecimal() and ids.low is not None and ids.low in (int(padding), int(padding) + 1):
+        return int(padding) + 1
+    is_roberta = evidence.op.name == "aten::gather" and ids.low in (1, 2)
+    return 2 if is_roberta else 0
+
+
+def _positions(evidence: Evidence) -> Ids | None:
+    ids = ids_of(evidence, "position")
+    if ids is None or not ids.is_above or not ids.fact.shape:
+        return None
+    # A step of generation looks up one position at a time.
+    return ids if is_run(ids.fact) or ids.fact.shape[-1] == 1 else None
+
+
+@rule(priority=11)
+def positions_with_offset(evidence: Evidence) -> Hint | None:
+    """Positions start behind the padding id, so the table needs more rows than the sequence has."""
+    ids = _positions(evidence)
+    if ids is None:
+        return None
+    offset = _counted_offset(evidence, ids)
+    length = ids.high + 1 - offset
+    if offset == 0 or length > ids.size:
+        return None
+    return Hint(
+        text=f"positions start at {offset} here, so {ids.size} rows hold {ids.size - offset} "
+        f"tokens and not {length}: max_position_embeddings must be the length + {offset}",
+        fix=f"max_position_embeddings={length + offset}  # or max_length={ids.size - offset}",
+    )
+
+
+@rule(priority=12)
+def positions_beyond_table(evidence: Evidence) -> Hint | None:
+    """The sequence is longer than the table of positions."""
+    ids = _positions(evidence)
+    if ids is None:
+        return None
+    offset = _offset(evidence, ids)
+    length, room = ids.high + 1 - offset, ids.size - offset
+    if _counted_offset(evidence, ids) and length <= ids.size:
+        return None
+    text = f"the sequence has {length} positions, the table {room}"
+    if (called_name(evidence) or "").endswith("generate"):
+        prompt = _prompt(evidence, length)
+        fix = with_keyword(evidence, ("generate",), "max_new_tokens", str(max(1, room - prompt)))
+        note = f"prompt and new tokens together may have at most {room}"
+        text = f"generation reached position {length}, the table has {room}: {note}"
+        return Hint(text=text, fix=fix or f"max_length={room}")
+    if in_library(evidence, "transformers"):
+        fix = f"tokenizer(text, truncation=True, max_length={room})"
+        return Hint(text=f"{text}: truncate the input", fix=fix)
+    name = _sequence(evidence, length)
+    return Hint(
+        text=f"{text}: cut the input or enlarge the table",
+        fix=f"{name} = {name}[:, :{room}]  # before all embeddings",
+    )
+
+
+def _sequence(evidence: Evidence, length: int) -> str:
+    """Return the user's name for the batch of sequences of this length on his line."""
+    found = [
+        item
+        for item in evidence.tensors
+        if item.expression
+        and item.dtype in INTEGERS
+        and len(item.shape) == 2
+        and item.shape[1] == length
+    ]
+    name = found[0].expression if len(found) == 1 else None
+    return name if name and name.isidentifier() else "ids"
+
+
+def _prompt(evidence: Evidence, length: int) -> int:
+    tokens = [
+        item.shape[1]
+        for item in evidence.tensors
+        if item.expression and item.dtype in INTEGERS and len(item.shape) == 2
+    ]
+    return tokens[0] if len(tokens) == 1 and tokens[0] < length else 0
+
+
+@ids_rule("position", priority=20)
+def positions_given(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Positions were given that do not count from 0, such as those of a longer text."""
+    if not ids.is_above or _positions(evidence) is not None:
+        return None
+    if not ids.fact.shape:
+        return None
+    return Hint(
+        text=f"positions go up to {ids.high} in a table of {ids.size} rows, and do not count the "
+        "tokens of a row from 0",
+        fix=rewritten(evidence, ids.named, "{x} - {x}.amin(-1, keepdim=True)"),
+    )
+
+
+# --- boxes and segments ---------------------------------------------------------------------------
+
+
+_PAGE = 1000
+"""Coordinates of LayoutLM are thousandths of the page, in tables of 1024 rows."""
+_SIDES = {
+    "x_position_embeddings": "x",
+    "y_position_embeddings": "y",
+    "h_position_embeddings": "height",
+    "w_position_embeddings": "width",
+}
+
+
+def _boxes(evidence: Evidence) -> tuple[Ids, TensorFact | None, str] | None:
+    """Return the coordinates at fault, the tensor of boxes on the line, and what they are."""
+    ids = ids_of(evidence, "box")
+    if ids is None:
+        return None
+    boxes = [
+        item
+        for item in evidence.tensors
+        if item.expression and item.dtype in INTEGERS and item.shape[-1:] == (4,)
+    ]
+    box = boxes[0] if len(boxes) == 1 else None
+    return ids, box, _SIDES.get(table_name(evidence), "coordinate")
+
+
+@rule(priority=10)
+def boxes_in_pixels(evidence: Evidence) -> Hint | None:
+    """Boxes are in pixels; the model wants thousandths of the page."""
+    found = _boxes(evidence)
+    if found is None or not found[0].is_above:
+        return None
+    ids, box, side = found
+    size = "torch.tensor([width, height, width, height], device={x}.device)"
+    fix = rewritten(evidence, box, f"({{x}} * {_PAGE} / {size}).long()")
+    return Hint(
+        text=f"a box has {side} = {ids.high}, the table ends at {ids.size - 1}: these look like "
+        f"pixels; scale them by the page size, so that a page goes from 0 to {_PAGE}",
+        fix=fix or f"x * {_PAGE} // page_width, y * {_PAGE} // page_height",
+    )
+
+
+@rule(priority=10)
+def boxes_negative(evidence: Evidence) -> Hint | None:
+    """A box begins outside the page."""
+    found = _boxes(evidence)
+    if found is None or found[2] not in ("x", "y") or max(found[0].bad) >= 0:
+        return None
+    fix = rewritten(evidence, found[1], f"{{x}}.clamp(0, {_PAGE})")
+    return Hint(
+        text=f"a box begins at {found[2]} = {min(found[0].bad)}, outside the page",
+        fix=fix or f"bbox = bbox.clamp(0, {_PAGE})",
+    )
+
+
+@rule(priority=10)
+def boxes_inverted(evidence: Evidence) -> Hint | None:
+    """A box ends before it begins, so that its width or height is negative."""
+    found = _boxes(evidence)
+    if found is None or found[2] not in ("width", "height") or max(found[0].bad) >= 0:
+        return None
+    ids, box, side = found
+    first, last = ("x0", "x1") if side == "width" else ("y0", "y1")
+    ends = "{x}[..., :2], {x}[..., 2:]"
+    fix = rewritten(
+        evidence, box, f"torch.cat([torch.minimum({ends}), torch.maximum({ends})], dim=-1)"
+    )
+    return Hint(
+        text=f"a box has {side} = {min(ids.bad)}: {last} lies before {first}; boxes are written "
+        "x0, y0, x1, y1, not as a corner with width and height",
+        fix=fix or f"{first}, {last} = min({first}, {last}), max({first}, {last})",
+    )
+
+
+@ids_rule("segment", priority=12)
+def segment_ids(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Segment ids number the sentences from 0, and a model may know one segment only."""
+    bad = list_of(ids.bad)
+    if ids.size == 1:
+        return Hint(
+            text=f"the segment ids hold {bad}, but this model has only one segment: leave "
+            "token_type_ids out, or set them to 0",
+            fix=rewritten(evidence, ids.named, "torch.zeros_like({x})"),
+        )
+    # Each text begins with segment 0: where it is missing, few values are enough.
+    one_based = ids.may_count_from_one and ids.distinct == tuple(range(1, ids.size + 1))
+    fix = "{x} - 1" if one_based else f"{{x}}.clamp(0, {ids.size - 1})"
+    base = "; they look 1-based" if one_based else ""
+    return Hint(
+        text=f"the segment ids hold {bad}, the model has segments 0 … {ids.size - 1}{base}",
+        fix=rewritten(evidence, ids.named, fix),
     )

@@ -50,9 +50,9 @@ def test_a_rounding_error_below_zero_is_no_logit(values: list[float], fires: boo
 @pytest.mark.parametrize(
     ("values", "argument", "text"),
     [
-        ([0.0, 255.0], "self", "the input runs from 0 to 255, as the bytes of an image do"),
-        ([0.0, 255.0], "target", "the target runs from 0 to 255, as the bytes of an image do"),
-        ([-2.0, 1.0], "target", "the target goes down to -2: a mark"),
+        ([0.0, 255.0], "self", "the input runs from 0 to 255, like the bytes of an image"),
+        ([0.0, 255.0], "target", "the target runs from 0 to 255, like the bytes of an image"),
+        ([-2.0, 1.0], "target", "the target goes down to -2: if that marks values"),
         ([0.0, 3.0], "target", "the target has labels up to 3: more than two classes"),
     ],
 )
@@ -152,8 +152,8 @@ def test_inside_the_bound_nothing_is_found(sim: Simulation, line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("loss = x.sqrt().sum()", "the slope of this op is infinite at 0"),
-        ("loss = (x ** 0.5).sum()", "the slope of this op is infinite at 0"),
+        ("loss = x.sqrt().sum()", "the gradient of this op is infinite at 0"),
+        ("loss = (x ** 0.5).sum()", "the gradient of this op is infinite at 0"),
         ("loss = torch.where(x > 0, x.sqrt(), x).sum()", "where() hides the value in forward"),
         ("loss = torch.hypot(x, x).sum()", None),
     ],

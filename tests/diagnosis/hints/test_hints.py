@@ -197,7 +197,7 @@ def test_hints_are_few_and_ordered() -> None:
         ("odd_positions", ("40", "32"), "amin"),
         ("boxes_pixels", ("1500", "1023"), "bbox=(bbox * 1000 / torch.tensor("),
         ("boxes_negative", ("x = -5",), "bbox=bbox.clamp(0, 1000)"),
-        ("boxes_inverted", ("width -5",), "torch.maximum(bbox[..., :2], bbox[..., 2:])"),
+        ("boxes_inverted", ("width = -5",), "torch.maximum(bbox[..., :2], bbox[..., 2:])"),
         ("segments", ("2", "0 … 1"), "token_type_ids=seg.clamp(0, 1)"),
         (
             "edges",

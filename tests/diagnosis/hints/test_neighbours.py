@@ -125,7 +125,7 @@ def test_a_label_as_large_as_a_vocabulary_may_be_padding(classes: int, says: boo
     """A thousand outputs may be tokens, whose padding the loss ignores by another number."""
     found = first(given.labels([1, 7, classes], classes))
     assert found.rule == "label_equals_classes"
-    assert ("if it pads a text, -100 is what the loss ignores" in found.text) is says
+    assert ("if it is padding, use -100, which the loss ignores" in found.text) is says
 
 
 @pytest.mark.parametrize(("padding", "rule"), [(-1, "one_based_ids"), (0, "table_too_small")])
@@ -133,14 +133,14 @@ def test_ids_from_one_beside_a_padding_row(padding: int, rule: str) -> None:
     """Where row 0 is padding, ids count from 1 on purpose, and nothing is to be taken away."""
     found = first(given.lookup([1, 2, 3, 4, 5], 5, path="movies", padding=padding))
     assert found.rule == rule
-    assert "take 1 away" not in found.text
+    assert "subtract 1" not in found.text
 
 
 @pytest.mark.parametrize(("lowest", "says"), [(1, True), (2, False)])
 def test_ids_that_may_count_from_one_begin_there(lowest: int, says: bool) -> None:
     """Ids from 2 on are any part of a longer list."""
     found = first(given.lookup([lowest, 10], 10, path="movies"))
-    assert ("take 1 away" in found.text) is says
+    assert ("subtract 1" in found.text) is says
 
 
 @pytest.mark.parametrize(
