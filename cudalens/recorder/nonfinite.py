@@ -208,16 +208,14 @@ def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tenso
 
 def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
     """Say how much of the result is bad; a NaN may be new where infinities came in."""
-    none_before = "none of them was" if offenders.count > 1 else "it was not"
-    before = f"{none_before} among the inputs."
+    before = "all values of the inputs were finite"
     if has_infinite_inputs:
-        before = "the inputs held infinities, but no NaN."
+        before = "the inputs held infinities, but no NaN"
     if offenders.total == 1:
-        return f"The result is not finite, and {before}"
+        return f"The result is not finite; {before}."
     verb = "is" if offenders.count == 1 else "are"
     return (
-        f"{offenders.count} of {offenders.total} values of the result {verb} not finite, and "
-        f"{before}"
+        f"{offenders.count} of {offenders.total} values of the result {verb} not finite; {before}."
     )
 
 

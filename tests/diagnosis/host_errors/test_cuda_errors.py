@@ -164,6 +164,12 @@ TEXTS = {
     ),
     "out of memory, CUDA's own": ("CUDA error: out of memory" + DSA, "memory_refused", True),
     "out of memory, the driver's": ("CUDA driver error: out of memory", "memory_refused", True),
+    "initialization": ("CUDA error: initialization error" + DSA, "other_cuda_error", True),
+    "nccl, short": (
+        "NCCL error in: ProcessGroupNCCL.cpp:2044, unhandled cuda error, NCCL version 2.21.5",
+        "nccl",
+        True,
+    ),
     "busy": (
         "CUDA error: all CUDA-capable devices are busy or unavailable" + DSA,
         "device_busy",
@@ -177,6 +183,48 @@ NO_GPU = {
     "none": "No CUDA GPUs are available",
 }
 
+HEADLINES = {
+    "the GPU has no room for 20.00 GiB: 8.81 GiB of 14.75 GiB is free": ("out of memory",),
+    "the GPU has no room for 20.00 MiB: 15.44 MiB of 10.76 GiB is free": ("out of memory, older",),
+    "a kernel read or wrote memory that does not belong to it": (
+        "illegal access",
+        "illegal access in Triton",
+    ),
+    "a kernel used a misaligned address": ("misaligned", "misaligned in Triton"),
+    "this build of PyTorch, or of an extension, holds no code for this GPU": (
+        "no image",
+        "wrong architecture",
+    ),
+    "the requested GPU does not exist for this process": ("ordinal",),
+    "the NVIDIA driver is older than the CUDA version that PyTorch was built for": (
+        "old driver",
+        "insufficient driver",
+    ),
+    "CUDA reported a device-side assert, and no recorded op can be blamed for it": ("nccl",),
+    "NCCL, which carries tensors between GPUs, reported an error": ("nccl timeout", "nccl, short"),
+    "a library of CUDA's failed with CUBLAS_STATUS_EXECUTION_FAILED": ("cublas",),
+    "a library of CUDA's failed with CUBLAS_STATUS_ALLOC_FAILED": ("cublas memory",),
+    "a library of CUDA's failed with CUDNN_STATUS_EXECUTION_FAILED": ("cudnn",),
+    "a kernel was ended by the hardware: unspecified launch failure": ("launch failure",),
+    "a kernel ran too long and was ended by the system": ("time-out",),
+    "a kernel was launched with more blocks, threads or registers than the GPU has": (
+        "too many resources",
+    ),
+    "a kernel was launched with sizes that the GPU does not take": ("configuration",),
+    "a forked worker process uses CUDA, which its parent had started": ("fork",),
+    "CUDA reported: operation not supported": ("other",),
+    "CUDA reported: invalid argument": ("driver's", "Triton's"),
+    "CUDA could not get the memory that it asked for itself": (
+        "out of memory, CUDA's own",
+        "out of memory, the driver's",
+    ),
+    "CUDA reported: initialization error": ("initialization",),
+    "CUDA could not start on the GPU: it is busy or unavailable": ("busy",),
+    "CUDA was asked for, and there is no GPU that this process can use": ("no driver", "none"),
+    "CUDA was asked for, and this build of PyTorch was made without CUDA": ("cpu build",),
+}
+"""Each headline, and the texts that it stands over."""
+
 
 def report_of(message: str, **known: object) -> Report:
     """Diagnose an error from its text alone."""
@@ -188,6 +236,21 @@ def report_of(message: str, **known: object) -> Report:
 def family_of(message: str) -> str:
     """Return the first family that knows the text."""
     return next(item.name for item in table() if item.regex.search(message))
+
+
+@pytest.mark.parametrize(("headline", "names"), HEADLINES.items())
+def test_each_text_has_its_headline(headline: str, names: tuple[str, ...]) -> None:
+    """By the text alone; where there is no device, nothing is said of its state."""
+    for name in names:
+        report = report_of(TEXTS[name][0] if name in TEXTS else NO_GPU[name])
+        assert report.headline == headline
+        assert name in TEXTS or report.context_usable is None
+        assert report.certainty in ("proven", "likely", "unknown")
+
+
+def test_each_text_is_under_one_headline() -> None:
+    """None is left out, and none is there twice."""
+    assert sorted(sum(HEADLINES.values(), ())) == sorted([*TEXTS, *NO_GPU])
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
