@@ -13,7 +13,7 @@ __all__ = [
     "CallContext",
     "DeviceFault",
     "FreedGraph",
-    "ModifiedTensor",
+    "InPlaceChange",
     "NanArrival",
     "NanWatch",
     "OddArgument",
@@ -75,7 +75,7 @@ class RefusedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModifiedTensor:
+class InPlaceChange:
     """The saved tensor that autograd found changed in place."""
 
     modified: ProvenanceStep | None = None

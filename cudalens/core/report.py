@@ -25,7 +25,7 @@ from cudalens.core.evidence_types import (
     CallContext,
     DeviceFault,
     FreedGraph,
-    ModifiedTensor,
+    InPlaceChange,
     NanWatch,
     RefusedCall,
     Synchronization,
@@ -104,7 +104,7 @@ class Evidence:
     history: tuple[HistoryEntry, ...] = ()
     call_context: CallContext = field(default_factory=CallContext)
     refused_call: RefusedCall = field(default_factory=RefusedCall)
-    modified: ModifiedTensor | None = None
+    modified: InPlaceChange | None = None
     freed: FreedGraph | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)

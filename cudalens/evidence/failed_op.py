@@ -1,7 +1,7 @@
 """Say what the recorder knows of the op that an exception came out of.
 
 Everything comes from host memory: metadata noted before the call, and the copies of an extension's
-arguments, so it can be told after the device's context is gone.
+arguments, so it is known after the device's context is gone.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact
         copy = record.host_copies.get(key)
         if copy is not None and not isinstance(copy, (list, tuple)):
             found[-1] = replace(found[-1], summary=_summary(copy, limits))
-    # What has no name of the user's is an argument of the function that he called, not of the op.
+    # What has no name of the user's is an argument of the function that they called, not of the op.
     return (*found, *(item for item in rest if item.expression is not None))
 
 

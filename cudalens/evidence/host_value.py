@@ -107,7 +107,7 @@ def _value(
     A tensor that nothing of the user's certainly is becomes a stand-in without values.
 
     Args:
-        keys: is told which of ``values`` became which argument.
+        keys: takes in which of ``values`` became which argument.
     """
     if given is None:
         return parameter.default

@@ -23,7 +23,7 @@ addresses, time-outs, asserts, launch failures."""
 
 
 def is_lost(error: ErrorFacts) -> bool:
-    """Tell from an exception's code, or else its words, that the device cannot be used again."""
+    """Whether, by an exception's code or else its words, the device cannot be used again."""
     if error.error_code is not None and error.error_code in STICKY_CODES:
         return True
     return is_sticky(error.message)
@@ -76,8 +76,8 @@ def reminder(report: Report) -> str:
     what = "a device-side assert" if report.kind == "device_assert" else "a CUDA error"
     named = f" in {report.op.name}" if report.op.name else ""
     # Who reports an assert late is not to be taken for its cause.
-    told = " that was reported" if report.certainty == "unknown" else ""
-    at = f"{told} at {place}" if place else ""
+    reported = " that was reported" if report.certainty == "unknown" else ""
+    at = f"{reported} at {place}" if place else ""
     return f"the CUDA context is gone since {what}{named}{at}: restart the kernel to use the GPU"
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from cudalens.core.evidence_types import ModifiedTensor
+from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report import Evidence
 from cudalens.source.locate import locate_entries
 from cudalens.source.module_path import path_below
@@ -20,13 +20,13 @@ from cudalens.source.stack import place_of, running_frame
 def with_modified(
     evidence: Evidence, recorder: Any, message: str, entries: Sequence[TracebackType]
 ) -> Evidence:
-    """Add the write, the op that had saved the tensor, and the module that was told to write."""
+    """Add the write, the op that had saved the tensor, and the module that was made in place."""
     found = recorder.modified_tensor(message)
     if found is None:
         return evidence
     forward = locate_entries(list(found.saved_at)) if found.saved_at else None
     module, expression = _module(found, entries)
-    modified = ModifiedTensor(
+    modified = InPlaceChange(
         modified=found.written_by[-1].step if found.written_by else None,
         made=found.made_by,
         read=found.read_by[-1] if found.read_by else None,

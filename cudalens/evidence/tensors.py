@@ -60,7 +60,7 @@ def tensor_facts(
 
     Args:
         values: the op's tensor arguments by schema name.
-        site: the user's expressions for them, and the other tensors on his line.
+        site: the user's expressions for them, and the other tensors on the line.
         bad: the key of the tensor at fault.
         api: names and values of the arguments of the function that the user called.
         first_bad: position of the first bad value in the tensor at fault.

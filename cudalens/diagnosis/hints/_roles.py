@@ -113,10 +113,10 @@ def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
 
 def _is_half_of_edges(evidence: Evidence, fact: TensorFact) -> bool:
     """Return whether the indices are called ``row`` or ``dst``, and the other half is there too."""
-    spoken = {item.expression: item for item in evidence.tensors}
+    by_name = {item.expression: item for item in evidence.tensors}
     for pair in _EDGE_HALVES:
-        if fact.expression in pair and len(pair & set(spoken)) == 2:
-            return all(spoken[name].shape == fact.shape for name in pair)
+        if fact.expression in pair and len(pair & set(by_name)) == 2:
+            return all(by_name[name].shape == fact.shape for name in pair)
     return False
 
 
@@ -199,9 +199,9 @@ def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFa
         if item is not fact and item.expression and item.dtype in INTEGERS
     ]
     bad = bad_values(evidence)
-    spoken = [item for item in others if _says(item, word) and _holds(item, fact, bad)]
-    if by_word or spoken:
-        return spoken[0] if len(spoken) == 1 else None
+    named = [item for item in others if _says(item, word) and _holds(item, fact, bad)]
+    if by_word or named:
+        return named[0] if len(named) == 1 else None
     twins = [item for item in others if _is_twin(item, fact)]
     return twins[0] if len(twins) == 1 else None
 

@@ -342,8 +342,8 @@ def edges_with_original_ids(evidence: Evidence, ids: Ids) -> Hint | None:
 
 def _both_ends(evidence: Evidence, ids: Ids) -> TensorFact | None:
     """Return the tensor on the line that holds both ends of the edges."""
-    spoken = (ids.named, *within(evidence, ids.fact))
-    return next((item for item in spoken if item is not None and len(item.shape) > 1), None)
+    candidates = (ids.named, *within(evidence, ids.fact))
+    return next((item for item in candidates if item is not None and len(item.shape) > 1), None)
 
 
 def _counts_from_one(ids: Ids, both: TensorFact | None) -> bool:

@@ -78,7 +78,7 @@ def label_beyond_vocabulary(evidence: Evidence, ids: Ids) -> Hint | None:
 
 
 def _model_name(evidence: Evidence) -> str:
-    """Return the user's name for the model, when his call is one of the model."""
+    """Return the user's name for the model, when their call is one of the model."""
     tree = parsed(evidence.call_text or "")
     keywords = tree.keywords if isinstance(tree, ast.Call) else []
     is_model = any(item.arg in (None, "labels") for item in keywords)
@@ -220,7 +220,7 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
 
 @ids_rule("label", "one_hot", priority=14)
 def ignored_255(evidence: Evidence, ids: Ids) -> Hint | None:
-    """255 marks the pixels that no class was given to, and the loss is not told to ignore it."""
+    """255 marks pixels without a class, and the loss does not ignore it."""
     if not ids.only_bad(255) or ids.distinct == (0, 255) or ids.size < 2:
         return None
     if ids.size == 255:

@@ -283,7 +283,7 @@ def positions_beyond_table(evidence: Evidence) -> Hint | None:
 
 
 def _sequence(evidence: Evidence, length: int) -> str:
-    """Return the user's name for the batch of sequences of this length on his line."""
+    """Return the user's name for the batch of sequences of this length on their line."""
     found = [
         item
         for item in evidence.tensors

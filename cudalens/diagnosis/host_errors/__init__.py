@@ -1,6 +1,6 @@
 """Torch's own exceptions in plain words: kind, headline, argument at fault, hints.  No torch.
 
-What no pattern knows is repeated as torch said it.
+What no pattern knows is repeated in torch's words.
 """
 
 from __future__ import annotations

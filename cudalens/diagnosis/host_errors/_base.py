@@ -66,7 +66,7 @@ class HostVerdict:
     pattern: str | None = None
     """The pattern that knows the message, ``None`` when torch's words are only repeated."""
     has_device: bool = True
-    """False when there is no device whose state could be told."""
+    """False when there is no device whose state could be known."""
     hints: tuple[Hint, ...] = ()
     troubles: tuple[str, ...] = ()
     """One line for hints that could not be made."""
@@ -170,7 +170,7 @@ class _Fields(dict[str, str]):
     """What templates may name: the groups of the match, and a few words of the evidence.
 
     ``{tensor}`` is the user's expression for the tensor, ``{its_shape}`` its shape after a colon,
-    ``{restart}`` what to do when the device cannot be used again.
+    ``{of_shape}`` the same after "of", ``{restart}`` what to do when the device is lost.
     """
 
     def __init__(self, evidence: Evidence, match: re.Match[str], tensors: tuple[str, ...]) -> None:
@@ -179,7 +179,7 @@ class _Fields(dict[str, str]):
         self.argument = fact.argument if fact else None
         self["tensor"] = expression_of(fact) or "the tensor"
         self["its_shape"] = its_shape(fact)
-        self["its_dtype"] = f"{fact.dtype} tensor" if fact else "tensor of another dtype"
+        self["of_shape"] = f" of shape {format_shape(fact.shape)}" if fact else ""
         self["function"] = api_function(evidence) or "the call"
         self["owner"] = owner(evidence)
         self["match"] = match[0].removeprefix("CUDA error: ")

@@ -1,4 +1,4 @@
-"""The words of torch's messages: shapes, dtypes and devices, and how they are said again."""
+"""The words of torch's messages: shapes, dtypes and devices, and the tensors that they name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CASTS = {
 _TENSOR_TYPE = re.compile(
     r"torch\.(?:(cuda|sparse|mps|xpu)\.)?(\w+)Tensor|\b(CPU|CUDA|MPS|XPU)([A-Z]\w+)Type\b"
 )
-"""torch spells a type as ``torch.cuda.FloatTensor``, the newer ones as ``CUDABFloat16Type``."""
+"""torch writes a type as ``torch.cuda.FloatTensor``, the newer ones as ``CUDABFloat16Type``."""
 
 
 def is_sticky(message: str) -> bool:

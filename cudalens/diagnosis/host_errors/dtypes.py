@@ -218,19 +218,14 @@ def gradient_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(
-    r"(?P<op>torch\.nn\.functional\.\w+) and (?P<module>torch\.nn\.\w+) are unsafe to autocast"
+row(
+    "unsafe_autocast",
+    r"torch\.nn\.functional\.(?P<op>\w+) and torch\.nn\.\w+ are unsafe to autocast",
+    "{op} is unsafe to autocast: its input is probabilities",
+    "A sigmoid in half precision rounds to 0 and 1, and their logarithms are infinite. Leave the "
+    "sigmoid out and call {op}_with_logits or BCEWithLogitsLoss, which are safe to autocast.",
+    "input",
 )
-def unsafe_autocast(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """Binary cross entropy of probabilities refuses to run under autocast."""
-    op = match["op"].rpartition(".")[2]
-    yield host(
-        f"{op} is unsafe to autocast: its input is probabilities",
-        "A sigmoid in half precision rounds to 0 and 1, and their logarithms are infinite. Leave "
-        f"the sigmoid out and call {op}_with_logits or BCEWithLogitsLoss, which are safe to "
-        "autocast.",
-        "input",
-    )
 
 
 @pattern(r"[Oo]nly [Tt]ensors of floating point (?:and complex )?dtype can require gradients")

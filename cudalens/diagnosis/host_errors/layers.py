@@ -6,7 +6,7 @@ import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
+from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
 from cudalens.diagnosis.host_errors._words import (
     Shape,
     format_shape,
@@ -97,28 +97,24 @@ row(
 )
 
 
-@pattern(
-    r"running_(?:mean|var) should contain (?P<got>\d+) elements not (?P<want>\d+)"
-    r"|weight should contain (?P<got2>\d+) elements not (?P<want2>\d+)"
-)
-def batch_norm_channels(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """Batch normalisation was built for another number of channels."""
-    found = groups(match)
-    yield host(
-        f"input has {found['got']} channels in dimension 1, the normalisation is built for "
-        f"{found['want']}{its_shape(named(evidence, 'input'))}",
-        f"num_features of {owner(evidence)} must be the number of channels of the layer before it.",
-        "input",
-    )
-    yield _normalised_features("num_features", found["got"])
-
-
 def _normalised_features(name: str, value: object) -> Hint:
     return Hint(
         rule="normalised_features",
         text=f"if the input is right, {name} has to be {value}",
         fix=f"{name}={value}",
     )
+
+
+row(
+    "batch_norm_channels",
+    r"running_(?:mean|var) should contain (?P<got>\d+) elements not (?P<want>\d+)"
+    r"|weight should contain (?P<got2>\d+) elements not (?P<want2>\d+)",
+    "input has {got} channels in dimension 1, the normalisation is built for {want}{its_shape}",
+    "num_features of {owner} must be the number of channels of the layer before it.",
+    "input",
+    tensors=("input",),
+    hint=_normalised_features("num_features", "{got}"),
+)
 
 
 @pattern(r"expected (?P<want>[\dD or]+) input \(got (?P<got>\d)D input\)")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cudalens.core.evidence_types import CallContext, ModifiedTensor
+from cudalens.core.evidence_types import CallContext, InPlaceChange
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, LineRef, ProvenanceStep, TensorFact
 from tests import hint_evidence as given
@@ -539,7 +539,7 @@ def test_a_step_is_named_wherever_it_stands_on_the_line(code: str, is_step: bool
             "inplace operation: [torch.FloatTensor [8, 3]], which is output 0 of AsStrided, is at "
             "version 2; expected version 1 instead.",
         ),
-        modified=ModifiedTensor(
+        modified=InPlaceChange(
             modified=ProvenanceStep(
                 op="aten::_foreach_add_", source=LineRef(cell=3, line=7, text=code)
             )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cudalens import simulate
-from cudalens.core.evidence_types import ModifiedTensor
+from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import (
     CodeLine,
@@ -579,7 +579,7 @@ def test_an_in_place_line_is_written_anew(code: str, fix: str | None) -> None:
             "inplace operation: [torch.FloatTensor [3]], which is output 0 of ExpBackward0, is at "
             "version 1; expected version 0 instead.",
         ),
-        modified=ModifiedTensor(
+        modified=InPlaceChange(
             modified=step("aten::add_", 7, code), savers=(step("aten::exp", 6, "y = w.exp()"),)
         ),
     )
