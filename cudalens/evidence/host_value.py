@@ -280,8 +280,8 @@ def _finding(
     return Violation(
         argument=name,
         headline=f"{format_offender(name, offenders)} {problem}",
-        explanation=f"{kind} looks at its parameters when it is made, and at each sample that it "
-        "is asked about.",
+        explanation=f"{kind} checks its parameters when it is created, and each sample that it is "
+        "asked about.",
         offenders=offenders,
         is_index=False,
     )

@@ -26,8 +26,8 @@ from cudalens.diagnosis.user_code import api_function
 
 REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
 NO_ASSERT = (
-    "It is no device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints under "
-    "every CUDA error, does not help."
+    "This is not a device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints "
+    "under every CUDA error, does not help."
 )
 """What PyTorch prints under every CUDA error misleads under most of them."""
 _UNDER_CHECK = (
@@ -38,7 +38,7 @@ _UNDER_SANITIZER = (
     "restart the kernel and run the code as a script under NVIDIA's compute-sanitizer, which names "
     "the kernel and the address."
 )
-_RAISED = "An exception of the host, and no device-side assert: it ends nothing on the GPU."
+_RAISED = "An exception of the host, not a device-side assert: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(

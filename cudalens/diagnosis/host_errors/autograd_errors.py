@@ -175,7 +175,7 @@ row(
     r"Inference tensors cannot be saved for backward"
     r"|Inplace update to inference tensor outside InferenceMode",
     "a tensor made under torch.inference_mode is used where gradients are recorded",
-    "Such a tensor has no version counter; clone() makes an ordinary one of it.",
+    "Such a tensor has no version counter; clone() makes an ordinary tensor of it.",
     kind="autograd_error",
 )
 row(

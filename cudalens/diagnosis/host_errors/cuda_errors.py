@@ -132,7 +132,7 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> Answer:
         f"a library of CUDA's failed with {status}",
         f"and the call on this line is not proven to be wrong. {reason} Next step: {step}.",
         certainty="unknown",
-        text="The status itself is no device-side assert,",
+        text="The status itself is not a device-side assert,",
     )
 
 

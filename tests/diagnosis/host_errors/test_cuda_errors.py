@@ -270,7 +270,7 @@ def test_each_says_what_it_is_not_and_one_next_step(name: str) -> None:
     if "device-side assert triggered" in message:
         return  # the status of NCCL that quotes an assert is one
     report = report_of(message)
-    assert "no device-side assert" in report.explanation
+    assert "not a device-side assert" in report.explanation
     assert report.explanation.count("Next step") == 1
     assert "assert" not in report.headline
     restarts = "restart the kernel" in report.explanation
@@ -282,7 +282,7 @@ def test_an_assert_is_none_of_these() -> None:
     text = "CUDA error: device-side assert triggered" + SEARCH.format("cudaErrorAssert") + DSA
     report = report_of(text)
     assert (report.kind, report.context_usable) == ("device_assert", False)
-    assert "no device-side assert" not in report.explanation
+    assert "not a device-side assert" not in report.explanation
 
 
 @pytest.mark.parametrize("name", ["illegal access", "misaligned", "launch failure"])
@@ -441,7 +441,7 @@ def test_the_largest_holders_are_named_from_metadata(sim: simulate.Simulation) -
     assert report.kind == "cuda_error"
     assert report.source is not None and report.source.text.startswith("raise torch.OutOf")
     held = report.explanation.partition("The largest that your variables hold: ")[2]
-    names = held.partition(".  ")[0].partition(". It is no")[0].split("; ")
+    names = held.partition(".  ")[0].partition(". This is not")[0].split("; ")
     assert names == [
         "local: 2.00 MiB, float32 (512, 1024)",
         "big: 1.00 MiB, float32 (256, 1024)",

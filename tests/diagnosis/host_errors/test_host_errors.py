@@ -141,7 +141,7 @@ def test_of_an_unknown_message_nothing_is_said_about_kernels(sim: simulate.Simul
     """``cholesky`` looks at its input on the device, and raises when the result has come back."""
     report = run_cell("import torch\ntorch.linalg.cholesky(-torch.eye(3, device='cuda'))").shown
     assert "positive-definite" in report.headline
-    assert report.explanation.startswith("An exception of the host, and no device-side assert")
+    assert report.explanation.startswith("An exception of the host, not a device-side assert")
     assert "before any kernel" not in report.explanation
     known = run_cell("import torch\ntorch.ones(2, 3).cuda() @ torch.ones(2, 3).cuda()").shown
     assert "before any kernel" in known.explanation
