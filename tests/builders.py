@@ -103,6 +103,8 @@ def small_graph() -> AutogradNeighbourhood:
 def make_report(**overrides: Any) -> Report:
     """Return the report of a cross-entropy with labels from 1 to 10, with ``overrides``."""
     bad = [at for at, value in enumerate(LABELS) if value == 10]
+    if "headline" in overrides:
+        overrides.setdefault("headline_own", overrides["headline"])
     return replace(
         Report(
             kind="device_assert",
@@ -111,6 +113,7 @@ def make_report(**overrides: Any) -> Report:
             context_usable=True,
             phase="forward",
             headline="target[17] = 10 is outside the 10 classes of input",
+            headline_own="y[17] = 10 is outside the 10 classes of logits",
             explanation="Each label picks one of the 10 columns of logits. The kernel checks it "
             "on the device, where a failed check ends the CUDA context of the whole process.",
             op=OpName(

@@ -95,7 +95,9 @@ NODE = {
     "source": LINE,
 }
 SHAPE: dict[str, Any] = {
-    **dict.fromkeys(("kind", "certainty", "phase", "headline", "explanation"), (str,)),
+    **dict.fromkeys(
+        ("kind", "certainty", "phase", "headline", "headline_own", "explanation"), (str,)
+    ),
     **dict.fromkeys(("argument", "expression", "module_path", "device_text"), TEXT),
     "schema_version": (int,),
     "prevented": (bool,),
@@ -104,7 +106,7 @@ SHAPE: dict[str, Any] = {
     "offenders": {
         "count": NUMBER,
         "total": NUMBER,
-        "first": [{"position": [(int,)], "value": VALUE}],
+        "first": [{"position": [(int,)], "value": VALUE, "sample": NUMBER}],
     },
     "bounds": {"min": VALUE, "max": VALUE, "also_allowed": [VALUE], "text": TEXT},
     "source": SPAN,
@@ -130,7 +132,15 @@ SHAPE: dict[str, Any] = {
     },
     "provenance": [{"op": TEXT, "source": LINE, "note": TEXT}],
     "history": [{"seq": (int,), "op": (str,), "shapes": TEXT, "source": LINE}],
-    "hints": [{"text": (str,), "fix": TEXT, "rule": (str,)}],
+    "hints": [
+        {
+            "text": (str,),
+            "fix": TEXT,
+            "rule": (str,),
+            "tried": (bool, type(None)),
+            "at": SPAN,
+        }
+    ],
     "environment": {
         **dict.fromkeys(("cudalens", "python", "torch"), (str,)),
         "cuda": TEXT,
@@ -139,6 +149,7 @@ SHAPE: dict[str, Any] = {
         "rank": NUMBER,
     },
     "timing": {"checked_ops": (int,), "recorded_ops": (int,), "diagnose_s": (float, int)},
+    "deferred": (bool,),
     "limits": [(str,)],
 }
 
@@ -192,9 +203,11 @@ def test_the_graph_names_only_its_own_nodes(run: Callable[[], object]) -> None:
 def test_the_documented_example_reads_as_documented() -> None:
     """Labels one too high, from the headline to the hint."""
     data = report_of(one_based)
+    assert data["schema_version"] == 2
     assert data["headline"] == "target[17] = 10 is outside the 10 classes of input"
+    assert data["headline_own"] == "y[17] = 10 is outside the 10 classes of logits"
     assert data["offenders"]["first"] == [
-        {"position": [place], "value": 10} for place in (17, 20, 21)
+        {"position": [place], "value": 10, "sample": None} for place in (17, 20, 21)
     ]
     assert data["bounds"]["text"] == "0 … 9 or -100 (ignore_index)"
     assert data["replay"]["message"] == "Target 10 is out of bounds."

@@ -52,7 +52,8 @@ from cudalens.core.report_types import (
     Violation,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 MAX_OFFENDERS = 20
 
 
@@ -141,6 +142,9 @@ class Report:
     context_usable: bool | None = None
     phase: Phase = "unknown"
     headline: str = ""
+    """One sentence with the observed value, in the schema's names."""
+    headline_own: str = ""
+    """The same with the user's own expressions where they are proven."""
     explanation: str = ""
     op: OpName = field(default_factory=OpName)
     argument: str | None = None
@@ -160,7 +164,14 @@ class Report:
     hints: tuple[Hint, ...] = ()
     environment: Environment = field(default_factory=Environment)
     timing: Timing = field(default_factory=Timing)
+    deferred: bool = False
+    """Whether it was found after the launch, by a check that does not wait for each op."""
     limits: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Let the headline stand for the one in the user's names where nobody has made that."""
+        if not self.headline_own:
+            object.__setattr__(self, "headline_own", self.headline)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dictionaries, lists, strings and numbers; every key is
@@ -174,16 +185,17 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
-        """Read what :meth:`to_dict` wrote.
+        """Read what :meth:`to_dict` wrote, in this release or an earlier one.
 
         Raises:
             ValueError: the schema version is not one that this release reads.
         """
         version = data.get("schema_version")
-        if version != SCHEMA_VERSION:
-            msg = f"schema_version {version!r} cannot be read: this release reads {SCHEMA_VERSION}"
+        if version not in READABLE_VERSIONS:
+            known = " and ".join(map(str, READABLE_VERSIONS))
+            msg = f"schema_version {version!r} cannot be read: this release reads {known}"
             raise ValueError(msg)
-        return from_plain(cls, data)
+        return from_plain(cls, {**data, "schema_version": SCHEMA_VERSION})
 
     def to_text(self, *, width: int = 100, color: bool = False) -> str:
         """Render for a terminal of ``width`` columns, with ANSI colours on request."""
@@ -220,7 +232,7 @@ class Report:
         }
 
     def __repr__(self) -> str:
-        return f"<cudalens Report {self.kind}: {self.headline}>"
+        return f"<cudalens Report {self.kind}: {self.headline_own}>"
 
 
 def _renderer(name: str) -> Any:

@@ -6,6 +6,7 @@ tuple, never a guess.  None of them holds a tensor, a frame or an exception.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -130,6 +131,8 @@ class Offender:
 
     position: tuple[int, ...]
     value: Number
+    sample: int | None = None
+    """The row of the data set that it came from, where that is proven."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +174,7 @@ class Violation:
     """A guard's finding: which argument of which op breaks which bound, and where.
 
     ``headline`` is a template: ``{argument}`` stands for the argument at fault, ``{related}`` for
-    ``related``, so that the reader sees his own names where they can be proven.
+    ``related``, so that readers see their own names where they can be proven.
     """
 
     headline: str
@@ -205,10 +208,40 @@ class Violation:
     is_replay_safe: bool = True
     """False when the CPU kernel reads or writes out of bounds on this very input."""
 
-    def sentence(self, argument: str | None = None, related: str | None = None) -> str:
-        """Return the headline with names in place of the placeholders, else the schema's own."""
-        names = argument or self.argument, related or self.related or "the input"
-        return str(self.headline).replace("{argument}", names[0]).replace("{related}", names[1])
+    def sentence(
+        self,
+        *,
+        argument: str | None = None,
+        related: str | None = None,
+        position: tuple[int, ...] | None = None,
+    ) -> str:
+        """Return the headline with names in place of the placeholders; the schema's by default.
+
+        Args:
+            argument: of a list, the name of the tensor that is at fault.
+            position: of the first bad value, where ``argument`` has another shape than the op got.
+        """
+        template = str(self.headline)
+        if argument is not None:
+            part = "" if self.list_position is None else f"[{self.list_position}]"
+            given = next((item.position for item in self.offenders.first), ())
+            at = _subscript(given if position is None else position)
+            template = template.replace(
+                f"{{argument}}{part}{_subscript(given)}", f"{{argument}}{at}"
+            )
+        names = {
+            "argument": argument or self.argument,
+            "related": related or self.related or "the input",
+        }
+        # In one pass: a name is an expression of the user's, and may hold braces.
+        return _PLACEHOLDER.sub(lambda found: names[found[1]], template)
+
+
+_PLACEHOLDER = re.compile(r"\{(argument|related)\}")
+
+
+def _subscript(position: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, position))}]" if position else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +292,10 @@ class Hint:
     text: str
     fix: str | None = None
     rule: str = ""
+    tried: bool | None = None
+    """True when the call was tried with the fix, on copies, and succeeded."""
+    at: SourceSpan | None = None
+    """The place that the fix belongs to, ``None`` for the failing call."""
 
 
 @dataclass(frozen=True, kw_only=True)

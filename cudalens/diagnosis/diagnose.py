@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
+from cudalens.core._python import parse_expression
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Bounds, Certainty, Hint, Kind, Offenders, OpName, Violation
@@ -13,6 +17,8 @@ from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
+_LONGEST_NAME = 40
+"""Characters; a longer expression is no name to begin a sentence with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +29,7 @@ class Verdict:
     certainty: Certainty
     headline: str
     explanation: str
+    headline_own: str = ""
     argument: str | None = None
     context_usable: bool | None = True
     hints: tuple[Hint, ...] = ()
@@ -45,6 +52,7 @@ def diagnose(evidence: Evidence) -> Report:
         context_usable=verdict.context_usable,
         phase=evidence.phase,
         headline=verdict.headline,
+        headline_own=verdict.headline_own,
         explanation=verdict.explanation,
         op=evidence.op,
         argument=verdict.argument,
@@ -98,7 +106,6 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
             headline=violation.headline,
             explanation=violation.explanation,
         )
-    headline = violation.sentence(related=_spoken(evidence, violation.related))
     parts = [violation.explanation.strip()]
     if violation.is_silent:
         parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
@@ -112,7 +119,8 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
     return Verdict(
         kind="silent" if violation.is_silent else "device_assert",
         certainty="proven",
-        headline=headline,
+        headline=violation.sentence(related=_spoken(evidence, violation.related)),
+        headline_own=_in_own_names(evidence, violation),
         explanation=" ".join(part for part in parts if part),
         argument=violation.argument or None,
         context_usable=True,
@@ -125,16 +133,54 @@ def _spoken(evidence: Evidence, related: str | None) -> str | None:
     return "input" if related == "self" and functional else related
 
 
-def counted(report: Report) -> str:
+def _in_own_names(evidence: Evidence, violation: Violation) -> str:
+    """Return the headline with the user's expressions for the tensors, where they are proven."""
+    related = _spoken(evidence, violation.related)
+    known = [evidence.tensor(name) for name in (violation.related, related) if name]
+    names = [_own_name(fact.expression) for fact in known if fact is not None]
+    return violation.sentence(
+        related=next(filter(None, names), related),
+        **_own_element(evidence, violation),
+    )
+
+
+def _own_element(evidence: Evidence, violation: Violation) -> dict[str, Any]:
+    """Return the user's name for the tensor at fault, and the bad value's place where it differs.
+
+    The op may have got the user's tensor in another shape.
+    """
+    expression = _expression(evidence, violation.argument or None)
+    if expression is not None:
+        return {"argument": _own_name(expression)}
+    for fact in evidence.tensors if violation.argument else ():
+        if fact.bad_at is not None and (name := _own_name(fact.expression)):
+            return {"argument": name, "position": fact.bad_at}
+    return {}
+
+
+def _own_name(expression: str | None) -> str | None:
+    """Return an expression that a position can follow, ``None`` when it is too long to be one."""
+    if not expression or len(expression) > _LONGEST_NAME:
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            node = parse_expression(expression).body
+    except (SyntaxError, ValueError):
+        return f"({expression})"
+    binds = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    return expression if binds else f"({expression})"
+
+
+def sentence(report: Report) -> str:
     """Return the headline with bounds and count: the one sentence that says everything."""
-    sentence = report.headline
+    text = report.headline_own
     if report.bounds is not None and report.bounds.text:
-        sentence += f" (allowed {report.bounds.text})"
+        text += f" (allowed {report.bounds.text})"
     offenders = report.offenders
     if offenders is not None and offenders.total > 1:
         verb = "is" if offenders.count == 1 else "are"
-        sentence += f"; {offenders.count} of {offenders.total} {verb} bad"
-    return sentence
+        text += f"; {offenders.count} of {offenders.total} {verb} bad"
+    return text
 
 
 # --- an exception --------------------------------------------------------------------------------
@@ -188,13 +234,13 @@ def message(report: Report) -> str:
 
     Order: observed and allowed, op and argument, place in the user's code, what to do, CUDA.
     """
-    lines = [counted(report)]
+    lines = [sentence(report)]
     called = " → ".join(name for name in (report.op.api, report.op.name) if name)
     if called:
-        named = f", argument {report.argument}" if report.argument else ""
-        known = f" ({report.expression})" if report.expression else ""
+        names = [name for name in (report.expression, report.argument) if name]
+        named = f", argument {' ('.join(names)}{')' * (len(names) - 1)}" if names else ""
         module = f" in module {report.module_path}" if report.module_path else ""
-        lines.append(f"  op     {called}{named}{known}{module}")
+        lines.append(f"  op     {called}{named}{module}")
     if place := where_text(report):
         lines.append(f"  where  {place}")
     if forward := where_text(report, forward=True):
@@ -222,7 +268,7 @@ def note(report: Report) -> str:
     """Return the one line that is added to an exception which torch raised itself."""
     place = where_text(report)
     fix = next((hint.fix or hint.text for hint in report.hints), None)
-    parts = [report.headline, f"at {place}" if place else None, f"try {fix}" if fix else None]
+    parts = [report.headline_own, f"at {place}" if place else None, f"try {fix}" if fix else None]
     return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])
 
 
@@ -269,13 +315,3 @@ def of_error(error: ErrorFacts) -> Report:
         kind="python_error",
         headline=error.message.strip().split("\n", 1)[0] or error.type_name,
     )
-
-
-def sentence(report: Report) -> str:
-    """Return the one sentence with the observed value, the bound and the count."""
-    text = report.headline
-    if report.bounds is not None and report.bounds.text:
-        text += f" (allowed {report.bounds.text})"
-    if report.offenders is not None and report.offenders.total > 1:
-        text += f"; {report.offenders.count} of {report.offenders.total} bad"
-    return text

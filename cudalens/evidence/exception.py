@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cudalens.core.evidence_types import DeviceFault, RefusedCall
@@ -65,7 +66,7 @@ def evidence_of_error(
         error=facts,
         op=OpName(api=site.api),
         phase=_phase(entries),
-        context_usable=not is_lost,
+        context_usable=_context_usable(is_lost=is_lost),
         source=site.source,
         call_text=site.call_text,
         module_path=site.module_path,
@@ -90,6 +91,13 @@ def evidence_of_error(
         "graph", lambda: _graph(site, values, evidence, recorder), AutogradNeighbourhood
     )
     return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
+
+
+def _context_usable(*, is_lost: bool) -> bool | None:
+    """Return whether CUDA can be used on, ``None`` where this process has not used it."""
+    if is_lost:
+        return False
+    return True if torch.cuda.is_initialized() else None
 
 
 def _memory_holders(

@@ -53,7 +53,7 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
     Returns:
         ``None`` where neither can be asked, or nothing is found.
     """
-    if evidence.error is None or not evidence.context_usable:
+    if evidence.error is None or evidence.context_usable is False:
         return None
     entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
     refused = with_refused_parameter(evidence, entries)

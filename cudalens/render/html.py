@@ -246,7 +246,7 @@ def _subline(report: Report) -> tuple[tuple[str, str], ...]:
     facts = (
         ("plain", words.bad_count(report)),
         ("code", words.format_op_path(report.op)),
-        ("argument", report.argument or ""),
+        ("argument", words.format_argument(report)),
         ("plain", words.format_place(report.source)),
         ("code", report.module_path or ""),
         ("plain", report.phase if report.phase != "unknown" else ""),

@@ -120,7 +120,7 @@ def _verdict(page: _Page, report: Report) -> None:
     page.hang(Text(f"{words.sign(report)} ", style=style), title, 2)
     path = words.format_op_path(report.op)
     if report.argument:
-        path += f"{', ' if path else ''}argument {one_line(report.argument)}"
+        path += f"{', ' if path else ''}argument {words.format_argument(report)}"
     known = [words.bad_count(report), path, one_line(report.module_path or "")]
     # A phase alone says nothing: no op is known that could have one.
     phase = report.phase if any(known) and report.phase != "unknown" else ""

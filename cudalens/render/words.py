@@ -151,6 +151,12 @@ def tensor_name(fact: TensorFact) -> str:
     return one_line(fact.expression or fact.argument or "unnamed")
 
 
+def format_argument(report: Report) -> str:
+    """Return the argument at fault: the user's expression, then the schema's name."""
+    name, own = one_line(report.argument or ""), one_line(report.expression or "")
+    return f"{own} ({name})" if own and name and own != name else own or name
+
+
 def is_at_fault(report: Report, fact: TensorFact) -> bool:
     """Return whether this tensor is the argument that the report accuses."""
     if report.argument is None or fact.argument is None:

@@ -72,7 +72,7 @@ def explained(
 
 def _note(report: Report, limits: Limits) -> str:
     return limits.attempt(
-        "note", lambda: note(report), lambda: f"cudalens: {report.headline}", kind=str
+        "note", lambda: note(report), lambda: f"cudalens: {report.headline_own}", kind=str
     )
 
 

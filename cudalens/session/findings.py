@@ -95,7 +95,7 @@ class Findings:
 
 
 def _entry(report: Report) -> _Entry:
-    return report.kind, report.headline.rstrip(".")
+    return report.kind, report.headline_own.rstrip(".")
 
 
 def _listed(entries: Counter[_Entry], kind: str) -> str:

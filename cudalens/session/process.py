@@ -70,7 +70,7 @@ def status() -> str:
     lines = [
         ("guards", "installed" if PROCESS.is_installed else "not installed"),
         ("device", _device()),
-        ("last finding", "none" if last is None else f"{last.kind}: {last.headline}"),
+        ("last finding", "none" if last is None else f"{last.kind}: {last.headline_own}"),
     ]
     return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)
 

@@ -68,7 +68,7 @@ def test_the_users_exception_is_his_own() -> None:
     outcome = run_cell("F.cross_entropy(torch.zeros(2, 3), labels)", space, fast=False)
     assert isinstance(outcome.error, IndexError)
     assert str(outcome.error) == "Target 255 is out of bounds."
-    assert "target[1] = 255 is outside the 3 classes of input" in outcome.error.__notes__[0]
+    assert "labels[1] = 255 is outside the 3 classes of " in outcome.error.__notes__[0]
     assert outcome.fixes
 
 

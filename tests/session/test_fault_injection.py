@@ -180,8 +180,9 @@ def assert_limits_tell(
 
 
 def bad() -> Tensor:
-    ids = torch.tensor([1, 7], device="cuda")
-    return F.embedding(ids, torch.ones(5, 2, device="cuda"))
+    # Called as the schema calls them: what cannot be looked up has the schema's names.
+    indices, weight = torch.tensor([1, 7], device="cuda"), torch.ones(5, 2, device="cuda")
+    return F.embedding(indices, weight)
 
 
 def good() -> Tensor:
@@ -471,7 +472,10 @@ def test_a_view_that_fails_in_a_notebook_hides_nothing(
 ) -> None:
     """The cell ends with its own error, and the next cell runs."""
     monkeypatch.setenv("CUDALENS_WIDGETS", "1")
-    cell = "F.embedding(torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda'))"
+    cell = (
+        "indices, weight = torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda')\n"
+        "F.embedding(indices, weight)"
+    )
     with shell_with_cudalens() as shell:
         shell.kernel = object()  # a widget is for a shell with one
         run(shell, "import torch, torch.nn.functional as F")

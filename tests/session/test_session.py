@@ -290,7 +290,7 @@ def test_what_a_guard_did_not_count_is_null(lookup: Any) -> None:
         made.append(json.loads(session.report.to_json()))
         assert "CUDA" in session.report.to_text() and session.report.to_html()
     assert (made[0]["offenders"], made[0]["bounds"]) == (None, None)
-    assert made[1]["offenders"]["first"] == [{"position": [0], "value": 10}]
+    assert made[1]["offenders"]["first"] == [{"position": [0], "value": 10, "sample": None}]
     assert (made[1]["bounds"]["min"], made[1]["bounds"]["max"]) == (0, 9)
 
 
@@ -319,12 +319,12 @@ def test_the_message_is_complete_without_the_report() -> None:
         F.embedding(ids, torch.ones(5, 2, device="cuda"))
     text = str(caught.value)
     for part in (
-        "indices[1] = 7",
+        "ids[1] = 7",
         "0 … 4",
         "1 of 2",
         "torch.nn.functional.embedding",
         "aten::embedding",
-        "argument indices (ids)",
+        "argument ids (indices)",
         f"test_session.py:{caught.value.report.source.line}",
         "CUDA   is fine",
     ):
@@ -536,7 +536,7 @@ def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
     error, session = error_behind(in_other_words("from"))
     assert error.__cudalens_report__ is session.report
     (line,) = error.__notes__
-    assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of weight")
+    assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of ")
     assert (
         "IndexError was raised while it was being handled; a guard fired once."
         in session.report.explanation
@@ -745,7 +745,7 @@ def test_an_error_outranks_a_silent_finding_and_lists_it(
     error = caught.value
     assert session.report is getattr(error, "report", getattr(error, "__cudalens_report__", None))
     (silently,) = session.warnings
-    assert f"1 more in this cell: silent: {silently.headline}." in session.report.explanation
+    assert f"1 more in this cell: silent: {silently.headline_own}." in session.report.explanation
 
 
 def test_a_swallowed_finding_outranks_an_earlier_silent_one_and_lists_it() -> None:
@@ -786,7 +786,7 @@ def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> 
         ours = [item for item in got if item.category is cudalens.SilentFindingWarning]
         assert len(ours) == count
         assert session.report.kind == "silent"
-        assert all(session.report.headline in str(item.message) for item in ours)
+        assert all(session.report.headline_own in str(item.message) for item in ours)
         assert all(item.filename == __file__ for item in ours)
 
 
@@ -882,6 +882,7 @@ KEYS: dict[str, set[str]] = {
         "context_usable",
         "phase",
         "headline",
+        "headline_own",
         "explanation",
         "op",
         "argument",
@@ -901,11 +902,12 @@ KEYS: dict[str, set[str]] = {
         "hints",
         "environment",
         "timing",
+        "deferred",
         "limits",
     },
     "op": {"name", "overload", "api"},
     "offenders": {"count", "total", "first"},
-    "offenders.first[]": {"position", "value"},
+    "offenders.first[]": {"position", "value", "sample"},
     "bounds": {"min", "max", "also_allowed", "text"},
     "source": SPAN,
     "forward_source": SPAN,
@@ -942,7 +944,7 @@ KEYS: dict[str, set[str]] = {
     "provenance[].source": LINE,
     "history[]": {"seq", "op", "shapes", "source"},
     "history[].source": LINE,
-    "hints[]": {"text", "fix", "rule"},
+    "hints[]": {"text", "fix", "rule", "tried", "at"},
     "environment": {"cudalens", "python", "torch", "cuda", "device", "simulated", "rank"},
     "timing": {"checked_ops", "recorded_ops", "diagnose_s"},
 }
@@ -1015,10 +1017,29 @@ def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None
     assert again._repr_mimebundle_() == report._repr_mimebundle_()
 
 
-def test_another_schema_version_is_refused() -> None:
-    """What this release cannot read is not half read."""
-    with pytest.raises(ValueError, match="schema_version 2"):
-        Report.from_dict({**Report().to_dict(), "schema_version": 2})
+@pytest.mark.parametrize("version", [0, 3, None, "2"])
+def test_another_schema_version_is_refused(version: object) -> None:
+    """With the versions that can be read, not with a crash on a missing key."""
+    with pytest.raises(ValueError, match=r"schema_version .* this release reads 1 and 2"):
+        Report.from_dict({**Report().to_dict(), "schema_version": version})
+
+
+@pytest.mark.parametrize("make", [forward_report, backward_report, Report])
+def test_a_report_of_schema_version_1_is_read_and_rendered(make: Callable[[], Report]) -> None:
+    """What it could not hold is null; its headline stands for the one in the user's names."""
+    old = make().to_dict()
+    headline = old["headline"]
+    del old["headline_own"], old["deferred"]
+    for item in (old["offenders"] or {"first": []})["first"]:
+        del item["sample"]
+    for hint in old["hints"]:
+        del hint["tried"], hint["at"]
+    report = Report.from_dict({**old, "schema_version": 1})
+    assert report.headline_own == report.headline == headline
+    assert set(report.to_dict()) == KEYS[""]
+    assert headline in report.to_text(width=200).splitlines()[0]
+    assert Report.from_dict(report.to_dict()) == report
+    assert report.to_html() and report.to_json()
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
