@@ -40,7 +40,7 @@ class _UsageError(ValueError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and give the exit status.
+    """Run the command line and return the exit status.
 
     Raises:
         SystemExit: the script ended with it; it passes, so that the status is the script's own.
@@ -64,7 +64,7 @@ def _dispatch(words: list[str]) -> int:
         raise _UsageError(msg)
     command = _COMMANDS.get(rest[0])
     if command is not None and not count:
-        return _told(command, rest[1:])
+        return _run_command(command, rest[1:])
     if rest[0] == "-m":
         if len(rest) == 1:
             msg = "-m needs the name of a module"
@@ -77,7 +77,7 @@ def _dispatch(words: list[str]) -> int:
     return _run(options, lambda: _as_script(script, rest[1:]))
 
 
-def _told(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+def _run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a sub-command whose reader may leave early, as `head` does."""
     try:
         status = command(arguments)

@@ -59,7 +59,7 @@ def run_cell(code: str, names: dict[str, Any] | None = None, **options: Any) -> 
     finally:
         forget_cell(filename)
     report = session.report
-    assert session.troubles == [], session.troubles
+    assert session.internal_errors == [], session.internal_errors
     if caught is not None:
         # The frames would keep the cell's tensors alive beyond the test.
         caught = caught.with_traceback(None)

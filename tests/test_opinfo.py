@@ -162,8 +162,8 @@ def complaints(case: Case, limit: int | None, **options: Any) -> Iterator[str]:
     with cudalens.check(**options) as session:
         got = [case.run(sample) for sample in samples]
         recorded = 0 if session.recorder is None else session.recorder.recorded_ops
-    if session.troubles:
-        yield f"{case}: {session.troubles}"
+    if session.internal_errors:
+        yield f"{case}: {session.internal_errors}"
     has_recorder = bool(samples) and not options.get("fast")
     if (recorded > 0) != (has_recorder and name not in ON_SHAPES):
         yield f"{case}: {recorded} ops were recorded"
@@ -196,9 +196,7 @@ def quick_cases_of(op: Any) -> list[Case]:
 
 # The jiterator compiles CUDA code, which no machine without a GPU does.
 OPS = [op for op in op_db if not op.name.startswith("jiterator")]
-CHOSEN = [
-    op for number, op in enumerate(OPS) if number % AMOUNT.op_step == 0 or op.name in GUARDED
-]
+CHOSEN = [op for number, op in enumerate(OPS) if number % AMOUNT.op_step == 0 or op.name in GUARDED]
 
 
 def groups(ops: list[Any]) -> list[Any]:

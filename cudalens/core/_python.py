@@ -1,8 +1,4 @@
-"""Put off an interrupt for the few steps that must be done whole, such as installing and removing.
-
-Python raises ``KeyboardInterrupt`` between any two steps of the main thread, also inside the
-``__exit__`` that was to undo something.
-"""
+"""CPython's own ways: delayed interrupts, parsing in threads, dropped copies of local variables."""
 
 from __future__ import annotations
 
@@ -23,6 +19,9 @@ _MAIN = threading.main_thread()
 class Uninterrupted:
     """Let an interrupt that comes inside the block take effect right behind it.
 
+    For the few steps that must be done whole, such as installing and removing: Python raises
+    ``KeyboardInterrupt`` between any two steps of the main thread, also inside the ``__exit__``
+    that was to undo something.
     Does nothing outside the main thread, which Python never interrupts.
     """
 
@@ -52,7 +51,7 @@ class Uninterrupted:
         self._came = True
 
 
-# --- parse python text, also while other threads do -----------------------------------------------
+# --- parsing, also while other threads parse ------------------------------------------------------
 
 
 _TRIES = 20
@@ -88,7 +87,7 @@ def _parsed(text: str, mode: str) -> ast.AST:
     return compile(text, "<text>", mode, ast.PyCF_ONLY_AST, dont_inherit=True)
 
 
-# --- let go of the copies of local variables that python keeps on ---------------------------------
+# --- copies of local variables that Python keeps --------------------------------------------------
 
 
 _OURS = 3

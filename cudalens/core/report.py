@@ -240,7 +240,7 @@ def _renderer(name: str) -> Any:
     return importlib.import_module(f"cudalens.render.{name}")
 
 
-# --- the json form of the data model: dataclasses to plain dictio ---------------------------------
+# --- JSON: dataclasses to plain dictionaries and back ---------------------------------------------
 
 
 # The JSON form names these fields with words that Python or its readers reserve.

@@ -388,7 +388,7 @@ class Frame:
     cell: int | None = None
 
 
-# --- where tensors come from, as data: the autograd graph, and th ---------------------------------
+# --- where tensors come from, as data: graph and provenance ---------------------------------------
 
 
 Role = Literal["failed", "bad_input", "upstream", "downstream", "leaf", "parameter"]

@@ -119,7 +119,7 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
     return Verdict(
         kind="silent" if violation.is_silent else "device_assert",
         certainty="proven",
-        headline=violation.sentence(related=_spoken(evidence, violation.related)),
+        headline=violation.sentence(related=_name_in_manual(evidence, violation.related)),
         headline_own=_in_own_names(evidence, violation),
         explanation=" ".join(part for part in parts if part),
         argument=violation.argument or None,
@@ -127,7 +127,7 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
     )
 
 
-def _spoken(evidence: Evidence, related: str | None) -> str | None:
+def _name_in_manual(evidence: Evidence, related: str | None) -> str | None:
     """Return the name under which the manual of the called function knows the op's ``self``."""
     functional = (evidence.op.api or "").startswith("torch.nn.functional.")
     return "input" if related == "self" and functional else related
@@ -135,7 +135,7 @@ def _spoken(evidence: Evidence, related: str | None) -> str | None:
 
 def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     """Return the headline with the user's expressions for the tensors, where they are proven."""
-    related = _spoken(evidence, violation.related)
+    related = _name_in_manual(evidence, violation.related)
     known = [evidence.tensor(name) for name in (violation.related, related) if name]
     names = [_own_name(fact.expression) for fact in known if fact is not None]
     return violation.sentence(
@@ -171,7 +171,7 @@ def _own_name(expression: str | None) -> str | None:
     return expression if binds else f"({expression})"
 
 
-def sentence(report: Report) -> str:
+def format_sentence(report: Report) -> str:
     """Return the headline with bounds and count: the one sentence that says everything."""
     text = report.headline_own
     if report.bounds is not None and report.bounds.text:
@@ -229,21 +229,21 @@ def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> Ho
 # --- the sentence of the exception ---------------------------------------------------------------
 
 
-def message(report: Report) -> str:
+def format_message(report: Report) -> str:
     """Return the text of a guard's exception: complete without the report.
 
     Order: observed and allowed, op and argument, place in the user's code, what to do, CUDA.
     """
-    lines = [sentence(report)]
+    lines = [format_sentence(report)]
     called = " → ".join(name for name in (report.op.api, report.op.name) if name)
     if called:
         names = [name for name in (report.expression, report.argument) if name]
         named = f", argument {' ('.join(names)}{')' * (len(names) - 1)}" if names else ""
         module = f" in module {report.module_path}" if report.module_path else ""
         lines.append(f"  op     {called}{named}{module}")
-    if place := where_text(report):
+    if place := format_place(report):
         lines.append(f"  where  {place}")
-    if forward := where_text(report, forward=True):
+    if forward := format_place(report, forward=True):
         lines.append(f"  from   forward call at {forward}")
     lines.extend(f"  try    {hint.fix or ''}  {hint.text}".rstrip() for hint in report.hints[:1])
     if report.prevented:
@@ -251,7 +251,7 @@ def message(report: Report) -> str:
     return "\n".join(lines)
 
 
-def where_text(report: Report, *, forward: bool = False) -> str | None:
+def format_place(report: Report, *, forward: bool = False) -> str | None:
     """Return the user's line as ``In [7] line 12: loss = …`` or ``train.py:12: …``."""
     source = report.forward_source if forward else report.source
     if source is None or source.line is None:
@@ -264,15 +264,15 @@ def where_text(report: Report, *, forward: bool = False) -> str | None:
     return f"{place}: {text}" if text else place
 
 
-def note(report: Report) -> str:
+def format_note(report: Report) -> str:
     """Return the one line that is added to an exception which torch raised itself."""
-    place = where_text(report)
+    place = format_place(report)
     fix = next((hint.fix or hint.text for hint in report.hints), None)
     parts = [report.headline_own, f"at {place}" if place else None, f"try {fix}" if fix else None]
     return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])
 
 
-# --- what is said of a failure when the diagnosis itself failed:  ---------------------------------
+# --- reports without a diagnosis ------------------------------------------------------------------
 
 
 def offenders_of(violation: Violation) -> Offenders | None:
@@ -285,7 +285,7 @@ def bounds_of(violation: Violation) -> Bounds | None:
     return None if violation.bounds == Bounds() else violation.bounds
 
 
-def of_violation(violation: Violation) -> Report:
+def bare_report_of_violation(violation: Violation) -> Report:
     """Report a finding from nothing but what its guard said: it is as certain as ever."""
     is_noticed = violation.is_silent or violation.is_nonfinite
     return Report(
@@ -309,7 +309,7 @@ def _kind_of(violation: Violation) -> Kind:
     return "silent" if violation.is_silent else "device_assert"
 
 
-def of_error(error: ErrorFacts) -> Report:
+def bare_report_of_error(error: ErrorFacts) -> Report:
     """Report an exception of torch's in its own words."""
     return Report(
         kind="python_error",

@@ -39,7 +39,12 @@ from cudalens.core.report_types import (
     Timing,
     Violation,
 )
-from cudalens.diagnosis.diagnose import diagnose, message, of_violation, sentence
+from cudalens.diagnosis.diagnose import (
+    bare_report_of_violation,
+    diagnose,
+    format_message,
+    format_sentence,
+)
 from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import (
     api_arguments,
@@ -92,14 +97,14 @@ def on_nonfinite(
         lambda: NonFiniteError(violation.sentence()),
     )
     for line in limits.lines:
-        PROCESS.trouble(line)
+        PROCESS.internal_error(line)
     return error
 
 
 def _found(
     violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
 ) -> tuple[str, Report]:
-    """Return the text of the exception, and the report, which the session is told of.
+    """Return the text of the exception, and the report, which the session is given.
 
     Whatever fails on the way is a line of ``limits``: the sentence with the value has to arrive.
     """
@@ -109,9 +114,13 @@ def _found(
         scene = make_scene(violation, arguments)
         return diagnose(timed(evidence_of(scene, replayed), started))
 
-    report = limits.attempt("diagnosis", full, lambda: of_violation(violation), kind=Report)
+    report = limits.attempt(
+        "diagnosis", full, lambda: bare_report_of_violation(violation), kind=Report
+    )
     limits.attempt("variables", _python.forget)
-    text = limits.attempt("message", lambda: message(report), lambda: sentence(report), kind=str)
+    text = limits.attempt(
+        "message", lambda: format_message(report), lambda: format_sentence(report), kind=str
+    )
     report = replace(report, limits=(*report.limits, *limits.lines))
     limits.attempt("session", lambda: PROCESS.found(report))
     return text, report
@@ -293,7 +302,7 @@ def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str |
     return None if span is None else span.ref, module_path
 
 
-# --- which silent findings were told already: one line of a loop  ---------------------------------
+# --- silent findings: each line of a loop once ----------------------------------------------------
 
 
 _Places = WeakKeyDictionary[CodeType, set[tuple[int, str, str]]]
@@ -301,7 +310,7 @@ _Places = WeakKeyDictionary[CodeType, set[tuple[int, str, str]]]
 _told_silently: WeakKeyDictionary[object, _Places] = WeakKeyDictionary()
 """For each check, and for the guards as installed where no check listens.
 
-A cell that is run again is new code, and is told of again.
+A cell that is run again is new code, and is reported again.
 """
 
 
@@ -310,7 +319,7 @@ def is_repeated(violation: Violation) -> bool:
     frame = sys._getframe(1)
     while not is_user_file(frame.f_code.co_filename):
         if frame.f_back is None:
-            return False  # a thread of autograd's own: nobody knows which line it is
+            return False  # a thread of autograd's own: no line of the user's is known
         frame = frame.f_back
     places = _told_silently.setdefault(PROCESS.audience, WeakKeyDictionary())
     met = places.setdefault(frame.f_code, set())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cudalens.core import _torch
 from cudalens.core.evidence_types import DeviceFault
 from cudalens.core.report import ErrorFacts, Report
-from cudalens.diagnosis.diagnose import is_device_assert, where_text
+from cudalens.diagnosis.diagnose import format_place, is_device_assert
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import context
 from cudalens.evidence.finding import error_facts
@@ -72,7 +72,7 @@ def remember(report: Report) -> None:
 
 def reminder(report: Report) -> str:
     """Return the one line for a cell that fails only because of what ``report`` tells."""
-    place = where_text(report)
+    place = format_place(report)
     what = "a device-side assert" if report.kind == "device_assert" else "a CUDA error"
     named = f" in {report.op.name}" if report.op.name else ""
     # Who reports an assert late is not to be taken for its cause.

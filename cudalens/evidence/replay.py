@@ -47,8 +47,8 @@ def replay(
                 return Replay(
                     outcome="raised", exception=type(error).__name__, message=_first_line(error)
                 )
-    except Exception as trouble:  # the copy failed, not the op
-        return Replay(reason=f"{type(trouble).__name__}: {_first_line(trouble)}")
+    except Exception as failure:  # the copy failed, not the op
+        return Replay(reason=f"{type(failure).__name__}: {_first_line(failure)}")
     return Replay(outcome="returned", reason="the CPU kernel accepts these arguments")
 
 

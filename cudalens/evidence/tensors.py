@@ -133,8 +133,8 @@ def _summary(tensor: Tensor, name: str | None) -> TensorSummary:
     try:
         with _torch.plain_torch(), _torch.no_dispatch_modes():
             found: object = summarise(tensor)
-    except RuntimeError as trouble:
-        PROCESS.trouble(failure_line(f"values of {name or 'a tensor'}", trouble))
+    except RuntimeError as failure:
+        PROCESS.internal_error(failure_line(f"values of {name or 'a tensor'}", failure))
         return TensorSummary()
     if not isinstance(found, TensorSummary):
         msg = f"a summary is {type(found).__name__}"

@@ -48,7 +48,7 @@ class GuardedCall:
 
 
 OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
-OnTrouble = Callable[[str], None]
+OnInternalError = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,19 +79,19 @@ class Interceptor:
 
     Args:
         on_violation: told of each finding; what it returns is raised in place of the call.
-        on_trouble: told, in one line, when a guard itself failed; the call goes on.
+        on_internal_error: told, in one line, when a guard itself failed; the call goes on.
         devices: device types to act on, instead of the accelerators.
     """
 
     def __init__(
         self,
         on_violation: OnViolation,
-        on_trouble: OnTrouble,
+        on_internal_error: OnInternalError,
         *,
         devices: Iterable[str] | None = None,
     ) -> None:
         self._on_violation = on_violation
-        self._on_trouble = on_trouble
+        self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._libraries: list[Any] = []
         self._covered: set[Any] = set()
@@ -191,9 +191,9 @@ class Interceptor:
                 if not isinstance(found, Violation):
                     msg = f"it gave {type(found).__name__}"
                     raise TypeError(msg)
-            except Exception as trouble:  # a guard that fails must never stop a good call
-                kind = type(trouble).__name__
-                self._complain(f"guard {plan.guard.name} failed: {kind}: {trouble}")
+            except Exception as failure:  # a guard that fails must never stop a good call
+                kind = type(failure).__name__
+                self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
                 continue
             error = self._handle(op, plan.guard, found, args, kwargs)
             if error is not None:
@@ -244,7 +244,7 @@ class Interceptor:
 
     def _complain(self, line: str) -> None:
         with suppress(Exception):  # who listens must not stop a call either
-            self._on_trouble(line)
+            self._on_internal_error(line)
 
 
 def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:

@@ -23,7 +23,7 @@ class Listener(Protocol):
     def found(self, report: Report) -> None:
         """Take note of a finding."""
 
-    def trouble(self, line: str) -> None:
+    def internal_error(self, line: str) -> None:
         """Take note of a failure of our own."""
 
 
@@ -137,11 +137,11 @@ class Guarding:
         if listener is not None:
             listener.found(report)
 
-    def trouble(self, line: str) -> None:
+    def internal_error(self, line: str) -> None:
         """Tell the session that something of ours failed."""
         listener = self.listener
         if listener is not None:
-            listener.trouble(line)
+            listener.internal_error(line)
 
 
 PROCESS = Guarding()

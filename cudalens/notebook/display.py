@@ -95,7 +95,7 @@ def _has_new_widgets() -> bool:
 
 
 def _is_attended(shell: Any) -> bool:
-    """Return whether somebody sits at the front end: whoever can, says that input may be asked for.
+    """Return whether a user sits at the front end: those that have one allow asking for input.
 
     nbclient, and with it papermill, nbconvert and nbval, say that it may not: there nobody would
     ever see a view whose state lies in this kernel.

@@ -206,9 +206,9 @@ class FrontEnd:
         if report is None:
             print(missing)
         else:
-            from cudalens.session.exit import saved
+            from cudalens.session.exit import write_files
 
-            report = saved(report, options.html, options.json)
+            report = write_files(report, options.html, options.json)
             publish(self.shell, report, widgets=options.widgets)
         if options.report is not None:
             self.shell.user_ns[options.report] = report

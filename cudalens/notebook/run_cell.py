@@ -49,7 +49,7 @@ class Unit:
         return needs_await(self.shell, self.tree, self.filename)
 
     def run(self) -> Any:
-        """Run it and give the value that the shell has to display."""
+        """Run it and return the value that the shell has to display."""
         # IPython hides every frame above the one that carries this name.
         __tracebackhide__ = "__ipython_bottom__"
         value = None

@@ -23,7 +23,7 @@ loss.backward()
 
 
 def run(page: Path) -> Report:
-    """Run the cell checked, write its report to ``page`` and give it.
+    """Run the cell checked, write its report to ``page`` and return it.
 
     Raises:
         cudalens.simulate.SimulationError: there is no GPU and no simulation for this torch.

@@ -11,7 +11,7 @@ from typing import Any
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
-from cudalens.diagnosis.diagnose import diagnose, message, note, of_error
+from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.diagnosis.host_errors import REFUSED
 from cudalens.evidence import exception, host_value, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
@@ -44,7 +44,7 @@ def explained(
         return None
     known = getattr(error, "__cudalens_report__", None)
     if isinstance(known, Report):
-        return known  # a session inside this one has said it all
+        return known  # a session inside this one has reported it
     limits = Limits()
     earlier = limits.attempt("earlier failure", lambda: _earlier(error))
     if earlier is not None:
@@ -65,23 +65,25 @@ def explained(
             return _of_value(timed(seen, started))
         return diagnose(timed(evidence, started))
 
-    report = limits.attempt("diagnosis", full, lambda: of_error(error_facts(error)), kind=Report)
+    report = limits.attempt(
+        "diagnosis", full, lambda: bare_report_of_error(error_facts(error)), kind=Report
+    )
     line = _note(report, limits)
     return _attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
 
 
 def _note(report: Report, limits: Limits) -> str:
     return limits.attempt(
-        "note", lambda: note(report), lambda: f"cudalens: {report.headline_own}", kind=str
+        "note", lambda: format_note(report), lambda: f"cudalens: {report.headline_own}", kind=str
     )
 
 
-def is_answer(error: BaseException, finding: Report) -> bool:
+def was_raised_while_handling(error: BaseException, finding: Report) -> bool:
     """Return whether ``error`` was raised while the exception of ``finding`` was being handled."""
     return _leads_to(finding, error, "__context__")
 
 
-def retold(error: BaseException, finding: Report) -> bool:
+def wraps_finding(error: BaseException, finding: Report) -> bool:
     """Return whether a library puts ``finding`` in its own words, and note then which it means.
 
     It says so itself, with ``raise … from …``.
@@ -103,8 +105,8 @@ def report_of_own(
     somebody else raised.
     """
     text = str(error)
-    said = (item for item in findings if message(item) in text or item.headline == text)
-    found = next(said, None)
+    matching = (item for item in findings if format_message(item) in text or item.headline == text)
+    found = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
     is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)
     if found is not None or not is_ours:
@@ -130,7 +132,7 @@ def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
     return False
 
 
-def completed(
+def complete_from_traceback(
     error: DeviceAssertError | NonFiniteError, report: Report, finding: Report | None
 ) -> Report:
     """Fill in, from the traceback, what could not be seen where the guard fired.
@@ -147,7 +149,7 @@ def completed(
         return report
     entries = list(traceback_frames(error.__traceback__))
     site = Limits().attempt("source", lambda: locate(entries, {}), CallSite)
-    is_relayed = str(error) != message(report)
+    is_relayed = str(error) != format_message(report)
     report = replace(
         report,
         source=site.source,
@@ -155,17 +157,17 @@ def completed(
         op=replace(report.op, api=report.op.api or site.api),
     )
     if not is_relayed:
-        error.args = (message(report), *error.args[1:])
+        error.args = (format_message(report), *error.args[1:])
     error.report = report
     return report
 
 
-def destination(name: str | Path) -> Path:
+def absolute_path(name: str | Path) -> Path:
     """Return the whole path that a name means now: the block may leave the directory."""
     return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  Path's raises without a home
 
 
-def saved(report: Report, html: str | Path | None, json: str | Path | None) -> Report:
+def write_files(report: Report, html: str | Path | None, json: str | Path | None) -> Report:
     """Write a report to files; what could not be written becomes a limit of it.
 
     The option says the form, whatever the file is called.
@@ -173,11 +175,11 @@ def saved(report: Report, html: str | Path | None, json: str | Path | None) -> R
     for name, form in ((html, Report.to_html), (json, Report.to_json)):
         if name is None:
             continue
-        path = destination(name)
+        path = absolute_path(name)
         try:
             path.write_text(form(report), encoding="utf-8")
-        except Exception as trouble:  # a view that fails must not hide the user's error
-            line = f"{path.name} was not written: {trouble}"
+        except Exception as failure:  # a view that fails must not hide the user's error
+            line = f"{path.name} was not written: {failure}"
             report = replace(report, limits=(*report.limits, line))
     return report
 

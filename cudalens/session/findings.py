@@ -1,4 +1,7 @@
-"""What one checked block has found: the first findings whole, all of them counted, in words."""
+"""What one checked block has found: its findings, what became of them, and which is shown.
+
+Not here: how a report is made, of a finding (``evidence/finding.py``) or an error (``exit.py``).
+"""
 
 from __future__ import annotations
 
@@ -102,12 +105,12 @@ def _listed(entries: Counter[_Entry], kind: str) -> str:
     """Name the first few, each with how often, and with its kind where that is not ``kind``."""
     lines = []
     for (other, headline), times in list(entries.items())[:_MAX_NAMED]:
-        named = headline if other == kind else f"{_spoken(other)}: {headline}"
+        named = headline if other == kind else f"{_format_kind(other)}: {headline}"
         lines.append(named if times == 1 else f"{named} ({times} times)")
     return "; ".join(lines)
 
 
-def _spoken(kind: str) -> str:
+def _format_kind(kind: str) -> str:
     return kind.replace("_", " ").replace("cuda", "CUDA")
 
 
@@ -122,7 +125,7 @@ class SwallowedFinding:
     """Whether it was made in another thread than the block's."""
     other: str | None = None
     """The kind of the exception that left the block in its place."""
-    is_answer: bool = False
+    was_raised_while_handled: bool = False
     """Whether that exception was raised while the finding was being handled."""
 
     def sentence(self) -> str:
@@ -130,7 +133,7 @@ class SwallowedFinding:
         then = f", and {self.other} was raised" if self.other else ""
         if self.is_of_thread:
             return f"It was raised in another thread, and did not leave the block{then}"
-        if self.is_answer:
+        if self.was_raised_while_handled:
             return f"{self.other} was raised while it was being handled"
         return f"The block handled it{then}{' later' * bool(self.other)}"
 
@@ -141,7 +144,7 @@ class SwallowedFinding:
             return f"this error was raised in another thread and did not leave the cell{then}"
         if self.other is None:
             return "the cell handled this error and ran on"
-        if self.is_answer:
+        if self.was_raised_while_handled:
             return f"{self.other} was raised while this error was being handled"
         return f"the cell handled this error; {self.other} was raised later"
 
@@ -176,13 +179,13 @@ class Outcome:
         shown = self.shown
         if shown is None or self.is_reminder:
             return shown
-        said = [shown.explanation]
+        parts = [shown.explanation]
         if self.swallowed is not None:
-            said.append(f"{self.swallowed.sentence()}; {findings.fired()}.")
-        said.append(findings.others(shown, self.error))
+            parts.append(f"{self.swallowed.sentence()}; {findings.fired()}.")
+        parts.append(findings.others(shown, self.error))
         is_lost = self.error is not None and self.error.context_usable is False
         return replace(
             shown,
-            explanation=" ".join(filter(None, said)),
+            explanation=" ".join(filter(None, parts)),
             context_usable=False if is_lost else shown.context_usable,
         )

@@ -16,7 +16,9 @@ from cudalens.guards.process import PROCESS
 
 def acquire() -> None:
     """Want the guards once more; :meth:`PROCESS.release` undoes it."""
-    PROCESS.acquire(lambda devices: Interceptor(on_violation, PROCESS.trouble, devices=devices))
+    PROCESS.acquire(
+        lambda devices: Interceptor(on_violation, PROCESS.internal_error, devices=devices)
+    )
 
 
 def install() -> None:

@@ -17,20 +17,20 @@ from cudalens.core._python import Uninterrupted
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
-from cudalens.diagnosis.diagnose import message, sentence
+from cudalens.diagnosis.diagnose import format_message, format_sentence
 from cudalens.evidence import lost_context
 from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.finding import on_nonfinite
 from cudalens.guards.process import PROCESS
 from cudalens.session import process
 from cudalens.session.exit import (
-    completed,
-    destination,
+    absolute_path,
+    complete_from_traceback,
     explained,
-    is_answer,
     report_of_own,
-    retold,
-    saved,
+    was_raised_while_handling,
+    wraps_finding,
+    write_files,
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
 
@@ -67,7 +67,7 @@ class CheckSession:
         self.max_ops = max_ops
         self.widgets = widgets
         self.force_eager = force_eager
-        self._files = [name and destination(name) for name in (html, json)]
+        self._files = [name and absolute_path(name) for name in (html, json)]
         self._stack = ExitStack()
         self._limits = Limits()
         self._findings = Findings()
@@ -81,12 +81,12 @@ class CheckSession:
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
-        self._told_before: Report | None = None
+        self._earlier: Report | None = None
         self.kept: BaseException | None = None
         """An exception that ended the block's code and was shown, yet does not leave the block."""
 
     @property
-    def troubles(self) -> list[str]:
+    def internal_errors(self) -> list[str]:
         """What failed in the check itself, one line each; a report has them as ``limits``."""
         return self._limits.lines
 
@@ -107,7 +107,7 @@ class CheckSession:
         self._findings, self.report = Findings(), None
         self.is_reminder, self._thread = False, threading.get_ident()
         self.swallowed = None
-        self._told_before = lost_context.end()
+        self._earlier = lost_context.end()
         self._limits = Limits()
         try:
             with Uninterrupted():
@@ -175,12 +175,12 @@ class CheckSession:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
             self._limits.attempt("variables", partial(_python.forget, error))
         if report is not None:
-            limits = tuple(dict.fromkeys((*report.limits, *self.troubles)))
-            self._publish(saved(replace(report, limits=limits), *self._files), error)
+            limits = tuple(dict.fromkeys((*report.limits, *self.internal_errors)))
+            self._publish(write_files(replace(report, limits=limits), *self._files), error)
 
     def _remove(self) -> None:
         for line in self.recorder.limits if self.recorder is not None else ():
-            self.trouble(line)
+            self.internal_error(line)
         with Uninterrupted():
             self._limits.attempt("removal", self._stack.close)
         self.recorder = None
@@ -210,7 +210,7 @@ class CheckSession:
             self._is_of_thread = threading.get_ident() != self._thread
         self._findings.add(report)
 
-    def trouble(self, line: str) -> None:
+    def internal_error(self, line: str) -> None:
         """Take note of a failure of our own, once."""
         self._limits.add(line)
 
@@ -228,12 +228,14 @@ class CheckSession:
             finding=first,
             error=other,
             silent=next(iter(self.warnings), None),
-            earlier=self._told_before,
+            earlier=self._earlier,
             swallowed=self.swallowed,
         )
         self.is_reminder = outcome.is_reminder
         report = outcome.report(self._findings)
-        return report if own is None or report is None else completed(own, report, first)
+        return (
+            report if own is None or report is None else complete_from_traceback(own, report, first)
+        )
 
     def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
         """Return the exception when it is a finding, which then is among those of the block."""
@@ -247,7 +249,7 @@ class CheckSession:
 
     def _explained(self, error: BaseException | None, started: float) -> Report | None:
         """Report an exception that is no finding; after a finding it must be remembered here."""
-        if error is None or (self.findings and retold(error, self.findings[0])):
+        if error is None or (self.findings and wraps_finding(error, self.findings[0])):
             return None
         recorded = (self.recorder, self.device_text)
         report = explained(error, *recorded, started, was_lost=self._was_lost)
@@ -261,7 +263,8 @@ class CheckSession:
         return SwallowedFinding(
             is_of_thread=self._is_of_thread,
             other=None if error is None else type(error).__name__,
-            is_answer=error is not None and is_answer(error, finding),
+            was_raised_while_handled=error is not None
+            and was_raised_while_handling(error, finding),
         )
 
     def _publish(self, report: Report, error: BaseException | None) -> None:
@@ -291,18 +294,18 @@ class CheckSession:
 
 
 def _require_positive(max_ops: object) -> None:
-    told = f"max_ops = {max_ops!r}: the recorder keeps a whole number of ops, at least one"
+    msg = f"max_ops = {max_ops!r}: the recorder keeps a whole number of ops, at least one"
     if not isinstance(max_ops, int):
-        raise TypeError(told)
+        raise TypeError(msg)
     if max_ops < 1:
-        raise ValueError(told)
+        raise ValueError(msg)
 
 
-# --- ``cudalens.check``: a checked block of python code that no f ---------------------------------
+# --- cudalens.check -------------------------------------------------------------------------------
 
 
 class CheckedBlock(CheckSession):
-    """A session whose report nobody shows: what raises nothing is a warning of Python's."""
+    """A session whose report nobody shows: what raises nothing is a Python warning."""
 
     def __exit__(
         self,
@@ -314,7 +317,9 @@ class CheckedBlock(CheckSession):
         super().__exit__(kind, error, traceback)
         report = self.report
         if error is None and report is not None and report.kind == "silent":
-            text = Limits().attempt("message", partial(message, report), partial(sentence, report))
+            text = Limits().attempt(
+                "message", partial(format_message, report), partial(format_sentence, report)
+            )
             warnings.warn(text, SilentFindingWarning, stacklevel=2)
 
 

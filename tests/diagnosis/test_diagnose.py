@@ -9,7 +9,7 @@ import torch
 
 import cudalens
 from cudalens.core.report import Evidence, Offender, Offenders, OpName, TensorFact, Violation
-from cudalens.diagnosis.diagnose import diagnose, message
+from cudalens.diagnosis.diagnose import diagnose, format_message
 from cudalens.render.words import context_state
 from tests.builders import make_report
 
@@ -64,7 +64,7 @@ def test_the_headline_has_the_users_expressions_where_they_are_proven(
     report = diagnose(evidence)
     assert report.headline == "target[17] = 10 is outside the 10 classes of input"
     assert report.headline_own == own
-    assert message(report).startswith(own)
+    assert format_message(report).startswith(own)
 
 
 def test_a_bad_value_in_a_tensor_of_another_shape_has_its_own_place() -> None:
@@ -97,11 +97,11 @@ def test_a_template_of_a_users_guard_is_filled_too() -> None:
 
 def test_the_exception_names_one_thing_by_one_name() -> None:
     """Issue 17, item 22: the user's expression comes first, the schema's name after it."""
-    lines = message(make_report(module_path="head")).splitlines()
+    lines = format_message(make_report(module_path="head")).splitlines()
     assert lines[0].startswith("y[17] = 10 is outside the 10 classes of logits (allowed ")
     assert ", argument y (target) in module head" in lines[1]
-    assert ", argument target\n" in message(make_report(expression=None))
-    assert ", argument" not in message(make_report(expression=None, argument=None))
+    assert ", argument target\n" in format_message(make_report(expression=None))
+    assert ", argument" not in format_message(make_report(expression=None, argument=None))
 
 
 def test_cuda_is_not_called_fine_where_nobody_used_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,5 +225,5 @@ def run_harmless(name: str) -> dict[str, Any]:
     return {
         "error": error,
         "report": report.headline if report is not None else None,
-        "troubles": [*said, *session.troubles],
+        "troubles": [*said, *session.internal_errors],
     }

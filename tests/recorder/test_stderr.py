@@ -187,7 +187,7 @@ def test_without_tee_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.fstat(2).st_ino
     with cudalens.check() as session:
         assert os.fstat(2).st_ino == before
-    assert any("no tee program" in line for line in session.troubles)
+    assert any("no tee program" in line for line in session.internal_errors)
 
 
 @needs_tee
@@ -252,7 +252,7 @@ def test_without_a_place_to_show_it(closed: bool) -> None:
             if not {closed}:
                 say(LINE.format(block=0, thread=0) + "\\n")
                 print(session.device_text.text())
-        print([line.split(" unav")[0] for line in session.troubles])
+        print([line.split(" unav")[0] for line in session.internal_errors])
         """
     )
     assert done.returncode == 0

@@ -72,7 +72,7 @@ OF_FINDINGS = {
     "environment": "evidence.context:describe",
     "hints": "diagnosis.diagnose:find_hints",
     "diagnosis": "evidence.finding:diagnose",
-    "message": "evidence.finding:message",
+    "message": "evidence.finding:format_message",
     "timing": "evidence.finding:timed",
     "history": "recorder:Recorder.history",
     "provenance": "recorder:Recorder.provenance",
@@ -90,7 +90,7 @@ OF_ERRORS = {
     "device text": "recorder.stderr:DeviceText.text",
     "hints": "diagnosis.diagnose:find_hints",
     "diagnosis": "session.exit:diagnose",
-    "note": "session.exit:note",
+    "note": "session.exit:format_note",
     "graph": "evidence.exception:_graph",
     "lost context": "evidence.lost_context:is_lost",
     "memory": "evidence.lost_context:remember",
@@ -112,7 +112,7 @@ class Quiet:
 
 IS_LAST = Quiet(
     "the report is out when it is kept in mind: the session alone can say so",
-    lambda session, error: any("memory unavailable: " in line for line in session.troubles),
+    lambda session, error: any("memory unavailable: " in line for line in session.internal_errors),
 )
 GIVES_NOTHING = Quiet(
     "what it gives is not used: it is written to give nothing",
@@ -254,12 +254,12 @@ AFTER_A_FINDING = {
     "assert's line": ["guards.interceptor:as_printed_by"],
     "call": ["guards.interceptor:GuardedCall"],
     "telling": ["session.process:on_violation"],
-    "fallback": ["evidence.finding:diagnose", "evidence.finding:of_violation"],
+    "fallback": ["evidence.finding:diagnose", "evidence.finding:bare_report_of_violation"],
     "report class": ["diagnosis.diagnose:Report"],
-    "sentence": ["evidence.finding:message", "evidence.finding:sentence"],
+    "sentence": ["evidence.finding:format_message", "evidence.finding:format_sentence"],
     "exception": ["evidence.finding:DeviceIndexError"],
     "session": ["guards.process:Guarding.found"],
-    "complaint": ["session.process:on_violation", "guards.process:Guarding.trouble"],
+    "complaint": ["session.process:on_violation", "guards.process:Guarding.internal_error"],
 }
 """What runs between the moment in which a guard has found a value and the exception."""
 
@@ -272,7 +272,7 @@ def test_whatever_fails_after_a_finding_the_op_is_not_launched(
     """Issue 17, item 2: an error with the value arrives; a good call passes all the same."""
     targets = AFTER_A_FINDING[stage]
     for way, function in WAYS.items():
-        if way.startswith("gives") and targets[0].endswith(":message"):
+        if way.startswith("gives") and targets[0].endswith(":format_message"):
             continue  # a sentence that is none is not told from one
         with ExitStack() as stack:
             for target in targets:

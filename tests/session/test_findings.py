@@ -84,7 +84,7 @@ def test_once_is_said_as_once() -> None:
             "the cell handled this error and ran on",
         ),
         (
-            SwallowedFinding(other="KeyError", is_answer=True),
+            SwallowedFinding(other="KeyError", was_raised_while_handled=True),
             "KeyError was raised while it was being handled",
             "KeyError was raised while this error was being handled",
         ),
