@@ -1,17 +1,19 @@
-"""CPython's own ways: delayed interrupts, parsing in threads, dropped copies of local variables."""
+"""CPython's own ways: delayed interrupts, the random state, parsing in threads, dropped locals."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import random
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Uninterrupted", "parse", "parse_expression"]
+__all__ = ["Uninterrupted", "forget", "parse", "parse_expression", "same_random_state"]
 
 _MAIN = threading.main_thread()
 
@@ -49,6 +51,16 @@ class Uninterrupted:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Leave the state of Python's ``random`` as it was: rich draws from it when it is imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 # --- parsing, also while other threads parse ------------------------------------------------------

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from cudalens.core._python import same_random_state
 from cudalens.core.evidence_types import (
     CallContext,
     DeviceFault,
@@ -237,7 +238,8 @@ class Report:
 
 def _renderer(name: str) -> Any:
     # A string, not an import statement: the model stands below every renderer.
-    return importlib.import_module(f"cudalens.render.{name}")
+    with same_random_state():
+        return importlib.import_module(f"cudalens.render.{name}")
 
 
 # --- JSON: dataclasses to plain dictionaries and back ---------------------------------------------

@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from cudalens.core._python import same_random_state
+
 RENDERERS: dict[str, str] = {
     "text": "cudalens.render.text:render",
     "html": "cudalens.render.html:render_page",
@@ -30,5 +32,6 @@ def renderer(name: str) -> Callable[..., Any]:
     except KeyError:
         msg = f"no renderer is called {name!r}: choose one of {', '.join(RENDERERS)}"
         raise ValueError(msg) from None
-    drawn: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    with same_random_state():
+        drawn: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return drawn

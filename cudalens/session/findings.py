@@ -118,7 +118,8 @@ def _format_kind(kind: str) -> str:
 class SwallowedFinding:
     """What became of a finding that did not leave its block.
 
-    An except clause, ``contextlib.suppress`` or a ``finally`` that returns: no word says which.
+    An except clause, ``contextlib.suppress``, ``%%capture`` that has shown it, a script of ``%run``
+    that stopped at it: no word says which, or whether the code behind it ran.
     """
 
     is_of_thread: bool = False
@@ -135,7 +136,7 @@ class SwallowedFinding:
             return f"It was raised in another thread, and did not leave the block{then}"
         if self.was_raised_while_handled:
             return f"{self.other} was raised while it was being handled"
-        return f"The block handled it{then}{' later' * bool(self.other)}"
+        return f"It did not leave the block{then}{' later' * bool(self.other)}"
 
     def warning(self) -> str:
         """Return the warning above a report that is shown in a notebook."""
@@ -143,10 +144,10 @@ class SwallowedFinding:
             then = f", which raised {self.other}" if self.other else ""
             return f"this error was raised in another thread and did not leave the cell{then}"
         if self.other is None:
-            return "the cell handled this error and ran on"
+            return "this error did not leave the cell"
         if self.was_raised_while_handled:
             return f"{self.other} was raised while this error was being handled"
-        return f"the cell handled this error; {self.other} was raised later"
+        return f"this error did not leave the cell; {self.other} was raised later"
 
 
 @dataclass(frozen=True, kw_only=True)

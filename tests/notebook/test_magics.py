@@ -581,7 +581,7 @@ def test_an_error_behind_a_swallowed_finding_is_not_blamed_on_the_clause(
     failing = "torch.ones(2, 3) @ torch.ones(2, 3)"
     result = notebook.run(f"{caught}pass\n{failing}")
     assert notebook.err.splitlines()[0] == (
-        "cudalens: warning: the cell handled this error; RuntimeError was raised later"
+        "cudalens: warning: this error did not leave the cell; RuntimeError was raised later"
     )
     assert len(result.error_in_exec.__notes__) == 1
     assert len(notebook.shown) == 1

@@ -80,8 +80,8 @@ def test_once_is_said_as_once() -> None:
     [
         (
             SwallowedFinding(),
-            "The block handled it",
-            "the cell handled this error and ran on",
+            "It did not leave the block",
+            "this error did not leave the cell",
         ),
         (
             SwallowedFinding(other="KeyError", was_raised_while_handled=True),
@@ -90,8 +90,8 @@ def test_once_is_said_as_once() -> None:
         ),
         (
             SwallowedFinding(other="KeyError"),
-            "The block handled it, and KeyError was raised later",
-            "the cell handled this error; KeyError was raised later",
+            "It did not leave the block, and KeyError was raised later",
+            "this error did not leave the cell; KeyError was raised later",
         ),
         (
             SwallowedFinding(is_of_thread=True),

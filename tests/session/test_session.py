@@ -482,7 +482,7 @@ def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> N
     assert (own.kind, own.source.line) == ("host_error", line_of(mismatch, "@"))
     assert own.headline in error.__notes__[0]
     assert f"1 more in this cell: host error: {own.headline}." in session.report.explanation
-    assert "The block handled it, and RuntimeError was raised later; a guard fired once." in (
+    assert "It did not leave the block, and RuntimeError was raised later; a guard fired once." in (
         session.report.explanation
     )
     assert session.swallowed.warning().endswith("; RuntimeError was raised later")
@@ -582,7 +582,7 @@ def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
     with cudalens.check() as session:
         swallowed(bad)
         sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
-    assert session.swallowed.warning() == "the cell handled this error and ran on"
+    assert session.swallowed.warning() == "this error did not leave the cell"
     assert "raised" not in session.report.explanation
     assert "1 more in this cell: CUDA reported" in session.report.explanation
 
