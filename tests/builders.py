@@ -573,9 +573,27 @@ def nonfinite() -> Report:
     )
 
 
+def long_line() -> Report:
+    """Return a report whose failing line is 128 columns long, its bad tensor at the end."""
+    line = (
+        "        loss = F.cross_entropy(self.decoder(self.encoder(tokens, mask=padding), memory)"
+        ".view(-1, vocabulary), targets.view(-1))"
+    )
+    call = line[line.index("F.") :]
+    return make_report(
+        expression="targets.view(-1)",
+        source=source((CELL[0], line), 1, call),
+        tensors=(
+            tensor(line, 10, "input", call[16:-18], shape=(32, 10), dtype="float32"),
+            tensor(line, 10, "target", "targets.view(-1)", shape=(32,), dtype="int64"),
+        ),
+    )
+
+
 REPRESENTATIVE = {
     "labels": make_report,
     "segmentation": segmentation,
+    "long_line": long_line,
     "host_error": host_error,
     "autograd_error": autograd_error,
     "silent": silent,

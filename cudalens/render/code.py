@@ -5,7 +5,7 @@ The rows are data that text, HTML and widget all draw, so that the three cannot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,6 +21,7 @@ MAX_LINES = 24
 MAX_BEFORE = 8
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
+_LABEL_ROOM = 12
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 
 
@@ -63,7 +64,12 @@ class Mark:
 
 
 def code_rows(
-    report: Report, *, device: bool = False, context: bool = True, dedent: bool = True
+    report: Report,
+    *,
+    device: bool = False,
+    context: bool = True,
+    dedent: bool = True,
+    fold: int | None = None,
 ) -> tuple[Row, ...]:
     """Return the code around the failure, labels included.
 
@@ -72,6 +78,7 @@ def code_rows(
         device: whether labels name the device of each tensor.
         context: whether lines outside the failing statement are drawn as well.
         dedent: whether the indentation that all lines share is left out.
+        fold: after how many columns a line of the failing statement goes on in the next row.
     """
     source = report.source
     if source is None:
@@ -84,12 +91,57 @@ def code_rows(
         # Without context the text is the stripped statement: its columns are not the source's.
         marks = _marks(report, line, indent, device=device) if source.context else []
         text = _drawn(line.text)[indent:]
-        rows.append(Row(number=line.line or None, pieces=_pieces(text, marks), is_hot=hot))
-        rows.extend(replace(row, is_hot=hot) for row in _hanging(text, marks))
-        is_first = hot and line.line == source.line
-        if is_first and not any(_hung(report, other) for other in lines):
-            rows.extend(replace(row, is_hot=hot) for row in _caret_row(text, marks))
+        number = line.line or None
+        has_caret = hot and line.line == source.line
+        has_caret = has_caret and not any(_hung(report, other) for other in lines)
+        for part, own in _folded(text, marks, fold if hot or not source.line else None):
+            rows.append(Row(number=number, pieces=_pieces(part, own), is_hot=hot))
+            rows.extend(replace(row, is_hot=hot) for row in _hanging(part, own))
+            if has_caret:
+                rows.extend(replace(row, is_hot=hot) for row in _caret_row(part, own))
+            number = None
     return tuple(rows)
+
+
+def _folded(
+    text: str, marks: Sequence[Mark], width: int | None
+) -> Iterator[tuple[str, list[Mark]]]:
+    """Cut a long line into parts with the marks of each; those that go on are indented."""
+    start, indent = 0, ""
+    deeper = " " * min(len(text) - len(text.lstrip(" ")) + 4, (width or 0) // 2)
+    while True:
+        stop = len(text) if width is None else _fold_at(text, marks, start, width - len(indent))
+        shift = len(indent) - start
+        own = [_cut(mark, start, stop, shift) for mark in marks if mark.start < stop]
+        yield indent + text[start:stop], [mark for mark in own if mark.end > mark.start]
+        start, indent = stop, deeper
+        if start >= len(text):
+            return
+
+
+def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int) -> int:
+    """Return where a part ends: after a comma, an opening bracket or a space, outside names."""
+    labels = [mark for mark in marks if mark.label and start < mark.start < start + width]
+    room = start + width + _LABEL_ROOM
+    beyond = [mark.start for mark in labels if mark.start + len(_label(mark)) + 2 > room]
+    last = min([start + width, *beyond])
+    if len(text) <= last:
+        return len(text)
+    first = start + len(text[start:]) - len(text[start:].lstrip(" ")) + 1
+    for signs in (", ", "([{=", " .)]}"):
+        for at in range(last, max(first, start + width // 4), -1):
+            before, after = text[at - 1], text[at : at + 1]
+            is_sign = text[at - 2 : at] == signs if signs == ", " else before in signs
+            inside = any(m.start < at < m.end <= m.start + width for m in marks if m.label)
+            if is_sign and not inside and after not in ")]},":
+                return at
+    return last if last > first else start + width
+
+
+def _cut(mark: Mark, start: int, stop: int, shift: int) -> Mark:
+    ends = {"start": max(mark.start, start) + shift, "end": min(mark.end, stop) + shift}
+    # A label hangs under the part in which its expression begins.
+    return replace(mark, **ends, label=mark.label if start <= mark.start < stop else None)
 
 
 def unplaced_tensors(report: Report) -> tuple[str, ...]:
@@ -241,9 +293,12 @@ def _label_row(text: str, mark: Mark, waiting: Sequence[int], *, shares: bool) -
     # Where two expressions begin in one column, only the name tells which label is whose.
     name = mark.name or (text[mark.start : mark.end] if shares else "")
     tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
-    said = f"{name}: {mark.label}" if name else f"{mark.label}"
-    label = Piece(text=said, tone=tone, tensor=mark.tensor)
+    label = Piece(text=_label(mark, name), tone=tone, tensor=mark.tensor)
     return Row(number=None, pieces=(*pieces, label))
+
+
+def _label(mark: Mark, name: str = "") -> str:
+    return f"{name}: {mark.label}" if name else f"{mark.label}"
 
 
 def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import TypeAlias
 
 from markupsafe import Markup
 
-from cudalens.core.report import Bounds, OffenderMap, Report, TensorFact
+from cudalens.core.report import Bounds, OffenderMap, Offenders, Report, TensorFact
 from cudalens.render import words
-from cudalens.render.svg import coordinate, element, paint, picture, words_at
+from cudalens.render.svg import coordinate, element, paint, picture, text_width, words_at
 from cudalens.render.words import clip
 
-WIDTH = 660.0
+WIDTH = 420.0
 BAR_HEIGHT = 84.0
 HISTOGRAM_HEIGHT = 72.0
 MAX_CELL = 20.0
@@ -33,10 +35,13 @@ def value_map_svg(report: Report) -> Markup:
     if offenders is None or grid is None or grid.rows < 1 or grid.columns < 1:
         return Markup("")
     title = value_map_title(report)
+    if grid.columns == 1:
+        # A column vector has its values by position as well as any other vector.
+        grid = replace(grid, rows=1, columns=grid.rows)
     if grid.rows == 1:
-        return _bars(grid, report.bounds or Bounds(), title, offenders.total)
+        return _bars(grid, report.bounds or Bounds(), title, offenders)
     is_flat = bool(offenders.first) and len(offenders.first[0].position) == 2
-    return _cells(grid, title, is_flat=is_flat)
+    return _cells(grid, title, _shared(grid, offenders, "cell"), is_flat=is_flat)
 
 
 def value_map_title(report: Report) -> str:
@@ -47,10 +52,13 @@ def value_map_title(report: Report) -> str:
     return ", ".join(filter(None, (name, total))) + (f"; allowed {allowed}" if allowed else "")
 
 
-def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
+def histogram_svg(
+    fact: TensorFact, bounds: Bounds | None = None, found: Offenders | None = None
+) -> Markup:
     """Draw how the finite values of a tensor are spread, with the allowed interval as a band.
 
-    A bar is red only when its whole interval lies outside.  Empty without a histogram.
+    A bar that reaches over a bound is drawn as two where ``found`` says how many of its values are
+    bad; else it is red only when its whole interval lies outside.  Empty without a histogram.
     """
     edges = [words.finite(edge) for edge in fact.summary.histogram.edges]
     counts = fact.summary.histogram.counts
@@ -60,7 +68,7 @@ def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
     low, high = known[0], known[-1]
     if not low < high or max(counts) <= 0:
         return Markup("")
-    limits = (_limit(bounds, "min"), _limit(bounds, "max"))
+    limits = _between_values(fact, (_limit(bounds, "min"), _limit(bounds, "max")))
     base = HISTOGRAM_HEIGHT + _HEADROOM
 
     def across(value: float) -> float:
@@ -71,18 +79,69 @@ def histogram_svg(fact: TensorFact, bounds: Bounds | None = None) -> Markup:
         size = {"width": band[1] - band[0], "height": base - 4}
         drawn.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
         drawn.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
-    for (left, right), count in zip(pairwise(known), counts, strict=True):
-        ends = (across(left), across(right))
+    for left, right, count, is_bad in _split_bins(known, counts, limits, bounds, found):
         height = HISTOGRAM_HEIGHT * count / max(counts)
-        drawn += _column(ends, height, base, is_bad=_is_outside(left, right, limits))
+        drawn += _column((across(left), across(right)), height, base, is_bad=is_bad)
     for limit in limits:
         if limit is not None and low <= limit <= high:
             drawn.append(_dashed(across(limit), 4, across(limit), base))
-    drawn += _axis_ends(
-        words.format_number(low), words.format_number(high), base + 15, WIDTH - _LEFT
-    )
-    title = f"{words.tensor_name(fact)}: how its values are spread, {words.format_number(low)} to "
-    return picture(WIDTH, base + 22, title + words.format_number(high), *drawn)
+    first, last = words.format_number(low), words.format_number(high)
+    drawn += _axis_ends(first, last, base + 15, WIDTH - _LEFT)
+    title = f"{words.tensor_name(fact)}: how its values are spread, {first} to {last}"
+    return picture(WIDTH, base + 22, title, *drawn)
+
+
+_Limits: TypeAlias = tuple[float | None, float | None]
+_Bin: TypeAlias = tuple[float, float, int, bool]
+
+
+def _between_values(fact: TensorFact, limits: _Limits) -> _Limits:
+    """Put the bounds of whole numbers between the last allowed one and the first that is not."""
+    if "int" not in fact.dtype:
+        return limits
+    low, high = limits
+    return (None if low is None else low - 0.5, None if high is None else high + 0.5)
+
+
+def _split_bins(
+    edges: Sequence[float],
+    counts: Sequence[int],
+    limits: _Limits,
+    bounds: Bounds | None,
+    found: Offenders | None,
+) -> Iterator[_Bin]:
+    """Return the bars: ends, count, and whether it is bad, with those over a bound in two parts."""
+    bins = [(*ends, count) for ends, count in zip(pairwise(edges), counts, strict=True)]
+    last = len(bins) - 1
+    for at, (left, right, count) in enumerate(bins):
+        cuts = [x for x in limits if x is not None and left < x < right]
+        cut = cuts[0] if len(cuts) == 1 else None
+        bad = None if cut is None else _bad_between(found, bounds, left, right, at == last)
+        if cut is None or not bad or bad > count:
+            yield left, right, count, _is_outside(left, right, limits)
+        elif cut == limits[1]:
+            yield left, cut, count - bad, False
+            yield cut, right, bad, True
+        else:
+            yield left, cut, bad, True
+            yield cut, right, count - bad, False
+
+
+def _bad_between(
+    found: Offenders | None, bounds: Bounds | None, left: float, right: float, is_last: bool
+) -> int | None:
+    """Count the bad values of a bar, ``None`` when not all of them are known."""
+    if found is None or bounds is None or found.count != len(found.first):
+        return None
+    low, high = _limit(bounds, "min"), _limit(bounds, "max")
+    values = [words.finite(item.value) for item in found.first]
+    beyond = [
+        value
+        for value in values
+        if value is not None
+        and ((low is not None and value < low) or (high is not None and value > high))
+    ]
+    return sum(left <= value < right or (is_last and value == right) for value in beyond)
 
 
 def _column(ends: tuple[float, float], height: float, base: float, *, is_bad: bool) -> list[Markup]:
@@ -96,7 +155,7 @@ def _column(ends: tuple[float, float], height: float, base: float, *, is_bad: bo
     return [bar, _cross(left + width / 2, base - height - 6, 3)] if is_bad else [bar]
 
 
-def _allowed(limits: tuple[float | None, float | None], low: float, high: float) -> list[float]:
+def _allowed(limits: _Limits, low: float, high: float) -> list[float]:
     start = low if limits[0] is None else max(low, limits[0])
     end = high if limits[1] is None else min(high, limits[1])
     return [start, end] if start < end and limits != (None, None) else []
@@ -106,12 +165,12 @@ def _limit(bounds: Bounds | None, side: str) -> float | None:
     return words.finite(getattr(bounds, side)) if bounds else None
 
 
-def _is_outside(left: float, right: float, limits: tuple[float | None, float | None]) -> bool:
+def _is_outside(left: float, right: float, limits: _Limits) -> bool:
     low, high = limits
     return (low is not None and right <= low) or (high is not None and left >= high)
 
 
-def _bars(grid: OffenderMap, bounds: Bounds, title: str, total: int) -> Markup:
+def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Markup:
     limits = (words.finite(bounds.min), words.finite(bounds.max))
     lows = [words.finite(value) for value in grid.low]
     highs = [words.finite(value) for value in grid.high]
@@ -135,14 +194,28 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, total: int) -> Markup:
             y = down(limit)
             drawn.append(_dashed(_LEFT, y, right + 2, y))
             drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
-    last = max(total, grid.columns) - 1
+    last = max(found.total, grid.columns) - 1
     drawn += _axis_ends("position 0", str(last) if last else "", base + 15, right)
     width = right + _LEFT + (_MARGIN if limits != (None, None) else 0)
-    return picture(width, base + 22, title, *drawn)
+    note = _shared(grid, found, "bar")
+    if note:
+        drawn.append(words_at(_LEFT, base + 30, note, tone="muted", size=11))
+        width = max(width, _LEFT + text_width(note, 11))
+    return picture(width, base + (37 if note else 22), title, *drawn)
+
+
+def _shared(grid: OffenderMap, found: Offenders, name: str) -> str:
+    """Say how many bad values there are where fewer bars or cells can show them."""
+    marked = sum(bad > 0 for bad in grid.bad)
+    if found.count <= marked:
+        return ""
+    if not marked:
+        return f"{found.count} bad values"
+    return f"{found.count} bad values in {marked} {name}{'s' if marked > 1 else ''}"
 
 
 def _span(
-    lows: list[float | None], highs: list[float | None], limits: tuple[float | None, float | None]
+    lows: list[float | None], highs: list[float | None], limits: _Limits
 ) -> tuple[float, float]:
     """Choose the axis: the allowed interval and a little beyond, however far the worst value is."""
     seen = [value for value in (*lows, *highs) if value is not None] or [0.0]
@@ -178,7 +251,7 @@ def _bar(
     return [bar, _cross(x + width / 2, max(bottom - height - 7, 5), min(4.0, max(width / 2, 2)))]
 
 
-def _cells(grid: OffenderMap, title: str, *, is_flat: bool) -> Markup:
+def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup:
     size = max(min(MAX_CELL, (WIDTH - 60) // grid.columns), 1.0)
     left, top = 44.0, 20.0
     width, height = grid.columns * size, grid.rows * size
@@ -196,7 +269,10 @@ def _cells(grid: OffenderMap, title: str, *, is_flat: bool) -> Markup:
         words_at(left - 7, top + 11, "dim 0", tone="muted", size=11, text_anchor="end"),
         words_at(left - 7, top + 24, "↓", tone="muted", size=11, text_anchor="end"),
     ]
-    return picture(max(left + width + 8, 160), top + height + 8, title, *drawn)
+    if note:
+        drawn.append(words_at(left, top + height + 15, note, tone="muted", size=11))
+    wide = max(left + width + 8, 160, left + text_width(note, 11) + 8)
+    return picture(wide, top + height + (24 if note else 8), title, *drawn)
 
 
 def _bad_cells(grid: OffenderMap) -> list[tuple[int, int]]:

@@ -20,9 +20,6 @@ MIN_BOX_WIDTH = 92.0
 MARGIN = 14.0
 LEGEND_HEIGHT = 26.0
 _CHARACTER = 6.7
-# A picture that would be shrunk further scrolls instead: the style sheet has a rule for each width.
-_LEAST_SCALE = 0.8
-_LEAST_WIDTHS = (520, 800, 1100)
 # How far down a side input turns: below the shapes that are written under its neighbours.
 _LOW = 0.85
 _TONES = {"failed": "bad", "bad_input": "bad"}
@@ -95,9 +92,7 @@ def graph_svg(
     drawn = [_box(spot, *texts[key], attributes(spot.box.members)) for key, spot in spots.items()]
     shift = (width - layout.width - 2 * MARGIN) / 2
     body = element("g", *lines, *drawn, transform=f"translate({shift:.1f} 0)")
-    least = max((step for step in _LEAST_WIDTHS if step <= width * _LEAST_SCALE), default=None)
-    name = f"cl-least-{least}" if least else None
-    return picture(width, height, graph_title(graph), body, *legend, class_=name)
+    return picture(width, height, graph_title(graph), body, *legend)
 
 
 def graph_title(graph: AutogradNeighbourhood) -> str:

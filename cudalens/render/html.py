@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from cudalens.render.svg import PALETTES
 from cudalens.render.words import clip, visible
 
 MAX_BYTES = 200_000
+WIDE, NARROW = 88, 46
+"""Columns after which the failing line is folded, in a wide pane and in a narrow one."""
 _STATIC = Path(__file__).with_name("static")
 
 
@@ -79,9 +81,45 @@ def draw_part(name: str, facts: dict[str, Any]) -> Markup:
     return Markup("".join(drawn).strip("\n"))
 
 
-def history_entries(report: Report) -> tuple[tuple[int, HistoryEntry], ...]:
-    """Return the recorded ops, latest first, each with its place in the report."""
-    return tuple(enumerate(report.history))[::-1]
+class Ops(NamedTuple):
+    """Equal ops in a row: how many, the latest with its place in the report, and its line."""
+
+    times: int
+    at: int | None
+    entry: HistoryEntry
+    is_failed: bool = False
+
+
+def history_entries(report: Report) -> tuple[Ops, ...]:
+    """Return the failed op and the recorded ones before it, latest first, equal ones as one."""
+    found: list[Ops] = []
+    for at, entry in enumerate(report.history):
+        last = found[-1] if found else None
+        if last is not None and replace(last.entry, seq=entry.seq) == entry:
+            found[-1] = Ops(last.times + 1, at, entry)
+        else:
+            found.append(Ops(1, at, entry))
+    if report.history and report.op.name and report.phase != "unknown":
+        found.append(Ops(1, None, _failed_entry(report), is_failed=True))
+    return tuple(found[::-1])
+
+
+def _failed_entry(report: Report) -> HistoryEntry:
+    source = report.source.ref if report.source else None
+    given = [words.format_tensor_type(fact) for fact in report.tensors if fact.argument]
+    return HistoryEntry(
+        seq=report.history[-1].seq + 1,
+        op=words.format_op(report.op),
+        shapes=", ".join(given),
+        source=source,
+        module_path=report.module_path,
+        phase=report.phase,
+    )
+
+
+def short_path(file: str) -> str:
+    """Return the end of a path, where a reader looks: ``nn/functional.py``."""
+    return "/".join(file.replace("\\", "/").split("/")[-2:])
 
 
 def _unkeyed(kind: str | None, at: int | None) -> Markup:
@@ -111,6 +149,9 @@ def _fitting(draw: Callable[[_Limits], str], limits: _Limits) -> str:
 
 def _drawn(template: str, report: Report, limits: _Limits) -> str:
     facts = _facts(report, limits)
+    if template == "fragment.html.j2" and facts["narrow"]:
+        # Nobody says how wide an untrusted page is, nor hides one of two there.
+        facts |= {"rows": facts["narrow"], "narrow": ()}
     facts["part"] = partial(draw_part, facts=facts)
     return _environment(limits).get_template(template).render(facts)
 
@@ -137,6 +178,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
         shape=words.format_shape,
         place=words.format_place,
         spot=words.format_line,
+        short_path=short_path,
     )
     return environment
 
@@ -144,7 +186,8 @@ def _environment(limits: _Limits) -> jinja2.Environment:
 def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
     head, rest = headline_parts(report)
     heads, tensor_rows = _tensor_table(report)
-    rows, loose = code_rows(report, device=True), unplaced_tensors(report)
+    rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
+    narrow = code_rows(report, device=True, fold=NARROW)
     value_map, replay = figures.value_map_svg(report), words.replay_line(report)
     return {
         "report": report,
@@ -163,6 +206,7 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "rest": rest,
         "title": headline(report),
         "subline": _subline(report),
+        "page": words.error_page(report),
         "state": words.context_state(report),
         "cuda": words.cuda_line(report),
         "replay": replay,
@@ -173,6 +217,7 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "way": words.way(report),
         "rehearsal": words.REHEARSAL if report.environment.simulated else "",
         "rows": rows,
+        "narrow": narrow if narrow != rows else (),
         "loose": loose,
         "tensor_heads": heads,
         "tensor_rows": tensor_rows,
@@ -186,7 +231,9 @@ def _pictures(report: Report) -> dict[str, Any]:
     return {
         "map_title": figures.value_map_title(report),
         "accused": accused,
-        "histogram": figures.histogram_svg(accused, report.bounds) if accused else Markup(""),
+        "histogram": figures.histogram_svg(accused, report.bounds, report.offenders)
+        if accused
+        else Markup(""),
         "graph": graph.graph_svg(report.graph, prevented=report.prevented),
         "graph_title": graph.graph_title(report.graph),
         "graph_rows": graph.graph_rows(report.graph),
@@ -202,7 +249,7 @@ def _tabs(report: Report, value_map: Markup, replay: str) -> Iterator[Tab]:
         yield Tab("Tensors", len(report.tensors), "tensors")
     if report.history:
         yield Tab("History", len(report.history), "history")
-    if report.hints or report.provenance or report.limits:
+    if report.hints[1:] or report.limits:
         yield Tab("Why", None, "why")
     if replay or report.device_text:
         yield Tab("Replay on CPU", None, "replay")

@@ -95,8 +95,7 @@ def _styled(tag: re.Match[str], looks: dict[str, str]) -> str:
 
 def _image(drawn: re.Match[str]) -> str:
     attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', drawn[1]))
-    least = re.search(r"\d+", attributes.get("class", ""))
-    looks = "max-width:100%;height:auto" + (f";min-width:{least[0]}px" if least else "")
+    looks = f"max-width:100%;height:auto;{attributes['style']}"
     picture = drawn[0].replace("<title>", f"<style>{_dark_rules(drawn[0])}</style><title>", 1)
     data = base64.b64encode(picture.encode()).decode()
     source = f'src="data:image/svg+xml;base64,{data}" alt="{attributes["aria-label"]}"'

@@ -86,6 +86,8 @@ PALETTES: dict[str, dict[str, str]] = {
 }
 
 _NARROW, _USUAL, _WIDE = 0.38, 0.62, 0.95
+LEAST_SCALE = 0.82
+"""The smallest words have 11 pixels, and 9 at least when a picture is shrunk."""
 SANS = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 
@@ -141,10 +143,11 @@ def text_width(text: str, size: float) -> float:
     return size * sum(widths.get(char, _USUAL) for char in text)
 
 
-def picture(
-    width: float, height: float, title: str, *children: Markup, class_: str | None = None
-) -> Markup:
-    """Write a whole picture with its name for screen readers, on its own ground."""
+def picture(width: float, height: float, title: str, *children: Markup) -> Markup:
+    """Write a whole picture with its name for screen readers, on its own ground.
+
+    A picture that would be shrunk until its words cannot be read scrolls instead.
+    """
     ground = element("rect", width=width, height=height, **paint(fill="canvas"))
     return element(
         "svg",
@@ -158,5 +161,5 @@ def picture(
         font_family=SANS,
         role="img",
         aria_label=title,
-        class_=class_,
+        style=f"min-width:{coordinate(round(width * LEAST_SCALE))}px",
     )

@@ -17,6 +17,7 @@ import ipywidgets
 
 from cudalens.core.report import Report
 from cudalens.render.html import draw_part, facts_of
+from cudalens.render.lens.export import export_bar
 from cudalens.render.lens.graphpane import GraphPane
 from cudalens.render.lens.keys import Keys, Selection, rule, style
 from cudalens.render.lens.parts import line, markup, stack
@@ -47,9 +48,9 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
         name="cl-panes",
     )
     card = stack(
-        markup(draw_part("head", facts)),
+        stack(markup(draw_part("head", facts)), export_bar(report, keep), name="cl-top"),
         panes,
-        tabs(report, facts, keep),
+        tabs(report, facts),
         marks,
         _wire(keys, selection, graph),
         _module(root),

@@ -333,3 +333,26 @@ def environment(report: Report) -> tuple[tuple[str, str], ...]:
         ("rank", None if env.rank is None else str(env.rank)),
     )
     return tuple((name, one_line(value)) for name, value in known if value)
+
+
+_PAGES = "https://github.com/cudalens/cudalens/blob/main/docs/errors/"
+_ASSERT_PAGES = (
+    ("< n_classes", "n-classes"),
+    ("srcSelectDimSize", "src-index-select-dim-size"),
+    ("vectorized gather kernel", "vectorized-gather-kernel"),
+    ("index out of bounds", "index-out-of-bounds"),
+    ("input_val", "input-val-zero-one"),
+    ("probability tensor contains", "probability-tensor-inf-nan"),
+)
+"""What an assert's text holds, with the page of ``docs/errors`` that explains it."""
+
+
+def error_page(report: Report) -> str:
+    """Return the address of the page on this error, empty when there is none."""
+    if report.kind not in ("device_assert", "cuda_error") or not report.device_text:
+        return ""
+    printed = report.device_text
+    found = (page for text, page in _ASSERT_PAGES if text in printed)
+    general = "device-side-assert-triggered" if report.kind == "device_assert" else ""
+    page = next(found, general)
+    return f"{_PAGES}{page}.md" if page else ""

@@ -6,6 +6,7 @@ import base64
 import re
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -19,15 +20,24 @@ from cudalens.core.report import (
     GraphNode,
     Hint,
     HistoryEntry,
+    LineRef,
     ProvenanceStep,
     Report,
     TensorFact,
     Timing,
 )
-from cudalens.render.html import MAX_BYTES, render_fragment, render_page, style_sheet
+from cudalens.render.code import code_rows
+from cudalens.render.html import (
+    MAX_BYTES,
+    facts_of,
+    history_entries,
+    render_fragment,
+    render_page,
+    style_sheet,
+)
 from cudalens.render.inline import SAFE_COLOURS
 from cudalens.render.svg import DARK
-from cudalens.render.words import visible
+from cudalens.render.words import error_page, visible
 from tests.builders import CELL, REPRESENTATIVE, make_report, source
 from tests.render.test_svg import contrast
 from tests.rendering import Page, check_golden, hostile_texts, sanitised, with_texts
@@ -72,7 +82,9 @@ def test_page_stands_alone() -> None:
     assert tags.count("title") == 1 + tags.count("svg")
     assert not set(tags) & {"script", "link", "img", "iframe", "object", "embed"}
     names = {name for _, attributes in page.elements for name in attributes}
-    assert not names & {"src", "href", "srcset", "action", "background", "onclick", "id"}
+    assert not names & {"src", "srcset", "action", "background", "onclick", "id"}
+    links = [attributes["href"] for _, attributes in page.elements if "href" in attributes]
+    assert links == [error_page(make_report())]
     assert "url(" not in style_sheet()
     assert "@import" not in style_sheet()
 
@@ -325,10 +337,10 @@ def test_page_stays_below_its_size(text: str) -> None:
 
 def test_history_at_its_limit_says_nothing_of_more() -> None:
     """Fifty ops fit a notebook's output; of fifty-one the oldest is counted instead."""
-    ops = tuple(HistoryEntry(seq=at, op=f"aten::op{at}x") for at in range(51))
-    fits = render_fragment(make_report(history=ops[:50]))
+    ops = tuple(HistoryEntry(seq=at, op=f"aten::op{at}x") for at in range(50))
+    fits = render_fragment(make_report(history=ops[1:]))
     beyond = render_fragment(make_report(history=ops))
-    assert "aten::op0x" in fits
+    assert "aten::op1x" in fits
     assert "in the JSON form" not in fits
     assert "aten::op0x" not in beyond
     assert "1 more in the JSON form" in beyond
@@ -373,3 +385,98 @@ def test_one_tab_is_open_and_each_report_has_its_own_group() -> None:
         groups.append({attributes["name"] for attributes in tabs})
     assert len(groups[0]) == len(groups[1]) == 1
     assert groups[0] != groups[1]
+
+
+@pytest.mark.parametrize("width", [88, 46])
+def test_a_long_failing_line_is_folded(width: int) -> None:
+    """Item 20: column 0 and the expression at fault are in view; other lines stay whole."""
+    report = REPRESENTATIVE["long_line"]()
+    rows = code_rows(report, device=True, fold=width)
+    hot = [row for row in rows if row.is_hot]
+    assert max(len(row.text) for row in hot) <= width + 12
+    assert [row.number for row in hot if row.number] == [10]
+    bad = next(row for row in hot if any(piece.tone == "bad" for piece in row.pieces))
+    label = rows[rows.index(bad) + 1].text
+    assert label.index("└ i64[32]") == bad.text.index("targets.view(-1)") < width
+    whole = code_rows(report, device=True)
+    joined = "".join(row.text.strip() for row in hot if "└" not in row.text).replace(" ", "")
+    assert joined == whole[1].text.replace(" ", "")
+
+
+def test_a_short_failing_line_is_not_folded() -> None:
+    """Item 20: what fits a narrow pane is drawn as it was written."""
+    for report in (make_report(), REPRESENTATIVE["nonfinite"]()):
+        assert code_rows(report, device=True, fold=46) == code_rows(report, device=True)
+
+
+def test_the_width_of_the_pane_chooses_the_folding() -> None:
+    """Item 20: a page holds both forms and shows one; a notebook's fragment has the narrow one."""
+    report = REPRESENTATIVE["long_line"]()
+    names = [at.get("class") for tag, at in Page(render_page(report)).elements if tag == "pre"]
+    assert names == ["cl-code cl-wide", "cl-code cl-narrow"]
+    kept = [at.get("class") for tag, at in Page(render_fragment(report)).elements if tag == "pre"]
+    assert kept == ["cl-code"]
+    short = [
+        at.get("class") for tag, at in Page(render_page(make_report())).elements if tag == "pre"
+    ]
+    assert short == ["cl-code"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed", "page"),
+    [
+        ("device_assert", "Assertion `t >= 0 && t < n_classes` failed.", "n-classes"),
+        (
+            "device_assert",
+            "Assertion `srcIndex < srcSelectDimSize` failed.",
+            "src-index-select-dim-size",
+        ),
+        ("device_assert", "Assertion `something new` failed.", "device-side-assert-triggered"),
+        ("cuda_error", "CUDA error: an illegal memory access was encountered", None),
+        ("host_error", None, None),
+    ],
+)
+def test_the_page_of_an_error_exists(kind: str, printed: str | None, page: str | None) -> None:
+    """Item 21: the head links to the page of this error where there is one."""
+    address = error_page(make_report(kind=kind, device_text=printed))
+    assert address.rpartition("/")[2] == (f"{page}.md" if page else "")
+    assert page is None or (Path(__file__).parents[2] / "docs" / "errors" / f"{page}.md").exists()
+
+
+def test_equal_ops_of_the_history_are_one_row() -> None:
+    """Item 28: runs of one op are counted, a line is told once, and the failed op is the last."""
+    line = LineRef(cell=1, line=4, text="x = x + 1")
+    ops = [HistoryEntry(seq=at, op="aten::add", source=line) for at in range(5)]
+    ops.append(HistoryEntry(seq=5, op="aten::mul", source=line))
+    found = history_entries(make_report(history=tuple(ops)))
+    assert [(item.times, item.entry.op, item.at) for item in found] == [
+        (1, "aten::nll_loss_forward", None),
+        (1, "aten::mul", 5),
+        (5, "aten::add", 4),
+    ]
+    text = Page(render_page(make_report(history=tuple(ops)))).text()
+    assert "failedaten::nll_loss_forwardf32[32, 10], i64[32]" in text
+    assert "aten::add × 5" in text
+    assert text.count("In [1] line 4 x = x + 1") == 1
+    assert not history_entries(make_report(history=()))
+
+
+def test_the_call_stack_has_short_paths_and_the_code_in_view() -> None:
+    """Item 28: the end of a path, then the code; the whole path is its title."""
+    page = Page(render_page(make_report()))
+    text = page.text()
+    assert "nn/functional.py3494return torch._C._nn.cross_entropy_loss(cross_entropy" in text
+    assert "/site-packages" not in text
+    assert "/site-packages/torch/nn/functional.py" in {at.get("title") for _, at in page.elements}
+
+
+def test_why_does_not_repeat_the_head() -> None:
+    """Item 28: the first hint is said above; the tab is there for what is said nowhere else."""
+    one = make_report()
+    assert "Why" not in [at.label for at in facts_of(one)["tabs"]]
+    two = make_report(hints=(*one.hints, Hint(text="the other cause", fix="y % 10")))
+    assert "Why" in [at.label for at in facts_of(two)["tabs"]]
+    text = Page(render_page(two)).text()
+    assert text.count("the labels run from 1 to 10") == 1
+    assert text.count("the other cause") == 1
+    assert text.count("batch 4 of loader") == 1

@@ -123,7 +123,6 @@ def test_the_tabs_answer_in_order() -> None:
         "Values",
         "Tensors 2",
         "History 5",
-        "Why",
         "Replay on CPU",
         "Call stack 2",
         "Environment",
@@ -288,7 +287,7 @@ def test_the_history_is_filtered(text: str, kept: int) -> None:
     assert sum(str(at.get("data-id", "")).startswith("h") for _, at in page.elements) == kept
 
 
-@pytest.mark.parametrize("suffix", ["html", "json"])
+@pytest.mark.parametrize("suffix", ["html", "json", "txt"])
 def test_saving_never_overwrites(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +295,7 @@ def test_saving_never_overwrites(
     monkeypatch.chdir(tmp_path)
     view = lens.build(make_report())
     for _ in range(2):
-        button(view, f"Save {suffix.upper()}").click()
+        button(view, {"txt": "Text"}.get(suffix, suffix.upper())).click()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"cudalens_report_1.{suffix}", f"cudalens_report_2.{suffix}"]
     assert f"saved as {names[1]}" in Page(html_of(view)).text()
@@ -311,29 +310,44 @@ def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Report, "save", full)
     view = lens.build(make_report())
-    button(view, "Save JSON").click()
+    button(view, "JSON").click()
     assert "not saved: no space left on device" in Page(html_of(view)).text()
 
 
 def test_a_view_that_cannot_be_replaced_offers_no_such_thing() -> None:
     """The user asked for a widget and put it somewhere: there is no output of that name."""
     labels = {b.description for b in of_kind(make_report().widget(), ipywidgets.Button)}
-    assert "Save HTML" in labels
+    assert {"Export", "HTML", "JSON", "Text"} <= labels
     assert "Keep in notebook" not in labels
 
 
+def test_export_stands_in_the_head() -> None:
+    """Item 21: before the panes and the tabs, one click away; nothing hides it by width."""
+    view = lens.build(make_report(), keep=lambda: None)
+    top = with_class(view, "cl-top")
+    choices = with_class(top, "cl-choices")
+    assert [b.description for b in of_kind(choices, ipywidgets.Button)] == [
+        "HTML",
+        "JSON",
+        "Text",
+        "Keep in notebook",
+    ]
+    card = with_class(view, "cl-card")
+    assert card.children[0] is top
+    assert choices.layout.display == "none"
+    button(top, "Export").click()
+    assert choices.layout.display == ""
+    assert f'href="{words.error_page(make_report())}"' in html_of(top)
+    assert not re.search(r"cl-(export|choices|top)[^{}]*\{[^}]*display:none", html_of(view))
+
+
 def test_keeping_is_told_only_where_the_view_is_still_there() -> None:
-    """Both buttons replace the view; where nothing is replaced, the open tab says what to do."""
+    """The button replaces the view; where nothing is replaced, it says what to do."""
     pressed: list[int] = []
     view = lens.build(make_report(), keep=lambda: pressed.append(1))
-    buttons = [b for b in of_kind(view, ipywidgets.Button) if b.description == "Keep in notebook"]
-    assert len(buttons) == 2
     assert "not kept" not in Page(html_of(view)).text()
-    for one in buttons:
-        one.click()
-    (tab,) = of_kind(view, ipywidgets.Tab)
-    assert tab.titles[tab.selected_index] == "Environment"
-    assert pressed == [1, 1]
+    button(view, "Keep in notebook").click()
+    assert pressed == [1]
     assert "not kept: this page was loaded after the cell ran" in Page(html_of(view)).text()
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import ipywidgets
 from markupsafe import Markup, escape
 
-from cudalens.core.report import HistoryEntry, Offender, OffenderMap, Offenders, Report
+from cudalens.core.report import HistoryEntry, OffenderMap, Offenders, Report
 from cudalens.render import words
 from cudalens.render.figures import value_map_svg
 from cudalens.render.html import draw_part, history_entries
-from cudalens.render.lens.parts import button, line, markup, stack
+from cudalens.render.lens.parts import line, markup, stack
 from cudalens.render.words import one_line
 
 _DIMENSIONS = 2
@@ -66,15 +62,6 @@ def row_svg(report: Report, at: int) -> Markup:
     return value_map_svg(replace(report, offenders=found))
 
 
-def row_offenders(report: Report, at: int) -> tuple[Offender, ...]:
-    """Return those of the listed bad values that lie in row ``at``."""
-    grid, shape = _grid(report), _shape(report)
-    if grid is None or report.offenders is None:
-        return ()
-    start, stop = _spans(shape[0], grid.rows)[at]
-    return tuple(item for item in report.offenders.first if start <= item.position[0] < stop)
-
-
 def _grid(report: Report) -> OffenderMap | None:
     return report.offenders.map if report.offenders else None
 
@@ -101,42 +88,27 @@ def _spans(size: int, parts: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-Keep: TypeAlias = Callable[[], None] | None
-
 _TEXT_LIMIT = 20_000
-_KEEP = "Keep in notebook"
-_KEEP_TIP = "put the static report in the place of this view: it needs no kernel when reopened"
-# Read only where the view is still there, which is where no output answers to its name any more.
-_NOT_KEPT = "not kept: this page was loaded after the cell ran; run it again, or save the HTML"
 
 
-def tabs(report: Report, facts: dict[str, Any], keep: Keep) -> ipywidgets.Widget:
+def tabs(report: Report, facts: dict[str, Any]) -> ipywidgets.Tab:
     """Return the tabs that this report has something for, in the order of the questions."""
-    saver = _Saver(report, keep)
     shown = facts["tabs"]
-    children = [_content(tab.part, report, facts, saver) for tab in shown]
+    children = [_content(tab.part, report, facts) for tab in shown]
     widget = ipywidgets.Tab(children, selected_index=0)
     widget.titles = [
         tab.label if tab.things is None else f"{tab.label} {tab.things}" for tab in shown
     ]
-    if keep is None:
-        return widget
-
-    def kept() -> None:
-        widget.selected_index = len(shown) - 1  # where it is told if nothing came of it
-        saver.keep()
-
-    corner = line(button(_KEEP, _KEEP_TIP, kept), name="cl-tools cl-keep")
-    return stack(corner, widget, name="cl-tabbed")
+    return widget
 
 
-def _content(part: str, report: Report, facts: dict[str, Any], saver: _Saver) -> ipywidgets.Widget:
+def _content(part: str, report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
     if part == "values":
         return _values(report, facts)
     if part == "history":
         return _history(report, facts)
     if part == "environment":
-        return _environment(report, facts, saver)
+        return _environment(report, facts)
     return markup(draw_part(part, facts))
 
 
@@ -161,7 +133,6 @@ def _values(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
                 **facts,
                 "row_title": row_title(report, at),
                 "row": row_svg(report, at),
-                "row_offenders": row_offenders(report, at),
             },
         )
 
@@ -180,7 +151,7 @@ def _history(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
 
     def show(change: dict[str, Any]) -> None:
         text = change["new"].strip().casefold()
-        kept = tuple(item for item in entries if text in _searched(item[1]))
+        kept = tuple(item for item in entries if text in _searched(item.entry))
         shown.value = draw_part("history", {**facts, "entries": kept})
         count.value = f"{len(kept)} of {len(entries)} ops" if text else ""
 
@@ -199,53 +170,9 @@ def _searched(entry: HistoryEntry) -> str:
     return " ".join(filter(None, parts)).casefold()
 
 
-def _environment(report: Report, facts: dict[str, Any], saver: _Saver) -> ipywidgets.Widget:
+def _environment(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
     text = Markup(escape(report.to_text()[:_TEXT_LIMIT]))
     return stack(
         markup(draw_part("environment", facts)),
-        line(*saver.buttons(), saver.status, name="cl-tools"),
         markup(draw_part("lens_text", {**facts, "text_lines": text})),
     )
-
-
-class _Saver:
-    """Keeps the report beyond the life of the kernel, and says what came of it."""
-
-    def __init__(self, report: Report, keep: Keep) -> None:
-        self._report = report
-        self._keep = keep
-        self.status = markup("", "cl-status")
-
-    def buttons(self) -> Iterator[ipywidgets.Button]:
-        """Return one button for each way that there is."""
-        if self._keep is not None:
-            yield button(_KEEP, _KEEP_TIP, self.keep)
-        for suffix in (".html", ".json"):
-            label = suffix.removeprefix(".").upper()
-            save = partial(self._save, suffix)
-            yield button(f"Save {label}", f"write this report to a {label} file", save)
-
-    def keep(self) -> None:
-        """Put the static report in the place of the view."""
-        if self._keep is not None:
-            self._keep()
-            self._tell(_NOT_KEPT)
-
-    def _save(self, suffix: str) -> None:
-        try:
-            told = f"saved as {save_beside(self._report, suffix)}"
-        except OSError as error:
-            told = f"not saved: {error}"
-        self._tell(told)
-
-    def _tell(self, text: str) -> None:
-        self.status.value = f'<span role="status">{escape(text)}</span>'
-
-
-def save_beside(report: Report, suffix: str) -> Path:
-    """Write the report into the working directory under a name that is still free."""
-    for number in itertools.count(1):
-        path = Path(f"cudalens_report_{number}{suffix}")
-        if not path.exists():
-            break
-    return report.save(path)

@@ -101,19 +101,6 @@
         if (again) focus(again);
         else if (failed) centre(box, failed);
       }
-      // What is bad in a line that is too long for its pane is to be seen, once it is laid out.
-      const bad = root.querySelector('.cl-code .cl-badlabel[data-id]:not([data-seen])');
-      if (bad) {
-        bad.dataset.seen = 'yes';
-        const pane = bad.closest('.cl-code');
-        const eye = new IntersectionObserver(() => {
-          if (!bad.offsetWidth) return;
-          eye.disconnect();
-          const a = pane.getBoundingClientRect(), b = bad.getBoundingClientRect();
-          pane.scrollLeft += Math.max(Math.min(b.right - a.right + 22, b.left - a.left - 60), 0);
-        });
-        eye.observe(pane);
-      }
       for (const item of all('.cl-fix,[data-copy]')) {
         if (item.dataset.ready) continue;
         item.dataset.ready = 'yes';
