@@ -139,9 +139,10 @@ def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int) -> int:
 
 
 def _cut(mark: Mark, start: int, stop: int, shift: int) -> Mark:
-    ends = {"start": max(mark.start, start) + shift, "end": min(mark.end, stop) + shift}
+    first, end = max(mark.start, start) + shift, min(mark.end, stop) + shift
     # A label hangs under the part in which its expression begins.
-    return replace(mark, **ends, label=mark.label if start <= mark.start < stop else None)
+    label = mark.label if start <= mark.start < stop else None
+    return replace(mark, start=first, end=end, label=label)
 
 
 def unplaced_tensors(report: Report) -> tuple[str, ...]:
