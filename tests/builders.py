@@ -224,15 +224,17 @@ def _label_tensors() -> tuple[TensorFact, ...]:
 def _history() -> tuple[HistoryEntry, ...]:
     line = LineRef(line=11, text="logits = net(x)", cell=7)
     ops = (
-        ("aten::convolution", "f32[32, 1, 100], f32[16, 1, 3]", "net.0"),
-        ("aten::relu", "f32[32, 16, 98]", "net.1"),
-        ("aten::mean.dim", "f32[32, 16, 98]", "net.2"),
-        ("aten::addmm", "f32[10], f32[32, 16], f32[16, 10]", "net.3"),
-        ("aten::_log_softmax", "f32[32, 10]", None),
+        ("aten::convolution", "f32[32, 1, 100], f32[16, 1, 3]", "net.0", "Conv1d"),
+        ("aten::relu", "f32[32, 16, 98]", "net.1", "ReLU"),
+        ("aten::mean.dim", "f32[32, 16, 98]", "net.2", "Mean"),
+        ("aten::addmm", "f32[10], f32[32, 16], f32[16, 10]", "net.3", "Linear"),
+        ("aten::_log_softmax", "f32[32, 10]", None, None),
     )
     return tuple(
-        HistoryEntry(seq=408 + at, op=op, shapes=shapes, source=line, module_path=module)
-        for at, (op, shapes, module) in enumerate(ops)
+        HistoryEntry(
+            seq=408 + at, op=op, shapes=shapes, source=line, module_path=path, module_type=kind
+        )
+        for at, (op, shapes, path, kind) in enumerate(ops)
     )
 
 
@@ -376,6 +378,37 @@ def host_error() -> Report:
         hints=(Hint(text="the two differ in the width of a head", rule="matmul_inner"),),
         environment=ENVIRONMENT,
         timing=Timing(checked_ops=0, recorded_ops=7),
+    )
+
+
+def mismatch() -> Report:
+    """Return a report of a layer that is given too few features, with the calls before it."""
+    calls = (
+        ("aten::convolution", "f32[32, 1, 100], f32[16, 1, 3] -> f32[32, 16, 98]", "0", "Conv1d"),
+        ("aten::relu", "f32[32, 16, 98] -> f32[32, 16, 98]", "1", "ReLU"),
+        ("aten::detach", "f32[32, 16, 98] -> f32[32, 16, 98]", "1", "ReLU"),
+        ("aten::view", "f32[32, 16, 98] -> f32[32, 1568]", "2", "Flatten"),
+        ("aten::t", "f32[10, 784] -> f32[784, 10]", "3", "Linear"),
+    )
+    lines = ("x = torch.randn(32, 1, 100)", "out = net(x)")
+    return Report(
+        kind="host_error",
+        certainty="proven",
+        phase="forward",
+        headline="input has 1568 features in its last dimension, module 3 takes 784",
+        op=OpName(name="aten::addmm", overload="default", api="torch.nn.functional.linear"),
+        argument="input",
+        module_path="3",
+        source=source(lines, 1, "net(x)", first=1, cell=4),
+        tensors=(
+            TensorFact(argument="input", shape=(32, 1568), dtype="float32", device="cpu"),
+            TensorFact(argument="weight", shape=(10, 784), dtype="float32", device="cpu"),
+        ),
+        history=tuple(
+            HistoryEntry(seq=at + 1, op=op, shapes=shapes, module_path=path, module_type=kind)
+            for at, (op, shapes, path, kind) in enumerate(calls)
+        ),
+        environment=ENVIRONMENT,
     )
 
 
@@ -595,6 +628,7 @@ REPRESENTATIVE = {
     "segmentation": segmentation,
     "long_line": long_line,
     "host_error": host_error,
+    "mismatch": mismatch,
     "autograd_error": autograd_error,
     "silent": silent,
     "lost_context": lost_context,

@@ -282,6 +282,8 @@ class HistoryEntry:
     shapes: str = ""
     source: LineRef | None = None
     module_path: str | None = None
+    module_type: str | None = None
+    """The class of that module, such as ``Conv1d``."""
     phase: Phase = "forward"
 
 

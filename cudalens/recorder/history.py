@@ -47,6 +47,7 @@ class Snapshot:
                 shapes=_shapes(call, metas),
                 source=self.reader.line(call.site),
                 module_path=self.reader.module_path(call.site),
+                module_type=self.reader.module_type(call.site),
                 phase=phase_of(call.site),
             )
             for call in (self.calls[-limit:] if limit > 0 else ())

@@ -239,6 +239,14 @@ class SiteReader:
 
     def module_path(self, site: RawSite) -> str | None:
         """Name the innermost module by its path below the outermost one that was running."""
+        return self._module(site)[0] or None
+
+    def module_type(self, site: RawSite) -> str | None:
+        """Return the class of the module that :meth:`module_path` names."""
+        path, module = self._module(site)
+        return type(module).__name__ if path else None
+
+    def _module(self, site: RawSite) -> tuple[str, nn.Module | None]:
         running = []
         shared = shared_site(site)
         while shared is not None:
@@ -247,12 +255,12 @@ class SiteReader:
                 running.append(module)
             shared = shared.outer
         if not running:
-            return None
+            return "", None
         root = running[-1]
         if id(root) not in self._paths:
             self._paths[id(root)] = _paths_below(root)
         paths = self._paths[id(root)]
-        return next((paths[id(item)] for item in running if id(item) in paths), None) or None
+        return next(((paths[id(item)], item) for item in running if id(item) in paths), ("", None))
 
 
 def _paths_below(root: nn.Module) -> dict[int, str]:

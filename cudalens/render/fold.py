@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ from cudalens.core.report import AutogradNeighbourhood, GraphNode, Role
 from cudalens.render import words
 from cudalens.render.words import clip, clip_left, one_line
 
+CALLS = "calls"
+"""The focus of a graph that shows calls in their order where there is no autograd graph."""
 MAX_NODES = 80
 MAX_BOXES = 22
 MAX_EDGES = 28
@@ -31,11 +34,48 @@ class Box:
     members: tuple[GraphNode, ...]
 
     @property
-    def title(self) -> str:
-        """Return the first line: the op, or the ops in order."""
+    def main(self) -> tuple[GraphNode, ...]:
+        """The nodes that compute something: views and transposes of them go without saying."""
+        return tuple(node for node in self.members if not _is_view(node)) or self.members
+
+    @property
+    def module(self) -> str:
+        """The path of the one module that all nodes belong to, empty when there is none."""
+        paths = {node.module_path or "" for node in self.main}
+        return one_line(paths.pop()) if len(paths) == 1 and self.role in _FOLDS else ""
+
+    def title(self, types: Types) -> str:
+        """Return the first line: class and path of a module, else the op or the ops in order."""
         if len(self.members) > 1 and self.role in ("parameter", "leaf"):
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
-        names = [node_name(node) for node in self.members]
+        kind = types.get(self.module)
+        return f"{kind} {clip_left(self.module, _TITLE - len(kind))}" if kind else self._ops()
+
+    def detail(self, types: Types, *, prevented: bool) -> str:
+        """Return the second line: what the shape of the box says, the module, the line."""
+        lead = {
+            "failed": "not launched" if prevented else "failed here",
+            "bad_input": "bad input",
+            "parameter": "parameter",
+            "leaf": "leaf",
+        }.get(self.role)
+        many = len(self.main) > 1
+        first = self.main[0]
+        is_named = self.module in types
+        if many:
+            lead = _folded(self.members, self.role)
+        elif is_named:
+            lead = self._ops()
+        module = "" if self.role == "parameter" or is_named else _common_module(self.main)
+        line = f"line {first.source.line}" if first.source and first.source.line else ""
+        shape = words.format_shape(first.shape) if self.role == "parameter" and not many else ""
+        facts = filter(None, (lead, shape, "" if many else line))
+        rest = " · ".join(facts)
+        room = max(_DETAIL - len(rest) - 3, 10)
+        return " · ".join(filter(None, (clip_left(module, room), rest)))
+
+    def _ops(self) -> str:
+        names = [node_name(node) for node in self.main]
         if len(names) == 1:
             return clip(names[0], _TITLE)
         # The two ends say where the chain begins and stops: both are to be read.
@@ -46,32 +86,12 @@ class Box:
             first, last = clip(first, end), clip(last, end)
         return first + between + last
 
-    def detail(self, *, prevented: bool) -> str:
-        """Return the second line: what the shape of the box says, the module, the line."""
-        lead = {
-            "failed": "not launched" if prevented else "failed here",
-            "bad_input": "bad input",
-            "parameter": "parameter",
-            "leaf": "leaf",
-        }.get(self.role)
-        many = len(self.members) > 1
-        if many:
-            lead = _folded(self.members, self.role)
-        first = self.members[0]
-        module = "" if self.role == "parameter" else _common_module(self.members)
-        line = f"line {first.source.line}" if first.source and first.source.line else ""
-        shape = words.format_shape(first.shape) if self.role == "parameter" and not many else ""
-        facts = filter(None, (lead, shape, "" if many else line))
-        rest = " · ".join(facts)
-        room = max(_DETAIL - len(rest) - 3, 10)
-        return " · ".join(filter(None, (clip_left(module, room), rest)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Folding:
     """What the reader asked to see unfolded and folded; the default leaves it to the size."""
 
-    near: int = _NEAR
+    near: int = 0
     """Nodes within so many hops of the failure are drawn one by one."""
     opened: frozenset[str] = field(default_factory=frozenset)
     """Ids of nodes that are drawn one by one wherever they are."""
@@ -81,15 +101,37 @@ class Folding:
 
 DEFAULT_FOLDING = Folding()
 
+Types: TypeAlias = Mapping[str, str]
+"""The class of each module by its path, as far as it is known."""
+
+_FOLDS = ("upstream", "downstream")
+_VIEWS = (
+    *("t", "transpose", "view", "unsafe_view", "reshape", "reshape_alias", "expand", "detach"),
+    *("alias", "permute", "squeeze", "unsqueeze"),
+)
+_NODE = re.compile(r"^(.*?)Backward\d*$")
+
 Rule: TypeAlias = Callable[[nx.DiGraph, dict[str, Box], tuple[str, str]], bool]
 """Tells whether the two ends of an edge are alike enough to be drawn as one box."""
 
 
 def node_name(node: GraphNode) -> str:
     """Return the op of a node without its namespace, else the node's own name."""
-    if node.role in ("parameter", "leaf", "bad_input") or not node.op:
+    op = _op_of(node)
+    if node.role in ("parameter", "leaf", "bad_input") or not op:
         return clip_left(one_line(node.name or "unnamed"), _TITLE)
-    return one_line(node.op.removeprefix("aten::"))
+    return one_line(op.removeprefix("aten::"))
+
+
+def _is_view(node: GraphNode) -> bool:
+    """Return whether a node only looks at its input in another shape."""
+    return _op_of(node).rpartition("::")[2].partition(".")[0].lstrip("_") in _VIEWS
+
+
+def _op_of(node: GraphNode) -> str:
+    """Return the op of a node: of ``ConvolutionBackward0``, where no more is known, its stem."""
+    found = None if node.op or node.role not in _FOLDS else _NODE.match(node.name)
+    return re.sub("(?<!^)([A-Z])", r"_\1", found[1]).lower() if found else node.op or ""
 
 
 def fold(
@@ -109,11 +151,15 @@ def fold(
     focus = graph.focus if graph.focus in boxes else None
     for module in sorted(folding.closed):
         _close(net, boxes, module)
-    for same in (_same_module, _same_parent, _unary):
-        _contract(net, boxes, focus, same, folding, _is_large)
+    for same in (_beside_view, _same_module) if focus != CALLS else ():
+        _contract(net, boxes, focus, same, folding, len)
+    # What is still too much is folded further, but not right beside the failure.
+    wide = replace(folding, near=max(folding.near, _NEAR))
+    for same in (_same_parent, _unary):
+        _contract(net, boxes, focus, same, wide, _is_large)
     # An unrolled loop has no modules to fold by, and no single chain.
     for same in (_same_line, _anything):
-        _contract(net, boxes, focus, same, folding, _is_tangled)
+        _contract(net, boxes, focus, same, wide, _is_tangled)
     return {key: boxes[key] for key in net.nodes}, list(net.edges)
 
 
@@ -168,7 +214,7 @@ def _contract(
     focus: str | None,
     same: Rule,
     folding: Folding,
-    is_too_much: Callable[[nx.DiGraph], bool],
+    is_too_much: Callable[[nx.DiGraph], object],
 ) -> None:
     while is_too_much(net):
         candidates = (
@@ -203,16 +249,20 @@ def _far_first(net: nx.DiGraph, focus: str | None, hops: int) -> Iterator[tuple[
 
 def _may_join(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str], same: Rule) -> bool:
     src, dst = pair
-    folds = ("upstream", "downstream")
-    if boxes[src].role not in folds or boxes[dst].role not in folds or not same(net, boxes, pair):
+    is_foldable = boxes[src].role in _FOLDS and boxes[dst].role in _FOLDS
+    if not is_foldable or not same(net, boxes, pair):
         return False
     # Joined across a second way from src to dst, the box would feed itself.
     return not any(nx.has_path(net, other, dst) for other in net.successors(src) if other != dst)
 
 
+def _beside_view(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
+    return any(all(map(_is_view, boxes[key].members)) for key in pair)
+
+
 def _same_module(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    one, other = (boxes[key].members for key in pair)
-    return bool(one[-1].module_path) and one[-1].module_path == other[0].module_path
+    one, other = (boxes[key].module for key in pair)
+    return bool(one) and one == other
 
 
 def _same_parent(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
 from cudalens.core.report import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
-from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, node_name
+from cudalens.render.fold import CALLS, DEFAULT_FOLDING, Box, Folding, Types, fold, node_name
 from cudalens.render.layout import ARROW, LABEL_SIZE, Labels, Layout, Line, place
 from cudalens.render.svg import element, paint, picture, text_width, words_at
 from cudalens.render.words import clip_left, one_line
@@ -64,6 +65,7 @@ def graph_svg(
     prevented: bool = False,
     folding: Folding = DEFAULT_FOLDING,
     attributes: Attributes = _ids,
+    types: Types = MappingProxyType({}),
 ) -> Markup:
     """Draw the graph around the failure, data flowing down; empty when there is no node.
 
@@ -72,11 +74,15 @@ def graph_svg(
         prevented: whether the failed op was stopped before its launch.
         folding: what is drawn as one box.
         attributes: what the element of a box carries besides its look.
+        types: the class of each module by its path.
     """
     if not graph.nodes:
         return Markup("")
     boxes, edges = fold(graph, folding)
-    texts = {key: (box.title, box.detail(prevented=prevented)) for key, box in boxes.items()}
+    texts = {
+        key: (box.title(types), box.detail(types, prevented=prevented))
+        for key, box in boxes.items()
+    }
     sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
     side = [key for key, box in boxes.items() if box.role in ("parameter", "leaf")]
     layout = place(sizes, edges, light=side)
@@ -97,6 +103,8 @@ def graph_svg(
 
 def graph_title(graph: AutogradNeighbourhood) -> str:
     """Return the picture's name: how many nodes, of how many, around which one."""
+    if graph.focus == CALLS:
+        return f"The last {len(graph.nodes)} calls and inputs up to the error"
     focus = next((node for node in graph.nodes if node.id == graph.focus), None)
     near = f" around {node_name(focus)}" if focus else ""
     shown, total = len(graph.nodes), graph.total_nodes

@@ -18,14 +18,17 @@ from markupsafe import Markup
 
 from cudalens.core.report import HistoryEntry, Report, TensorFact
 from cudalens.render import figures, graph, words
+from cudalens.render.calls import module_types, with_calls
 from cudalens.render.code import code_rows, unplaced_tensors
+from cudalens.render.fold import CALLS, fold
 from cudalens.render.headline import headline, headline_parts
 from cudalens.render.inline import inlined
 from cudalens.render.svg import PALETTES
 from cudalens.render.words import clip, visible
 
 MAX_BYTES = 200_000
-WIDE, NARROW = 88, 46
+_SLIM = 3  # boxes of a graph that says little and makes room
+WIDE, NARROW = 70, 46
 """Columns after which the failing line is folded, in a wide pane and in a narrow one."""
 _STATIC = Path(__file__).with_name("static")
 
@@ -148,7 +151,7 @@ def _fitting(draw: Callable[[_Limits], str], limits: _Limits) -> str:
 
 
 def _drawn(template: str, report: Report, limits: _Limits) -> str:
-    facts = _facts(report, limits)
+    facts = {**_facts(report, limits), "title": headline(report)}
     if template == "fragment.html.j2" and facts["narrow"]:
         # Nobody says how wide an untrusted page is, nor hides one of two there.
         facts |= {"rows": facts["narrow"], "narrow": ()}
@@ -184,6 +187,7 @@ def _environment(limits: _Limits) -> jinja2.Environment:
 
 
 def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
+    report = with_calls(report)
     head, rest = headline_parts(report)
     heads, tensor_rows = _tensor_table(report)
     rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
@@ -204,7 +208,6 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "tone": words.tone(report),
         "head": head,
         "rest": rest,
-        "title": headline(report),
         "subline": _subline(report),
         "page": words.error_page(report),
         "state": words.context_state(report),
@@ -234,7 +237,13 @@ def _pictures(report: Report) -> dict[str, Any]:
         "histogram": figures.histogram_svg(accused, report.bounds, report.offenders)
         if accused
         else Markup(""),
-        "graph": graph.graph_svg(report.graph, prevented=report.prevented),
+        "graph": graph.graph_svg(
+            report.graph, prevented=report.prevented, types=module_types(report)
+        ),
+        "is_slim": len(fold(report.graph)[0]) <= _SLIM,
+        "graph_heading": "Calls up to the error, in the order they ran"
+        if report.graph.focus == CALLS
+        else "Autograd graph around the failure",
         "graph_title": graph.graph_title(report.graph),
         "graph_rows": graph.graph_rows(report.graph),
     }

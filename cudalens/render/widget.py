@@ -16,6 +16,7 @@ from typing import Any
 import ipywidgets
 
 from cudalens.core.report import Report
+from cudalens.render.calls import with_calls
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.export import export_bar
 from cudalens.render.lens.graphpane import GraphPane
@@ -33,6 +34,7 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
         report: what is shown.
         keep: puts the static report in the place of this view, where the caller can.
     """
+    report = with_calls(report)
     # Two views of one report in a notebook must not mark each other's things.
     root = f"cl-lens-{uuid.uuid4().hex[:12]}"
     keys = Keys(report)

@@ -14,6 +14,7 @@ from cudalens.core.report import (
     Bounds,
     GraphEdge,
     Histogram,
+    HistoryEntry,
     LineRef,
     Offender,
     OffenderMap,
@@ -22,12 +23,13 @@ from cudalens.core.report import (
     TensorFact,
     TensorSummary,
 )
+from cudalens.render.calls import module_types, with_calls
 from cudalens.render.figures import histogram_svg, value_map_svg
-from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, Box, fold
+from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, Box, Folding, fold
 from cudalens.render.graph import graph_rows, graph_svg
 from cudalens.render.layout import GAP_X, Labels, Line, place
 from cudalens.render.svg import LIGHT
-from tests.builders import bert_graph, chain, make_report, node, small_graph
+from tests.builders import REPRESENTATIVE, bert_graph, chain, make_report, node, small_graph
 from tests.rendering import hostile_texts, with_texts
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -493,12 +495,75 @@ def test_colours_are_attributes_and_classes() -> None:
 @pytest.mark.parametrize(
     ("names", "title"),
     [
-        (("mul", "view", "add"), "mul → … → add"),
-        (("NativeDropoutBackward0", "t", "view"), "NativeDrop… → … → view"),
+        (("mul", "relu", "add"), "mul → … → add"),
+        (("NativeDropoutBackward0", "mm", "relu"), "NativeDrop… → … → relu"),
         (("native_layer_norm_backward", "scaled_dot_product"), "native_layer… → scaled_dot_p…"),
     ],
 )
 def test_both_ends_of_a_folded_chain_are_read(names: tuple[str, ...], title: str) -> None:
     """A long name is shortened; it does not push the other end out."""
     members = tuple(node(f"n{at}", op=f"aten::{name}") for at, name in enumerate(names))
-    assert Box(key="n0", role="upstream", members=members).title == title
+    assert Box(key="n0", role="upstream", members=members).title({}) == title
+
+
+def test_a_module_call_is_one_box_with_its_class_and_path() -> None:
+    """Item 27: its ops are one box, which unfolds; ops of no module stay what they are."""
+    ops = [node(f"a{at}", "aten::mul", module_path="net.0") for at in range(3)]
+    free = [node("b", "aten::exp"), node("c", "aten::log")]
+    last = node("last", "aten::sum", "failed")
+    ids = [item.id for item in (*ops, *free, last)]
+    graph = AutogradNeighbourhood(nodes=(*ops, *free, last), edges=chain(*ids), focus="last")
+    drawn = texts(graph_svg(graph, types={"net.0": "Conv1d"}))
+    assert drawn.count("Conv1d net.0") == 1
+    assert {"3 ops", "exp", "log"} <= set(drawn)
+    assert "Conv1d net.0" not in texts(graph_svg(graph))
+    opened = Folding(opened=frozenset({"a1"}))
+    assert len(fold(graph, opened)[0]) > len(fold(graph)[0])
+    assert len(fold(graph, Folding(near=9))[0]) == len(graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "folds"),
+    [
+        ("aten::t", "TBackward0", True),
+        ("aten::expand", "ExpandBackward0", True),
+        ("aten::view", "ViewBackward0", True),
+        ("", "UnsafeViewBackward0", True),
+        ("aten::tanh", "TanhBackward0", False),
+        ("aten::sum.dim_IntList", "SumBackward1", False),
+    ],
+)
+def test_views_fold_into_their_neighbour(op: str, name: str, folds: bool) -> None:
+    """Item 27: a view has no box of its own, and lends its neighbour no name."""
+    nodes = (
+        node("a", "aten::mm"),
+        node("v", op, name=name),
+        node("b", "aten::relu"),
+        node("last", "aten::nll_loss", "failed"),
+    )
+    graph = AutogradNeighbourhood(nodes=nodes, edges=chain("a", "v", "b", "last"), focus="last")
+    drawn = texts(graph_svg(graph))
+    assert len(fold(graph)[0]) == (3 if folds else 4)
+    assert {"mm", "relu", "nll_loss"} <= set(drawn)
+    assert sorted(nodes_drawn(graph_svg(graph))) == ["a", "b", "last", "v"]
+
+
+def test_a_shape_mismatch_shows_the_calls_before_it() -> None:
+    """Item 27: modules in the order they ran, each with the shape of its result."""
+    report = with_calls(REPRESENTATIVE["mismatch"]())
+    drawn = texts(graph_svg(report.graph, types=module_types(report)))
+    for text in ("Conv1d 0", "ReLU 1", "Flatten 2", "addmm", "weight", "[32, 1568]", "[10, 784]"):
+        assert text in drawn, text
+    assert "Linear 3" not in drawn
+    assert drawn.count("[32, 16, 98]") == 2
+    for name in ("labels", "host_error", "lost_context"):
+        other = REPRESENTATIVE[name]()
+        assert with_calls(other) is other
+
+
+def test_a_path_of_two_classes_has_none() -> None:
+    """Two nets have a module 0 each: neither class is certain."""
+    entries = [HistoryEntry(seq=at, op="aten::mm", module_path="0") for at in range(2)]
+    both = [replace(entries[0], module_type="Linear"), replace(entries[1], module_type="Conv1d")]
+    assert module_types(make_report(history=tuple(both))) == {}
+    assert module_types(make_report(history=tuple(both[:1]))) == {"0": "Linear"}

@@ -387,7 +387,7 @@ def test_one_tab_is_open_and_each_report_has_its_own_group() -> None:
     assert groups[0] != groups[1]
 
 
-@pytest.mark.parametrize("width", [88, 46])
+@pytest.mark.parametrize("width", [70, 46])
 def test_a_long_failing_line_is_folded(width: int) -> None:
     """Item 20: column 0 and the expression at fault are in view; other lines stay whole."""
     report = REPRESENTATIVE["long_line"]()

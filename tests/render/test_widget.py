@@ -256,6 +256,25 @@ def test_the_slider_shows_one_row() -> None:
     assert "mask[1]: no bad value" in Page(html_of(view)).text()
 
 
+def test_a_choice_by_name_stands_by_a_graph_only() -> None:
+    """Item 27: without a picture nothing says "Look at"; its details still have their place."""
+    with_graph, without = make_report(), replace(make_report(), graph=AutogradNeighbourhood())
+    assert len(of_kind(lens.build(with_graph), ipywidgets.Dropdown)) == 1
+    reader = Reader(without)
+    assert of_kind(reader.view, ipywidgets.Dropdown) == []
+    reader.tell("select", "t1")
+    assert "i64[32]" in reader.details
+
+
+def test_a_tiny_graph_makes_room() -> None:
+    """Item 27: three boxes say little more than the code, which gets the width."""
+    graph = make_report().graph
+    few = replace(graph, nodes=graph.nodes[2:5], edges=graph.edges[2:4])
+    for shown, is_slim in ((few, True), (graph, False)):
+        panes = with_class(lens.build(replace(make_report(), graph=shown)), "cl-panes")
+        assert ("cl-slim" in panes.children[1]._dom_classes) == is_slim
+
+
 def test_two_dimensions_need_no_slider() -> None:
     """The map shows them whole."""
     report = REPRESENTATIVE["segmentation"]()

@@ -10,6 +10,7 @@ import ipywidgets
 from markupsafe import Markup
 
 from cudalens.core.report import GraphNode, Report
+from cudalens.render.calls import module_types
 from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, is_within
 from cudalens.render.graph import graph_svg
 from cudalens.render.html import draw_part
@@ -33,6 +34,7 @@ class Picture:
             prevented=self._report.prevented,
             folding=self._folding,
             attributes=self._keys.box,
+            types=module_types(self._report),
         )
 
     @property
@@ -181,9 +183,10 @@ class GraphPane:
         if len(self._chooser.options) == 1:
             return None
         if not has_graph:
-            return stack(tools, self._details, name="cl-pane cl-bare")
+            return stack(self._details, name="cl-pane cl-bare")
         twin = markup(draw("graph_table", self._facts))
-        return stack(heading, tools, self._shown, self._details, twin, name="cl-pane")
+        name = "cl-pane cl-slim" if self._facts["is_slim"] else "cl-pane"
+        return stack(heading, tools, self._shown, self._details, twin, name=name)
 
     def _draw(self) -> str:
         graph = self._picture.svg()

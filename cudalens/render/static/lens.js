@@ -52,13 +52,13 @@
     }
 
     // Scrolls the pane only: the page stays where the reader has it.
-    function centre(box, item) {
+    function centre(box, item, now = false) {
       const a = box.getBoundingClientRect(), b = item.getBoundingClientRect();
       if (b.top >= a.top && b.bottom <= a.bottom && b.left >= a.left && b.right <= a.right) return;
       box.scrollBy({
         left: (b.left + b.right - a.left - a.right) / 2,
         top: (b.top + b.bottom - a.top - a.bottom) / 2,
-        behavior: calm.matches ? 'auto' : 'smooth',
+        behavior: now || calm.matches ? 'instant' : 'smooth',
       });
     }
 
@@ -98,8 +98,11 @@
         if (failed) peers(failed).forEach(item => item.setAttribute('tabindex', item === failed ? 0 : -1));
         const again = focused && all('g[data-id]', svg).find(
           item => item.dataset.id.split(' ').includes(focused.split(' ')[0]));
+        const list = selectors(chosen());
+        const kept = again || (list && svg.querySelector(list));
         if (again) focus(again);
-        else if (failed) centre(box, failed);
+        // What was chosen stays in view when its box is drawn anew, larger or elsewhere.
+        if (kept || failed) centre(box, kept || failed, true);
       }
       for (const item of all('.cl-fix,[data-copy]')) {
         if (item.dataset.ready) continue;
