@@ -71,7 +71,7 @@ def shot(reader: Reader) -> Image.Image:
 
 
 def steps(reader: Reader) -> list[Image.Image]:
-    """Look around: a node, its rows, the accused tensor, the causes."""
+    """Look around: a node, its rows, the accused tensor, the call stack."""
     frames = [shot(reader)]
     reader.node("addmm").click()
     frames.append(shot(reader))
@@ -79,7 +79,7 @@ def steps(reader: Reader) -> list[Image.Image]:
         reader.tab(name)
         frames.append(shot(reader))
     reader.lens.locator("strong.cl-bad[data-id]").click()
-    reader.tab("Why")
+    reader.tab("Call stack")
     frames.append(shot(reader))
     reader.tab("Replay on CPU")
     frames.append(shot(reader))
