@@ -450,8 +450,8 @@ def test_what_matters_is_in_view(width: int, reader: Reader, pictures: Path) -> 
     assert right > 0
     assert left > 0
     words = """root => [...root.querySelectorAll('svg text')]
-        .filter(at => at.getClientRects().length).map(at => parseFloat(at.getAttribute('font-size')) * at.ownerSVGElement
-            .getBoundingClientRect().width / at.ownerSVGElement.viewBox.baseVal.width)"""
+        .filter(at => at.getClientRects().length)
+        .map(at => at.getAttribute('font-size') * at.getScreenCTM().a)"""
     assert min(reader.lens.evaluate(words)) >= 8.99
     reader.node("addmm").click()
     reader.settle()
