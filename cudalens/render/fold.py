@@ -179,7 +179,7 @@ def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box], folding: Folding) -> 
     groups: dict[tuple[str, str], list[str]] = {}
     for key in list(net.nodes):
         role = boxes[key].role
-        if _is_opened(boxes[key], folding):
+        if is_unfolded(boxes[key], folding):
             continue
         if net.in_degree(key) == 0 and net.out_degree(key) == 1 and role in ("parameter", "leaf"):
             groups.setdefault((role, next(iter(net.successors(key)))), []).append(key)
@@ -188,7 +188,8 @@ def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box], folding: Folding) -> 
             _absorb(net, boxes, keys[0], keys[1:])
 
 
-def _is_opened(box: Box, folding: Folding) -> bool:
+def is_unfolded(box: Box, folding: Folding) -> bool:
+    """Return whether the reader asked to see nodes of this box one by one."""
     return any(node.id in folding.opened for node in box.members)
 
 
@@ -220,7 +221,7 @@ def _contract(
         candidates = (
             pair
             for pair in _far_first(net, focus, folding.near)
-            if not any(_is_opened(boxes[key], folding) for key in pair)
+            if not any(is_unfolded(boxes[key], folding) for key in pair)
         )
         pair = next((pair for pair in candidates if _may_join(net, boxes, pair, same)), None)
         if pair is None:

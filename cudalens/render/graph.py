@@ -11,7 +11,16 @@ from markupsafe import Markup
 
 from cudalens.core.report import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
-from cudalens.render.fold import CALLS, DEFAULT_FOLDING, Box, Folding, Types, fold, node_name
+from cudalens.render.fold import (
+    CALLS,
+    DEFAULT_FOLDING,
+    Box,
+    Folding,
+    Types,
+    fold,
+    is_unfolded,
+    node_name,
+)
 from cudalens.render.layout import ARROW, LABEL_SIZE, Labels, Layout, Line, place
 from cudalens.render.svg import element, paint, picture, text_width, words_at
 from cudalens.render.words import clip_left, one_line
@@ -79,8 +88,11 @@ def graph_svg(
     if not graph.nodes:
         return Markup("")
     boxes, edges = fold(graph, folding)
+    # The ops of a module that was unfolded are drawn by their own names.
+    parted = {box.module for box in boxes.values() if is_unfolded(box, folding)}
+    known = {path: kind for path, kind in types.items() if path not in parted}
     texts = {
-        key: (box.title(types), box.detail(types, prevented=prevented))
+        key: (box.title(known), box.detail(known, prevented=prevented))
         for key, box in boxes.items()
     }
     sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}

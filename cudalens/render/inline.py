@@ -31,7 +31,7 @@ def _themed(name: str, before: str, role: str) -> str:
 
 
 _BOX = "padding:10px 18px"
-_LEFT = "text-align:left"
+_CELL = "text-align:left;padding:3px 14px 3px 0"
 _LOOKS = {
     "cudalens": "font-size:14px;line-height:1.5;max-width:1400px",
     "cl-card": _themed("border", "1px solid ", "line") + ";border-radius:8px;overflow:hidden",
@@ -54,9 +54,10 @@ _LOOKS = {
     "cl-body": _BOX,
     "cl-table": "border-collapse:collapse;font-size:13px;margin:0 0 10px",
     "cl-hidden": "position:absolute;width:1px;height:1px;overflow:hidden",
+    "code": "background:none;padding:0",
     "summary": "cursor:pointer;padding:7px 18px",
-    "td": _LEFT,
-    "th": _LEFT,
+    "td": _CELL,
+    "th": _CELL,
 }
 """The look of each class, and of elements that carry none."""
 

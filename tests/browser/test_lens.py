@@ -271,6 +271,13 @@ def _reopened(lab: Lab, browser: Browser, opened: Reader, theme: str) -> Reader:
     return reader
 
 
+def _hide_files(page: Page) -> None:
+    """Close the list of files, which takes half of a narrow page."""
+    if page.locator("#filebrowser").is_visible():
+        page.locator(".jp-Notebook").press("Control+b")
+        expect(page.locator("#filebrowser")).to_be_hidden()
+
+
 def _save(reader: Reader, path: Path, *, without: str = "\0") -> None:
     """Save the notebook and wait until the report lies in the file, and what is gone does not."""
     for _ in range(100):
@@ -408,6 +415,7 @@ def test_a_foreign_notebook_shows_the_static_twin(
     drawn = twin.locator("img").evaluate_all("all => all.map(img => img.naturalWidth)")
     assert len(drawn) == 3
     assert min(drawn) > 100
+    _hide_files(page)
     assert [item for item in twin.evaluate(CONTRAST) if item["ratio"] < 3.0] == []
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 1600})
@@ -436,6 +444,7 @@ def test_nothing_outside_changes_its_look(reader: Reader) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_matters_is_in_view(width: int, reader: Reader, pictures: Path) -> None:
     """Items 20, 21, 26, 27: column 0, the bad expression, Export, words of 9 pixels, the choice."""
+    _hide_files(reader.page)
     reader.page.set_viewport_size({"width": width, "height": 1000})
     expect(reader.lens.get_by_role("button", name="Export")).to_be_visible()
     expect(reader.lens.locator(".cl-page")).to_be_visible()

@@ -519,6 +519,7 @@ def test_a_module_call_is_one_box_with_its_class_and_path() -> None:
     assert "Conv1d net.0" not in texts(graph_svg(graph))
     opened = Folding(opened=frozenset({"a1"}))
     assert len(fold(graph, opened)[0]) > len(fold(graph)[0])
+    assert "mul" in texts(graph_svg(graph, folding=opened, types={"net.0": "Conv1d"}))
     assert len(fold(graph, Folding(near=9))[0]) == len(graph.nodes)
 
 
