@@ -21,7 +21,7 @@ MAX_LINES = 24
 MAX_BEFORE = 8
 MAX_LABELS = 10
 MAX_LINE_LENGTH = 240
-_LABEL_ROOM = 12
+_LABEL_ROOM = 22
 _RANK = {"plain": 0, "call": 1, "tensor": 2, "bad": 3}
 
 

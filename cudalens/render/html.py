@@ -28,7 +28,7 @@ from cudalens.render.words import clip, visible
 
 MAX_BYTES = 200_000
 _SLIM = 3  # boxes of a graph that says little and makes room
-WIDE, NARROW = 70, 46
+WIDE, NARROW = 70, 37
 """Columns after which the failing line is folded, in a wide pane and in a narrow one."""
 _STATIC = Path(__file__).with_name("static")
 

@@ -30,7 +30,7 @@ def _themed(name: str, before: str, role: str) -> str:
     return f"{name}:{before}{plain};{name}:{before}var(--cl-{role},{plain})"
 
 
-_BOX = "padding:10px 18px"
+_BOX = "padding:10px 12px"
 _CELL = "text-align:left;padding:3px 14px 3px 0"
 _LOOKS = {
     "cudalens": "font-size:14px;line-height:1.5;max-width:1400px",
@@ -43,7 +43,7 @@ _LOOKS = {
     "cl-try": _themed("background-color", "", "linksoft") + f";{_BOX}",
     "cl-pane": _BOX,
     "cl-heading": "margin:0 0 6px",
-    "cl-code": "font-family:monospace;font-size:13px;line-height:1.65;overflow-x:auto;"
+    "cl-code": "font-family:monospace;font-size:12px;line-height:1.65;overflow-x:auto;"
     "white-space:pre;margin:0 0 12px",
     "cl-row": "display:block",
     "cl-hot": _themed("background-color", "", "badsoft"),
@@ -55,7 +55,7 @@ _LOOKS = {
     "cl-table": "border-collapse:collapse;font-size:13px;margin:0 0 10px",
     "cl-hidden": "position:absolute;width:1px;height:1px;overflow:hidden",
     "code": "background:none;padding:0",
-    "summary": "cursor:pointer;padding:7px 18px",
+    "summary": "cursor:pointer;padding:7px 12px",
     "td": _CELL,
     "th": _CELL,
 }

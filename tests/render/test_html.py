@@ -387,13 +387,13 @@ def test_one_tab_is_open_and_each_report_has_its_own_group() -> None:
     assert groups[0] != groups[1]
 
 
-@pytest.mark.parametrize("width", [70, 46])
+@pytest.mark.parametrize("width", [70, 37])
 def test_a_long_failing_line_is_folded(width: int) -> None:
     """Item 20: column 0 and the expression at fault are in view; other lines stay whole."""
     report = REPRESENTATIVE["long_line"]()
     rows = code_rows(report, device=True, fold=width)
     hot = [row for row in rows if row.is_hot]
-    assert max(len(row.text) for row in hot) <= width + 12
+    assert max(len(row.text) for row in hot) <= width + 22
     assert [row.number for row in hot if row.number] == [10]
     bad = next(row for row in hot if any(piece.tone == "bad" for piece in row.pieces))
     label = rows[rows.index(bad) + 1].text
@@ -406,7 +406,7 @@ def test_a_long_failing_line_is_folded(width: int) -> None:
 def test_a_short_failing_line_is_not_folded() -> None:
     """Item 20: what fits a narrow pane is drawn as it was written."""
     for report in (make_report(), REPRESENTATIVE["nonfinite"]()):
-        assert code_rows(report, device=True, fold=46) == code_rows(report, device=True)
+        assert code_rows(report, device=True, fold=37) == code_rows(report, device=True)
 
 
 def test_the_width_of_the_pane_chooses_the_folding() -> None:
