@@ -20,7 +20,7 @@ from cudalens.core.report_types import LineRef, Phase
 from cudalens.recorder import _seam
 from cudalens.source.files import is_shared, is_user_file, torch_path
 from cudalens.source.locate import locate_entries
-from cudalens.source.stack import StackEntry
+from cudalens.source.stack import StackEntry, place_of
 from cudalens.source.timed_cells import home_of
 
 _OTHER, _USER, _SHARED, _MODULE, _ENGINE, _OPTIMIZER = range(6)
@@ -59,7 +59,7 @@ class SiteTracker:
     """Keeps the places that calls can be in at the moment."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, int] = {}
+        self._kinds = _Kinds()
         self._modules: dict[int, Site] = {}
         self._module_code: CodeType | None = None
         self._engine_code: CodeType | None = None
@@ -67,7 +67,7 @@ class SiteTracker:
         self._ranges: dict[int, list[tuple[str, Site | None]]] = {}
         self._tasks: dict[int, Site] = {}
 
-    def of(self, frame: FrameType | None) -> RawSite:  # noqa: PLR0912  once per op: no calls
+    def of(self, frame: FrameType | None) -> RawSite:  # once per op: no calls
         """Find the place of the call that ``frame`` is making."""
         if frame is None:
             return self._in_worker()
@@ -80,10 +80,7 @@ class SiteTracker:
         kinds = self._kinds
         while frame is not None:
             code = frame.f_code
-            try:
-                kind = kinds[code.co_filename]
-            except KeyError:
-                kind = kinds[code.co_filename] = _kind_of(code.co_filename)
+            kind = kinds[code.co_filename]
             if kind:
                 if kind == _USER or (kind == _SHARED and home_of(code) is not None):
                     if user is None:
@@ -175,6 +172,14 @@ def _engine_frame() -> FrameType | None:
     return frames[0] if len(frames) == 1 else None
 
 
+class _Kinds(dict[str, int]):
+    """Whose each file is, found out once."""
+
+    def __missing__(self, filename: str) -> int:
+        kind = self[filename] = _kind_of(filename)
+        return kind
+
+
 def _kind_of(filename: str) -> int:
     path = torch_path(filename)
     if path == "nn/modules/module.py":
@@ -228,7 +233,7 @@ class SiteReader:
 
     def line(self, site: RawSite) -> LineRef | None:
         """Return the user's deepest line."""
-        entries = entries_of(site)
+        entries = [item for item in entries_of(site) if not place_of(item).is_generated]
         if not entries:
             return None
         key = (id(entries[-1].code), entries[-1].lasti)

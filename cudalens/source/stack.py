@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dis
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cudalens.core.report_types import Frame
 from cudalens.source.files import (
@@ -23,6 +24,7 @@ from cudalens.source.files import (
     torch_path,
     typed_line,
 )
+from cudalens.source.safe_eval import instance_dict
 from cudalens.source.timed_cells import Home, home_of
 
 MAX_FRAMES = 60
@@ -85,13 +87,20 @@ class Place(NamedTuple):
         return is_user_source(self.filename)
 
     @property
+    def is_generated(self) -> bool:
+        """Whether torch's compiler wrote the running instruction: its line is only the function's.
+
+        Such code has the file and the name of the user's function, and no columns.
+        """
+        line, _, column, _ = _origin(self.code, self.lasti)
+        is_function = not is_top(self.code.co_name)
+        is_first = is_function and line == self.code.co_firstlineno
+        return is_first and column is None and _HAS_COLUMNS
+
+    @property
     def position(self) -> Position | None:
         """Where the running instruction comes from, ``None`` when the code does not say."""
-        index = self.lasti // 2
-        found = next(itertools.islice(self.code.co_positions(), index, None), None)
-        if self.lasti < 0 or found is None:
-            return None
-        line, end_line, column, end_column = found
+        line, end_line, column, end_column = _origin(self.code, self.lasti)
         if line is None or end_line is None or column is None or end_column is None:
             return None
         _, lines, columns = self.home or Home("")
@@ -112,6 +121,18 @@ class Place(NamedTuple):
     def variables(self) -> Mapping[str, object]:
         """The frame's local variables, empty when the frame is gone."""
         return {} if self.frame is None else self.frame.f_locals
+
+
+def _origin(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return lines and columns of an instruction, ``None`` where the code does not say."""
+    if lasti < 0:
+        return (None, None, None, None)
+    found = next(itertools.islice(code.co_positions(), lasti // 2, None), None)
+    return found or (None, None, None, None)
+
+
+# Python can be told to keep no columns; then nobody can tell.
+_HAS_COLUMNS = any(item[2] is not None for item in _origin.__code__.co_positions())
 
 
 def place_of(entry: Entry) -> Place:
@@ -167,7 +188,37 @@ def places_of(entries: Sequence[Entry] | TracebackType | None) -> list[Place]:
     is_live = bool(entries) and not isinstance(entries[-1], TracebackType)
     while is_live and places and torch_path(places[-1].filename).startswith(_DISPATCH):
         places.pop()
-    return places
+    return list(_as_written(places))
+
+
+_TRACED = re.compile(r'^\s*File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
+
+
+def _as_written(places: Sequence[Place]) -> Iterator[Place]:
+    """Give compiled code the line that the compiler read; without it, leave that code out."""
+    for at, place in enumerate(places):
+        if not place.is_generated:
+            yield place
+        elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
+            yield place._replace(lineno=line + (0 if place.home is None else place.home.lines))
+
+
+def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
+    """Return the user's line behind the running line of a compiler's graph, by the graph itself."""
+    for place in below:
+        graph_module: dict[str, Any] = instance_dict(place.variables.get("self"))
+        lines, graph = graph_module.get("_lineno_map"), graph_module.get("_graph")
+        if place.filename[:1] == "<" and isinstance(lines, dict) and graph is not None:
+            number = lines.get(place.lineno - graph_module.get("_prologue_start", 0))
+            trace = None if number is None else list(graph.nodes)[number].stack_trace
+            found = _TRACED.findall(trace or "")
+            here = [int(n) for file, n, name in found if (file, name) == _named(code)]
+            return here[-1] if here else None
+    return None
+
+
+def _named(code: CodeType) -> tuple[str, str]:
+    return code.co_filename, code.co_name
 
 
 def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, ...]:

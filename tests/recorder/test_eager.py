@@ -138,6 +138,52 @@ def test_a_report_says_that_a_compiled_function_ran_eagerly(compiled: list[objec
     assert RAN_EAGERLY not in plain.limits
 
 
+LOOK_UP = """
+import torch
+
+def backend(graph, inputs):
+    {runs}
+
+@torch.compile(backend=backend)
+def look_up(table, at):
+    doubled = table * 2
+    return doubled[at]
+
+look_up(torch.ones(5, 2), torch.tensor([0, 9]))
+"""
+CALLED = "look_up(torch.ones(5, 2), torch.tensor([0, 9]))"
+WITHIN = "return doubled[at]"
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "text"),
+    [
+        ("return graph", {"force_eager": False}, WITHIN),
+        ("return graph.forward", {"force_eager": False}, WITHIN),
+        # Nobody knows what the running line was made of: the line that called it is certain.
+        (
+            "[node.meta.clear() for node in graph.graph.nodes]; return graph",
+            {"force_eager": False},
+            CALLED,
+        ),
+        ("return graph", {}, WITHIN),  # the neighbour: it runs as it was written
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_is_not_at_its_decorator(
+    on_cpu: None, runs: str, options: dict[str, bool], text: str
+) -> None:
+    """Issue 17, item 11: the line that the compiler read, or the line of the call."""
+    torch.compiler.reset()
+    report = run_cell(LOOK_UP.format(runs=runs), fast=False, **options).shown
+    torch.compiler.reset()
+    assert report.source is not None and report.source.text == text
+    lines = [entry.source.text for entry in report.history if entry.source]
+    assert lines
+    assert not any("@torch.compile" in str(line) for line in lines)
+    assert not any("@torch.compile" in frame.text for frame in report.frames)
+
+
 def test_a_guard_s_finding_says_it_too(compiled: list[object], on_cpu: None) -> None:
     """Found before the launch, in a function that would have been compiled."""
     code = """
