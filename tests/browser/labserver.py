@@ -56,13 +56,10 @@ class Lab:
         wish = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
         session = json.loads(self._call("POST", "/api/sessions", json.dumps(wish).encode()))
         file = self.directory / HOME / "runtime" / f"kernel-{session['kernel']['id']}.json"
-        client = BlockingKernelClient(connection_file=str(file))
-        client.load_connection_file()
-        client.start_channels()
-        try:
-            client.wait_for_ready(timeout=START_S)
-        finally:
-            client.stop_channels()
+        deadline = time.monotonic() + START_S
+        # The client takes a kernel that does not beat yet for a dead one: it is asked again.
+        while not _answers(file) and time.monotonic() < deadline:
+            time.sleep(0.2)
 
     def use_theme(self, name: str) -> None:
         """Choose the theme of every page that is opened from now on."""
@@ -155,3 +152,17 @@ def _wait_until_it_answers(lab: Lab, server: subprocess.Popen[bytes]) -> None:
             return
     log = (lab.directory / "server.log").read_text(errors="replace")
     raise RuntimeError(f"JupyterLab did not start:\n{log[-3000:]}")
+
+
+def _answers(connection_file: Path) -> bool:
+    """Whether the kernel of a connection file answers what it is."""
+    client = BlockingKernelClient(connection_file=str(connection_file))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=START_S)
+    except RuntimeError:
+        return False
+    finally:
+        client.stop_channels()
+    return True
