@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import random
 import signal
@@ -10,10 +11,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
-__all__ = ["Uninterrupted", "forget", "parse", "parse_expression", "same_random_state"]
+__all__ = [
+    "Uninterrupted",
+    "forget",
+    "parse",
+    "parse_expression",
+    "raise_if_outside",
+    "same_random_state",
+]
 
 _MAIN = threading.main_thread()
 
@@ -61,6 +69,57 @@ def same_random_state() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+# --- exceptions that only came out of our code, and are not our code's own ------------------------
+
+
+# What Python itself, or a statement such as assert, raises without a text.
+_WITHOUT_TEXT = (AssertionError, MemoryError, StopIteration, StopAsyncIteration)
+
+
+def came_from_outside(error: BaseException) -> bool:
+    """Return whether a signal handler, or another thread, raised a caught exception.
+
+    Python runs handlers between any two steps of the main thread, so a time-out may come out of
+    whatever is running.  A handler is given the frame that it interrupted, or is installed still;
+    what another thread sets has no text, and no ``raise`` stands where it came.
+    """
+    frames: list[FrameType] = []
+    entry, last = error.__traceback__, -1
+    while entry is not None:
+        frame, last = entry.tb_frame, entry.tb_lasti
+        if frames and (_is_given(frame, frames) or frame.f_code in _handler_codes()):
+            return True
+        frames.append(frame)
+        entry = entry.tb_next
+    if not frames or error.args or isinstance(error, _WITHOUT_TEXT):
+        return False
+    return not dis.opname[frames[-1].f_code.co_code[last]].startswith(("RAISE", "RERAISE"))
+
+
+def raise_if_outside(error: BaseException) -> None:
+    """Raise a caught exception on if it only came out of our code: it is the user's."""
+    if came_from_outside(error):
+        raise error
+
+
+def _is_given(frame: FrameType, interrupted: list[FrameType]) -> bool:
+    """Return whether one of the arguments of a function is a frame that led to it."""
+    code = frame.f_code
+    has_rest = bool(code.co_flags & inspect.CO_VARARGS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_rest]
+    variables = frame.f_locals
+    values = [variables.get(name) for name in names]
+    values += [item for value in values if type(value) is tuple for item in value]
+    return any(value is item for value in values for item in interrupted)
+
+
+def _handler_codes() -> set[CodeType]:
+    """Return the code of the functions and methods that handle signals now."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    functions = [item.__func__ if isinstance(item, MethodType) else item for item in handlers]
+    return {item.__code__ for item in functions if isinstance(item, FunctionType)}
 
 
 # --- parsing, also while other threads parse ------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from cudalens.core._python import raise_if_outside
+
 __all__ = ["MAX_LINES", "Limits", "failure_line"]
 
 MAX_LINES = 20
@@ -61,6 +63,7 @@ class Limits:
                 msg = f"it gave {type(result).__name__}"
                 raise TypeError(msg)
         except Exception as error:
+            raise_if_outside(error)
             self.add(failure_line(what, error))
             return otherwise()
         return result

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core._python import raise_if_outside
 from cudalens.core.report_types import Replay
 
 MAX_BYTES = 1 << 28
@@ -42,12 +43,14 @@ def replay(
             try:
                 op(*host_args, **host_kwargs)
             except Exception as error:
+                raise_if_outside(error)
                 if isinstance(error, NotImplementedError) and "Could not run" in str(error):
                     return Replay(reason=_NO_KERNEL)
                 return Replay(
                     outcome="raised", exception=type(error).__name__, message=_first_line(error)
                 )
     except Exception as failure:  # the copy failed, not the op
+        raise_if_outside(failure)
         return Replay(reason=f"{type(failure).__name__}: {_first_line(failure)}")
     return Replay(outcome="returned", reason="the CPU kernel accepts these arguments")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core import _torch
-from cudalens.core._python import Uninterrupted
+from cudalens.core._python import Uninterrupted, raise_if_outside
 from cudalens.core.deterministic_ops import kernel_without_determinism
 from cudalens.core.device_asserts import as_printed_by
 from cudalens.core.errors import DeviceIndexError, DeviceValueError
@@ -192,6 +192,7 @@ class Interceptor:
                     msg = f"it gave {type(found).__name__}"
                     raise TypeError(msg)
             except Exception as failure:  # a guard that fails must never stop a good call
+                raise_if_outside(failure)
                 kind = type(failure).__name__
                 self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
                 continue

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, ref
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from cudalens.core._python import raise_if_outside
 from cudalens.source.files import is_user_file, torch_path
 
 LOADER_RANGE = "enumerate(DataLoader)#"
@@ -124,7 +125,8 @@ def _order_of(sampler: Any) -> Sequence[int] | None:
 def _reference(value: Any) -> ref[Any] | None:
     try:
         return ref(value)
-    except TypeError:  # a list may be a dataset
+    except TypeError as trouble:  # a list may be a dataset
+        raise_if_outside(trouble)
         return None
 
 

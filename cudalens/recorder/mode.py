@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import is_accelerator, is_plain
 from cudalens.recorder import _seam, failure
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
@@ -151,7 +152,9 @@ class RecordingMode(_seam.RecorderMode):
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
             self._foreign = None
-        except Exception:  # no Python frame in a thread of autograd's; nested tensors: no shape
+        except Exception as trouble:
+            raise_if_outside(trouble)
+            # No Python frame in a thread of autograd's; nested tensors have no shape.
             self._note_several(facts, args, kwargs, result)
         return result
 
@@ -292,6 +295,8 @@ class RecordingMode(_seam.RecorderMode):
             self._foreign = None
 
     def _trouble(self, what: str, error: Exception) -> None:
+        """Note what the recorder failed to do; what only came out of it is raised on."""
+        raise_if_outside(error)
         line = f"{what}: {type(error).__name__}: {error}"
         if line not in self.limits and len(self.limits) < _MAX_LIMITS:
             self.limits.append(line)

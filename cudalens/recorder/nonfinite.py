@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cudalens.core import _torch
-from cudalens.core._python import Uninterrupted
+from cudalens.core._python import Uninterrupted, raise_if_outside
 from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
@@ -114,8 +113,10 @@ class NonFiniteWatch:
         bringing = [item for item in inputs if bool(item.isnan().any())]
         is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
         if bringing or is_typed or is_from_python(op):
-            with suppress(Exception):  # a user's module may refuse to name its parameters
+            try:
                 self.facts = NanWatch(arrival=arrival(op, bringing))
+            except Exception as failure:  # a user's module may refuse to name its parameters
+                raise_if_outside(failure)
 
     def _remember(self, tensor: Tensor) -> None:
         if len(self._finite) >= MAX_KNOWN:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 
+from cudalens.core._python import raise_if_outside
 from cudalens.recorder._seam import OpOverload
 from cudalens.recorder.reads import NUMBERS, SHIFTS, Ref, Version, Wrote, tensors_in
 from cudalens.recorder.sites import RawSite
@@ -224,7 +225,8 @@ def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tup
         try:
             is_plain = kind is Tensor or kind is Parameter
             shape, dtype = (tensor.shape, tensor.dtype) if is_plain else (None, None)
-        except RuntimeError:  # nested tensors have no shape
+        except RuntimeError as trouble:  # nested tensors have no shape
+            raise_if_outside(trouble)
             shape, dtype = None, None
         shapes.append(shape)
         dtypes.append(dtype)

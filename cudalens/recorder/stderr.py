@@ -17,6 +17,7 @@ import time
 from types import TracebackType
 from typing import IO
 
+from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import AssertLine, fold
 
 STDERR = 2
@@ -187,6 +188,8 @@ def _channel(original: int) -> tuple[int, int]:
 
 def _flush() -> None:
     for stream in (sys.stderr, sys.__stderr__):
-        with contextlib.suppress(Exception):  # a closed or replaced stream has nothing to flush
+        try:
             if stream is not None:
                 stream.flush()
+        except Exception as trouble:  # a closed or replaced stream has nothing to flush
+            raise_if_outside(trouble)

@@ -289,6 +289,7 @@ class CheckSession:
         try:
             self.recorder.synchronize()
         except Exception as error:
+            _python.raise_if_outside(error)
             return error
         return None
 

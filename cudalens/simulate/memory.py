@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
+from collections import deque
 from typing import Any, Final
 
 import torch
@@ -19,11 +20,25 @@ class MemoryMeter:
     """Count device storages from their labelling until they are freed."""
 
     def __init__(self) -> None:
-        # A weakref callback can run inside `track` of the same thread.
         self._lock = threading.RLock()
         self._sizes: dict[weakref.ref[Any], int] = {}
-        self.allocated_bytes = 0
+        # Filled by C alone: what a signal handler raises in a weakref callback is lost.
+        self._freed: deque[weakref.ref[Any]] = deque()
+        self._allocated = 0
         self.peak_bytes = 0
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The bytes of the device storages that live now."""
+        with self._lock:
+            while self._freed:
+                size = self._sizes.get(self._freed[0], 0)
+                # No call in between, so no interrupt: the size is counted once.
+                self._allocated -= size
+                if size:
+                    del self._sizes[self._freed[0]]
+                self._freed.popleft()
+            return self._allocated
 
     def track(self, tensor: Tensor) -> None:
         """Count the storage of this newly labelled tensor until it is freed."""
@@ -31,20 +46,16 @@ class MemoryMeter:
         size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
         if not size:
             return
-        reference = weakref.ref(storage, self._forget)
+        reference = weakref.ref(storage, self._freed.append)
         with self._lock:
             self._sizes[reference] = size
-            self.allocated_bytes += size
+            self._allocated += size
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
     def reset_peak(self) -> None:
         """Start `peak_bytes` again from what is allocated now."""
         with self._lock:
             self.peak_bytes = self.allocated_bytes
-
-    def _forget(self, reference: weakref.ref[Any]) -> None:
-        with self._lock:
-            self.allocated_bytes -= self._sizes.pop(reference, 0)
 
 
 METER: Final = MemoryMeter()

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from cudalens.core._python import raise_if_outside
 from cudalens.simulate.memory import METER
 from cudalens.simulate.state import not_rehearsed
 
@@ -30,6 +31,7 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
     try:
         capsule = _to_capsule(tensor)
     except (BufferError, RuntimeError, NotImplementedError) as error:
+        raise_if_outside(error)
         raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}") from error
     ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + _DEVICE_FIELD).value = label
     result: Tensor = _from_capsule(capsule)
@@ -63,7 +65,8 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 # The dispatcher hands a generator over as its C++ object; this address tells whose it is.
-_device_generators: set[int] = set()
+# No callback: what a signal handler raises in one is lost.
+_device_generators: dict[int, weakref.ref[Any]] = {}
 
 
 class DeviceGenerator(torch._C.Generator):
@@ -93,12 +96,14 @@ def _restore_generator(state: torch.Tensor) -> Any:
 def new_device_generator() -> Any:
     """Return a new generator of the simulated device with the default seed."""
     generator: Any = DeviceGenerator("cpu")
-    address = generator._cdata
-    _device_generators.add(address)
-    weakref.finalize(generator, _device_generators.discard, address).atexit = False
+    for address, reference in list(_device_generators.items()):
+        if reference() is None:
+            _device_generators.pop(address, None)
+    _device_generators[generator._cdata] = weakref.ref(generator)
     return generator
 
 
 def is_device_generator(generator: Any) -> bool:
     """Return whether this generator belongs to the simulated device."""
-    return generator._cdata in _device_generators
+    reference = _device_generators.get(generator._cdata)
+    return reference is not None and reference() is not None

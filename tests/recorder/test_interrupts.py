@@ -1,0 +1,262 @@
+"""What a signal handler raises leaves the block, at whatever instant it comes (issue 17, 1).
+
+The recorder, the guards and the rehearsal device run between any two steps of the user's, and
+swallow the failures of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import cudalens
+from cudalens import simulate
+from cudalens.core._python import came_from_outside
+
+ROOT = Path(cudalens.__file__).parent
+
+
+class TimeOutError(Exception):
+    """What most handlers raise."""
+
+
+class Stop(BaseException):
+    """What handlers raise that know their Python."""
+
+
+class FitsAllError(RuntimeError, TypeError, OSError, KeyError):
+    """What any except clause for a failure of torch's or Python's would take."""
+
+
+RAISED = [TimeOutError, Stop, FitsAllError]
+
+
+@contextlib.contextmanager
+def failing() -> Iterator[None]:
+    """Handle an error of torch's, and no other."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, FitsAllError):
+            raise
+
+
+def work(*, is_guarded: bool) -> None:
+    """Call what is noted in different ways: plain, in place, several results, views, failures."""
+    layer, x = nn.Linear(2, 2).to("cuda"), torch.ones(2, 2, device="cuda")
+    layer(x).add_(1).split(1)
+    torch.stack([x, x])
+    x[torch.tensor([0, 1], device="cuda")].sum().item()
+    with failing():
+        torch.add(x, torch.ones(3, device="cuda"))
+    if is_guarded:
+        with failing():
+            x[torch.tensor([5], device="cuda")]
+    layer(x).sum().mul(2).backward()
+
+
+def is_lost(instant: int, kind: type[BaseException], part: str, options: Any) -> bool | None:
+    """Call a signal handler at one step of a part of the package while ``work`` runs.
+
+    Python runs handlers where a function begins and where a call comes back: there only, so that
+    a ``with`` of a lock is never cut in two.
+
+    Returns:
+        whether its exception did not arrive; ``None`` when there are fewer steps.
+    """
+    count = 0
+
+    def handler(number: int, frame: Any) -> None:
+        raise kind("of the user")
+
+    def watch(frame: Any, event: str, arg: object) -> None:
+        nonlocal count
+        is_step = event in ("call", "c_return")
+        if is_step and frame.f_code.co_filename.startswith(str(ROOT / part)):
+            count += 1
+            if count == instant:
+                handler(signal.SIGALRM, frame)
+
+    before = sys.getprofile()
+    try:
+        with contextlib.nullcontext() if options is None else cudalens.check(**options):
+            sys.setprofile(watch)
+            try:
+                work(is_guarded=part == "guards")
+            finally:
+                sys.setprofile(before)
+    except kind:
+        return False
+    return True if count >= instant else None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on the simulated device")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize(
+    ("part", "options", "step"),
+    [
+        ("recorder", {}, 11),
+        ("recorder", {"nan": True}, 13),
+        ("guards", {"fast": True}, 3),
+        ("guards", {}, 3),
+        ("simulate", None, 11),
+    ],
+    ids=["full check", "nan", "fast", "guards of the full check", "rehearsal"],
+)
+def test_no_instant_loses_what_a_handler_raises(
+    sim: simulate.Simulation,
+    part: str,
+    options: Any,
+    step: int,
+    kind: type[BaseException],
+) -> None:
+    """Item 1: at every instant the exception arrives, and nothing stays installed."""
+    lost, tried = [], 0
+    instant = 1 + RAISED.index(kind)
+    while (found := is_lost(instant, kind, part, options)) is not None:
+        lost += [instant] if found else []
+        assert not _get_current_dispatch_mode_stack(), instant
+        instant, tried = instant + step, tried + 1
+    assert lost == []
+    assert tried > 25
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on the simulated device")
+@pytest.mark.parametrize("options", [{}, {"nan": True}, {"fast": True}, None])
+def test_a_timer_stops_a_loop_of_small_ops(sim: simulate.Simulation, options: Any) -> None:
+    """Item 1 with real signals: each of a hundred timers ends the loop that would run on."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeOutError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    x = torch.ones(4, device="cuda")
+    try:
+        for number in range(100):
+            with (
+                pytest.raises(TimeOutError),
+                contextlib.nullcontext() if options is None else cudalens.check(**options),
+            ):
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.00007 * number)
+                for _ in range(100_000):
+                    (x + 1).mul(2)[0:2].sum()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# --- how they are told from failures of our own --------------------------------------------------
+
+
+def caught(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def ours(step: Callable[..., object]) -> object:
+    """Stand for a function that takes notes."""
+    return step()
+
+
+def interrupted(handler: Callable[..., object], *, is_installed: bool = False) -> bool:
+    """Let a handler interrupt ``ours``, and return whether it is recognised."""
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        if is_installed:
+            signal.signal(signal.SIGALRM, handler)
+        return came_from_outside(caught(lambda: ours(lambda: handler(14, sys._getframe()))))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _raising(*given: object) -> None:
+    raise TimeOutError("now")
+
+
+def _with_helper(number: int, frame: object) -> None:
+    _raising()
+
+
+def _forgetting(number: int, frame: object) -> None:
+    del number, frame
+    _raising()
+
+
+class Handler:
+    def method(self, number: int, frame: object) -> None:
+        _raising()
+
+    def __call__(self, number: int, frame: object) -> None:
+        _raising()
+
+
+HANDLERS: dict[str, bool] = {
+    "any arguments": interrupted(_raising),
+    "raised in a function of its own": interrupted(_with_helper),
+    "a method": interrupted(Handler().method),
+    "an object": interrupted(Handler()),
+    "a partial": interrupted(functools.partial(Handler().method)),
+    "arguments deleted": interrupted(_forgetting, is_installed=True),
+}
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+def test_a_handler_is_recognised_however_it_is_written(name: str) -> None:
+    """By the frame that it was given, or because it is installed."""
+    assert HANDLERS[name]
+
+
+def test_what_another_thread_sets_is_recognised() -> None:
+    """Libraries for time-outs set an exception from a thread of their own."""
+
+    def spin() -> None:
+        identity = ctypes.c_ulong(threading.get_ident())
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(TimeOutError))
+        for _ in range(1000):
+            ours(int)
+
+    error = caught(spin)
+    assert isinstance(error, TimeOutError)
+    assert came_from_outside(error)
+
+
+def _asserting() -> None:
+    assert not ROOT
+
+
+def _raises_bare() -> None:
+    raise LookupError
+
+
+OWN: dict[str, BaseException] = {
+    "with a text": caught(lambda: ours(_raising)),
+    "without one": caught(lambda: ours(_raises_bare)),
+    "an assert": caught(lambda: ours(_asserting)),
+    "of C": caught(lambda: ours(lambda: next(iter([])))),
+    "of torch": caught(lambda: torch.ones(2) + torch.ones(3)),
+    "a frame from elsewhere": caught(
+        functools.partial(lambda frame: ours(lambda: frame.nothing), sys._getframe())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_failure_of_our_own_is_none(name: str) -> None:
+    """The good neighbour: what our code, or torch below it, raises is noted and goes no further."""
+    assert not came_from_outside(OWN[name])
