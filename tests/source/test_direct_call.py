@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 from torch import Tensor
 
 import cudalens
+from cudalens.core._torch import signature_of
 from cudalens.core.report import Report
+from cudalens.source.running_call import RunningCall
+from cudalens.source.stack import Place
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +97,32 @@ def test_an_expression_that_is_another_tensor_gives_no_name() -> None:
     assert report.expression == "i.int()[:, None].long()"
     index = next(fact for fact in report.tensors if fact.argument == "self")
     assert index.expression == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "overload", "expected"),
+    [
+        # The op inside takes the repeats alone: the first of two arguments is not they.
+        ("torch.repeat_interleave(x, r)", "repeat_interleave", "Tensor", {}),
+        ("torch.repeat_interleave(x, repeats=r)", "repeat_interleave", "Tensor", {}),
+        ("torch.repeat_interleave(x, **more)", "repeat_interleave", "Tensor", {}),
+        ("torch.repeat_interleave(r)", "repeat_interleave", "Tensor", {"repeats": "r"}),
+        # The receiver of a method is not always the first of the schema.
+        ("x.where(c, y)", "where", "self", {"self": "x", "condition": "c", "other": "y"}),
+        ("torch.where(c, x, y)", "where", "self", {"condition": "c", "self": "x", "other": "y"}),
+        # The neighbour: in the order of the schema.
+        ("torch.gather(x, 1, i)", "gather", "default", {"self": "x", "dim": "1", "index": "i"}),
+        ("x.gather(axis=1, index=i)", "gather", "", {"self": "x", "dim": "1", "index": "i"}),
+    ],
+)
+def test_places_are_those_of_the_op_only_where_it_takes_this_call(
+    text: str, op: str, overload: str, expected: dict[str, str]
+) -> None:
+    """Issue 17, item 7: the order of the API is that of the op only where it is proven."""
+    code = compile(text, "<test>", "eval")
+    node = ast.parse(text, mode="eval").body
+    call = RunningCall(Place(code, 1, 0, None), lambda value: False, node)
+    is_method = not text.startswith("torch.")
+    signature = signature_of(f"aten::{op}", overload)
+    bound = call.bind(signature, is_method=is_method, is_whole=True)
+    assert {item.name: ast.unparse(item.node) for item in bound or ()} == expected
