@@ -152,9 +152,8 @@ class RecordingMode(_seam.RecorderMode):
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
             self._foreign = None
-        except Exception as trouble:
+        except Exception as trouble:  # autograd's threads: no Python frame; nested: no shape
             raise_if_outside(trouble)
-            # No Python frame in a thread of autograd's; nested tensors have no shape.
             self._note_several(facts, args, kwargs, result)
         return result
 
