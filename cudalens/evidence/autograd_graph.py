@@ -51,7 +51,7 @@ def neighbourhood(
         nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
         the call and its inputs included, and is ``None`` beyond ``MAX_VISITED``.
     """
-    walk = _Walk(site, limit - 1, names or {})
+    walk = _GraphWalk(site, limit - 1, names or {})
     with plain_torch():
         for position, (name, tensor) in enumerate(arguments.items()):
             walk.add_argument(name, tensor, position, is_bad=name == bad)
@@ -74,7 +74,7 @@ def neighbourhood(
     )
 
 
-class _Walk:
+class _GraphWalk:
     """One breadth-first walk; it holds autograd's nodes only as long as it runs."""
 
     def __init__(self, site: SiteOf | None, limit: int, names: Mapping[int, str]) -> None:

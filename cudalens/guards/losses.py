@@ -226,7 +226,7 @@ def _nll_text(key: str, target: Tensor) -> str:
 # --- the words that the guards of class targets share ---------------------------------------------
 
 
-PER_CLASS = "Each target picks one of the scores, one a class, and no class has this number."
+PER_CLASS = "Each target is the number of a class, and there is no class with this number."
 
 
 def classes_of(number: int) -> str:

@@ -38,7 +38,7 @@ _moments = itertools.count(1)
 
 
 @dataclass
-class _Cell:
+class _RunningCell:
     """A cell that is running."""
 
     raw: str
@@ -60,7 +60,7 @@ class CellWatch:
         self.shell = shell
         self.always: Options | None = None
         """The options of ``%cudacheck on``, ``None`` when it is off."""
-        self._cells: list[_Cell] = []
+        self._cells: list[_RunningCell] = []
 
     @property
     def raw(self) -> str | None:
@@ -102,7 +102,7 @@ class CellWatch:
         self.shell.events.unregister("pre_run_cell", self._before)
 
     def _before(self, info: Any) -> None:
-        cell = _Cell(info.raw_cell, last_shown())
+        cell = _RunningCell(info.raw_cell, last_shown())
         is_checked = any(outer.session is not None for outer in self._cells)
         is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
         self._cells.append(cell)
@@ -136,7 +136,7 @@ class CellWatch:
         if "get_ipython()" in text and not is_magic:
             note_typed(name, typed_lines(raw, text))
 
-    def _open(self, cell: _Cell, options: Options) -> None:
+    def _open(self, cell: _RunningCell, options: Options) -> None:
         from cudalens.session.session import CheckSession
 
         cell.options = options
@@ -167,7 +167,7 @@ class CellWatch:
             running_compiled_code=True,
         )
 
-    def _close(self, cell: _Cell, error: BaseException | None) -> None:
+    def _close(self, cell: _RunningCell, error: BaseException | None) -> None:
         session, cell.session = cell.session, None
         if session is not None:
             session.close(None if error is cell.explained else error)

@@ -185,7 +185,7 @@ class FrontEnd:
         _require_torch()
         from cudalens.session.process import status
 
-        print("every cell:   " + ("as it is" if self._watch.always is None else "checked"))
+        print("every cell:   " + ("not checked" if self._watch.always is None else "checked"))
         print(status())
 
     def _do_last(self, options: Options, argument: str) -> None:

@@ -32,10 +32,10 @@ _OTHER_ELEMENTS = frozenset({"aten::view.dtype", "aten::view_as_real", "aten::vi
 
 def way_of(tensor: Tensor, lineage: Lineage, is_bad: IsBad) -> Iterator[ProvenanceStep]:
     """Follow a bad tensor back to the op that made it bad, or to where the data entered."""
-    return _Walk(tensor, lineage, is_bad).steps()
+    return _ProvenanceWalk(tensor, lineage, is_bad).steps()
 
 
-class _Walk:
+class _ProvenanceWalk:
     """One walk from a bad tensor back along the calls."""
 
     def __init__(self, tensor: Tensor, lineage: Lineage, is_bad: IsBad) -> None:

@@ -93,12 +93,12 @@ def _install_guard() -> None:
     acc: Any = torch._C._acc
     device_types: Any = torch._C._autograd.DeviceType
 
-    class Guard(acc.DeviceGuard):  # type: ignore[misc]
+    class RehearsalDeviceGuard(acc.DeviceGuard):  # type: ignore[misc]
         # No Python function: an interrupt at its entry would end the process, since C++ calls it
         # from where no exception may pass.
         type_ = staticmethod(functools.partial(getattr, device_types, "CUDA"))
 
-    guard = Guard()
+    guard = RehearsalDeviceGuard()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(guard))  # c10 keeps only its address
     c10 = _torch_library("libc10.so")
     registry = (ctypes.c_void_p * (PRIVATE_USE_SLOT + 1)).in_dll(c10, _REGISTRY)

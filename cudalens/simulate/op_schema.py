@@ -69,7 +69,7 @@ def yaml_facts() -> YamlFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Argument:
+class SchemaArgument:
     """One schema argument, as the kernel needs it."""
 
     name: str
@@ -90,7 +90,7 @@ class OpSchema:
 
     op: Any
     name: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[SchemaArgument, ...]
     positional: int
     aliases: tuple[int | None, ...]
     outs: tuple[int, ...]
@@ -110,9 +110,9 @@ def full_name(schema: Any) -> str:
     return f"{name}.{schema.overload_name}" if schema.overload_name else name
 
 
-def _argument(argument: Any) -> Argument:
+def _argument(argument: Any) -> SchemaArgument:
     kind = str(argument.type)
-    return Argument(
+    return SchemaArgument(
         name=argument.name,
         default=argument.default_value if argument.has_default_value() else None,
         is_kwarg_only=argument.kwarg_only,

@@ -64,7 +64,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class _Cell:
+class _TimedCell:
     """A cell in which something is timed."""
 
     number: int
@@ -78,7 +78,7 @@ class _Memory:
     """What was noted, and what was found since then."""
 
     def __init__(self) -> None:
-        self.cells: dict[str, _Cell] = {}
+        self.cells: dict[str, _TimedCell] = {}
         """By the name that their lines have in Python's cache; the newest is last."""
         self.answers: dict[int, tuple[CodeType, Home | None]] = {}
         """By ``id``: to compare codes is to compare their constants, the user's objects."""
@@ -97,7 +97,7 @@ def note(number: int, raw: str) -> None:
             lines.pop(0)
     name = f"<timed-input-{number}-{zlib.crc32(raw.encode(errors='replace')):08x}>"
     _memory.cells.pop(name, None)
-    _memory.cells[name] = _Cell(number=number, lines=tuple(lines))
+    _memory.cells[name] = _TimedCell(number=number, lines=tuple(lines))
     for shared in _NAMES:
         share_name(shared)
     while len(_memory.cells) > _MAX_CELLS:
@@ -159,7 +159,7 @@ def _find(shell: Any, code: CodeType) -> Home | None:
     return home
 
 
-def _home(shell: Any, name: str, cell: _Cell, number: int, columns: int | None) -> Home | None:
+def _home(shell: Any, name: str, cell: _TimedCell, number: int, columns: int | None) -> Home | None:
     lines = _as_python(shell, cell.lines)
     if len(lines) != len(cell.lines):
         return None  # a magic over several lines: nobody can tell which line is which
@@ -167,7 +167,7 @@ def _home(shell: Any, name: str, cell: _Cell, number: int, columns: int | None) 
     return Home(name, number, columns)
 
 
-def _codes_of(shell: Any, cell: _Cell) -> list[tuple[CodeType, _Part]]:
+def _codes_of(shell: Any, cell: _TimedCell) -> list[tuple[CodeType, _Part]]:
     if cell.codes is None:
         parts = list(_parts(shell, cell.lines))
         cell.codes = [(code, part) for part in parts for code in _codes(shell, part.text)]
