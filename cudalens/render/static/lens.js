@@ -9,7 +9,7 @@
   function start(root) {
     if (root.dataset.started) return;
     root.dataset.started = 'yes';
-    let zoom = 1, drag = null, shown = '', focused = null;
+    let zoom = 1, drag = null, shown = '', focused = null, step = null;
     // No two pages on one kernel may count alike: an unchanged field tells Python nothing.
     let said = Date.now();
 
@@ -200,8 +200,14 @@
         0: () => scale(0),
       };
       if (ARROWS[event.key]) {
-        const other = next(item, ARROWS[event.key]);
-        if (other) focus(other);
+        // The way back is the way there, whatever lies nearer now.
+        const [dx, dy] = ARROWS[event.key];
+        const isBack = step?.to === item && step.dx === -dx && step.dy === -dy && step.from.isConnected;
+        const other = isBack ? step.from : next(item, [dx, dy]);
+        if (other) {
+          step = {from: item, to: other, dx, dy};
+          focus(other);
+        }
       } else if (acts[event.key]) {
         focused = item.matches('g') ? item.dataset.id : null;
         acts[event.key]();
