@@ -9,17 +9,18 @@
     print(session.report)
 
 Importing this package loads neither torch nor IPython: every public name is fetched on first use.
+With ``CUDALENS=on``, ``fast``, ``nan`` or ``deferred`` in the environment it begins the check.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core.version import __version__
 
 if TYPE_CHECKING:
-    from cudalens import simulate
     from cudalens.core.errors import (
         DeviceAssertError,
         DeviceIndexError,
@@ -37,9 +38,13 @@ if TYPE_CHECKING:
         install,
         last_report,
         register_guard,
+        settle,
         uninstall,
     )
     from cudalens.session.session import CheckSession, check
+    from cudalens.simulate import CallableModule
+
+    simulate: CallableModule
 
 __all__ = [
     "GUARDS",
@@ -59,43 +64,46 @@ __all__ = [
     "install",
     "last_report",
     "register_guard",
+    "settle",
     "simulate",
     "uninstall",
 ]
 
-_HOMES = {
-    "GUARDS": "guards",
-    "CheckSession": "session.session",
-    "DeviceAssertError": "core.errors",
-    "DeviceIndexError": "core.errors",
-    "DeviceValueError": "core.errors",
-    "GuardRegistrationError": "core.errors",
-    "NonFiniteError": "core.errors",
-    "Report": "core.report",
-    "SilentFindingWarning": "core.errors",
-    "Violation": "core.report_types",
-    "check": "session.session",
-    "ensure_cuda": "session.process",
-    "guard": "session.process",
-    "install": "session.process",
-    "last_report": "session.process",
-    "register_guard": "session.process",
-    "uninstall": "session.process",
+_NAMES = {
+    "guards": ("GUARDS",),
+    "core.errors": (
+        "DeviceAssertError",
+        "DeviceIndexError",
+        "DeviceValueError",
+        "GuardRegistrationError",
+        "NonFiniteError",
+        "SilentFindingWarning",
+    ),
+    "core.report": ("Report",),
+    "core.report_types": ("Violation",),
+    "session.process": (
+        *("ensure_cuda", "guard", "install", "last_report"),
+        *("register_guard", "settle", "uninstall"),
+    ),
+    "session.session": ("CheckSession", "check"),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "simulate":
-        # The package of this name is callable, so that it is the function of this name too.
-        return importlib.import_module("cudalens.simulate")
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        msg = f"module 'cudalens' has no attribute {name!r}"
-        raise AttributeError(msg) from None
-    value = getattr(importlib.import_module(f"cudalens.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker is to tell a name that there is not
+
+    def __getattr__(name: str) -> Any:
+        if name == "simulate":
+            # The package of this name is callable, so that it is the function of this name too.
+            return importlib.import_module("cudalens.simulate")
+        try:
+            home = _HOMES[name]
+        except KeyError:
+            msg = f"module 'cudalens' has no attribute {name!r}"
+            raise AttributeError(msg) from None
+        value = getattr(importlib.import_module(f"cudalens.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
@@ -114,3 +122,9 @@ def unload_ipython_extension(shell: Any) -> None:
     from cudalens.notebook import magics
 
     magics.unload(shell)
+
+
+if os.environ.get("CUDALENS"):
+    from cudalens.session import environment
+
+    environment.begin(os.environ["CUDALENS"])

@@ -13,23 +13,38 @@ import runpy
 import shutil
 import sys
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cudalens.session.options import Options, OptionsError, help_text, parse, take
+from cudalens.core.text_files import expanded, lines_of, why_unreadable, why_unwritable
+from cudalens.core.version import __version__
+from cudalens.session.options import (
+    FILES,
+    Options,
+    OptionsError,
+    SubCommand,
+    help_text,
+    option,
+    parse,
+    take,
+)
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
+    from cudalens.integrations.torchrun import Rank
+    from cudalens.session.session import CheckSession
 
 __all__ = ["main"]
 
-USAGE = """cudalens [options] script.py [args...]
-       cudalens [options] -m package.module [args...]
-       cudalens demo                 the quickstart's failing cell, on a GPU or a rehearsal device
-       cudalens guards [--json]      which ops are checked for what
-       cudalens show report.json     print a saved report"""
+DESCRIPTION = """Find the bad value before the CUDA kernel asserts.
+
+The script runs as it would with python.  When something is wrong, the report says which value,
+where, which bound it breaks and on which line of yours.  Options behind the script are its own."""
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 """Exit codes, as Python itself gives them."""
@@ -49,22 +64,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except (_UsageError, OptionsError) as error:
-        return _complain(str(error), MISUSED)
+        rank = _rank()
+        if rank is not None:
+            error.__traceback__ = None
+            rank.record(error)
+        return _complain(str(error), MISUSED) if rank is None or rank.local == 0 else MISUSED
 
 
 def _dispatch(words: list[str]) -> int:
     count = take(words, stop=["-m"])
-    options = _options(words[:count])
-    rest = words[count:]
+    if count > 1 and words[count - 1] in _COMMANDS and not _can_run(words[count:]):
+        count -= 1  # --json takes a file before a script, and none before guards
+    given, rest = words[:count], words[count:]
+    if "--version" in given:
+        print(f"cudalens {__version__}")
+        return 0
+    if rest and rest[0] in _COMMANDS:
+        return _run_command(rest[0], [*given, *rest[1:]])
+    options = _options(given)
     if options.help or not words:
-        print(help_text(USAGE))
+        print(_help())
         return 0
     if not rest:
         msg = "nothing to run: name a script, or -m and a module"
         raise _UsageError(msg)
-    command = _COMMANDS.get(rest[0])
-    if command is not None and not count:
-        return _run_command(command, rest[1:])
     if rest[0] == "-m":
         if len(rest) == 1:
             msg = "-m needs the name of a module"
@@ -72,16 +95,39 @@ def _dispatch(words: list[str]) -> int:
         return _run(options, lambda: _as_module(rest[1], rest[2:]))
     script = Path(rest[0])
     if not script.exists():
-        msg = f"there is no script {rest[0]!r}"
-        raise _UsageError(msg)
+        raise _UsageError(_no_script(rest[0]))
     return _run(options, lambda: _as_script(script, rest[1:]))
 
 
-def _run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+def _can_run(rest: list[str]) -> bool:
+    return bool(rest) and (rest[0] == "-m" or Path(rest[0]).exists())
+
+
+def _no_script(word: str) -> str:
+    """Say that there is no such script, and what was probably meant."""
+    may_be_command = Path(word).name == word and not Path(word).suffix
+    scripts = [path.as_posix() for path in Path(word).parent.glob("*.py")]
+    close = get_close_matches(word, [*(_COMMANDS if may_be_command else ()), *scripts])
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    if not may_be_command:
+        return f"there is no script {word!r}{meant}"
+    the = " The" if meant else "; the"
+    return f"there is no script and no command {word!r}{meant}{the} commands are {_NAMES}"
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
     """Run a sub-command whose reader may leave early, as `head` does."""
+    parser, status = _COMMANDS[name].parser(), 0
     try:
-        status = command(arguments)
+        if {"-h", "--help"}.isdisjoint(arguments):
+            given = parser.parse_intermixed_args(arguments)
+            _require_writable(given)
+            status = _COMMANDS[name].run(given)
+        else:
+            print(parser.format_help(), end="")
         sys.stdout.flush()
+    except OptionsError as error:
+        raise _UsageError(str(error).replace("--help", f"cudalens {name} --help")) from None
     except BrokenPipeError:
         # Python flushes once more at its end: that has to go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -136,20 +182,55 @@ def _run(options: Options, program: Callable[[], None]) -> int:
         if error.name != "torch":
             raise
         return _complain("cudalens needs torch, which is not installed here", FAILED)
+    options = _own_files(options)
+    _require_writable(options)
     session = CheckSession(**options.for_session())
-    status = 0
     try:
         with session:
             program()
-    except SystemExit:
-        _print_report(session.report)
+    except SystemExit as error:
+        _conclude(session, error)
         raise
     except BaseException as error:
         error.__traceback__ = _own_frames_off(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-    _print_report(session.report)
-    return status
+        _conclude(session, error)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    _conclude(session, None)
+    return 0
+
+
+def _conclude(session: CheckSession, error: BaseException | None) -> None:
+    """Show the report; a rank of torchrun leaves it for the others, too."""
+    rank = _rank()
+    if rank is None:
+        _print_report(session)
+    else:
+        rank.conclude(error, session.report, lambda: _print_report(session))
+
+
+def _rank() -> Rank | None:
+    if "RANK" not in os.environ:
+        return None
+    from cudalens.integrations.torchrun import Rank
+
+    return Rank.of_environment()
+
+
+def _own_files(options: Options) -> Options:
+    if "RANK" not in os.environ:
+        return options
+    from cudalens.integrations.torchrun import files_of_rank
+
+    return files_of_rank(options)
+
+
+def _require_writable(given: Options | Namespace) -> None:
+    for form in ("html", "json"):
+        name = getattr(given, form, None)
+        if name is not None and (reason := why_unwritable(name)) is not None:
+            msg = f"--{form} {name}: it cannot be written: {reason}"
+            raise _UsageError(msg)
 
 
 def _own_frames_off(trace: TracebackType | None) -> TracebackType | None:
@@ -162,7 +243,8 @@ def _own_frames_off(trace: TracebackType | None) -> TracebackType | None:
 _OWN_FILES = frozenset({__file__, runpy.__file__, runpy.run_path.__code__.co_filename})
 
 
-def _print_report(report: Report | None) -> None:
+def _print_report(session: CheckSession) -> None:
+    report = session.report
     if report is None:
         return
     try:
@@ -171,11 +253,32 @@ def _print_report(report: Report | None) -> None:
         # The program's own failure has been shown: its exit status must not change for ours.
         text = f"cudalens: the report could not be shown: {error!r}"
     print(text, file=sys.stderr)
+    print(_about(report), end="", file=sys.stderr)
+    for path in session.written:
+        print(f"cudalens: the report is in {path}", file=sys.stderr)
+
+
+def _about(report: Report) -> str:
+    """Return a line that names the page on this error, empty when there is none."""
+    from cudalens.render.words import page_link
+
+    try:
+        link = page_link(report)
+    except Exception:  # the report itself has been shown
+        return ""
+    return f"cudalens: about this error: {link.address} ({link.offline})\n" if link else ""
 
 
 def _as_text(report: Report, stream: Any) -> str:
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    return report.to_text(width=width, color=stream.isatty())
+    return report.to_text(width=_width(), color=_has_colour(stream))
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)
+
+
+def _has_colour(stream: Any) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _complain(line: str, status: int) -> int:
@@ -183,8 +286,10 @@ def _complain(line: str, status: int) -> int:
     return status
 
 
-def _demo(arguments: list[str]) -> int:
-    _expect(arguments, "cudalens demo", 0)
+# --- sub-commands ---------------------------------------------------------------------------------
+
+
+def _demo(given: Namespace) -> int:
     from cudalens.core.errors import SimulationError
     from cudalens.session import demo
 
@@ -204,70 +309,167 @@ def _numbered(text: str) -> str:
     return "\n".join(f"  {number:>2}  {line}".rstrip() for number, line in lines)
 
 
-def _guards(arguments: list[str]) -> int:
-    if arguments not in ([], ["--json"]):
-        msg = "cudalens guards takes --json or nothing"
-        raise _UsageError(msg)
+def _guards(given: Namespace) -> int:
     from cudalens.guards import catalogue_rows
+    from cudalens.render.tables import guard_list, matching
 
-    rows = catalogue_rows()
-    if arguments:
+    rows = matching(catalogue_rows(), given.words)
+    if given.json_out:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
-    else:
-        _print_table(rows)
-    return 0
+    elif rows:
+        print(guard_list(rows, width=_width(), color=_has_colour(sys.stdout)))
+    if rows:
+        return 0
+    return _complain(f"no guard mentions {' '.join(given.words)!r}", FAILED)
 
 
-_PIPED_WIDTH = 140
-"""Columns of the catalogue where no terminal says how many it has."""
+def _show(given: Namespace) -> int:
+    found, status = [], 0
+    for name in given.files:
+        try:
+            report = _read_report(Path(name))
+            found.append((name, report, _as_text(report, sys.stdout)))
+        except Exception as error:  # a file may hold anything; what it does to a view is known late
+            status = _complain(
+                f"{name} is not a report that can be shown: {why_unreadable(error)}", FAILED
+            )
+    if len(given.files) == 1:
+        for _, report, text in found:
+            print(text)
+            _write(report, given)
+    elif found:
+        from cudalens.render.tables import report_list
+
+        listed = ((name, report) for name, report, _ in found)
+        print(report_list(listed, width=_width(), color=_has_colour(sys.stdout)))
+    return status
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _PIPED_WIDTH)
-    table = Table(box=box.SIMPLE_HEAD, show_lines=True)
-    table.add_column("op", overflow="fold", ratio=3, no_wrap=console.width >= _PIPED_WIDTH)
-    table.add_column("what has to hold, and the kernel that asserts it", overflow="fold", ratio=4)
-    table.add_column("cost", ratio=2)
-    table.add_column("met", ratio=1)
-    for row in rows:
-        # The overloads of an op share its guard: .out, .Tensor and the like.
-        names = dict.fromkeys(op.removeprefix("aten::").partition(".")[0] for op in row["op"])
-        met = f"{row['frequency']}\n(warning)" if row["silent"] else row["frequency"]
-        table.add_row("\n".join(names), f"{row['precondition']}\n{row['source']}", row["cost"], met)
-    console.print(table)
-
-
-def _show(arguments: list[str]) -> int:
-    _expect(arguments, "cudalens show report.json", 1)
+def _read_report(path: Path) -> Report:
     from cudalens.core.report import Report
 
+    data = json.loads(path.read_text(encoding="utf-8-sig"))
+    return Report.from_dict(data)
+
+
+def _explain(given: Namespace) -> int:
+    from cudalens.diagnosis.crash_log import read_log
+    from cudalens.diagnosis.log_verdict import explain_log, last_exception
+
+    names = given.files or ["-"]
+    if not given.files and sys.stdin.isatty():
+        msg = "name a log, or hand it over: python train.py 2>&1 | cudalens explain"
+        raise _UsageError(msg)
     try:
-        data = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-        text = _as_text(Report.from_dict(data), sys.stdout)
-    except Exception as error:  # a file may hold anything; what it does to a view is known late
-        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-        return _complain(f"{arguments[0]} is not a report that can be shown: {reason}", FAILED)
-    print(text)
+        log = read_log(chain.from_iterable(map(lines_of, names)))
+    except OSError as error:
+        return _complain(f"{error.filename} cannot be read: {error.strerror}", FAILED)
+    report = explain_log(log)
+    if report is None:
+        what = "standard input" if names == ["-"] else " and ".join(names)
+        last = last_exception(log)
+        other = f"; its last exception is {last}" if last else ""
+        size = f"{log.lines} line{'s' * (log.lines != 1)}"
+        line = f"{what} ({size}) shows no failure of CUDA's or torch's{other}"
+        return _complain(line, FAILED)
+    print(_as_text(report, sys.stdout))
+    _write(report, given)
     return 0
 
 
-def _expect(arguments: list[str], form: str, count: int) -> None:
-    if len(arguments) != count:
-        msg = f"expected: {form}"
-        raise _UsageError(msg)
+def _write(report: Report, given: Namespace) -> None:
+    """Write a report to the files that were asked for."""
+    for name, text in ((given.html, report.to_html), (given.json, report.to_json)):
+        if name is not None:
+            path = expanded(name)
+            path.write_text(text(), encoding="utf-8")
+            print(f"cudalens: the report is in {path}", file=sys.stderr)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "demo": _demo,
-    "guards": _guards,
-    "show": _show,
+def _page(given: Namespace) -> int:
+    from cudalens.core import error_pages
+
+    try:
+        print(error_pages.text(*filter(None, [given.name])))
+    except KeyError:
+        known = ", ".join(error_pages.names())
+        return _complain(f"there is no page {given.name!r}; there are: {known}", FAILED)
+    return 0
+
+
+def _help_of(given: Namespace) -> int:
+    if given.command is None:
+        print(_help())
+    elif given.command in _COMMANDS:
+        print(_COMMANDS[given.command].parser().format_help(), end="")
+    else:
+        raise _UsageError(_no_script(given.command))
+    return 0
+
+
+_COMMANDS = {
+    "demo": SubCommand(
+        form="demo", does="the quickstart's failing cell, on a GPU or a rehearsal device", run=_demo
+    ),
+    "explain": SubCommand(
+        form="explain LOG",
+        does="what a crashed job's output shows; - for standard input",
+        run=_explain,
+        more="Reads assertion lines, tracebacks and CUDA errors of all ranks, and says which op "
+        "asserted,\nhow certain that is, on which line of yours, and which command finds the value "
+        "next time.\nExit status 1: the log shows no failure of CUDA's or torch's.",
+        table=(
+            option("files", metavar="LOG", nargs="*", help="files; - or none: stdin"),
+            *FILES,
+        ),
+    ),
+    "guards": SubCommand(
+        form="guards [WORD]",
+        does="which functions are checked for what",
+        run=_guards,
+        more="Lists the guards that mention each WORD: cudalens guards embedding.",
+        table=(
+            option("words", metavar="WORD", nargs="*", help="of a function, op or rule"),
+            option("--json", dest="json_out", action="store_true", help="print it as JSON"),
+        ),
+    ),
+    "help": SubCommand(
+        form="help [COMMAND]",
+        does="this help, or that of a command",
+        run=_help_of,
+        table=(option("command", metavar="COMMAND", nargs="?", help="one of these"),),
+    ),
+    "page": SubCommand(
+        form="page [NAME]",
+        does="the page on an error, or which pages there are",
+        run=_page,
+        table=(option("name", metavar="NAME", nargs="?", help="of a page"),),
+    ),
+    "show": SubCommand(
+        form="show FILE...",
+        does="print a saved report; several: list them",
+        run=_show,
+        table=(
+            option("files", metavar="FILE", nargs="+", help="reports saved as JSON"),
+            *FILES,
+        ),
+    ),
 }
+
+
+_NAMES = ", ".join(_COMMANDS)
+
+
+def _help() -> str:
+    forms = [
+        ("cudalens [options] script.py [args...]", ""),
+        ("cudalens [options] -m package.module [args...]", ""),
+        *((f"cudalens {item.form}", item.does) for item in _COMMANDS.values()),
+        ("cudalens --version", "the version of cudalens"),
+    ]
+    return help_text(
+        "\n       ".join(f"{form:<28}{does}" if does else form for form, does in forms), DESCRIPTION
+    )
 
 
 if __name__ == "__main__":

@@ -9,19 +9,14 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, update_wrapper
+from itertools import chain
+from operator import methodcaller
+from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
-from typing import Any
-
-__all__ = [
-    "Uninterrupted",
-    "forget",
-    "parse",
-    "parse_expression",
-    "raise_if_outside",
-    "same_random_state",
-]
+from typing import Any, cast
 
 _MAIN = threading.main_thread()
 
@@ -45,12 +40,7 @@ class Uninterrupted:
         if threading.get_ident() == _MAIN.ident and signal.getsignal(signal.SIGINT) is not None:
             self._handler = signal.signal(signal.SIGINT, self._note)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Put the handler back, and give it the interrupt that came meanwhile."""
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
@@ -122,6 +112,91 @@ def _handler_codes() -> set[CodeType]:
     return {item.__code__ for item in functions if isinstance(item, FunctionType)}
 
 
+# --- functions that leave no frame in the traceback of what they raise ----------------------------
+
+
+_MARK = "__cudalens_frameless__"
+_ended: Any = (item for item in list[None]())
+list(_ended)  # what is thrown into a generator that has ended comes out of C code, without a frame
+
+
+class FailedCall:
+    """What a function of a subclass's ``__new__`` returns in place of a result when it failed.
+
+    Python calls ``__init__`` only where ``__new__`` returned an object of this class.  It is C code
+    from there to the generator, which raises the exception: ``__new__`` leaves no frame in it.
+    """
+
+    __init__ = property(methodcaller("fail"))
+    fail: Callable[[], None]
+
+    @classmethod
+    def of(cls, error: BaseException) -> Any:
+        """Return a call that raises ``error`` without the frames of torch and this package."""
+        error.__traceback__ = _of_others(error)
+        if error.__traceback__ is None:
+            error.__dict__[_MARK] = True
+        call = object.__new__(cls)
+        call.fail = partial(_ended.throw, error)
+        return call
+
+
+class Frameless(partial[Any]):
+    """A function or method whose frame does not stand in the traceback of what it raises.
+
+    Torch calls it for an op, or the user in place of a function of torch's: the user sees the
+    traceback that compiled code would have left, also in an exception that is printed much later.
+    What somebody else's code raised, which was called in between, keeps the frames of that code.
+    """
+
+    def __new__(cls, function: Callable[..., Any]) -> Frameless:
+        """Wrap a function."""
+        return super().__new__(cls, _Call, function)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind it, when it is a method."""
+        return self if instance is None else MethodType(self, instance)
+
+
+class _Call(FailedCall):
+    def __new__(cls, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            del args, kwargs  # a traceback that stays keeps this frame, and must keep no tensors
+            return cls.of(error)
+
+
+def is_raised_in_op(error: BaseException) -> bool:
+    """Return whether torch or this package raised it inside a :class:`Frameless` function."""
+    return _MARK in error.__dict__
+
+
+def _of_others(error: BaseException) -> TracebackType | None:
+    """Return a traceback from where it leaves torch and this package, without frames of ours."""
+    kept: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        package = _package_of(entry.tb_frame)
+        if package != "cudalens" and (kept or package != "torch"):
+            kept.append(entry)
+        entry = entry.tb_next
+    if kept and came_from_outside(error):
+        return error.__traceback__  # only the frame that was interrupted tells so
+    others: TracebackType | None = None
+    for entry in reversed(kept):
+        others = TracebackType(others, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return others
+
+
+def _package_of(frame: FrameType) -> str:
+    name = frame.f_globals.get("__name__")
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
 # --- parsing, also while other threads parse ------------------------------------------------------
 
 
@@ -135,16 +210,12 @@ def parse(text: str) -> ast.Module:
     Raises:
         SyntaxError, ValueError: as :func:`ast.parse`.
     """
-    tree = _parsed(text, "exec")
-    assert isinstance(tree, ast.Module)
-    return tree
+    return cast(ast.Module, _parsed(text, "exec"))
 
 
 def parse_expression(text: str) -> ast.Expression:
     """Parse one expression; raises as :func:`parse`."""
-    tree = _parsed(text, "eval")
-    assert isinstance(tree, ast.Expression)
-    return tree
+    return cast(ast.Expression, _parsed(text, "eval"))
 
 
 def _parsed(text: str, mode: str) -> ast.AST:
@@ -169,22 +240,11 @@ def forget(error: BaseException | None = None) -> None:
     """Empty the copies in the running frames, and in those that ``error`` has left."""
     if sys.version_info >= (3, 13):
         return  # it is a view of the variables there
-    for frame in (*_running(), *_left(error.__traceback__ if error is not None else None)):
+    running = walk_stack(sys._getframe(1))
+    left = walk_tb(error.__traceback__ if error is not None else None)
+    for frame, _ in chain(running, left):
         if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             continue  # a module or a class body: these are the variables themselves
         copies = frame.f_locals
         if sys.getrefcount(copies) <= _OURS:  # else the user holds it, by locals()
             copies.clear()
-
-
-def _running() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _left(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next

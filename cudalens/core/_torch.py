@@ -10,7 +10,9 @@ import inspect
 import keyword
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,9 +105,31 @@ def destroy(libraries: Iterable[Any]) -> None:
         library._destroy()
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def as_tensor(value: Any) -> Any:
+    """Return a number as the tensor that torch had made of it, anything else as it is.
+
+    A kernel in Python is given a number where an op was given one in place of a tensor.
+    """
+    dtype = _NUMBERS.get(type(value))
+    if dtype is None:
+        return value
+    with unseen_without_wait():
+        return torch.scalar_tensor(value, dtype=dtype)
+
+
 def has_kernel(name: str, key: str) -> bool:
     """Return whether an op has a kernel of its own for a dispatch key or alias key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def op_of(name: str) -> Any:
+    """Return the overload of a full name such as ``aten::copy_`` or ``aten::index.Tensor``."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 def all_op_names() -> list[str]:
@@ -161,26 +185,77 @@ def is_capturing() -> bool:
         return True
 
 
-def ask_device(*, wait: bool) -> None:
-    """Let the current CUDA stream raise what is wrong with the device, if anything is.
+def current_device() -> torch.device:
+    """Return the CUDA device that ops run on."""
+    return torch.device("cuda", torch.cuda.current_device())
 
-    Does nothing in a process that has not used CUDA, and while a graph is captured.
+
+def is_host(device: torch.device) -> bool:
+    """Return whether the host reads tensors of this device without a copy."""
+    return device.type == "cpu"
+
+
+def stream_id(device: torch.device) -> int:
+    """Return a number for the current stream of a device, 0 where it has no streams."""
+    if device.type != "cuda":
+        return 0
+    return int(torch._C._cuda_getCurrentRawStream(device.index or 0))
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the current stream of a CUDA device."""
+    return torch.cuda.current_stream(device)
+
+
+def zeroed_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
+    """Return uint8[rows, columns] of zeros that may live as long as the process.
+
+    While inductor prepares a CUDA graph, what a thread allocates lies in the graph's own memory,
+    and must be gone when it ends: so another thread allocates, which is in no mode either.
+    """
+    make = partial(torch.zeros, rows, columns, dtype=torch.uint8, device=device)
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            made = thread.submit(make).result()
+        except RuntimeError:  # the interpreter ends, and starts no thread
+            with torch.inference_mode(False):
+                made = make()
+    if device.type == "cuda":
+        current_stream(device).wait_stream(torch.cuda.default_stream(device))
+    return made
+
+
+def ask_device(*, wait: bool) -> None:
+    """Let the current stream of each CUDA device raise what is wrong with it, if anything is.
+
+    Does nothing in a process that has not used CUDA, and while a graph is captured; a device that
+    the process has not used is not asked.
 
     Args:
         wait: wait for the work that is under way, instead of asking without waiting.
     """
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return
-    stream = torch.cuda.current_stream()
-    if wait:
-        wait_for(stream)
-    else:
-        stream.query()
+    current = torch.cuda.current_device()
+    is_used = getattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number == current)
+    for number in range(torch.cuda.device_count()):
+        if number == current or is_used(number):
+            stream = torch.cuda.current_stream(number)
+            if wait:
+                wait_for(stream)
+            else:
+                stream.query()
 
 
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.
-_sync_debug_mode: Callable[[], int] = getattr(torch._C, "_cuda_get_sync_debug_mode", lambda: 0)
-_set_sync_debug_mode: Any = getattr(torch._C, "_cuda_set_sync_debug_mode", None)
+def _sync_debug_mode() -> int:
+    # Looked up each time: the rehearsal device brings a mode of its own.
+    mode = getattr(torch._C, "_cuda_get_sync_debug_mode", None)
+    return 0 if mode is None else int(mode())
+
+
+def _set_sync_debug_mode(mode: int) -> None:
+    torch._C._cuda_set_sync_debug_mode(mode)
 
 
 class _OwnWaits:
@@ -213,7 +288,7 @@ _own_waits = _OwnWaits()
 
 def wait_for(stream: Any) -> None:
     """Wait for a CUDA stream, whatever the user thinks of synchronising."""
-    with _own_waits.block() if _sync_debug_mode() or _own_waits.count else nullcontext():
+    with own_wait():
         stream.synchronize()
 
 
@@ -243,8 +318,56 @@ _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 def is_unseen() -> bool:
     """Return whether nobody sees our own torch calls without any block, as below most calls."""
-    is_watched = has_dispatch_modes() or _has_function_modes() or _sync_debug_mode()
-    return not is_watched and not _own_waits.count and _is_excluded(_AUTOGRAD)
+    is_watched = has_dispatch_modes() or _has_function_modes() or _own_waits.count
+    return not is_watched and _is_excluded(_AUTOGRAD) and not _sync_debug_mode()
+
+
+def can_read_unseen() -> bool:
+    """Return whether, besides, the device can be read: no CUDA graph is being captured."""
+    # In one function: every guarded call pays for it.
+    if has_dispatch_modes() or _has_function_modes() or _own_waits.count:
+        return False
+    if not _is_excluded(_AUTOGRAD):
+        return False
+    if not getattr(torch.cuda, "_initialized", True):
+        return True  # nothing on the device can be captured or debugged
+    return not _sync_debug_mode() and not is_capturing()
+
+
+@contextmanager
+def deterministic(is_on: bool) -> Iterator[None]:
+    """Set for a while whether algorithms must be deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if before != is_on:
+        torch.use_deterministic_algorithms(is_on)
+    try:
+        yield
+    finally:
+        if before != is_on:
+            torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+def own_wait() -> AbstractContextManager[Any]:
+    """Return a block in which we may wait for the device, whatever the user's mode says."""
+    return _own_waits.block() if _sync_debug_mode() or _own_waits.count else nullcontext()
+
+
+def unseen_without_wait() -> AbstractContextManager[Any]:
+    """Return a block for our own torch calls where nobody sees them, and none of them waits."""
+    if not (has_dispatch_modes() or _has_function_modes()) and _is_excluded(_AUTOGRAD):
+        return nullcontext()  # as below most calls
+    return _unseen_without_wait()
+
+
+@contextmanager
+def _unseen_without_wait() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), BelowAutograd():
+        if not has_dispatch_modes():
+            yield
+        else:
+            with no_dispatch_modes():
+                yield
 
 
 @contextmanager
@@ -259,6 +382,24 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
+
+
+def before_each_op(look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Any:
+    """Return a block in which ``look`` is called with each op and its arguments before it runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # the wrapper that keeps dynamo out imports it, which takes seconds
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            look(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    return Mode()  # type: ignore[no-untyped-call]
 
 
 def current_node() -> Any | None:
@@ -301,6 +442,21 @@ def same_tensor(left: object, right: object) -> bool:
         )
     except (RuntimeError, NotImplementedError):  # sparse and functional tensors have no storage
         return False
+
+
+def restore_functorch(error: BaseException | None) -> None:
+    """Turn functorch on again after an exception that was raised while a tensor was printed.
+
+    torch turns it off by a local variable of the function that prints.  The traceback keeps that
+    variable, a shell keeps the traceback, and until the next error ``vmap`` and ``grad`` compute
+    nothing right.
+    """
+    entry = error.__traceback__ if error is not None else None
+    while entry is not None:
+        if entry.tb_frame.f_code is torch._tensor_str._str.__code__:
+            with suppress(RuntimeError):  # it still runs
+                entry.tb_frame.clear()
+        entry = entry.tb_next
 
 
 def dtype_name(dtype: torch.dtype) -> str:

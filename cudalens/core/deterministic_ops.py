@@ -13,10 +13,6 @@ _NO_REDUCTION: Final = 0
 """``at::Reduction::None``, as a loss's kernel is given it."""
 
 
-def _always(_: Arguments) -> bool:
-    return True
-
-
 def _multiplies_a_source(arguments: Arguments) -> bool:
     return "src" in arguments and arguments.get("reduce") == "multiply"
 
@@ -30,22 +26,22 @@ def _reduces(arguments: Arguments) -> bool:
     return arguments.get("reduction") != _NO_REDUCTION
 
 
-_REFUSED: Final[Mapping[str, tuple[str, Callable[[Arguments], bool]]]] = {
-    "adaptive_max_pool2d_backward": ("adaptive_max_pool2d_backward_cuda", _always),
-    "adaptive_max_pool3d_backward": ("adaptive_max_pool3d_backward_cuda", _always),
-    "_ctc_loss_backward": ("ctc_loss_backward_gpu", _always),
-    "fractional_max_pool2d_backward": ("fractional_max_pool2d_backward_cuda", _always),
-    "fractional_max_pool3d_backward": ("fractional_max_pool3d_backward_cuda", _always),
-    "index_reduce": ("index_reduce_cuda", _always),
-    "max_unpool2d": ("max_unpooling2d_forward_out", _always),
-    "max_unpool3d": ("max_unpooling3d_forward_out", _always),
-    "nll_loss2d_backward": ("nll_loss2d_backward_out_cuda_template", _always),
+_REFUSED: Final[Mapping[str, tuple[str, Callable[[Arguments], bool] | None]]] = {
+    "adaptive_max_pool2d_backward": ("adaptive_max_pool2d_backward_cuda", None),
+    "adaptive_max_pool3d_backward": ("adaptive_max_pool3d_backward_cuda", None),
+    "_ctc_loss_backward": ("ctc_loss_backward_gpu", None),
+    "fractional_max_pool2d_backward": ("fractional_max_pool2d_backward_cuda", None),
+    "fractional_max_pool3d_backward": ("fractional_max_pool3d_backward_cuda", None),
+    "index_reduce": ("index_reduce_cuda", None),
+    "max_unpool2d": ("max_unpooling2d_forward_out", None),
+    "max_unpool3d": ("max_unpooling3d_forward_out", None),
+    "nll_loss2d_backward": ("nll_loss2d_backward_out_cuda_template", None),
     "nll_loss2d_forward": ("nll_loss2d_forward_out_cuda_template", _reduces),
-    "put": ("put_", _always),
+    "put": ("put_", None),
     "scatter": ("scatter_reduce_cuda_kernel", _multiplies_a_source),
     "scatter_reduce": ("scatter_reduce_cuda_prod_", _multiplies_onto_self),
 }
-"""By op without its trailing underscore: the name that torch's message gives, and when.
+"""By op without its trailing underscore: the name in torch's message, and when if not always.
 
 Source: the calls of ``alertNotDeterministic`` in ATen/native/cuda, torch 2.13.0
 """
@@ -62,7 +58,7 @@ def kernel_without_determinism(op: str, arguments: Arguments) -> str | None:
         ``None`` for an op that has a deterministic kernel on CUDA, or needs none.
     """
     namespace, _, name = op.partition("::")
-    kernel, is_refused = _REFUSED.get(name.partition(".")[0].rstrip("_"), ("", None))
-    if namespace != "aten" or is_refused is None or not is_refused(arguments):
+    kernel, is_refused = _REFUSED.get(name.partition(".")[0].rstrip("_"), (None, None))
+    if namespace != "aten" or (is_refused is not None and not is_refused(arguments)):
         return None
     return kernel

@@ -7,51 +7,80 @@ they mean.  ``data/assert_sites.json`` says what other releases of torch print i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
+from cudalens.core.text_files import packaged
+
 MAX_LINES = 20
+MAX_THREADS = 1 << 14
+"""Threads that are told apart; a log may hold millions of lines."""
 _LINE = re.compile(
     r"(?P<file>(?:\b[A-Za-z]:)?[^\s:]+):(?P<line>\d+): (?:(?P<function>.*?): )?"
     r"block: \[(?P<block>[^\]]*)\], thread: \[(?P<thread>[^\]]*)\] "
-    r"Assertion `(?P<expression>.*)` failed\."
+    r"Assertion `(?P<expression>.*?)` failed\b\.?"
 )
-_FOLDER = re.compile(r".*[/\\]")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AssertLine:
-    """One assertion, with how often it was printed and by how many blocks and threads."""
+    """One assertion, with how often it was printed and by which blocks and threads."""
 
     file: str
     line: int
     function: str
     expression: str
-    count: int
-    blocks: int
-    threads: int
     first: str
+    count: int = 0
+    blocks: set[str] = field(default_factory=set)
+    threads: set[tuple[str, str]] = field(default_factory=set)
 
     def text(self) -> str:
         """Return the first line as printed, and the count when there were more."""
         if self.count == 1:
             return self.first
-        return f"{self.first} ({self.count} times, {self.blocks} blocks, {self.threads} threads)"
+        more = "at least " * (len(self.threads) >= MAX_THREADS)
+        of = f"{more}{len(self.blocks)} blocks, {more}{len(self.threads)} threads"
+        return f"{self.first} ({self.count} times, {of})"
 
 
-@dataclass
-class _Seen:
-    """What was seen of one assertion so far."""
+class AssertFold:
+    """The different assertions of a text that is read piece by piece, at most 20 of them."""
 
-    first: str
-    count: int = 0
-    blocks: set[str] = field(default_factory=set)
-    threads: set[tuple[str, str]] = field(default_factory=set)
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str, str], AssertLine] = {}
+
+    def add(self, text: str) -> bool:
+        """Take in a line; return whether an assertion stood in it."""
+        is_one = False
+        for match in _LINE.finditer(text):
+            is_one = True
+            # What stands before a folder may be the end of a progress bar.
+            file = match["file"].replace("\\", "/").rpartition("/")[2]
+            function, expression = match["function"] or "", match["expression"]
+            key = (file, match["line"], function, expression)
+            if key not in self._found and len(self._found) == MAX_LINES:
+                continue
+            first = AssertLine(
+                file=file,
+                line=int(match["line"]),
+                function=function,
+                expression=expression,
+                first=match[0],
+            )
+            seen = self._found.setdefault(key, first)
+            seen.count += 1
+            if len(seen.threads) < MAX_THREADS:
+                seen.blocks.add(match["block"])
+                seen.threads.add((match["block"], match["thread"]))
+        return is_one
+
+    def lines(self) -> tuple[AssertLine, ...]:
+        """Return the assertions in order of appearance."""
+        return tuple(self._found.values())
 
 
 def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
@@ -60,27 +89,10 @@ def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
     Args:
         raw: the text, or its lines.
     """
-    found: dict[tuple[str, str, str, str], _Seen] = {}
+    found = AssertFold()
     for text in raw.splitlines() if isinstance(raw, str) else raw:
-        for match in _LINE.finditer(text):
-            key = (match["file"], match["line"], match["function"] or "", match["expression"])
-            seen = found.setdefault(key, _Seen(match[0]))
-            seen.count += 1
-            seen.blocks.add(match["block"])
-            seen.threads.add((match["block"], match["thread"]))
-    return tuple(
-        AssertLine(
-            file=_FOLDER.sub("", file),
-            line=int(line),
-            function=function,
-            expression=expression,
-            count=seen.count,
-            blocks=len(seen.blocks),
-            threads=len(seen.threads),
-            first=seen.first,
-        )
-        for (file, line, function, expression), seen in list(found.items())[:MAX_LINES]
-    )
+        found.add(text)
+    return found.lines()
 
 
 # --- the table of assertions ---------------------------------------------------------------------
@@ -114,7 +126,7 @@ def assert_table() -> tuple[Mapping[str, Any], ...]:
     the assertions of torch 2.13.0 by key; ``texts``, expressions of other releases, after their
     file's name where two files share one; and ``by_file`` where that is so for the sites.
     """
-    return tuple(_read("asserts.json"))
+    return tuple(packaged("asserts.json"))
 
 
 @cache
@@ -131,11 +143,6 @@ def assert_site(key: str) -> AssertSite:
 def assert_text(key: str) -> str:
     """Return the line that torch 2.13.0 prints for an assertion of the table, without thread."""
     return assert_site(key).text()
-
-
-def _read(name: str) -> Any:
-    file = resources.files("cudalens") / "core" / "data" / name
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 # --- what other releases of torch print ----------------------------------------------------------
@@ -183,13 +190,8 @@ def as_printed_by(release: str | None, text: str) -> str | None:
     return moved_site.text(thread)
 
 
-def known_releases() -> frozenset[str]:
-    """Return the releases whose CUDA wheels were read."""
-    return frozenset({KNOWN_RELEASE, *_moved()})
-
-
 @cache
 def _moved() -> Mapping[str, Mapping[str, Sequence[str] | None]]:
     """Return file with line, device function and expression, by release and by torch 2.13.0's."""
-    sites: dict[str, dict[str, list[str] | None]] = _read("assert_sites.json")
+    sites: dict[str, dict[str, list[str] | None]] = packaged("assert_sites.json")
     return sites

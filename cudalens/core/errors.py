@@ -21,17 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudalens.core.report import Report
 
-__all__ = [
-    "DeviceAssertError",
-    "DeviceIndexError",
-    "DeviceValueError",
-    "GuardRegistrationError",
-    "NonFiniteError",
-    "NotRehearsedError",
-    "SilentFindingWarning",
-    "SimulationError",
-]
-
 
 class DeviceAssertError(RuntimeError):
     """An op was stopped before its launch because a device-side assert would have fired.
@@ -76,6 +65,10 @@ class SimulationError(RuntimeError):
 
 class NotRehearsedError(SimulationError, NotImplementedError):
     """The simulated device does not imitate this feature."""
+
+
+class DeviceOffError(SimulationError, NotImplementedError):
+    """A tensor of the simulated device was used or made after the device was turned off."""
 
 
 class GuardRegistrationError(ValueError):

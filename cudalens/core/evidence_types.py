@@ -7,20 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudalens.core.report_types import LineRef, ProvenanceStep
-
-__all__ = [
-    "CallContext",
-    "DeviceFault",
-    "FreedGraph",
-    "InPlaceChange",
-    "NanArrival",
-    "NanWatch",
-    "OddArgument",
-    "PositionTable",
-    "RefusedCall",
-    "Synchronization",
-]
+from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,3 +140,50 @@ class NanWatch:
     """That each result was looked at, and how the first NaN came if an op was given it."""
 
     arrival: NanArrival | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """The statement that gave a name its value."""
+
+    at: SourceSpan
+    value: str | None = None
+    """The expression that the name alone was bound to."""
+    called: str | None = None
+    """What that expression calls: ``torch.ones``."""
+    keywords: tuple[str, ...] = ()
+    is_in_loop: bool = False
+    """Whether the statement stands in a loop or a function, and may run again."""
+    name: str = ""
+    """For a layer: what the user calls it."""
+    tied: str | None = None
+    """For a layer: another one that has the same weight."""
+    is_read_again: bool = False
+    """Whether other code, or another turn of a loop, reads the name too."""
+    dropped: tuple[str, SourceSpan] | None = None
+    """A later statement that calls a method of the name and keeps nothing: ``x.to(device)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetLabels:
+    """What a whole data set says of the labels that a batch of it held some of."""
+
+    name: str
+    count: int | None = None
+    """How many labels it holds; ``None`` where only its classes are known."""
+    low: int | None = None
+    high: int | None = None
+    distinct: int | None = None
+    rows_of_highest: tuple[int, ...] = ()
+    """The first few rows that hold the highest label."""
+    classes: int | None = None
+    """How many classes it names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrownParameter:
+    """A parameter that an optimizer's step had made huge before the first NaN or infinity."""
+
+    largest: float
+    name: str | None = None
+    step: LineRef | None = None

@@ -7,8 +7,6 @@ from typing import Any, TypeVar, overload
 
 from cudalens.core._python import raise_if_outside
 
-__all__ = ["MAX_LINES", "Limits", "failure_line"]
-
 MAX_LINES = 20
 """Lines that are kept; who needs to know that something is missing has read enough by then."""
 
@@ -22,9 +20,9 @@ class Limits:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def add(self, line: str) -> None:
-        """Take in a line, unless it is there already."""
-        if line not in self.lines and len(self.lines) < MAX_LINES:
+    def add(self, line: str | None) -> None:
+        """Take in a line, if there is one, unless it is there already."""
+        if line is not None and line not in self.lines and len(self.lines) < MAX_LINES:
             self.lines.append(line)
 
     @overload

@@ -17,6 +17,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -24,38 +25,19 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from cudalens.core._python import same_random_state
 from cudalens.core.evidence_types import (
     CallContext,
+    DatasetLabels,
     DeviceFault,
     FreedGraph,
+    GrownParameter,
     InPlaceChange,
     NanWatch,
     RefusedCall,
     Synchronization,
 )
-from cudalens.core.report_types import *  # noqa: F403  the pieces are part of this module's face
-from cudalens.core.report_types import (
-    AutogradNeighbourhood,
-    Bounds,
-    Certainty,
-    Environment,
-    Frame,
-    GraphEdge,
-    Hint,
-    HistoryEntry,
-    Kind,
-    Offenders,
-    OpName,
-    Phase,
-    ProvenanceStep,
-    Replay,
-    SourceSpan,
-    TensorFact,
-    Timing,
-    Violation,
-)
+from cudalens.core.report_types import *  # the pieces are part of this module's face
 
 SCHEMA_VERSION = 2
 READABLE_VERSIONS = (1, 2)
-MAX_OFFENDERS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +68,8 @@ class Evidence:
     op: OpName = field(default_factory=OpName)
     phase: Phase = "unknown"
     prevented: bool = False
+    deferred: bool = False
+    """Whether the op was launched with values in bounds, and its own were looked at later."""
     context_usable: bool | None = None
     source: SourceSpan | None = None
     forward_source: SourceSpan | None = None
@@ -94,6 +78,8 @@ class Evidence:
     module_path: str | None = None
     module_type: str | None = None
     """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""
+    module_names: tuple[tuple[str, str], ...] = ()
+    """Module paths with the variable that is proven to hold the model: ``("0", "net.0")``."""
     frames: tuple[Frame, ...] = ()
     tensors: tuple[TensorFact, ...] = ()
     """The op's tensor arguments first, then other tensors on the failing line (argument None)."""
@@ -105,12 +91,14 @@ class Evidence:
     provenance: tuple[ProvenanceStep, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     call_context: CallContext = field(default_factory=CallContext)
+    dataset_labels: DatasetLabels | None = None
     refused_call: RefusedCall = field(default_factory=RefusedCall)
     modified: InPlaceChange | None = None
     freed: FreedGraph | None = None
     device_fault: DeviceFault = field(default_factory=DeviceFault)
     synchronization: Synchronization = field(default_factory=Synchronization)
     nan_watch: NanWatch | None = None
+    grown: GrownParameter | None = None
     memory_holders: tuple[str, ...] = ()
     """The largest of what the user's variables hold on a full device, in words."""
     worker_line: str | None = None
@@ -120,6 +108,8 @@ class Evidence:
     libraries: tuple[str, ...] = ()
     """Libraries in use that some hints name: ``transformers``, ``torch_geometric``."""
     environment: Environment = field(default_factory=Environment)
+    is_script: bool = False
+    """Whether no notebook and no IPython runs here: the words are then those of a script."""
     timing: Timing = field(default_factory=Timing)
     limits: tuple[str, ...] = ()
 
@@ -132,42 +122,75 @@ class Evidence:
         return dict(self.scalars).get(name)
 
 
+def is_of_cell(source: SourceSpan | None, frames: Iterable[Frame]) -> bool:
+    """Return whether a place, or one of the calls that led to it, is in a cell of a notebook."""
+    return any(item is not None and item.cell is not None for item in (source, *frames))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that is known of one failure.  See the README for each key of its JSON form."""
+    """Everything that is known of one failure.  Its JSON form: docs/reference/report.md."""
 
     schema_version: int = SCHEMA_VERSION
+    """Changes with every change of a key; this release reads 1 and 2."""
     kind: Kind = "device_assert"
+    """What happened; the kinds are told apart in docs/reference/report.md."""
     certainty: Certainty = "unknown"
+    """``proven``: a guard fired or the CPU kernel raised; else ``likely`` or ``unknown``."""
     prevented: bool = False
+    """Whether it was found before the launch."""
     context_usable: bool | None = None
+    """Whether CUDA can still be used; ``None`` where the process has not used it."""
     phase: Phase = "unknown"
+    """Where in training the failing call ran."""
     headline: str = ""
     """One sentence with the observed value, in the schema's names."""
     headline_own: str = ""
     """The same with the user's own expressions where they are proven."""
     explanation: str = ""
+    """Two or three sentences: why the kernel would have stopped, what the numbers mean."""
     op: OpName = field(default_factory=OpName)
+    """The op that was called, and the public function that led to it."""
     argument: str | None = None
+    """The schema's name of the argument at fault."""
     expression: str | None = None
+    """The user's own expression for it, where it is proven to be that tensor."""
     offenders: Offenders | None = None
+    """The bad values: how many of how many, and the first 20 with their positions."""
     bounds: Bounds | None = None
+    """What would have been allowed."""
     source: SourceSpan | None = None
+    """The innermost line of the user's cell or script."""
     forward_source: SourceSpan | None = None
+    """For a failure in backward: where the forward call was made."""
     module_path: str | None = None
+    """The module that was running, such as ``encoder.layers.0.linear1``."""
     frames: tuple[Frame, ...] = ()
+    """The call stack, without frames of this package."""
     replay: Replay = field(default_factory=Replay)
+    """What the CPU kernel says to the same arguments."""
     device_text: str | None = None
+    """The assertion line of CUDA: as it was printed, or as it would have been."""
     tensors: tuple[TensorFact, ...] = ()
+    """The tensors of the failing call and of the user's line."""
     graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
+    """The autograd graph around the failure."""
     provenance: tuple[ProvenanceStep, ...] = ()
+    """The ops and lines that the bad values came through, first one first."""
     history: tuple[HistoryEntry, ...] = ()
+    """The last ops before the failure."""
     hints: tuple[Hint, ...] = ()
+    """What to change; ``fix`` is code that was tried, otherwise the advice is in words."""
     environment: Environment = field(default_factory=Environment)
+    """Versions and device."""
     timing: Timing = field(default_factory=Timing)
+    """How many ops were checked and recorded, and how long the diagnosis took."""
     deferred: bool = False
     """Whether it was found after the launch, by a check that does not wait for each op."""
     limits: tuple[str, ...] = ()
+    """What could not be established, one line each."""
+    ranks: tuple[RankResult, ...] = ()
+    """Where several processes ran under the check: each of them, and the report it made."""
 
     def __post_init__(self) -> None:
         """Let the headline stand for the one in the user's names where nobody has made that."""
@@ -191,12 +214,20 @@ class Report:
         Raises:
             ValueError: the schema version is not one that this release reads.
         """
-        version = data.get("schema_version")
+        version = data.get("schema_version") if isinstance(data, dict) else None
         if version not in READABLE_VERSIONS:
             known = " and ".join(map(str, READABLE_VERSIONS))
             msg = f"schema_version {version!r} cannot be read: this release reads {known}"
+            if not isinstance(version, int):
+                msg = "it holds no report of cudalens: schema_version is missing"
+            elif version > SCHEMA_VERSION:
+                msg += "; a newer release of cudalens wrote it"
             raise ValueError(msg)
-        return from_plain(cls, {**data, "schema_version": SCHEMA_VERSION})
+        try:
+            return from_plain(cls, {**data, "schema_version": SCHEMA_VERSION})
+        except (TypeError, AttributeError, KeyError) as error:
+            msg = f"a value of it has another type than a report's: {error}"
+            raise ValueError(msg) from None
 
     def to_text(self, *, width: int = 100, color: bool = False) -> str:
         """Render for a terminal of ``width`` columns, with ANSI colours on request."""
@@ -236,6 +267,28 @@ class Report:
         return f"<cudalens Report {self.kind}: {self.headline_own}>"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """What became of one process of several that ran under the check."""
+
+    rank: int | None = None
+    """Its rank, ``None`` where it had none."""
+    process: int | None = None
+    """Its place among the processes that were started together."""
+    outcome: str = ""
+    """How it ended, where it made no report."""
+    batch: str = ""
+    """The batch, row and item of the data set that its bad value came from."""
+    page: str | None = None
+    """The file beside this one that shows its report."""
+    report: Report | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called: by its rank, else by its place among those started."""
+        return f"process {self.process or 0}" if self.rank is None else f"rank {self.rank}"
+
+
 def _renderer(name: str) -> Any:
     # A string, not an import statement: the model stands below every renderer.
     with same_random_state():
@@ -248,6 +301,14 @@ def _renderer(name: str) -> Any:
 # The JSON form names these fields with words that Python or its readers reserve.
 _JSON_NAMES: dict[type, dict[str, str]] = {GraphEdge: {"src": "from", "dst": "to"}}
 
+OPTIONAL: dict[type, str] = {
+    Offender: "inputs",
+    GraphNode: "value",
+    AutogradNeighbourhood: "module_names",
+    Report: "ranks",
+}
+"""Fields that stand in the JSON form only where they say something."""
+
 _T = TypeVar("_T")
 
 
@@ -258,6 +319,7 @@ def to_plain(value: Any) -> Any:
         return {
             names.get(item.name, item.name): to_plain(getattr(value, item.name))
             for item in dataclasses.fields(value)
+            if item.name != OPTIONAL.get(type(value)) or getattr(value, item.name) not in (None, ())
         }
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]

@@ -10,41 +10,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "FIRST_BAD",
-    "Argument",
-    "AutogradNeighbourhood",
-    "Bounds",
-    "Certainty",
-    "CodeLine",
-    "Environment",
-    "Frame",
-    "GraphEdge",
-    "GraphNode",
-    "Hint",
-    "Histogram",
-    "HistoryEntry",
-    "Kind",
-    "LineRef",
-    "Number",
-    "Offender",
-    "OffenderMap",
-    "Offenders",
-    "OpName",
-    "Phase",
-    "ProvenanceStep",
-    "Replay",
-    "ReplayOutcome",
-    "Role",
-    "SourceSpan",
-    "TensorFact",
-    "TensorMeta",
-    "TensorSummary",
-    "Timing",
-    "Violation",
-]
-
-
 Kind = Literal[
     "device_assert",
     "host_error",
@@ -133,6 +98,8 @@ class Offender:
     value: Number
     sample: int | None = None
     """The row of the data set that it came from, where that is proven."""
+    inputs: tuple[tuple[str, Number], ...] = ()
+    """For a first NaN or infinity: what went in at this position, by the tensors' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +154,9 @@ class Violation:
     bounds: Bounds = field(default_factory=Bounds)
     inputs: tuple[tuple[str, str], ...] = ()
     """For a first NaN or infinity: the op's inputs at its position, by schema name."""
+    overwritten: tuple[str, ...] = ()
+    """For a first NaN or infinity: the arguments that the op wrote to, whose values of before the
+    op are gone."""
     is_masked_row: bool = False
     """Whether the NaN is that of a softmax over a row of -inf alone."""
     is_index: bool = True
@@ -409,6 +379,8 @@ class GraphNode:
     module_path: str | None = None
     source: LineRef | None = None
     role: Role = "upstream"
+    value: Number = None
+    """For an input of an op that made a first NaN or infinity: its value at that position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,6 +400,8 @@ class AutogradNeighbourhood:
     edges: tuple[GraphEdge, ...] = ()
     focus: str | None = None
     total_nodes: int | None = None
+    module_names: tuple[tuple[str, str], ...] = ()
+    """Module paths with the variable that is proven to hold the model: ``("0", "net.0")``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,6 +412,9 @@ class ProvenanceStep:
     source: LineRef | None = None
     note: str | None = None
 
+
+CHANGED = "changes a tensor in place that backward needs"
+"""The note of the step that autograd complains of."""
 
 FIRST_BAD = "first op whose result is out of bounds"
 """The note of the step that is proven to have made the bad values."""

@@ -12,11 +12,18 @@ from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Bounds, Certainty, Hint, Kind, Offenders, OpName, Violation
 from cudalens.diagnosis.assert_verdict import explain_assert
+from cudalens.diagnosis.candidates import NoTrial, Trial, search, tried
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
+from cudalens.diagnosis.origins import at_origin
+from cudalens.diagnosis.script_words import for_script
+from cudalens.diagnosis.second_look import second_look
+from cudalens.diagnosis.user_code import list_items
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
+_WITHOUT_FIX = ("dimension_of_norm", "in_features", "pad_lists", "pad_samples", "size_of_layer")
+"""Rules whose words say what else may be, where no change of the call succeeds."""
 _LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
 
@@ -36,16 +43,24 @@ class Verdict:
     troubles: tuple[str, ...] = ()
 
 
-def diagnose(evidence: Evidence) -> Report:
-    """Draw the conclusions that the evidence carries, and none that it does not."""
+def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
+    """Draw the conclusions that the evidence carries, and none that it does not.
+
+    Args:
+        evidence: what was collected about the failure.
+        trial: runs the failing call with a fix; without it no fix is shown as code.
+    """
     verdict = _verdict(evidence)
-    violation = evidence.violation
     limits = Limits()
-    for line in verdict.troubles:
-        limits.add(line)
-    found = limits.attempt("hints", lambda: find_hints(evidence, limits.lines), tuple)
-    hints = (*verdict.hints, *found)[:MAX_HINTS]
-    return Report(
+    limits.lines.extend(verdict.troubles)
+    found = limits.attempt("hints", lambda: find_hints(evidence, limits), tuple)
+    trial = trial or NoTrial()
+    hints = limits.attempt(
+        "fixes",
+        lambda: _hints(evidence, verdict, found, trial, limits),
+        lambda: tried(found, NoTrial()),
+    )
+    report = Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
         prevented=evidence.prevented,
@@ -57,8 +72,8 @@ def diagnose(evidence: Evidence) -> Report:
         op=evidence.op,
         argument=verdict.argument,
         expression=_expression(evidence, verdict.argument),
-        offenders=offenders_of(violation) if violation else None,
-        bounds=bounds_of(violation) if violation else None,
+        offenders=offenders_of(evidence.violation) if evidence.violation else None,
+        bounds=bounds_of(evidence.violation) if evidence.violation else None,
         source=evidence.source,
         forward_source=evidence.forward_source,
         module_path=evidence.module_path,
@@ -66,7 +81,7 @@ def diagnose(evidence: Evidence) -> Report:
         replay=evidence.replay,
         device_text=evidence.device_text,
         tensors=evidence.tensors,
-        graph=evidence.graph,
+        graph=replace(evidence.graph, module_names=evidence.module_names),
         provenance=evidence.provenance,
         history=evidence.history,
         hints=hints,
@@ -74,6 +89,24 @@ def diagnose(evidence: Evidence) -> Report:
         timing=evidence.timing,
         limits=(*evidence.limits, *limits.lines),
     )
+    return for_script(report) if evidence.is_script else report
+
+
+def _hints(
+    evidence: Evidence, verdict: Verdict, found: tuple[Hint, ...], trial: Trial, limits: Limits
+) -> tuple[Hint, ...]:
+    """Return what was tried first, what can only be said after it."""
+    known = tried((*verdict.hints, *found), trial)
+    is_hosts = verdict.kind in ("host_error", "python_error")
+    searched = search(evidence, trial) if is_hosts and not any(h.fix for h in known) else ()
+    if is_hosts and not searched and not any(h.fix for h in known):
+        searched = second_look(evidence, trial, limits)
+    if searched:
+        # What a layer would have to be is not asked where the call succeeds without it.
+        known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
+    known = at_origin(known, evidence, trial)
+    fixed = [item for item in known if item.fix]
+    return (*fixed, *(item for item in known if not item.fix))[:MAX_HINTS]
 
 
 def _verdict(evidence: Evidence) -> Verdict:
@@ -92,10 +125,17 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
     for name in names:
         if (fact := evidence.tensor(name)) is not None and fact.expression:
             return fact.expression
+    name, bracket, place = argument.partition("[")
+    if name == "tensors" and bracket:
+        # The item that the line spells, of which no variable holds the tensor.
+        return dict(enumerate(list_items(evidence))).get(int(place.rstrip("]")))
     return None
 
 
 # --- a guard's finding ---------------------------------------------------------------------------
+
+
+_TOLD_LATER = "and this is told later: do not use what was computed from its result."
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
@@ -110,11 +150,20 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
     if violation.is_silent:
         parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
     elif violation.device_text is None:
-        parts.append(f"The guard {violation.guard} stopped the op before its launch.")
+        parts.append(
+            f"The op was given values in bounds in place of those at fault, {_TOLD_LATER}"
+            if evidence.deferred
+            else f"The guard {violation.guard} stopped the op before its launch."
+        )
     else:
         parts.append(
             "On CUDA this stops the kernel with a device-side assert, and every tensor on the "
-            "device is lost; the value was found before the launch."
+            "device is lost; "
+            + (
+                f"the op was given values in bounds in its place, {_TOLD_LATER}"
+                if evidence.deferred
+                else "the value was found before the launch."
+            )
         )
     return Verdict(
         kind="silent" if violation.is_silent else "device_assert",
@@ -239,15 +288,18 @@ def format_message(report: Report) -> str:
     if called:
         names = [name for name in (report.expression, report.argument) if name]
         named = f", argument {' ('.join(names)}{')' * (len(names) - 1)}" if names else ""
-        module = f" in module {report.module_path}" if report.module_path else ""
+        path = dict(report.graph.module_names).get(report.module_path or "", report.module_path)
+        module = f" in module {path}" if path else ""
         lines.append(f"  op     {called}{named}{module}")
     if place := format_place(report):
         lines.append(f"  where  {place}")
     if forward := format_place(report, forward=True):
         lines.append(f"  from   forward call at {forward}")
-    lines.extend(f"  try    {hint.fix or ''}  {hint.text}".rstrip() for hint in report.hints[:1])
+    for hint in report.hints[:1]:
+        lines.append(f"  try    {hint.fix}  {hint.text}" if hint.fix else f"  hint   {hint.text}")
     if report.prevented:
-        lines.append("  CUDA   is fine: nothing was launched")
+        done = "the op ran with values in bounds" if report.deferred else "nothing was launched"
+        lines.append(f"  CUDA   is fine: {done}")
     return "\n".join(lines)
 
 
@@ -267,8 +319,8 @@ def format_place(report: Report, *, forward: bool = False) -> str | None:
 def format_note(report: Report) -> str:
     """Return the one line that is added to an exception which torch raised itself."""
     place = format_place(report)
-    fix = next((hint.fix or hint.text for hint in report.hints), None)
-    parts = [report.headline_own, f"at {place}" if place else None, f"try {fix}" if fix else None]
+    advice = next((f"try {item.fix}" if item.fix else item.text for item in report.hints), None)
+    parts = [report.headline_own, f"at {place}" if place else None, advice]
     return " · ".join(["cudalens: " + (parts[0] or "see the report"), *filter(None, parts[1:])])
 
 

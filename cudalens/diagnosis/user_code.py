@@ -13,7 +13,7 @@ from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
 
-_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
+_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List)
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 
 
@@ -195,6 +195,16 @@ def renamed(evidence: Evidence, old: str, new: str) -> str | None:
     return None
 
 
+def renamed_keyword(evidence: Evidence, old: str, new: str) -> str | None:
+    """Return the call with its keyword ``old`` replaced by ``new``, the value as it is."""
+    tree = parsed(evidence.call_text or "")
+    found = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
+    if not isinstance(tree, ast.Call) or [item.arg for item in found] != [old]:
+        return None
+    found[0].arg = new
+    return ast.unparse(tree)
+
+
 def list_of(values: Iterable[int], limit: int = 4) -> str:
     """Return a few numbers for reading: ``10, 11, 12 and 3 more``."""
     ordered = sorted(values)
@@ -237,16 +247,6 @@ def list_items(evidence: Evidence) -> tuple[str, ...]:
     if any(isinstance(item, ast.Starred) for item in node.elts):
         return ()
     return tuple(map(ast.unparse, node.elts))
-
-
-def passed(evidence: Evidence, function: str, position: int, keyword: str) -> str | None:
-    """Return the expression that the line passes to ``function``, which it calls by this name."""
-    call = _call_of(evidence, function)
-    if call is None or any(isinstance(item, ast.Starred) for item in call.args):
-        return None
-    named = (item.value for item in call.keywords if item.arg == keyword)
-    node = next(named, call.args[position] if position < len(call.args) else None)
-    return None if node is None else ast.unparse(node)
 
 
 def _direct_call(evidence: Evidence) -> ast.Call | None:

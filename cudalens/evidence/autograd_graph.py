@@ -9,18 +9,27 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from cudalens.core._torch import all_op_names, dtype_name, has_kernel, plain_torch
-from cudalens.core.report_types import AutogradNeighbourhood, GraphEdge, GraphNode, LineRef, Role
+from cudalens.core.report_types import (
+    AutogradNeighbourhood,
+    GraphEdge,
+    GraphNode,
+    LineRef,
+    Number,
+    Role,
+)
 
 MAX_VISITED = 5000
 """Nodes that a walk looks at; a larger graph's size stays unknown."""
 FOCUS = "nF"
 LIMIT = 60
+"""Nodes that are kept; the call itself is one of them."""
 
 SiteOf: TypeAlias = Callable[[int], tuple[LineRef | None, str | None]]
 """Sequence number of a node -> the user's line and the module path of its forward call."""
@@ -32,9 +41,9 @@ def neighbourhood(
     op_name: str,
     bad: str | None,
     site: SiteOf | None = None,
-    limit: int = LIMIT,
     node: Any | None = None,
     names: Mapping[int, str] | None = None,
+    inputs: Mapping[str, Number] | None = None,
 ) -> AutogradNeighbourhood:
     """Draw the graph around a call.
 
@@ -43,28 +52,30 @@ def neighbourhood(
         op_name: the op that failed, such as ``aten::embedding``.
         bad: the argument at fault, when one is.
         site: finds the forward line and module of a node.
-        limit: how many nodes are kept; the call itself is one of them.
         node: the autograd node that was running, when the call was made in a backward pass.
         names: parameter names by ``id`` of the parameter.
+        inputs: values of arguments, where the op made its first NaN or infinity of them.
 
     Returns:
         nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
         the call and its inputs included, and is ``None`` beyond ``MAX_VISITED``.
     """
-    walk = _GraphWalk(site, limit - 1, names or {})
+    walk = _GraphWalk(site, names or {})
     with plain_torch():
         for position, (name, tensor) in enumerate(arguments.items()):
             walk.add_argument(name, tensor, position, is_bad=name == bad)
         if node is not None:
             walk.add_running(node, first_input=len(arguments))
         walk.run()
+    walk.show_values({key: value for key, value in (inputs or {}).items() if key in arguments})
+    source, module_path = (None, None) if node is None else walk.site_of(node)
     focus = GraphNode(
         id=FOCUS,
-        name=op_name if node is None else _name_of(node),
+        name=op_name if node is None else name_of(node),
         op=op_name,
         role="failed",
-        source=None if node is None else walk.site_of(node)[0],
-        module_path=None if node is None else walk.site_of(node)[1],
+        source=source,
+        module_path=module_path,
     )
     return AutogradNeighbourhood(
         nodes=(*walk.nodes.values(), focus),
@@ -77,15 +88,15 @@ def neighbourhood(
 class _GraphWalk:
     """One breadth-first walk; it holds autograd's nodes only as long as it runs."""
 
-    def __init__(self, site: SiteOf | None, limit: int, names: Mapping[int, str]) -> None:
+    def __init__(self, site: SiteOf | None, names: Mapping[int, str]) -> None:
         self.nodes: dict[str, GraphNode] = {}
         self.edges: list[GraphEdge] = []
         self._site = site
-        self._limit = limit
         self._names = names
         self._ids: dict[Any, str] = {}
         self._waiting: deque[Any] = deque()
         self._visited = 0
+        self._arguments: dict[str, str] = {}
         self._beside = 1  # the call itself, and its inputs that have no node of autograd's
         self._is_cut = False
 
@@ -99,22 +110,24 @@ class _GraphWalk:
         grad_fn = tensor.grad_fn if tensor.requires_grad else None
         role: Role | None = "bad_input" if is_bad else None
         if grad_fn is not None:
-            self._edge(self._discover(grad_fn, role), FOCUS, position)
+            identifier = self._arguments[name] = self._discover(grad_fn, role)
+            self._edge(identifier, FOCUS, position)
             return
         self._beside += 1
-        identifier = f"n{len(self.nodes)}"
-        if len(self.nodes) < self._limit:
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            self.nodes[identifier] = GraphNode(
-                id=identifier,
-                name=self._names.get(id(tensor), name),
-                shape=_shape_of(tensor),
-                dtype=dtype_name(tensor.dtype),
-                device=str(tensor.device),
-                role=role or ("parameter" if is_parameter else "leaf"),
-                module_path=self._module_of(tensor),
-            )
+        identifier = self._arguments[name] = f"n{len(self.nodes)}"
+        if len(self.nodes) < LIMIT - 1:
+            self.nodes[identifier] = self._leaf(identifier, tensor, name, role)
             self._edge(identifier, FOCUS, position)
+
+    def show_values(self, values: Mapping[str, Number]) -> None:
+        """Say of the arguments' own nodes what value they held."""
+        told: dict[str, set[Number]] = {}
+        for name, value in values.items():
+            told.setdefault(self._arguments[name], set()).add(value)
+        for identifier, held in told.items():
+            # Two results of one node, as of a split, may hold two values.
+            if identifier in self.nodes and len(held) == 1:
+                self.nodes[identifier] = replace(self.nodes[identifier], value=held.pop())
 
     def add_running(self, node: Any, first_input: int) -> None:
         """Start from the node that a backward pass was running."""
@@ -150,7 +163,7 @@ class _GraphWalk:
             return known
         self._visited += 1
         self._waiting.append(node)
-        identifier = f"n{len(self.nodes)}" if len(self.nodes) < self._limit else ""
+        identifier = f"n{len(self.nodes)}" if len(self.nodes) < LIMIT - 1 else ""
         self._ids[node] = identifier
         if identifier:
             self.nodes[identifier] = self._describe(identifier, node, role)
@@ -159,22 +172,13 @@ class _GraphWalk:
     def _describe(self, identifier: str, node: Any, role: Role | None) -> GraphNode:
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
-            is_parameter = isinstance(variable, torch.nn.Parameter)
-            return GraphNode(
-                id=identifier,
-                name=self._names.get(id(variable), _name_of(node)),
-                shape=_shape_of(variable),
-                dtype=dtype_name(variable.dtype),
-                device=str(variable.device),
-                role=role or ("parameter" if is_parameter else "leaf"),
-                module_path=self._module_of(variable),
-            )
+            return self._leaf(identifier, variable, name_of(node), role)
         source, module_path = self.site_of(node)
         meta = next(iter(getattr(node, "_input_metadata", ())), None)
         return GraphNode(
             id=identifier,
-            name=_name_of(node),
-            op=op_of(_name_of(node)),
+            name=name_of(node),
+            op=op_of(name_of(node)),
             shape=None if meta is None else _shape_of(meta),
             dtype=None if meta is None else dtype_name(meta.dtype),
             device=None if meta is None else str(meta.device),
@@ -183,8 +187,18 @@ class _GraphWalk:
             module_path=module_path,
         )
 
-    def _module_of(self, tensor: Tensor) -> str | None:
-        return self._names.get(id(tensor), "").rpartition(".")[0] or None
+    def _leaf(self, identifier: str, tensor: Tensor, name: str, role: Role | None) -> GraphNode:
+        known = self._names.get(id(tensor), "")
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        return GraphNode(
+            id=identifier,
+            name=known or name,
+            shape=_shape_of(tensor),
+            dtype=dtype_name(tensor.dtype),
+            device=str(tensor.device),
+            role=role or ("parameter" if is_parameter else "leaf"),
+            module_path=known.rpartition(".")[0] or None,
+        )
 
     def _edge(self, source: str, target: str, position: int) -> None:
         # Nodes beyond the limit have no name, and no edges.
@@ -199,7 +213,8 @@ def _shape_of(holder: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _name_of(node: Any) -> str:
+def name_of(node: Any) -> str:
+    """Return the name of a node, such as ``AddmmBackward0``."""
     return str(node.name()).rpartition("::")[2]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,12 +16,13 @@ from torch import Tensor
 
 from cudalens.core._torch import signature_of_schema
 from cudalens.core.evidence_types import OddArgument, RefusedCall
+from cudalens.evidence.call_stack import api_arguments, parameters_of
 from cudalens.evidence.context import table_of_positions
 from cudalens.source.api_name import api_name
 from cudalens.source.files import is_torch_file, is_user_file, torch_path
 from cudalens.source.locate import locate
 from cudalens.source.running_call import ABSENT, RunningCall
-from cudalens.source.safe_eval import is_module
+from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
 
 _PLAIN = (Tensor, str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
@@ -44,7 +47,7 @@ def call_arguments(entries: Entries) -> dict[str, object]:
     if not entries:
         return {}
     found = (
-        _of_functional(entries)
+        api_arguments(entries)
         or _of_frames(entries)
         or _read(_of_running(entries[-1]))
         or _of_module(entries)
@@ -69,6 +72,8 @@ def _read(arguments: Mapping[str, object]) -> dict[str, object]:
 
 def refused_call(entries: Entries, arguments: Mapping[str, object]) -> RefusedCall:
     """Return what is known of arguments besides their values: kinds, names of parameters, sizes."""
+    if not entries:
+        return RefusedCall()
     return RefusedCall(
         odd_argument=_odd_argument(entries, arguments),
         parameters=_callee_parameters(entries),
@@ -83,9 +88,7 @@ def _is_indexed_by_numbers(entries: Entries) -> bool:
 
     Not ``...`` and ``None`` either, beside which torch does not count dimensions right.
     """
-    if not entries:
-        return False
-    call = RunningCall.at(place_of(entries[-1]), lambda item: isinstance(item, Tensor))
+    call = RunningCall.at(place_of(entries[-1]))
     values = [call.value(item) for item in call.indices() if not isinstance(item, ast.Slice)]
     return bool(call.indices()) and all(isinstance(item, int) for item in values)
 
@@ -93,23 +96,22 @@ def _is_indexed_by_numbers(entries: Entries) -> bool:
 def _odd_argument(entries: Entries, arguments: Mapping[str, object]) -> OddArgument | None:
     """Describe the first argument that is an array or container, and the user's name for it."""
     for name, value in arguments.items():
-        is_list = isinstance(value, (list, tuple)) and all(isinstance(i, _PLAIN) for i in value)
-        if isinstance(value, _PLAIN) or is_module(value) or (is_list and _has_tensor(value)):
-            continue
-        expression = _expression(entries, name, value)
-        return OddArgument(name=name, kind=_kind(value), expression=expression)
+        items = value if isinstance(value, (list, tuple)) else ()
+        is_list = any(map(is_tensor, items)) and all(isinstance(item, _PLAIN) for item in items)
+        if not (isinstance(value, _PLAIN) or is_list):
+            site = locate(entries, {name: value}, operator.is_, partial(operator.is_, value))
+            expression = next((item.expression for item in site.names), None)
+            return OddArgument(name=name, kind=_kind(value), expression=expression)
     return None
 
 
 def _callee_parameters(entries: Entries) -> tuple[str, ...]:
     """Name the parameters of the module whose forward refused its arguments."""
-    frame = entries[-1].tb_frame if entries else None
-    calls = ("_call_impl", "__call__", "_wrapped_call_impl")
-    if frame is None or frame.f_code.co_name not in calls:
-        return ()
+    frame = entries[-1].tb_frame
     owner = frame.f_locals.get("self")
     forward = getattr(type(owner), "forward", None) if is_module(owner) else None
-    if forward is None:
+    calls = ("_call_impl", "__call__", "_wrapped_call_impl")
+    if forward is None or frame.f_code.co_name not in calls:
         return ()
     names = [name for name in inspect.signature(forward).parameters if name != "self"]
     return tuple(names[:_MAX_PARAMETERS])
@@ -117,56 +119,26 @@ def _callee_parameters(entries: Entries) -> tuple[str, ...]:
 
 def _given_parameters(entries: Entries) -> tuple[str, ...] | None:
     """Name the parameters that the forward which raised had been given."""
-    frame = entries[-1].tb_frame if entries else None
-    if frame is None or frame.f_code.co_name != "forward":
+    frame = entries[-1].tb_frame
+    if frame.f_code.co_name != "forward":
         return None
     names = frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
     return tuple(name for name in names if frame.f_locals.get(name) is not None)
 
 
-def _has_tensor(value: Any) -> bool:
-    return any(isinstance(item, Tensor) for item in value)
-
-
 def _kind(value: object) -> str:
     kind = type(value)
-    name = (
-        kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    )
+    if kind.__module__ == "builtins":
+        name = kind.__qualname__
+    else:
+        name = f"{kind.__module__}.{kind.__name__}"
     if name == "numpy.ndarray":
         array: Any = value
         return f"{name} of {array.dtype} {tuple(array.shape)}"
-    if isinstance(value, (list, tuple)):
-        return f"{name} of {len(value)}"
-    return name
-
-
-def _expression(entries: Entries, name: str, value: object) -> str | None:
-    site = locate(
-        entries,
-        {name: value},
-        same=lambda one, two: one is two,
-        is_tensor=lambda item: item is value,
-    )
-    return next((item.expression for item in site.names), None)
+    return f"{name} of {len(value)}" if isinstance(value, (list, tuple)) else name
 
 
 # --- where the arguments are ---------------------------------------------------------------------
-
-
-def _of_functional(entries: Entries) -> dict[str, object]:
-    """Read the parameters of the innermost public function of ``torch.nn.functional``."""
-    for entry in reversed(entries):
-        code = entry.tb_frame.f_code
-        if torch_path(code.co_filename) == "nn/functional.py" and not code.co_name.startswith("_"):
-            return _parameters(entry)
-    return {}
-
-
-def _parameters(entry: TracebackType) -> dict[str, object]:
-    code, variables = entry.tb_frame.f_code, entry.tb_frame.f_locals
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return {name: variables.get(name) for name in names}
 
 
 def _of_frames(entries: Entries) -> dict[str, object]:
@@ -177,7 +149,7 @@ def _of_frames(entries: Entries) -> dict[str, object]:
         is_method = path == "_tensor.py" and "self" in frame.f_locals
         is_function = path in ("functional.py", "autograd/__init__.py")
         if (is_method or is_function) and not name.startswith(("_make", "_tensor_or", "<")):
-            return _parameters(entry)
+            return parameters_of(frame)
     return {}
 
 
@@ -196,13 +168,13 @@ def _of_module(entries: Entries) -> dict[str, object]:
 def _of_running(entry: TracebackType) -> dict[str, object]:
     """Return the operands of the expression that an entry runs; some are only spelled."""
     place = place_of(entry)
-    call = RunningCall.at(place, lambda item: isinstance(item, Tensor))
+    call = RunningCall.at(place)
     if isinstance(call.node, ast.Call):
-        return _of_call(call, api_name([place], call.is_tensor) or "")
+        return _of_call(call, api_name([place]) or "")
     if isinstance(call.node, ast.Attribute):
         owner = call.node.value
         return {ast.unparse(owner): _value(call, owner)}
-    return {item.name: _value(call, item.node) for item in call.operands()}
+    return {name: _value(call, node) for name, node in call.operands().items()}
 
 
 def _value(call: RunningCall, node: ast.expr) -> object:
@@ -226,9 +198,10 @@ def _of_call(call: RunningCall, name: str) -> dict[str, object]:
     for overload in packet.overloads() if packet is not None else ():
         schema = getattr(packet, overload)._schema
         kinds = {item.name: str(item.type) for item in schema.arguments}
-        bound = call.bind(signature_of_schema(schema), is_method=is_method) or ()
-        values = {item.name: _value(call, item.node) for item in bound}
-        if values and all(_takes(kinds[item], value) for item, value in values.items()):
+        bound = call.bind(signature_of_schema(schema), is_method=is_method) or {}
+        values = {name: _value(call, node) for name, node in bound.items()}
+        # An overload without self, such as that of repeat_interleave, is not the method's.
+        if values and all(_takes(kinds.get(item, ""), v) for item, v in values.items()):
             return values
     return {"self": _value(call, call.receiver)} if is_method and call.receiver else {}
 

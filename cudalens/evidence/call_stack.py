@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core.report_types import LineRef, Phase, Violation
+from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.recorder import eager
 from cudalens.source.argument_names import OpSignature
 from cudalens.source.files import (
@@ -27,8 +29,18 @@ from cudalens.source.files import (
 from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
 from cudalens.source.running_node import line_text
+from cudalens.source.stack import (
+    Entry,
+    StackEntry,
+    entries_from_traceback,
+    frame_of,
+    line_of,
+    stack_of,
+)
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
+_MAX_MODULES = 64
+"""So many modules of a cell's namespace are asked for the names of their parameters."""
 _OPS = "_ops.py"
 """Where torch keeps the wrappers through which an op is called from Python."""
 
@@ -42,68 +54,72 @@ def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
     frames = _stack(sys._getframe(1))
     if not in_backward or any(is_user_file(item.f_code.co_filename) for item in frames):
         return frames
+    stacks = map(_stack, list(sys._current_frames().values()))
     callers = [
         stack
-        for frame in list(sys._current_frames().values())
-        if _runs_backward(stack := _stack(frame))
+        for stack in stacks
+        if any(item.f_code.co_name == "_engine_run_backward" for item in stack[-3:])
     ]
     return callers[0] if len(callers) == 1 else frames
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    while found and is_own_file(found[0].f_code.co_filename):
-        found.pop(0)
-    return found[::-1]
-
-
-def _runs_backward(stack: Sequence[FrameType]) -> bool:
-    return any(item.f_code.co_name == "_engine_run_backward" for item in stack[-3:])
+    found = list(stack_of(frame))
+    while found and is_own_file(found[-1].f_code.co_filename):
+        found.pop()
+    return found
 
 
 def locate(
-    frames: Sequence[FrameType | TracebackType],
-    values: Mapping[str, Tensor],
-    signature: OpSignature | None = None,
+    frames: Sequence[Entry], values: Mapping[str, Tensor], signature: OpSignature | None = None
 ) -> CallSite:
-    """Find the user's line, his expressions for the tensors, the API and the module."""
-    site = locate_call(
-        frames,
-        values,
-        same=_torch.same_tensor,
-        is_tensor=lambda item: isinstance(item, Tensor),
-        signature=signature,
-    )
+    """Find the user's line, their expressions for the tensors, the API and the module."""
+    site = locate_call(frames, values, _torch.same_tensor, signature=signature)
     return replace(site, limits=(*site.limits, *eager.limit_of(map(_code_of, frames))))
 
 
 def op_signature(violation: Violation) -> OpSignature:
     """Return what the op of a finding takes, in the order of its schema."""
-    taken = _torch.signature_of(violation.op, violation.overload)
-    return OpSignature(violation.op, taken)
+    return OpSignature(violation.op, _torch.signature_of(violation.op, violation.overload))
 
 
-def _code_of(item: FrameType | TracebackType) -> CodeType:
-    frame = item.tb_frame if isinstance(item, TracebackType) else item
-    return frame.f_code
+def entries_of(past: PastCall, lines: Sequence[StackLine] | None = None) -> list[Entry]:
+    """Return the lines of a call that is over, each with its frame while that is running.
+
+    Args:
+        lines: others than those of its stack.
+    """
+    running = stack_of(sys._getframe(1))
+    entries: list[StackEntry] = []
+    for at, (code, lasti) in enumerate(past.stack if lines is None else lines):
+        # Alike from the outermost on; what was called below the last of them may be another call.
+        is_alive = at < len(running) and running[at].f_code is code
+        if not is_alive:
+            running = running[:at]
+        frame = running[at] if is_alive else None
+        entries.append(StackEntry(code, line_of(code, lasti), lasti, frame))
+    while entries and is_own_file(entries[0].code.co_filename):
+        entries.pop(0)
+    return list(entries)
+
+
+def _code_of(item: Entry) -> CodeType:
+    return item.code if isinstance(item, StackEntry) else frame_of(item).f_code
 
 
 # Functions of torch that set something up: no pass is running yet.
 _MAKING = frozenset({"__init__", "load_state_dict", "from_pretrained"})
 
 
-def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:
+def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
     """Tell the phase: autograd's backward, an optimizer's step, or forward.
 
     What is being made or loaded belongs to none of them.
     """
-    if node is not None:
+    if in_backward:
         return "backward"
-    for frame in reversed(frames):
-        file, name = torch_path(frame.f_code.co_filename), frame.f_code.co_name
+    for code in map(_code_of, reversed(entries)):
+        file, name = torch_path(code.co_filename), code.co_name
         if file and (name in _MAKING or file.startswith("utils/data/")):
             return "unknown"
         if file == "autograd/__init__.py":
@@ -113,75 +129,116 @@ def phase_of(frames: Sequence[FrameType], node: Any) -> Phase:
     return "forward"
 
 
-def traceback_frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    """Return the entries of a traceback, outermost first, without our own."""
-    while traceback is not None:
-        if not is_own_file(traceback.tb_frame.f_code.co_filename):
-            yield traceback
-        traceback = traceback.tb_next
-
-
-def hide_own_frames(error: BaseException) -> None:
-    """Take this package's frames out of a traceback: the user's error, not our machinery.
+def traceback_frames(traceback: TracebackType | None) -> list[TracebackType]:
+    """Return the entries of a traceback, outermost first, without our own.
 
     An op that we passed on went through torch's own wrapper of ops: that frame is ours as well.
     """
-    entry = error.__traceback__
-    while entry is not None:
-        following, passed_on = entry.tb_next, False
-        while following is not None:
-            file = following.tb_frame.f_code.co_filename
-            if not is_own_file(file) and not (passed_on and torch_path(file) == _OPS):
-                break
-            following, passed_on = following.tb_next, True
-        entry.tb_next = following
-        entry = following
+    kept, is_ours = [], False
+    for entry in entries_from_traceback(traceback):
+        file = entry.tb_frame.f_code.co_filename
+        is_ours = is_own_file(file) or (is_ours and torch_path(file) == _OPS)
+        if not is_ours:
+            kept.append(entry)
+    return kept
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take this package's frames out of a traceback: the user's error, not our machinery."""
+    first = error.__traceback__
+    kept = [item for item in traceback_frames(first) if item is not first]
+    if first is not None:
+        for entry, following in itertools.pairwise((first, *kept, None)):
+            cast("TracebackType", entry).tb_next = following
+
+
+def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback as :func:`hide_own_frames` leaves it; the given one is not changed.
+
+    A traceback that holds nothing but our frames is returned as it is: the failure is ours.
+    """
+    shown: TracebackType | None = None
+    for entry in reversed(traceback_frames(trace)):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown or trace
 
 
 def trim(error: BaseException) -> None:
-    """Cut a traceback after the user's last frame, so that a debugger lands in his code."""
-    last = None
-    entry = error.__traceback__
-    while entry is not None:
+    """Cut a traceback after the user's last frame, so that a debugger lands in their code."""
+    for entry in reversed(entries_from_traceback(error.__traceback__)):
         if is_user_file(entry.tb_frame.f_code.co_filename):
-            last = entry
-        entry = entry.tb_next
-    if last is not None:
-        last.tb_next = None
+            entry.tb_next = None
+            return
+
+
+def namespaces(frames: Sequence[FrameType]) -> Iterator[Mapping[str, object]]:
+    """Return the variables of the user's frames, innermost first, then those of their modules."""
+    users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
+    yield from (frame.f_locals for frame in users)
+    yield from {id(frame.f_globals): frame.f_globals for frame in users}.values()
 
 
 def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
-    """Name the parameters of the modules that the running code speaks of, by ``id``.
+    """Name the parameters, and other leaves of the graph, that the user's running code can see.
 
-    Only variables that the user's own running code mentions are looked at, so the size of his
-    namespace does not matter.
+    What the code mentions comes first.  A cell's last statement is code of its own, so of a cell's
+    other statements the variables are looked at, not the text.
+
+    Returns:
+        a name for each tensor by ``id``: the path below its module, else the variable.
     """
     names: dict[int, str] = {}
+    outer: list[Mapping[str, object]] = []
     for frame in reversed(frames):
         if not is_user_file(frame.f_code.co_filename):
             continue
-        for name in (*frame.f_code.co_names, *frame.f_code.co_varnames):
-            value = frame.f_locals.get(name, frame.f_globals.get(name))
-            if isinstance(value, torch.nn.Module):
-                for path, parameter in value.named_parameters():
-                    names.setdefault(id(parameter), path)
+        _add_names(names, mentioned(frame))
+        if frame.f_code.co_name == "<module>":
+            outer.append(frame.f_globals)
+    for namespace in outer:
+        _add_names(names, dict(namespace), limit=_MAX_MODULES)
     return names
 
 
-def api_arguments(frames: Sequence[FrameType | TracebackType]) -> tuple[tuple[str, object], ...]:
+def mentioned(frame: FrameType) -> dict[str, object]:
+    """Return the variables that the code of a frame mentions; ``None`` stands for a missing one."""
+    names, variables = (*frame.f_code.co_names, *frame.f_code.co_varnames), frame.f_locals
+    return {name: variables.get(name, frame.f_globals.get(name)) for name in names}
+
+
+def _add_names(
+    names: dict[int, str], variables: Mapping[str, object], limit: int | None = None
+) -> None:
+    # By their types: an object of the user's may answer anything to isinstance.
+    modules = [item for item in variables.values() if issubclass(type(item), torch.nn.Module)]
+    for module in modules[:limit]:
+        for path, parameter in cast("torch.nn.Module", module).named_parameters():
+            names.setdefault(id(parameter), path)
+    for name, value in variables.items():
+        if type(value) in (Tensor, torch.nn.Parameter):
+            tensor = cast("Tensor", value)
+            if tensor.requires_grad and tensor.is_leaf:
+                names.setdefault(id(tensor), name)
+
+
+def api_arguments(entries: Sequence[FrameType | TracebackType]) -> dict[str, object]:
     """Return the arguments of the functional API on the stack, by the names that its manual uses.
 
     The op's own schema calls them otherwise: ``cross_entropy(input, target)`` ends in
     ``nll_loss_forward(self, target, …)``.
     """
-    for entry in reversed(frames):
-        frame = entry.tb_frame if isinstance(entry, TracebackType) else entry
-        if frame.f_globals.get("__name__") == "torch.nn.functional":
-            code = frame.f_code
-            count = code.co_argcount + code.co_kwonlyargcount
-            variables = frame.f_locals
-            return tuple((name, variables.get(name)) for name in code.co_varnames[:count])
-    return ()
+    for frame in map(frame_of, reversed(entries)):
+        code = frame.f_code
+        if torch_path(code.co_filename) == "nn/functional.py" and not code.co_name.startswith("_"):
+            return parameters_of(frame)
+    return {}
+
+
+def parameters_of(frame: FrameType) -> dict[str, object]:
+    """Return what the parameters of a function hold."""
+    code, variables = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {name: variables.get(name) for name in names}
 
 
 def worker_line(message: str) -> str:

@@ -12,16 +12,19 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, distributed
 
 from cudalens.core.evidence_types import CallContext, NanWatch, PositionTable
 from cudalens.core.report_types import Environment
 from cudalens.core.version import __version__
+from cudalens.evidence.call_stack import mentioned
 from cudalens.evidence.torch_errors import package_of
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
 from cudalens.source.safe_eval import instance_dict, registered
+from cudalens.source.stack import frame_of
 
 Entries = Sequence[FrameType | TracebackType]
 _TEMPERATURES = ("temperature", "temp", "tau")
@@ -31,7 +34,7 @@ def observe(entries: Entries, site: CallSite) -> CallContext:
     """Return what the variables around a call tell."""
     tokenizer = _tokenizer(entries)
     return CallContext(
-        library_names=tuple((item.key, item.name) for item in reversed(site.library_names)),
+        library_names=site.library_names[::-1],
         model=_model(entries),
         tokenizer_length=None if tokenizer is None else len(tokenizer),
         pad_token_id=None if tokenizer is None else tokenizer.pad_token_id,
@@ -49,7 +52,7 @@ def _model(entries: Entries) -> str | None:
     """Name the innermost running model of transformers; a class of the user's by its base."""
     library = sys.modules.get("transformers.modeling_utils")
     base = getattr(library, "PreTrainedModel", None)
-    for frame in map(_frame_of, reversed(entries)) if isinstance(base, type) else ():
+    for frame in map(frame_of, reversed(entries)) if isinstance(base, type) else ():
         kinds = type(frame.f_locals.get("self")).__mro__
         if base in kinds:
             named = (item for item in kinds if str(item.__module__).startswith("transformers."))
@@ -59,23 +62,15 @@ def _model(entries: Entries) -> str | None:
 
 def _temperatures(entries: Entries) -> Iterator[tuple[str, float]]:
     """Return the numbers called a temperature that the user's deepest function mentions."""
-    own = (frame for frame in map(_frame_of, reversed(entries)) if _is_users(frame))
-    frame = next(own, None)
+    frame = next(filter(_is_users, map(frame_of, reversed(entries))), None)
     if frame is None:
         return
-    owner = instance_dict(frame.f_locals.get("self"))
+    variables, owner = mentioned(frame), instance_dict(frame.f_locals.get("self"))
     for name in _TEMPERATURES:
-        if name not in (*frame.f_code.co_names, *frame.f_code.co_varnames):
-            continue
-        found = {name: frame.f_locals.get(name, frame.f_globals.get(name))}
-        found[f"self.{name}"] = owner.get(name)
-        for expression, value in found.items():
-            if isinstance(value, (int, float)) and type(value) in (int, float):
-                yield expression, float(value)
-
-
-def _frame_of(entry: FrameType | TracebackType) -> FrameType:
-    return entry.tb_frame if isinstance(entry, TracebackType) else entry
+        if name in variables:
+            for expression, value in ((name, variables[name]), (f"self.{name}", owner.get(name))):
+                if type(value) is int or type(value) is float:
+                    yield expression, float(value)
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -87,23 +82,13 @@ def _tokenizer(entries: Entries) -> Any:
     if "transformers" not in sys.modules:
         return None
     base = sys.modules["transformers"].PreTrainedTokenizerBase
-    found: dict[int, Any] = {
-        id(value): value for value in _mentioned(entries) if issubclass(type(value), base)
-    }
+    frames = filter(_is_users, map(frame_of, entries))
+    values = (value for frame in frames for value in mentioned(frame).values())
+    found: dict[int, Any] = {id(item): item for item in values if issubclass(type(item), base)}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _mentioned(entries: Entries) -> Iterator[object]:
-    for frame in filter(_is_users, map(_frame_of, entries)):
-        variables = frame.f_locals
-        for name in (*frame.f_code.co_names, *frame.f_code.co_varnames):
-            if name in variables:
-                yield variables[name]
-            elif name in frame.f_globals:
-                yield frame.f_globals[name]
-
-
-# --- how many positions a model of transformers has, where an inp ---------------------------------
+# --- how many positions a model of transformers has -----------------------------------------------
 
 
 _INPUTS = ("input_ids", "inputs_embeds", "input_embeds")
@@ -132,26 +117,26 @@ def table_of_positions(entries: Sequence[TracebackType]) -> PositionTable | None
     return PositionTable(input=given, rows=int(table.shape[1]), tokens=int(tokens.shape[1]))
 
 
-# --- say where a failure happened: versions, device, rank.  nothi ---------------------------------
+# --- versions, device, rank -----------------------------------------------------------------------
+
+
+def _simulation() -> Any:
+    package = sys.modules.get("cudalens.simulate")
+    return None if package is None else package.current()
 
 
 def is_simulated() -> bool:
     """Return whether the simulated CUDA device is active."""
-    package = sys.modules.get("cudalens.simulate")
-    return package is not None and package.current() is not None
+    return _simulation() is not None
 
 
 def rehearsed_fault() -> object | None:
     """Return what ended the context of the simulated device, ``None`` while it lives or is off."""
-    package = sys.modules.get("cudalens.simulate")
-    running = package.current() if package is not None else None
-    return None if running is None else running.fault
+    return getattr(_simulation(), "fault", None)
 
 
 def describe() -> Environment:
     """Describe this process; asks the driver only for what host memory already holds."""
-    import torch
-
     return Environment(
         cudalens=__version__,
         python=platform.python_version(),
@@ -164,8 +149,6 @@ def describe() -> Environment:
 
 
 def _device_name() -> str | None:
-    import torch
-
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None
     try:
@@ -176,4 +159,7 @@ def _device_name() -> str | None:
 
 def _rank() -> int | None:
     rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdigit() else None
+    if rank.isdigit():
+        return int(rank)
+    is_one_of_many = distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_rank()) if is_one_of_many else None

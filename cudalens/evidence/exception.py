@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
+from functools import partial
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -17,29 +18,30 @@ from torch import Tensor
 from cudalens.core.evidence_types import DeviceFault, RefusedCall
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
-from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, Phase, TensorFact
+from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, TensorFact
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
 from cudalens.evidence.call_arguments import call_arguments, refused_call, unread_arguments
-from cudalens.evidence.call_stack import locate, phase_of, worker_line
+from cudalens.evidence.call_stack import locate, parameter_names, phase_of, worker_line
 from cudalens.evidence.failed_op import with_failed_op, with_unread
-from cudalens.evidence.freed_graph import with_freed
-from cudalens.evidence.modified_tensor import with_modified
+from cudalens.evidence.freed_graph import FREED, with_freed
+from cudalens.evidence.modified_tensor import MODIFIED, with_marked_node, with_modified
+from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts, tensor_values
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
+from cudalens.evidence.trial import Trial, trial_of
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import CallSite, runs_torch
+
+_OF_SITE = ("source", "call_text", "module_path", "module_type", "frames")
+"""What the evidence takes over from the place of the call."""
 
 
 def concerns_torch(error: BaseException) -> bool:
     """Return whether torch, or a library on top of it, raised ``error``."""
     if isinstance(getattr(error, "__cudalens_report__", None), Report):
         return True  # a check inside this one knew it, and took its own frames out
-    return is_torch_error(error, is_own=is_own_file, is_user=is_user_file, runs_torch=_runs_torch)
-
-
-def _runs_torch(entry: TracebackType) -> bool:
-    return runs_torch(entry, is_tensor=lambda item: isinstance(item, Tensor))
+    return is_torch_error(error, is_own=is_own_file, is_user=is_user_file, runs_torch=runs_torch)
 
 
 def evidence_of_error(
@@ -62,96 +64,104 @@ def evidence_of_error(
     tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
     call = limits.attempt("argument", lambda: refused_call(entries, arguments), RefusedCall)
     sent = limits.attempt("worker", lambda: worker_line(facts.message), str)
+    frames = [item.tb_frame for item in entries]
+    is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in frames)
+    is_assert = is_device_assert(facts) and not was_lost
     evidence = Evidence(
         error=facts,
         op=OpName(api=site.api),
-        phase=_phase(entries),
-        context_usable=_context_usable(is_lost=is_lost),
-        source=site.source,
-        call_text=site.call_text,
-        module_path=site.module_path,
-        module_type=site.module_type,
-        frames=site.frames,
+        phase=phase_of(entries, in_backward=is_backward),
+        # It is not known where this process has not used CUDA.
+        context_usable=False if is_lost else torch.cuda.is_initialized() or None,
         tensors=tensors,
+        device_text=_printed(device_text, limits, is_expected=is_assert),
         refused_call=call,
         device_fault=replace(hidden, was_before=was_lost and is_lost),
         worker_line=sent or None,
-        memory_holders=() if sent else _memory_holders(facts, entries, limits),
+        memory_holders=() if sent else _memory_holders(facts, frames, limits),
         environment=limits.attempt("environment", context.describe, Environment),
         libraries=finding.libraries(),
+        **{name: getattr(site, name) for name in _OF_SITE},
     )
-    is_expected = is_device_assert(facts) and not was_lost
-    evidence = _with_device_text(evidence, device_text, limits, is_expected=is_expected)
     if recorder is not None:
-        evidence = _with_recorder(evidence, recorder, error, entries, limits)
-        evidence = _with_freed(evidence, values, recorder, entries, limits)
-        if values and not is_lost:
-            evidence = _with_names(evidence, tensors, entries, limits)
-    graph = limits.attempt(
-        "graph", lambda: _graph(site, values, evidence, recorder), AutogradNeighbourhood
-    )
-    return replace(evidence, graph=graph, limits=(*site.limits, *limits.lines))
-
-
-def _context_usable(*, is_lost: bool) -> bool | None:
-    """Return whether CUDA can be used on, ``None`` where this process has not used it."""
-    if is_lost:
-        return False
-    return True if torch.cuda.is_initialized() else None
-
-
-def _memory_holders(
-    facts: ErrorFacts, entries: Sequence[TracebackType], limits: Limits
-) -> tuple[str, ...]:
-    """Return what fills the device, where the error says that it is full."""
-    if not memory.is_full(facts.message):
-        return ()
-    frames = [item.tb_frame for item in entries]
-    return limits.attempt("live tensors", lambda: memory.largest(frames), tuple)
+        evidence = _with_recorder(evidence, values, recorder, error, entries, limits)
+    draw = partial(_graph, site, values, evidence, recorder, frames)
+    graph = limits.attempt("graph", draw, AutogradNeighbourhood)
+    evidence = with_marked_node(replace(evidence, graph=graph))
+    name = partial(module_names, evidence, recorder, entries, running=site.module_path)
+    names = limits.attempt("module names", name, tuple)
+    return replace(evidence, module_names=names, limits=(*site.limits, *limits.lines))
 
 
 def _with_recorder(
     evidence: Evidence,
+    values: Mapping[str, Tensor],
     recorder: Any,
     error: BaseException,
     entries: Sequence[TracebackType],
     limits: Limits,
 ) -> Evidence:
-    """Add the op that raised, and who changed a tensor that autograd had saved."""
+    """Add the op that raised, who changed a tensor that autograd had saved, and who freed it."""
+    tensors = evidence.tensors
     evidence = with_failed_op(evidence, recorder, error, limits)
-    return limits.attempt(
-        "writer",
-        lambda: with_modified(evidence, recorder, str(error), entries),
-        lambda: evidence,
-        kind=Evidence,
+    modify = partial(with_modified, evidence, recorder, str(error), entries)
+    evidence = limits.attempt("writer", modify, lambda: evidence, kind=Evidence)
+    free = partial(with_freed, evidence, values, recorder, entries)
+    evidence = limits.attempt("freed graph", free, lambda: evidence, kind=Evidence)
+    # What of the cause may have left the recorder's ring:
+    if MODIFIED in str(error) and evidence.modified is None:
+        limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
+    elif FREED in str(error) and evidence.freed is None:
+        limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
+    if values and evidence.context_usable is not False:
+        # The names of the called function: the user did not call the op inside it.
+        unread = limits.attempt("arguments", lambda: unread_arguments(entries), dict)
+        evidence = replace(evidence, tensors=with_unread(evidence, tensors, unread))
+    return evidence
+
+
+def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | None:
+    if device_text is None:
+        return None
+    read = partial(device_text.text, is_expected=is_expected)
+    return limits.attempt("device text", lambda: read() or "", str) or None
+
+
+def _memory_holders(
+    facts: ErrorFacts, frames: Sequence[FrameType], limits: Limits
+) -> tuple[str, ...]:
+    if not memory.is_full(facts.message):
+        return ()
+    return limits.attempt("live tensors", lambda: memory.largest(frames), tuple)
+
+
+def report_of_another(error: BaseException) -> Report:
+    """Report an exception that tells of the end of a context which is not this process's."""
+    evidence = evidence_of_error(error, None, None)
+    first = str(error).strip().split("\n", 1)[0]
+    known = "Asked after this exception, the CUDA devices of this process answered"
+    if evidence.context_usable is None:
+        known = "torch has not used CUDA in this process"
+    return Report(
+        kind="cuda_error",
+        certainty="unknown",
+        context_usable=evidence.context_usable,
+        phase=evidence.phase,
+        headline=f"no device of this process has failed, though the exception says: {first}",
+        explanation=f"{known}. The text was raised by hand or came from another process: that is "
+        "where to look for the failure.",
+        source=evidence.source,
+        frames=evidence.frames,
+        tensors=evidence.tensors,
+        environment=evidence.environment,
+        limits=evidence.limits,
     )
 
 
-def _with_names(
-    evidence: Evidence,
-    tensors: tuple[TensorFact, ...],
-    entries: Sequence[TracebackType],
-    limits: Limits,
-) -> Evidence:
-    """Keep the names of the called function: the user did not call the op inside it."""
-    unread = limits.attempt("arguments", lambda: unread_arguments(entries), dict)
-    return replace(evidence, tensors=with_unread(evidence, tensors, unread))
-
-
-def _with_freed(
-    evidence: Evidence,
-    values: Mapping[str, Tensor],
-    recorder: Any,
-    entries: Sequence[TracebackType],
-    limits: Limits,
-) -> Evidence:
-    """Add which backward freed the graph that another one leads into."""
-    return limits.attempt(
-        "freed graph",
-        lambda: with_freed(evidence, values, recorder, entries),
-        lambda: evidence,
-        kind=Evidence,
-    )
+def trial_of_error(error: BaseException) -> Trial | None:
+    """Make the trial of the call that raised ``error``, for as long as the report is made."""
+    entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
+    return trial_of(entries, is_user_file, has_autograd=True)
 
 
 def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tuple[TensorFact, ...]:
@@ -164,7 +174,11 @@ def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tup
 
 
 def _graph(
-    site: CallSite, arguments: Mapping[str, Tensor], evidence: Evidence, recorder: Any
+    site: CallSite,
+    arguments: Mapping[str, Tensor],
+    evidence: Evidence,
+    recorder: Any,
+    frames: Sequence[FrameType],
 ) -> AutogradNeighbourhood:
     """Draw the graph behind the tensors on the failing line; no value is read."""
     if evidence.device_fault.is_met_again:
@@ -181,22 +195,5 @@ def _graph(
         op_name=name or "the failing call",
         bad=None,
         site=lambda number: finding.forward_line(recorder, number),
+        names=parameter_names(frames),
     )
-
-
-def _phase(entries: Sequence[TracebackType]) -> Phase:
-    names = {item.tb_frame.f_code.co_name for item in entries}
-    if "_engine_run_backward" in names:
-        return "backward"
-    return phase_of([item.tb_frame for item in entries], None)
-
-
-def _with_device_text(
-    evidence: Evidence, device_text: Any, limits: Limits, *, is_expected: bool
-) -> Evidence:
-    if device_text is None:
-        return evidence
-    text = limits.attempt(
-        "device text", lambda: device_text.text(is_expected=is_expected) or "", str
-    )
-    return replace(evidence, device_text=text or None)

@@ -28,7 +28,7 @@ from cudalens.core.report_types import (
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import lost_context
-from cudalens.evidence.finding import forward_place
+from cudalens.evidence.finding import FORWARD_CALL, forward_place
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import of_meta
 from cudalens.source.locate import locate_entries
@@ -58,6 +58,8 @@ def with_failed_op(
         lambda: (None, None),
         kind=tuple,
     )
+    if record.node_sequence_nr is not None and forward is None:
+        limits.add(recorder.beyond_ring(FORWARD_CALL, record.node_sequence_nr))
     spans = limits.attempt("source", lambda: locate_entries(record.entries))
     unwaited = Synchronization(is_op_unwaited=True, previous_op=record.previous_op)
     is_waited = recorder.is_synchronous or record.is_from_sync

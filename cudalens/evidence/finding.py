@@ -26,14 +26,13 @@ from cudalens.core.errors import (
 )
 from cudalens.core.evidence_types import CallContext
 from cudalens.core.limits import Limits
-from cudalens.core.report import ErrorFacts, Evidence, Report
+from cudalens.core.report import ErrorFacts, Evidence, Report, is_of_cell
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     Environment,
     HistoryEntry,
     LineRef,
     OpName,
-    ProvenanceStep,
     Replay,
     SourceSpan,
     Timing,
@@ -49,12 +48,16 @@ from cudalens.evidence import autograd_graph, context
 from cudalens.evidence.call_stack import (
     api_arguments,
     calling_frames,
+    entries_of,
     locate,
     op_signature,
     parameter_names,
     phase_of,
 )
 from cudalens.evidence.context import observe
+from cudalens.evidence.dataset_labels import labels_of
+from cudalens.evidence.grown_parameter import grown_parameter
+from cudalens.evidence.module_names import module_names
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import (
     bad_key,
@@ -64,12 +67,18 @@ from cudalens.evidence.tensors import (
     scalars_of,
     tensor_values,
 )
+from cudalens.evidence.trial import trial_of
 from cudalens.guards.interceptor import GuardedCall
+from cudalens.guards.past_calls import PastCall
 from cudalens.guards.process import PROCESS
-from cudalens.source.files import is_user_file
+from cudalens.recorder import nonfinite
+from cudalens.recorder.provenance import Provenance
+from cudalens.source.files import is_user_file, running_shell
 from cudalens.source.locate import CallSite, locate_entries
+from cudalens.source.stack import Entry, stack_of
 
 _HISTORY = 200
+FORWARD_CALL = "the forward call of the op that failed"
 
 
 # --- findings while the code runs ----------------------------------------------------------------
@@ -77,9 +86,14 @@ _HISTORY = 200
 
 def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
     """Make the report of a guard's finding, tell the session, and return what is to be raised."""
-    if violation.is_silent and is_repeated(violation):
+    past = call.past
+    if violation.is_silent and is_repeated(violation, past):
         return None
-    text, report = _found(violation, call.arguments, lambda: _replayed(call, violation))
+    if past is not None and past.written:
+        names = " and ".join(past.written)
+        note = f"{names} was written to with other values in place of the bad ones: do not use it."
+        violation = replace(violation, explanation=f"{violation.explanation} {note}".strip())
+    text, report = _found(violation, call.arguments, lambda: _replayed(call, violation), past)
     if violation.is_silent:
         return None if PROCESS.listeners else _warn(text)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
@@ -102,7 +116,10 @@ def on_nonfinite(
 
 
 def _found(
-    violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
+    violation: Violation,
+    arguments: Mapping[str, Any],
+    replayed: Callable[[], Replay],
+    past: PastCall | None = None,
 ) -> tuple[str, Report]:
     """Return the text of the exception, and the report, which the session is given.
 
@@ -111,12 +128,18 @@ def _found(
     started, limits = time.perf_counter(), Limits()
 
     def full() -> Report:
-        scene = make_scene(violation, arguments)
-        return diagnose(timed(evidence_of(scene, replayed), started))
+        scene = make_scene(violation, arguments, past)
+        evidence = timed(evidence_of(scene, replayed), started)
+        trial = limits.attempt(
+            "trial", lambda: trial_of(scene.frames, is_user_file, has_autograd=False)
+        )
+        return _in_own_inputs(evidence, diagnose(evidence, trial))
 
-    report = limits.attempt(
-        "diagnosis", full, lambda: bare_report_of_violation(violation), kind=Report
-    )
+    def bare() -> Report:
+        return bare_report_of_violation(violation)
+
+    report = limits.attempt("diagnosis", full, bare, kind=Report)
+    report = replace(report, deferred=past is not None)
     limits.attempt("variables", _python.forget)
     text = limits.attempt(
         "message", lambda: format_message(report), lambda: format_sentence(report), kind=str
@@ -126,7 +149,32 @@ def _found(
     return text, report
 
 
+def _in_own_inputs(evidence: Evidence, report: Report) -> Report:
+    """Call the inputs of a first NaN what the user calls them: in the headline and the table."""
+    violation = evidence.violation
+    if violation is None or not violation.is_nonfinite or not violation.offenders.first:
+        return report
+
+    def own(name: str) -> str:
+        fact = evidence.tensor(name)
+        return (fact.expression if fact is not None else None) or name
+
+    offenders = violation.offenders
+    listed = tuple(
+        replace(item, inputs=tuple((own(name), value) for name, value in item.inputs))
+        for item in offenders.first
+    )
+    inputs = [(own(name), value) for name, value in violation.inputs]
+    return replace(
+        report,
+        headline_own=nonfinite.headline(violation.op, offenders.first[0], inputs),
+        offenders=replace(offenders, first=listed),
+    )
+
+
 def _replayed(call: GuardedCall, violation: Violation) -> Replay:
+    if call.past is not None and not call.past.is_whole:
+        return Replay(reason="tensors of the call are gone, or have changed since")
     return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
 
 
@@ -140,14 +188,15 @@ def _warn(text: str) -> SilentFindingWarning | None:
 
 
 def timed(evidence: Evidence, started: float) -> Evidence:
-    """Put the counts, and the seconds since ``started``, into the evidence."""
+    """Complete the evidence: counts, seconds since ``started``, and whether a script runs here."""
     recorder = _recorder()
     timing = Timing(
         checked_ops=PROCESS.checked_ops,
         recorded_ops=recorder.recorded_ops if recorder is not None else 0,
         diagnose_s=round(time.perf_counter() - started, 4),
     )
-    return replace(evidence, timing=timing)
+    is_script = running_shell() is None and not is_of_cell(evidence.source, evidence.frames)
+    return replace(evidence, timing=timing, is_script=is_script)
 
 
 def _recorder() -> Any:
@@ -163,24 +212,41 @@ class Scene:
     arguments: Mapping[str, Any]
     values: Mapping[str, Tensor]
     bad: str
+    entries: Sequence[Entry]
+    """The lines of the call, with the frames that live."""
     frames: Sequence[FrameType]
+    """The frames of a call that is running; none of one that is over."""
     node: Any
     recorder: Any
     limits: Limits
+    past: PastCall | None = None
 
 
-def make_scene(violation: Violation, arguments: Mapping[str, Any]) -> Scene:
-    """Take in the stack and the tensors of the running call."""
-    limits, node = Limits(), _torch.current_node()
+def make_scene(
+    violation: Violation, arguments: Mapping[str, Any], past: PastCall | None = None
+) -> Scene:
+    """Take in the stack and the tensors of the running call, or of one that is over."""
+    limits, node = Limits(), None if past is not None else _torch.current_node()
+    if past is None:
+        frames = limits.attempt(
+            "frames", lambda: calling_frames(in_backward=node is not None), list
+        )
+        entries: Sequence[Entry] = frames
+    else:
+        frames, entries = [], limits.attempt("frames", lambda: entries_of(past), list)
+        for line in past.limits:
+            limits.add(line)
     return Scene(
         violation=violation,
         arguments=arguments,
         values=tensor_values(arguments),
         bad=bad_key(violation),
-        frames=limits.attempt("frames", lambda: calling_frames(in_backward=node is not None), list),
+        entries=entries,
+        frames=frames,
         node=node,
         recorder=_recorder(),
         limits=limits,
+        past=past,
     )
 
 
@@ -194,28 +260,29 @@ def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
         graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood),
     )
     evidence = with_recording(in_own_words(evidence, scene.bad), scene, limits)
+    names = limits.attempt(
+        "module names",
+        lambda: module_names(evidence, scene.recorder, scene.frames, running=evidence.module_path),
+        tuple,
+    )
+    evidence = replace(evidence, module_names=names)
     return replace(evidence, limits=(*evidence.limits, *limits.lines))
 
 
 def _placed(scene: Scene, limits: Limits) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
     violation, values, frames = scene.violation, scene.values, scene.frames
-    signature = limits.attempt("signature", lambda: op_signature(violation))
-    site = limits.attempt("source", lambda: locate(frames, values, signature), CallSite)
+    past, site = scene.past, _site(scene, limits)
     node = scene.node
-    sequence_nr = None if node is None else _torch.node_sequence_nr(node)
-    node_name = None if node is None else type(node).__name__
     forward, forward_module = limits.attempt(
-        "forward source",
-        lambda: forward_place(scene.recorder, sequence_nr, node_name),
-        lambda: (None, None),
-        kind=tuple,
+        "forward source", lambda: _forward(scene, limits), lambda: (None, None), kind=tuple
     )
     return Evidence(
         violation=violation,
         op=OpName(name=violation.op, overload=violation.overload, api=site.api),
-        phase=phase_of(frames, scene.node),
+        phase=phase_of(scene.entries, in_backward=past.in_backward if past else node is not None),
         prevented=not (violation.is_silent or violation.is_nonfinite),
+        deferred=past is not None,
         context_usable=True,
         source=site.source,
         forward_source=forward,
@@ -225,7 +292,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
         frames=site.frames,
         tensors=limits.attempt(
             "tensors",
-            lambda: facts_of(violation, values, site, api_arguments(frames)),
+            lambda: facts_of(violation, values, site, tuple(api_arguments(frames).items())),
             tuple,
         ),
         scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), tuple),
@@ -238,8 +305,37 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
     )
 
 
+def _site(scene: Scene, limits: Limits) -> CallSite:
+    """Find the user's line, and what is proven to be each tensor on it."""
+    is_over = scene.past is not None
+    signature = None
+    if not is_over:
+        signature = limits.attempt("signature", lambda: op_signature(scene.violation))
+    site = limits.attempt(
+        "source", lambda: locate(scene.entries, scene.values, signature), CallSite
+    )
+    if not is_over:
+        return site
+    # Variables of a call that is over may be others by now: only what is its tensor is told.
+    is_named = (site.api or "").startswith("torch.nn.functional.")
+    return replace(site, others=(), library_names=(), api=site.api if is_named else None)
+
+
+def _forward(scene: Scene, limits: Limits) -> tuple[SourceSpan | None, str | None]:
+    """Return the place and the module of the forward call of an op that runs in backward."""
+    past, node, recorder = scene.past, scene.node, scene.recorder
+    if past is not None and past.forward:
+        return locate_entries(entries_of(past, past.forward)), None
+    number = None if node is None else _torch.node_sequence_nr(node)
+    found = forward_place(recorder, number, None if node is None else type(node).__name__)
+    if recorder is not None and number is not None and found[0] is None:
+        limits.add(recorder.beyond_ring(FORWARD_CALL, number))
+    return found
+
+
 def graph_of(scene: Scene) -> AutogradNeighbourhood:
     """Draw the autograd graph around the failing op."""
+    first = next(iter(scene.violation.offenders.first), None)
     return autograd_graph.neighbourhood(
         scene.values,
         op_name=scene.violation.op,
@@ -247,6 +343,7 @@ def graph_of(scene: Scene) -> AutogradNeighbourhood:
         site=lambda number: forward_line(scene.recorder, number),
         node=scene.node,
         names=parameter_names(scene.frames),
+        inputs=dict(first.inputs) if first is not None else None,
     )
 
 
@@ -258,12 +355,38 @@ def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence
     history: tuple[HistoryEntry, ...] = limits.attempt(
         "history", lambda: recorder.history(_HISTORY), tuple
     )
-    provenance: tuple[ProvenanceStep, ...] = ()
-    if bad is not None:
-        provenance = limits.attempt(
-            "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), tuple
+    evidence = replace(evidence, history=history)
+    if scene.violation.is_nonfinite:
+        names = parameter_names(scene.frames)
+        given = list(scene.values.values())
+        grown = limits.attempt("parameters", lambda: grown_parameter(given, recorder, names))
+        evidence = replace(evidence, grown=grown)
+    if bad is None:
+        return evidence
+    found = limits.attempt(
+        "provenance",
+        lambda: recorder.provenance(bad, breaks(scene.violation)),
+        Provenance,
+    )
+    if found.is_open:
+        limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
+    return limits.attempt(
+        "data set", lambda: _with_provenance(evidence, found), lambda: evidence, kind=Evidence
+    )
+
+
+def _with_provenance(evidence: Evidence, found: Provenance) -> Evidence:
+    """Add the way of the bad values, and the data set's row of each of them."""
+    violation = evidence.violation
+    if violation is not None and found.samples:
+        first = tuple(
+            replace(item, sample=found.samples.get(item.position))
+            for item in violation.offenders.first
         )
-    return replace(evidence, history=history, provenance=provenance)
+        offenders = replace(violation.offenders, first=first)
+        evidence = replace(evidence, violation=replace(violation, offenders=offenders))
+    known = None if found.batch is None else labels_of(found.batch, evidence.violation)
+    return replace(evidence, provenance=tuple(found.steps), dataset_labels=known)
 
 
 def libraries() -> tuple[str, ...]:
@@ -314,17 +437,23 @@ A cell that is run again is new code, and is reported again.
 """
 
 
-def is_repeated(violation: Violation) -> bool:
-    """Return whether the running instruction of the user's has met this finding before."""
-    frame = sys._getframe(1)
-    while not is_user_file(frame.f_code.co_filename):
-        if frame.f_back is None:
-            return False  # a thread of autograd's own: no line of the user's is known
-        frame = frame.f_back
+def is_repeated(violation: Violation, past: PastCall | None = None) -> bool:
+    """Return whether this instruction of the user's has met this finding before."""
+    line = _users_line(past)
+    if line is None:
+        return False  # a thread of autograd's own: no line of the user's is known
     places = _told_silently.setdefault(PROCESS.audience, WeakKeyDictionary())
-    met = places.setdefault(frame.f_code, set())
-    here = frame.f_lasti, violation.guard, violation.argument
+    met = places.setdefault(line[0], set())
+    here = line[1], violation.guard, violation.argument
     if here in met:
         return True
     met.add(here)
     return False
+
+
+def _users_line(past: PastCall | None) -> tuple[CodeType, int] | None:
+    """Return the deepest line of the user's: that of a call that is over, else the running one."""
+    lines = iter(() if past is None else reversed(past.stack))
+    if past is None:
+        lines = ((item.f_code, item.f_lasti) for item in reversed(stack_of(sys._getframe(2))))
+    return next((line for line in lines if is_user_file(line[0].co_filename)), None)

@@ -20,8 +20,9 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, SourceSpan
+from cudalens.evidence.autograd_graph import name_of
 from cudalens.recorder.history import FreedPart
-from cudalens.source.locate import locate_entries
+from cudalens.source.locate import locate_entries, locate_line
 from cudalens.source.running_node import expressions_in, running
 from cudalens.source.safe_eval import evaluator_for, value_or
 from cudalens.source.stack import StackEntry, place_of, running_frame
@@ -31,7 +32,7 @@ MAX_VISITED = 5000
 _MAX_WAYS = 8
 """Freed nodes that are asked how they came to be reached."""
 _MAX_ITEMS = 64
-_COMPLAINT = "Trying to backward through the graph a second time"
+FREED = "Trying to backward through the graph a second time"
 _ROOTS = ("self", "tensors", "outputs")
 
 
@@ -47,7 +48,7 @@ def with_freed(
         arguments: the tensors that backward was asked of, among others, by name.
         entries: the traceback.
     """
-    if evidence.error is None or _COMPLAINT not in evidence.error.message:
+    if evidence.error is None or FREED not in evidence.error.message:
         return evidence
     roots = [
         tensor.grad_fn
@@ -65,7 +66,7 @@ def with_freed(
     lines = (part.made, part.freed, part.read, part.source)
     made, freed, read, kept = (_line(stack, evidence.source) for stack in lines)
     graph = FreedGraph(
-        node=_name(way[-1]),
+        node=name_of(way[-1]),
         made=made,
         freed=freed,
         read=read,
@@ -77,9 +78,6 @@ def with_freed(
     )
     place = evidence.forward_source or locate_entries(part.made)
     return replace(evidence, freed=graph, forward_source=place)
-
-
-# --- the graph -----------------------------------------------------------------------------------
 
 
 def _ways(roots: Iterable[Any], is_of_earlier: Callable[[Any], bool]) -> list[tuple[Any, ...]]:
@@ -122,7 +120,7 @@ def is_freed(node: Any) -> bool:
                 continue
             getattr(node, name.removeprefix("_raw"))
         except RuntimeError as error:
-            if _COMPLAINT in str(error):
+            if FREED in str(error):
                 return True
         except AttributeError:  # another release of torch's
             continue
@@ -134,24 +132,13 @@ def _saved_names(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
-def _name(node: Any) -> str:
-    return str(node.name()).rpartition("::")[2]
-
-
-# --- the lines -----------------------------------------------------------------------------------
-
-
 def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | None:
     """Return the user's deepest line, with its cell or file where that is not ``here``."""
-    span = locate_entries(entries[-1:]) if entries else None
-    if span is None or span.line is None:
+    line = locate_line(entries[-1:]) if entries else None
+    if line is None or line.line is None:
         return None
-    if here is None or (span.cell, span.file) != (here.cell, here.file):
-        return span.ref
-    return LineRef(line=span.line, text=span.text)
-
-
-# --- the variable --------------------------------------------------------------------------------
+    is_here = here is not None and (line.cell, line.file) == (here.cell, here.file)
+    return replace(line, cell=None, file=None) if is_here else line
 
 
 def _kept(
@@ -162,7 +149,7 @@ def _kept(
     if frame is None or part.kept is None:
         return None, None
     node = way[part.kept]
-    target = recorder.forward_site(int(node._sequence_nr()), _name(node))
+    target = recorder.forward_site(int(node._sequence_nr()), name_of(node))
 
     def is_it(tensor: Tensor) -> bool:
         """Return whether a tensor is what was read, or what its line has made of it since."""
@@ -171,7 +158,7 @@ def _kept(
             return False
         if own is node:
             return True
-        site = recorder.forward_site(int(own._sequence_nr()), _name(own))
+        site = recorder.forward_site(int(own._sequence_nr()), name_of(own))
         return bool(part.is_made_again and target and site and site[0] == target[0])
 
     statement = running(place_of(part.read[-1])).statement

@@ -6,27 +6,57 @@ first failure is worth a report; the later ones are worth one line that points b
 
 from __future__ import annotations
 
+import re
+
+import torch
+
 from cudalens.core import _torch
 from cudalens.core.evidence_types import DeviceFault
-from cudalens.core.report import ErrorFacts, Report
+from cudalens.core.report import ErrorFacts, Report, is_of_cell
 from cudalens.diagnosis.diagnose import format_place, is_device_assert
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import context
 from cudalens.evidence.finding import error_facts
 from cudalens.guards.process import PROCESS
-
-__all__ = ["STICKY_CODES", "end", "is_fatal", "is_lost", "probe", "reminder"]
+from cudalens.source.files import running_shell, torch_path
+from cudalens.source.stack import entries_from_traceback
 
 STICKY_CODES = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 """CUDA's error codes after which a process has to be started anew: memory and link faults, illegal
 addresses, time-outs, asserts, launch failures."""
+_DEVICE_ERROR = re.compile(r"\b(?:CUDA|HIP|XPU|MPS|SYCL)(?: driver| backend)? error\b", re.I)
 
 
 def is_lost(error: ErrorFacts) -> bool:
-    """Whether, by an exception's code or else its words, the device cannot be used again."""
-    if error.error_code is not None and error.error_code in STICKY_CODES:
-        return True
-    return is_sticky(error.message)
+    """Return whether the device cannot be used again: an exception says so, and the device too.
+
+    The words alone may have been written by hand, or have come from another process.
+    """
+    return _speaks_of_end(error) and probe(wait=True) is not None
+
+
+def is_of_another(error: BaseException) -> bool:
+    """Return whether an exception speaks of the end of a context, and this process's goes on.
+
+    What came up while torch started CUDA belongs to this process, though it has no context yet.
+    """
+    if not isinstance(error, Exception) or not _speaks_of_end(error_facts(error)):
+        return False
+    if not torch.cuda.is_initialized():
+        codes = (item.tb_frame.f_code for item in entries_from_traceback(error.__traceback__))
+        return all(torch_path(code.co_filename) != "cuda/__init__.py" for code in codes)
+    return not torch.cuda.is_current_stream_capturing() and probe(wait=True) is None
+
+
+def _speaks_of_end(error: ErrorFacts) -> bool:
+    return error.error_code in STICKY_CODES or is_sticky(error.message)
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Return whether the device reported an exception: CUDA, or another runtime like it."""
+    facts = error_facts(error)
+    is_told = facts.type_name == "AcceleratorError" or facts.error_code is not None
+    return is_told or _DEVICE_ERROR.search(facts.message) is not None or is_lost(facts)
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -46,7 +76,7 @@ def probe(*, wait: bool = False) -> ErrorFacts | None:
         _torch.ask_device(wait=wait)
     except Exception as error:
         facts = error_facts(error)
-        return facts if is_lost(facts) else None
+        return facts if _speaks_of_end(facts) else None
     return None
 
 
@@ -78,7 +108,9 @@ def reminder(report: Report) -> str:
     # Who reports an assert late is not to be taken for its cause.
     reported = " that was reported" if report.certainty == "unknown" else ""
     at = f"{reported} at {place}" if place else ""
-    return f"the CUDA context is gone since {what}{named}{at}: restart the kernel to use the GPU"
+    is_script = running_shell() is None and not is_of_cell(report.source, report.frames)
+    again = "start the process again" if is_script else "restart the kernel"
+    return f"the CUDA context is gone since {what}{named}{at}: {again} to use the GPU"
 
 
 def hidden_fault(error: ErrorFacts) -> DeviceFault:
@@ -86,7 +118,7 @@ def hidden_fault(error: ErrorFacts) -> DeviceFault:
 
     cuBLAS, cuDNN and others fail with a status of theirs when an assert came before.
     """
-    found = None if is_lost(error) else probe()
+    found = None if _speaks_of_end(error) else probe()
     if found is None:
         return DeviceFault()
     return DeviceFault(

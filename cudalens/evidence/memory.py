@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 
 import torch
 from torch import Tensor, nn
 
 from cudalens.core import _torch
-from cudalens.source.files import is_user_file
+from cudalens.evidence.call_stack import namespaces
 
 MAX_LISTED = 5
 _FULL = ("out of memory", "ALLOC_FAILED")
@@ -32,51 +32,31 @@ def largest(frames: Sequence[FrameType]) -> tuple[str, ...]:
     """
     seen: set[int] = set()
     found: list[tuple[int, str]] = []
-    for names in _namespaces(frames):
+    for names in namespaces(frames):
         for name, value in list(names.items()):
             if not name.startswith("_") and (entry := _holder(name, value, seen)) is not None:
                 found.append(entry)
     found.sort(key=lambda item: -item[0])
-    return tuple(text for size, text in found[:MAX_LISTED] if size)
-
-
-def _namespaces(frames: Sequence[FrameType]) -> Iterable[Mapping[str, object]]:
-    """Return the variables of the user's frames, innermost first, then those of their modules."""
-    users = [item for item in reversed(frames) if is_user_file(item.f_code.co_filename)]
-    yield from (frame.f_locals for frame in users)
-    yield from ({id(frame.f_globals): frame.f_globals for frame in users}).values()
+    return tuple(text for _, text in found[:MAX_LISTED])
 
 
 def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
+    kind, held, what = type(value).__name__, list[object](), ""
     if isinstance(value, Tensor):
-        if not (size := _new_bytes([value], seen)):
-            return None
-        shape = str(tuple(value.shape))
-        return size, f"{name}: {format_bytes(size)}, {_torch.dtype_name(value.dtype)} {shape}"
-    if isinstance(value, nn.Module):
+        held, what = [value], f", {_torch.dtype_name(value.dtype)} {tuple(value.shape)}"
+    elif isinstance(value, nn.Module):
         parameters = list(value.parameters())
         grads = [item.grad for item in parameters if item.grad is not None]
-        size = _new_bytes([*parameters, *grads, *value.buffers()], seen)
-        what = "parameters and gradients" if grads else "parameters"
-        return (
-            (size, f"{name}: {format_bytes(size)}, {what} of {type(value).__name__}")
-            if size
-            else None
-        )
-    if isinstance(value, torch.optim.Optimizer):
-        states = [x for entry in value.state.values() for x in entry.values()]
-        size = _new_bytes([x for x in states if isinstance(x, Tensor)], seen)
-        return (
-            (size, f"{name}: {format_bytes(size)}, state of {type(value).__name__}")
-            if size
-            else None
-        )
-    if isinstance(value, (list, tuple, dict)):
-        items = list(value.values() if isinstance(value, dict) else value)
-        size = _new_bytes([x for x in items if isinstance(x, Tensor)], seen)
-        count = len(items)
-        return (size, f"{name}: {format_bytes(size)} in {count} items") if size else None
-    return None
+        held = [*parameters, *grads, *value.buffers()]
+        what = f", parameters{' and gradients' if grads else ''} of {kind}"
+    elif isinstance(value, torch.optim.Optimizer):
+        held = [item for state in value.state.values() for item in state.values()]
+        what = f", state of {kind}"
+    elif isinstance(value, (list, tuple, dict)):
+        held = list(value.values() if isinstance(value, dict) else value)
+        what = f" in {len(held)} items"
+    size = _new_bytes((item for item in held if isinstance(item, Tensor)), seen)
+    return (size, f"{name}: {format_bytes(size)}{what}") if size else None
 
 
 def _new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:

@@ -10,11 +10,14 @@ from typing import Any
 
 from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report import Evidence
+from cudalens.core.report_types import CHANGED
 from cudalens.source.locate import locate_entries
 from cudalens.source.module_path import path_below
 from cudalens.source.running_node import running
 from cudalens.source.safe_eval import SafeEvaluator, evaluator_for, instance_dict, value_or
 from cudalens.source.stack import place_of, running_frame
+
+MODIFIED = "has been modified by an inplace operation"
 
 
 def with_modified(
@@ -35,7 +38,30 @@ def with_modified(
         module=module,
         module_expression=expression,
     )
-    return replace(evidence, forward_source=evidence.forward_source or forward, modified=modified)
+    changed = () if modified.modified is None else (replace(modified.modified, note=CHANGED),)
+    return replace(
+        evidence,
+        forward_source=evidence.forward_source or forward,
+        modified=modified,
+        provenance=changed,
+    )
+
+
+def with_marked_node(evidence: Evidence) -> Evidence:
+    """Mark the graph's node of the write, where only one node is of its op and its line."""
+    step = evidence.modified.modified if evidence.modified is not None else None
+    if step is None or step.op is None or step.source is None:
+        return evidence
+    op, line = step.op.partition(".")[0].rstrip("_"), step.source
+    nodes = evidence.graph.nodes
+    found = [item.id for item in nodes if (item.op, item.source) == (op, line)]
+    if len(found) != 1:
+        return evidence
+    marked = tuple(
+        replace(item, role="bad_input", name=line.text or op) if item.id in found else item
+        for item in nodes
+    )
+    return replace(evidence, graph=replace(evidence.graph, nodes=marked))
 
 
 def _module(found: Any, entries: Sequence[TracebackType]) -> tuple[str | None, str | None]:

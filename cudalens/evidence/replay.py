@@ -73,9 +73,6 @@ def _to_cpu(value: Any) -> Any:
 
 
 def _bytes(values: tuple[Any, ...]) -> int:
-    total = 0
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, Tensor):
-                total += item.numel() * item.element_size()
-    return total
+    lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
+    tensors = (item for held in lists for item in held if isinstance(item, Tensor))
+    return sum(item.numel() * item.element_size() for item in tensors)

@@ -11,11 +11,12 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.limits import failure_line
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import TensorFact, TensorMeta, TensorSummary, Violation
+from cudalens.core.report_types import GraphNode, TensorFact, TensorMeta, TensorSummary, Violation
 from cudalens.core.tensor_values import summarise, unravel
 from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
+from cudalens.source.safe_eval import instance_dict
 
 
 def bad_key(violation: Violation) -> str:
@@ -99,7 +100,16 @@ def facts_of(
 ) -> tuple[TensorFact, ...]:
     """Describe the tensors around a guard's finding, with the first bad value's place in each."""
     first = next((item.position for item in violation.offenders.first), None)
-    return tensor_facts(values, site, bad_key(violation), api=api, first_bad=first)
+    facts = tensor_facts(values, site, bad_key(violation), api=api, first_bad=first)
+    if not violation.overwritten:
+        return facts
+    # Their values are the result's: none is known of before the op.
+    return tuple(
+        replace(fact, summary=TensorSummary())
+        if (fact.argument or "").partition("[")[0] in violation.overwritten
+        else fact
+        for fact in facts
+    )
 
 
 def same_spot(tensor: Tensor, given: Tensor, position: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -193,15 +203,21 @@ def breaks(violation: Violation) -> Callable[[Tensor], bool]:
 
 
 def in_own_words(evidence: Evidence, bad: str) -> Evidence:
-    """Call the bad input in the graph what the user calls it, where that is proven."""
-    fact = evidence.tensor(bad)
-    if fact is None or not fact.expression:
-        return evidence
-    nodes = tuple(
-        replace(node, name=fact.expression) if node.role == "bad_input" else node
-        for node in evidence.graph.nodes
-    )
-    return replace(evidence, graph=replace(evidence.graph, nodes=nodes))
+    """Call the inputs in the graph what the user calls them, where that is proven."""
+    graph = evidence.graph
+    own = {
+        fact.argument: fact.expression
+        for fact in evidence.tensors
+        if fact.argument and fact.expression
+    }
+    given = {edge.src for edge in graph.edges if edge.dst == graph.focus}
+
+    def named(node: GraphNode) -> GraphNode:
+        key = bad if node.role == "bad_input" else node.name
+        is_input = node.role == "bad_input" or (node.role == "leaf" and node.id in given)
+        return replace(node, name=own[key]) if is_input and key in own else node
+
+    return replace(evidence, graph=replace(graph, nodes=tuple(map(named, graph.nodes))))
 
 
 def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = None) -> TensorFact:
@@ -216,3 +232,11 @@ def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = Non
         requires_grad=meta.requires_grad,
         grad_fn=meta.grad_fn,
     )
+
+
+def tensors_of_output(value: object) -> dict[str, Tensor]:
+    """Return the tensors of what a model of transformers returned, by their names."""
+    if not type(value).__module__.startswith("transformers."):
+        return {}
+    entries = instance_dict(value).items()
+    return {key: item for key, item in entries if isinstance(item, Tensor)}

@@ -5,11 +5,16 @@ Everything else passes through a checked cell untouched and unexplained.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
+from torch import Tensor
+
+from cudalens.core._python import is_raised_in_op
 from cudalens.diagnosis.host_errors import is_known_message
+from cudalens.source.running_call import RunningCall
 from cudalens.source.stack import entries_from_traceback, place_of
 
 _NEVER = (
@@ -28,15 +33,6 @@ _NEVER = (
 _RERAISED = re.compile(r"^Caught \w+ in .*\.\nOriginal Traceback", re.DOTALL)
 _FILE = re.compile(r'^  File "(.+)", line \d+, in ', re.MULTILINE)
 _NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attribute ")
-_DISPATCHED = frozenset(
-    {
-        "RecordingMode.__torch_dispatch__",
-        "Interceptor._kernel.<locals>.guarded",
-        "_Named.__call__",
-        "GenericKernel.__call__",
-    }
-)
-"""Functions of this package that only torch's dispatcher calls, each time for an op."""
 _LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
 _RAISE = "RAISE_VARARGS"
 
@@ -101,9 +97,11 @@ def is_torch_error(
         return False
     innermost = entries[-1]
     if isinstance(error, AttributeError):
-        return _is_torch_attribute(error, innermost, is_user)
-    if _is_raised_in_op(innermost):
-        return True
+        frames = [item.tb_frame for item in entries]
+        asked = next((item for item in frames[::-1] if item.f_code.co_name not in _LOOKUPS), None)
+        return _is_torch_attribute(error, innermost, asked, is_user)
+    if is_raised_in_op(error):
+        return True  # of the line itself it needs nothing: the dispatcher called us for the op
     if is_user(innermost.tb_frame.f_code.co_filename):
         return _is_raised_below(error, innermost, runs_torch)
     if _RERAISED.match(text := _text_of(error)):
@@ -117,30 +115,44 @@ def _is_raised_below(
     """Return whether C++ code of torch's, called on the user's line, raised the error."""
     if place_of(entry).operation == _RAISE:
         return False  # a raise or assert statement of his own
-    return runs_torch(entry) or is_known_message(_text_of(error))
+    is_mixed = isinstance(error, TypeError) and _lacks_tensor(entry)
+    return is_mixed or runs_torch(entry) or is_known_message(_text_of(error))
 
 
-def _is_raised_in_op(entry: TracebackType) -> bool:
-    """Return whether an entry's line had torch run an op, and the error came out of that op.
+def _lacks_tensor(entry: TracebackType) -> bool:
+    """Return whether a line works on what a tensor gave in place of one.
 
-    It needs nothing of the line itself: the dispatcher called this package for the op.
+    That is its gradient before a backward, a method of it, or the number that a loss became.
     """
-    below = entry.tb_next
-    if below is None or package_of(below.tb_frame) != "cudalens":
+    call = RunningCall.at(place_of(entry), lambda item: isinstance(item, Tensor))
+    node = call.node
+    if isinstance(node, ast.Attribute) and node.attr == "backward":
+        return isinstance(call.value(node.value), int | float)
+    parts = [node.value] if isinstance(node, ast.Attribute) else []
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else parts
+    return any(_is_of_tensor(call, item) for item in parts)
+
+
+def _is_of_tensor(call: RunningCall, node: ast.expr) -> bool:
+    if not isinstance(node, ast.Attribute) or not isinstance(call.value(node.value), Tensor):
         return False
-    return below.tb_frame.f_code.co_qualname in _DISPATCHED
+    return node.attr == "grad" or callable(getattr(Tensor, node.attr, None))
 
 
-def _is_torch_attribute(error: AttributeError, entry: TracebackType, is_user: OfFile) -> bool:
+def _is_torch_attribute(
+    error: AttributeError, entry: TracebackType, asked: FrameType | None, is_user: OfFile
+) -> bool:
     """Return whether torch itself says that something lacks an attribute, or may not have it yet.
 
     A look-up of a name that is not there is a mistake of spelling, on a module as on any object.
     """
     frame = entry.tb_frame
     if is_user(frame.f_code.co_filename):
-        return False
+        return _lacks_tensor(entry)
     if _NOT_A_TENSOR.match(str(error)):
         return stands_on_torch(frame)
+    if asked is not None and hasattr(Tensor, error.name or ""):
+        return package_of(asked) == "torch"  # torch asked an argument for what a tensor has
     is_raise = place_of(entry).operation == _RAISE and frame.f_code.co_name not in _LOOKUPS
     return package_of(frame) == "torch" and is_raise
 

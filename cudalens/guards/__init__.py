@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cudalens.core.api_names import api_names_of_all
 from cudalens.core.report_types import Violation
 from cudalens.guards import _base
-from cudalens.guards._base import Check, Guard, full_name, resolve
+from cudalens.guards._base import Guard, UserCheck, full_name, resolve
 from cudalens.guards._ranges import lies_within, out_of_range
 
 __all__ = [
@@ -23,9 +24,25 @@ __all__ = [
     "lies_within",
     "out_of_range",
     "register",
+    "remove",
 ]
 
-_NO_GUARDS = frozenset({"interceptor", "process"})
+_NO_GUARDS = frozenset(
+    {
+        "compiled_graph",
+        "captured",
+        "compiled",
+        "deferred",
+        "engine",
+        "host_waits",
+        "interceptor",
+        "past_calls",
+        "pending",
+        "plans",
+        "process",
+        "refused_calls",
+    }
+)
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name not in _NO_GUARDS:
         importlib.import_module(f"{__name__}.{_module.name}")
@@ -51,13 +68,45 @@ def all_guards() -> Iterator[Guard]:
     return iter(dict.fromkeys(entry for entries in _table.values() for entry in entries))
 
 
-def register(op: Any, check: Check) -> tuple[Any, ...]:
+def register(op: Any, check: UserCheck, name: str | None = None) -> tuple[Any, ...]:
     """Add a guard of the user's own; return the overloads it acts on.
 
     Raises:
         GuardRegistrationError: the op is not registered, or its arguments do not match.
     """
-    return _enter(_base.user_guard(op, check))
+    return resolve(add(op, check, name))
+
+
+def add(op: Any, check: UserCheck, name: str | None = None) -> Guard:
+    """Add a guard of the user's own, in place of an earlier one of this name for the same op.
+
+    A lambda without ``name`` has none, and replaces nothing.
+
+    Raises:
+        GuardRegistrationError: the op is not registered, or its arguments do not match.
+    """
+    entry = _base.user_guard(op, check, name)
+    for overload in resolve(entry) if entry.name != _NO_NAME else ():
+        for other in _table.get(overload, ()):
+            if other.name == entry.name and other.frequency == _base.OF_USER:
+                _take_out(overload, other)
+    _enter(entry)
+    return entry
+
+
+_NO_NAME = (lambda: None).__name__
+
+
+def remove(entry: Guard) -> None:
+    """Take a guard out of the catalogue; harmless when it is not there any more."""
+    for overload in resolve(entry):
+        _take_out(overload, entry)
+
+
+def _take_out(overload: Any, entry: Guard) -> None:
+    rest = tuple(item for item in _table.pop(overload, ()) if item is not entry)
+    if rest:
+        _table[overload] = rest
 
 
 def catalogue_rows() -> list[dict[str, Any]]:
@@ -70,12 +119,14 @@ def catalogue_rows() -> list[dict[str, Any]]:
         {
             "guard": entry.name,
             "op": sorted(names),
+            "api": list(api_names_of_all(sorted(names))),
             "precondition": entry.precondition,
             "source": entry.source,
             "cost": entry.cost,
             "frequency": entry.frequency,
             "records": list(entry.records),
             "silent": entry.is_silent,
+            "waits": entry.waits,
         }
         for entry, names in ops.items()
     ]

@@ -1,10 +1,11 @@
 """The framework of the catalogue: what a guard is, how its function is turned into one.
 
-A guard is one short function that looks at the values of an op's arguments before the kernel is
-launched.  Its parameters are named after the schema arguments that it needs; it returns ``None``
-or a :class:`~cudalens.core.report_types.Violation`, changes nothing and reads the device at most
-once while nothing is wrong.  The framework adds the guard's name, the op and the overload to what
-it returns.  Its docstring has five parts, and the tests run the last two::
+A guard is one short function that says what must hold of an op's arguments.  Its parameters are
+named after the schema arguments that it needs; it knows shapes, dtypes and numbers alone and
+returns a requirement of :mod:`cudalens.guards.engine`, ``None`` where nothing is launched or torch
+refuses the call.  The engine looks at the values before the kernel is launched, changes nothing and
+reads the device at most once while nothing is wrong; a finding gets the guard's name, the op and
+the overload from the framework.  The docstring has five parts, and the tests run the last two::
 
     The precondition in one sentence, with the bound as an interval.
 
@@ -28,8 +29,14 @@ import torch
 from cudalens.core._torch import has_kernel
 from cudalens.core.errors import GuardRegistrationError
 from cudalens.core.report_types import Violation
+from cudalens.guards.engine import Need, checker
 
+Requires = Callable[..., Need]
 Check = Callable[..., "Violation | None"]
+UserCheck = Callable[..., "Violation | str | None"]
+"""A check of the user's own may answer with a sentence."""
+OF_USER = "user"
+"""The ``frequency`` of a guard of the user's own."""
 _SECTIONS = ("Source", "Cost", "Passes", "Violates")
 
 
@@ -38,9 +45,12 @@ class Guard:
     """One entry of the catalogue."""
 
     name: str
+    requires: Callable[..., Any]
+    """Says what must hold of the arguments, without a look at the device."""
     check: Check
+    """Looks whether it holds."""
     parameters: tuple[str, ...]
-    """Schema arguments that ``check`` takes, by name."""
+    """Schema arguments that both take, by name."""
     ops: tuple[str, ...]
     """Ops as ``aten::gather`` (overloads that have the parameters) or ``aten::index.Tensor``."""
     records: tuple[str, ...] = ()
@@ -52,6 +62,8 @@ class Guard:
     """The ops that the kernel calls in turn get these same values: no guard looks again."""
     is_composite: bool = False
     """The op only decomposes: its guard stands above autograd, and acts on no other key."""
+    waits: bool = False
+    """Deferred guards wait here as well: what must hold is no interval of one tensor's values."""
     precondition: str = ""
     source: str = ""
     cost: str = ""
@@ -69,42 +81,45 @@ def guard(
     is_silent: bool = False,
     covers_inner: bool = False,
     is_composite: bool = False,
-) -> Callable[[Check], Check]:
+    waits: bool = False,
+) -> Callable[[Requires], Requires]:
     """Enter the decorated function into the catalogue for ``ops``."""
 
-    def enter(check: Check) -> Check:
-        entry = make_guard(check, ops, records=records, frequency=frequency, is_silent=is_silent)
-        _registered.append(replace(entry, covers_inner=covers_inner, is_composite=is_composite))
-        return check
+    def enter(requires: Requires) -> Requires:
+        entry = make_guard(
+            requires,
+            ops,
+            records=tuple(records),
+            frequency=frequency,
+            is_silent=is_silent,
+            covers_inner=covers_inner,
+            is_composite=is_composite,
+            waits=waits,
+        )
+        _registered.append(entry)
+        return requires
 
     return enter
 
 
 def make_guard(
-    check: Check,
-    ops: Iterable[str],
-    *,
-    records: Iterable[str] = (),
-    frequency: str = "rare",
-    is_silent: bool = False,
+    requires: Callable[..., Any], ops: Iterable[str], *, is_silent: bool = False, **options: Any
 ) -> Guard:
-    """Build the catalogue entry of a check function from its signature and docstring."""
-    doc = inspect.getdoc(check) or ""
-    parts = {name: _section(doc, name) for name in _SECTIONS}
+    """Build the catalogue entry of a guard's function from its signature and docstring."""
+    doc = inspect.getdoc(requires) or ""
     precondition = re.split(r"\n\s*\n", doc, maxsplit=1)[0]
+    parts: dict[str, Any] = {name.lower(): _section(doc, name) for name in _SECTIONS}
+    parameters = tuple(inspect.signature(requires).parameters)
     return Guard(
-        name=getattr(check, "__name__", repr(check)),
-        check=check,
-        parameters=tuple(inspect.signature(check).parameters),
+        name=getattr(requires, "__name__", repr(requires)),
+        requires=requires,
+        check=checker(requires, parameters, is_silent),
+        parameters=parameters,
         ops=tuple(ops),
-        records=tuple(records),
-        frequency=frequency,
         is_silent=is_silent,
         precondition=" ".join(precondition.split()),
-        source=parts["Source"],
-        cost=parts["Cost"],
-        passes=parts["Passes"],
-        violates=parts["Violates"],
+        **options,
+        **parts,
     )
 
 
@@ -142,9 +157,7 @@ def schema_parameters(op: Any) -> tuple[ArgumentSlot, ...]:
 
 
 def full_name(op: Any) -> str:
-    """Return an overload as the dispatcher spells it: ``aten::index.Tensor``,
-    ``aten::embedding``.
-    """
+    """Return an overload as the dispatcher spells it: ``aten::index.Tensor``."""
     schema = op._schema
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
 
@@ -155,13 +168,16 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
     Overloads that merely decompose are left out, since the guard of the inner op sees their
     values; a composite guard acts on these alone.
     """
-    found = []
-    for op_name in entry.ops:
-        for op in _overloads(op_name):
-            names = {argument.name for argument in op._schema.arguments}
-            if set(entry.parameters) <= names and _decomposes(op) == entry.is_composite:
-                found.append(op)
-    return tuple(dict.fromkeys(found))
+    wanted = set(entry.parameters)
+    found = (op for op_name in entry.ops for op in _overloads(op_name))
+    return tuple(
+        dict.fromkeys(
+            op
+            for op in found
+            if wanted <= {argument.name for argument in op._schema.arguments}
+            and _decomposes(op) == entry.is_composite
+        )
+    )
 
 
 def _decomposes(op: Any) -> bool:
@@ -178,7 +194,7 @@ def _overloads(op_name: str) -> list[Any]:
     return [getattr(packet, item) for item in names if hasattr(packet, item)]
 
 
-def _with_sentence(check: Check, name: str) -> Check:
+def _with_sentence(check: UserCheck, name: str) -> Check:
     """Let a check answer with a sentence instead of a whole violation."""
 
     def checked(*values: Any) -> Violation | None:
@@ -204,26 +220,15 @@ def _op_name(op: Any) -> str:
     return str(getattr(op, "_qualified_op_name", repr(op)))
 
 
-def _callable(check: Check) -> Check:
-    """Return ``check`` back when its parameters can be told.
-
-    Raises:
-        GuardRegistrationError: it is no function, or does not say what it takes.
-    """
-    try:
-        inspect.signature(check)
-    except (TypeError, ValueError):
-        msg = f"check = {check!r} is no guard: give a function of the op's arguments by their names"
-        raise GuardRegistrationError(msg) from None
-    return check
-
-
-def user_guard(op: Any, check: Check) -> Guard:
+def user_guard(op: Any, check: UserCheck, name: str | None = None) -> Guard:
     """Build a guard of the user's own for an op of the user's own.
 
+    Args:
+        name: the function's own by default.
+
     Raises:
-        GuardRegistrationError: no such op is registered, or ``check`` asks for arguments that the
-            op does not have.
+        GuardRegistrationError: no such op is registered, or ``check`` is no function of arguments
+            that the op has.
     """
     op_name = op if isinstance(op, str) else _op_name(op)
     if "::" not in op_name:
@@ -233,13 +238,17 @@ def user_guard(op: Any, check: Check) -> Guard:
     if not overloads:
         msg = f"there is no op {op_name!r}: register it with torch.library before its guard"
         raise GuardRegistrationError(msg)
-    entry = make_guard(_callable(check), (op_name,), frequency="user")
     # An op that merely decomposes is looked at where it stands, above autograd.
-    entry = replace(
-        entry,
-        check=_with_sentence(check, entry.name),
-        is_composite=all(_decomposes(op) for op in overloads),
-    )
+    decomposes = all(_decomposes(op) for op in overloads)
+    try:
+        entry = make_guard(
+            check, (op_name,), frequency=OF_USER, is_composite=decomposes, waits=True
+        )
+    except (TypeError, ValueError):  # it does not say what it takes
+        msg = f"check = {check!r} is no guard: give a function of the op's arguments by their names"
+        raise GuardRegistrationError(msg) from None
+    name = name or entry.name
+    entry = replace(entry, name=name, check=_with_sentence(check, name))
     have = [argument.name for argument in overloads[0]._schema.arguments]
     if missing := [name for name in entry.parameters if name not in have]:
         msg = f"{op_name} has no argument {missing[0]!r}; its arguments are {', '.join(have)}"

@@ -12,8 +12,10 @@ from torch import Tensor
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, outside
 
-FEW = 64
-"""So many integers are looked at one by one in the time that it takes to launch a reduction."""
+FEW = 256
+"""So many integers are looked at one by one in the time that it takes to reduce them into a buffer,
+in the midst of a training step, where the caches are cold.
+"""
 
 
 def few(tensor: Tensor) -> set[int] | None:
@@ -32,11 +34,12 @@ def extremes(tensor: Tensor) -> tuple[Any, Any]:
     Args:
         tensor: at least one element, any strides.
     """
-    tensor = unexpanded(tensor)
+    if 0 in tensor.stride():
+        tensor = unexpanded(tensor)
     if (values := few(tensor)) is not None:
         return min(values), max(values)
     buffer = tensor.new_empty(2)
-    torch.aminmax(tensor, out=(buffer[0], buffer[1]))
+    torch.aminmax(tensor, out=buffer.unbind())
     low, high = buffer.tolist()
     return low, high
 
@@ -65,6 +68,13 @@ def format_interval(low: object, high: object, also: tuple[tuple[int, str], ...]
     empty = isinstance(low, int) and isinstance(high, int) and high < low
     text = "nothing" if empty else f"{low} … {high}"
     return " or ".join([text, *(f"{value} ({name})" for value, name in also)])
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return ``1 row`` or ``3 rows``."""
+    return (
+        f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun[-1] == 's' else 's'}"
+    )
 
 
 def format_offender(argument: str, offenders: Offenders, list_position: int | None = None) -> str:
@@ -139,21 +149,6 @@ _MOST_DIGITS = 17
 _MOST_FLAGS = 1024
 
 
-def lies_between(tensor: Tensor, low: float, high: float, dtype: torch.dtype | None = None) -> bool:
-    """Return whether every element lies in ``[low, high]``; NaN does not, empty tensors do.
-
-    Args:
-        dtype: what the kernel converts the elements to before it compares them.
-    """
-    if tensor.numel() == 0:
-        return True
-    smallest, largest = extremes(tensor)
-    if dtype is not None and dtype != tensor.dtype:
-        # Rounding keeps the order, so that the two ends stand for all.
-        smallest, largest = torch.tensor([smallest, largest], dtype=dtype).tolist()
-    return bool(low <= smallest and largest <= high)
-
-
 def all_true(flags: Tensor) -> bool:
     """Return whether every flag is true; a few are copied as they are, which saves a reduction."""
     return all(flags.reshape(-1).tolist()) if flags.numel() <= _MOST_FLAGS else bool(flags.all())
@@ -190,13 +185,7 @@ def _shortest(offender: Offender, tensor: Tensor) -> Number:
 
 
 def bad_numbers(
-    tensor: Tensor,
-    bad: Tensor,
-    *,
-    argument: str,
-    bounds: Bounds,
-    why: str,
-    device_text: str | None,
+    tensor: Tensor, bad: Tensor, *, argument: str, bounds: Bounds, why: str, device_text: str | None
 ) -> Violation:
     """Describe the numbers that ``bad`` marks; called only when there are some."""
     offenders = exact_offenders(tensor, bad)

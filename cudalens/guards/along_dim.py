@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cudalens.core.device_asserts import assert_text
-from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import (
-    Text,
     broadcast,
     compares_32_bits,
     counts_in_32_bits,
     dim_size,
     fits,
-    gather_text,
-    index_add_text,
+    index_add_key,
     index_of_dim,
-    lookup_text,
-    scatter_add_text,
+    lookup_key,
+    rows_key,
 )
-from cudalens.guards._ranges import lies_within, out_of_range
+from cudalens.guards._ranges import lies_within
+from cudalens.guards.engine import Asserts, Need, Within
 
 
-@guard(
-    "aten::gather",
-    records=("gather_scatter", "gather_rows_fast"),
-    frequency="very common",
-)
-def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+@guard("aten::gather", records=("gather_scatter", "gather_rows_fast"), frequency="very common")
+def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it reads from.
 
     Source:   ScatterGatherKernel.cu:203 and IndexKernelUtils.cu:19 (whole rows), torch 2.13.0
@@ -43,12 +36,11 @@ def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | 
     place = dim_size(self, dim)
     if place is None or not fits(index.shape, self.shape, but=place[0]):
         return None
-    return index_of_dim(
-        index,
-        self,
-        dim,
-        device_text=lambda: gather_text(self, place[0], index),
-    )
+    return index_of_dim(index, self, dim, asserts=_gather_key)
+
+
+def _gather_key(self: Tensor, dim: int, index: Tensor) -> str:
+    return rows_key("gather_rows_fast", self, dim, index)
 
 
 def _scatter(
@@ -57,11 +49,11 @@ def _scatter(
     index: Tensor,
     src: Tensor | None,
     *,
-    device_text: Text,
+    asserts: Asserts,
     adds: bool = False,
     may_be_put: bool = True,
-) -> Violation | None:
-    """Check an index of scatter.
+) -> Need:
+    """Require an index of scatter.
 
     Args:
         adds: whether values that meet in one place are added.
@@ -75,9 +67,8 @@ def _scatter(
     # Deterministic algorithms write by index_put_, where negative values count from the end.
     is_put = src is not None and may_be_put and torch.are_deterministic_algorithms_enabled()
     if is_put:
-        is_sorted = adds or index.numel() > 1
-        device_text = assert_text("assert_async") if is_sorted else assert_text("index_get")
-    return index_of_dim(index, self, dim, device_text=device_text, wraps=is_put)
+        asserts = "assert_async" if adds or index.numel() > 1 else "index_get"
+    return index_of_dim(index, self, dim, asserts=asserts, wraps=is_put)
 
 
 @guard(
@@ -87,7 +78,7 @@ def _scatter(
     records=("gather_scatter",),
     frequency="very common",
 )
-def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Violation | None:
+def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it writes to.
 
     Source:   ScatterGatherKernel.cu:203, torch 2.13.0
@@ -95,13 +86,7 @@ def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -
     Passes:   aten.scatter(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2))
     Violates: aten.scatter(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2))
     """
-    return _scatter(
-        self,
-        dim,
-        index,
-        src,
-        device_text=assert_text("gather_scatter"),
-    )
+    return _scatter(self, dim, index, src, asserts="gather_scatter")
 
 
 @guard(
@@ -112,7 +97,7 @@ def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -
 )
 def scatter_by_reduction_index_in_range(
     self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
-) -> Violation | None:
+) -> Need:
     """Every index lies in [0, size - 1] of the dimension that is added to or multiplied.
 
     Source:   ScatterGatherKernel.cu:203, torch 2.13.0
@@ -120,15 +105,8 @@ def scatter_by_reduction_index_in_range(
     Passes:   aten.scatter(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2), reduce="add")
     Violates: aten.scatter(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2), reduce="add")
     """
-    return _scatter(
-        self,
-        dim,
-        index,
-        src,
-        device_text=assert_text("gather_scatter"),
-        adds=True,
-        may_be_put=reduce == "add",
-    )
+    is_put = reduce == "add"
+    return _scatter(self, dim, index, src, asserts="gather_scatter", adds=True, may_be_put=is_put)
 
 
 @guard(
@@ -141,7 +119,7 @@ def scatter_by_reduction_index_in_range(
     records=("scatter_value",),
     frequency="very common",
 )
-def scatter_value_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+def scatter_value_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that the value is written to.
 
     Source:   ScatterGatherKernel.cu:449, torch 2.13.0
@@ -149,29 +127,16 @@ def scatter_value_index_in_range(self: Tensor, dim: int, index: Tensor) -> Viola
     Passes:   aten.scatter_(zeros(2, 3), 1, tensor([[0, 2]]), 1.0)
     Violates: aten.scatter_(zeros(2, 3), 1, tensor([[0, 3]]), 1.0)
     """
-    return _scatter(
-        self,
-        dim,
-        index,
-        None,
-        device_text=assert_text("scatter_value"),
-    )
+    return _scatter(self, dim, index, None, asserts="scatter_value")
 
 
 @guard(
     "aten::scatter_add",
     "aten::scatter_add_",
-    records=(
-        "gather_scatter",
-        "scatter_add_rows_fast",
-        "scatter_add_tma",
-        "scatter_add_cutedsl",
-    ),
+    records=("gather_scatter", "scatter_add_rows_fast", "scatter_add_tma", "scatter_add_cutedsl"),
     frequency="very common",
 )
-def scatter_add_index_in_range(
-    self: Tensor, dim: int, index: Tensor, src: Tensor
-) -> Violation | None:
+def scatter_add_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it adds to.
 
     Source:   ScatterGatherKernel.cu:203, IndexKernelUtils.cu:122 and TmaScatterAddKernel.cu:150
@@ -180,14 +145,11 @@ def scatter_add_index_in_range(
     Passes:   aten.scatter_add_(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2))
     Violates: aten.scatter_add_(zeros(2, 3), 1, tensor([[0, -1]]), ones(1, 2))
     """
-    return _scatter(
-        self,
-        dim,
-        index,
-        src,
-        device_text=lambda: scatter_add_text(self, dim, index),
-        adds=True,
-    )
+    return _scatter(self, dim, index, src, asserts=_scatter_add_key, adds=True)
+
+
+def _scatter_add_key(self: Tensor, dim: int, index: Tensor, *_: Any) -> str:
+    return rows_key("scatter_add_rows_fast", self, dim, index)
 
 
 @guard(
@@ -199,7 +161,7 @@ def scatter_add_index_in_range(
 )
 def scatter_reduce_index_in_range(
     self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
-) -> Violation | None:
+) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it reduces into.
 
     Source:   ScatterGatherKernel.cu:203, IndexKernelUtils.cu:122 and TmaScatterAddKernel.cu:150
@@ -209,27 +171,18 @@ def scatter_reduce_index_in_range(
     Violates: aten.scatter_reduce(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2), "amax")
     """
 
-    def text() -> str:
+    def key(*_: Any) -> str:
         if not include_self:
-            return assert_text("scatter_value")
+            return "scatter_value"
         is_sum = reduce == "sum"
-        return scatter_add_text(self, dim, index) if is_sum else assert_text("gather_scatter")
+        return rows_key("scatter_add_rows_fast", self, dim, index) if is_sum else "gather_scatter"
 
-    return _scatter(
-        self,
-        dim,
-        index,
-        src,
-        device_text=text,
-        adds=True,
-        may_be_put=include_self and reduce in ("sum", "mean"),
-    )
+    is_put = include_self and reduce in ("sum", "mean")
+    return _scatter(self, dim, index, src, asserts=key, adds=True, may_be_put=is_put)
 
 
 @guard("aten::take_along_dim", is_silent=True, is_composite=True)
-def take_along_dim_indices_in_range(
-    self: Tensor, indices: Tensor, dim: int | None
-) -> Violation | None:
+def take_along_dim_indices_in_range(self: Tensor, indices: Tensor, dim: int | None) -> Need:
     """With a dim, every index lies in [-size, size - 1]; torch takes others modulo the size.
 
     Source:   take_along_dim in TensorAdvancedIndexing.cpp, torch 2.13.0: no kernel sees the index
@@ -243,25 +196,11 @@ def take_along_dim_indices_in_range(
     if place is None or self.dim() == 0:
         return None
     dim, size = place
-    others = [list(tensor.shape) for tensor in (self, indices)]
-    for shape in others:
-        del shape[dim]
+    others = [(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in (self, indices)]
     if broadcast(others) is None:
         return None
-    if lies_within(indices, -size, size - 1):
-        return None
-    return out_of_range(
-        indices,
-        argument="indices",
-        low=-size,
-        high=size - 1,
-        place=f"dimension {dim} (size {size}) of {{related}}",
-        why="The index is taken modulo the size: another element than the one asked for is read.",
-        related="self",
-        size=size,
-        dim=dim,
-        is_silent=True,
-    )
+    why = "The index is taken modulo the size: another element than the one asked for is read."
+    return Within("indices", -size, size - 1, of="self", dim=dim, why=why)
 
 
 # --- rows chosen by a list of indices -------------------------------------------------------------
@@ -285,10 +224,13 @@ def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool
     rows = dim_size(source, dim)
     if rows is None or rows[1] != index.numel():
         return False
-    shapes = [list(tensor.shape) for tensor in (self, source) if tensor.dim()]
-    for shape in shapes:
-        shape[place[0] : place[0] + 1] = []
-    return all(shape == shapes[0] for shape in shapes)
+    if not (self.dim() and source.dim()):
+        return True
+    at = place[0]
+    return (*self.shape[:at], *self.shape[at + 1 :]) == (
+        *source.shape[:at],
+        *source.shape[at + 1 :],
+    )
 
 
 @guard(
@@ -296,7 +238,7 @@ def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool
     records=("index_select_small", "gather_rows_fast", "gather_scatter", "index_select_sparse"),
     frequency="very common",
 )
-def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension; in [-size, size - 1] of a sparse one.
 
     At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
@@ -314,19 +256,16 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
         # A dense dimension of a sparse tensor is selected from its values: that call comes next.
         if place[0] >= self.sparse_dim() or index.dtype != torch.int64:
             return None
-        text = assert_text("index_select_sparse")
-        return index_of_dim(index, self, dim, device_text=text, wraps=True)
+        return index_of_dim(index, self, dim, asserts="index_select_sparse", wraps=True)
     if self.layout != torch.strided or _selects_nothing(self, place[0], index):
         return None
     if self.dim() == 0 and index.numel() != 1:  # torch refuses it
         return None
-    return index_of_dim(
-        index,
-        self,
-        dim,
-        device_text=lambda: lookup_text(self, place[0], index),
-        narrows=lambda: compares_32_bits(self, index),
-    )
+    return index_of_dim(index, self, dim, asserts=lookup_key, narrows=_narrows_selected)
+
+
+def _narrows_selected(self: Tensor, dim: int, index: Tensor) -> bool:
+    return compares_32_bits(self, index)
 
 
 @guard(
@@ -335,9 +274,7 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violat
     records=("index_add_small", "index_add_large", "add_dense_sparse"),
     frequency="common",
 )
-def index_add_index_in_range(
-    self: Tensor, dim: int, index: Tensor, source: Tensor
-) -> Violation | None:
+def index_add_index_in_range(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it adds to.
 
     Dense plus sparse ends here too: its kernel calls index_add_ with the flattened sparse indices.
@@ -351,25 +288,15 @@ def index_add_index_in_range(
     if not _is_row_write(self, dim, index, source):
         return None
     # Deterministic algorithms write by index_put_, where negative values count from the end.
-    is_put = torch.are_deterministic_algorithms_enabled()
-    return index_of_dim(
-        index,
-        self,
-        dim,
-        device_text=assert_text("assert_async") if is_put else index_add_text(index),
-        wraps=is_put,
-        narrows=lambda: not is_put and _narrows(self, dim, index, source),
-    )
+    if torch.are_deterministic_algorithms_enabled():
+        return index_of_dim(index, self, dim, asserts="assert_async", wraps=True)
+    return index_of_dim(index, self, dim, asserts=index_add_key(index), narrows=_narrows)
 
 
-@guard(
-    "aten::index_reduce",
-    "aten::index_reduce_",
-    records=("index_add_small", "index_add_large"),
-)
+@guard("aten::index_reduce", "aten::index_reduce_", records=("index_add_small", "index_add_large"))
 def index_reduce_index_in_range(
     self: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
-) -> Violation | None:
+) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it reduces into.
 
     The kernel compares 32 bits, so that 2**32 asserts nothing with include_self.
@@ -382,22 +309,18 @@ def index_reduce_index_in_range(
     """
     if not _is_row_write(self, dim, index, source):
         return None
-    found = index_of_dim(
-        index,
-        self,
-        dim,
-        device_text=index_add_text(index),
-        narrows=lambda: include_self and _narrows(self, dim, index, source),
-    )
-    if found is None or include_self or found.size is None:
-        return found
-    # Without include_self the rows are first filled by index_fill_, which lets negatives wrap.
-    if lies_within(index, -found.size, found.size - 1):
-        return found
-    return replace(found, device_text=assert_text("index_fill"))
+
+    def key(*_: Any) -> str:
+        # Without include_self the rows are first filled by index_fill_, which lets negatives wrap.
+        size = (dim_size(self, dim) or (0, 0))[1]
+        is_filled = include_self or lies_within(index, -size, size - 1)
+        return index_add_key(index) if is_filled else "index_fill"
+
+    narrows = include_self and _narrows
+    return index_of_dim(index, self, dim, asserts=key, narrows=narrows)
 
 
-def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
+def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any) -> bool:
     """Return whether the kernel cuts the indices to 32 bits before it compares them."""
     # Later releases hand rows over to scatter_add_ or scatter_reduce_, which compare all bits.
     is_scattered = _RELEASE >= _SCATTERED_SINCE and dim % max(self.dim(), 1) == 0
@@ -405,9 +328,7 @@ def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
 
 
 @guard("aten::index_copy", "aten::index_copy_", records=("index_copy",), frequency="common")
-def index_copy_index_in_range(
-    self: Tensor, dim: int, index: Tensor, source: Tensor
-) -> Violation | None:
+def index_copy_index_in_range(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it copies to.
 
     Source:   IndexKernel.cu:193, torch 2.13.0
@@ -421,16 +342,8 @@ def index_copy_index_in_range(
         return None
     # Deterministic algorithms write by index_put_, where negative values count from the end.
     is_put = torch.are_deterministic_algorithms_enabled()
-    text = assert_text("index_copy")
-    if is_put:  # and more than one value is sorted first
-        text = assert_text("assert_async") if source.numel() > 1 else assert_text("index_get")
-    return index_of_dim(
-        index,
-        self,
-        dim,
-        device_text=text,
-        wraps=is_put,
-    )
+    put = "assert_async" if source.numel() > 1 else "index_get"  # several are sorted first
+    return index_of_dim(index, self, dim, asserts=put if is_put else "index_copy", wraps=is_put)
 
 
 @guard(
@@ -442,7 +355,7 @@ def index_copy_index_in_range(
     "aten::index_fill_.int_Tensor",
     records=("index_fill",),
 )
-def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violation | None:
+def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
     """Every index lies in [-size, size - 1] of the dimension that it fills.
 
     Source:   IndexKernel.cu:154, torch 2.13.0
@@ -452,10 +365,4 @@ def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Violatio
     """
     if index.dtype != torch.int64 or index.dim() > 1 or self.numel() == 0:
         return None
-    return index_of_dim(
-        index,
-        self,
-        dim,
-        device_text=assert_text("index_fill"),
-        wraps=True,
-    )
+    return index_of_dim(index, self, dim, asserts="index_fill", wraps=True)

@@ -12,13 +12,14 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import format_offender
+from cudalens.guards.engine import Holds, Need
 
 _MESSAGE_LIMIT = 255
 """Longer messages are refused on the host."""
 
 
-@guard("aten::_assert_async.default", records=("assert_async",), frequency="rare")
-def assert_async_holds(self: Tensor) -> Violation | None:
+@guard("aten::_assert_async.default", records=("assert_async",), waits=True)
+def assert_async_holds(self: Tensor) -> Need:
     """The single element is not zero; NaN is not zero.
 
     Source:   TensorCompare.cu:109 (:113 and :116 for complex), torch 2.13.0
@@ -29,8 +30,8 @@ def assert_async_holds(self: Tensor) -> Violation | None:
     return _stated(self, "")
 
 
-@guard("aten::_assert_async.msg", records=("assert_async", "nested_index_put"), frequency="rare")
-def assert_async_message_holds(self: Tensor, assert_msg: str) -> Violation | None:
+@guard("aten::_assert_async.msg", records=("assert_async", "nested_index_put"), waits=True)
+def assert_async_message_holds(self: Tensor, assert_msg: str) -> Need:
     """The single element is not zero; NaN is not zero.
 
     Source:   TensorCompare.cu:109 (:113 and :116 for complex), torch 2.13.0
@@ -41,9 +42,13 @@ def assert_async_message_holds(self: Tensor, assert_msg: str) -> Violation | Non
     return _stated(self, assert_msg)
 
 
-def _stated(condition: Tensor, message: str) -> Violation | None:
+def _stated(condition: Tensor, message: str) -> Need:
     if condition.numel() != 1 or len(message.encode()) >= _MESSAGE_LIMIT:
         return None
+    return Holds("self", lambda: _broken(condition, message))
+
+
+def _broken(condition: Tensor, message: str) -> Violation | None:
     if condition.item() != 0:
         return None
     real = condition.real if condition.is_complex() else condition

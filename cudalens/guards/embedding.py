@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -12,53 +11,26 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import (
-    INDEX_DTYPES,
-    NARROWED,
-    Text,
-    assert_line,
-    compares_32_bits,
-    format_count,
-    lookup_text,
-    passes_narrowed,
-)
-from cudalens.guards._ranges import extremes, format_offender, lies_within, out_of_range
+from cudalens.guards._dims import compares_32_bits, lookup_key
+from cudalens.guards._ranges import format_offender
+from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Within
 
 _MODE_MAX = 2
 
 
-def _bag_text(mode: int, check: str) -> str:
-    return assert_text(f"embedding_bag_{check}_{'max' if mode == _MODE_MAX else 'sum_mean'}")
+def _bag_key(mode: int, check: str) -> str:
+    return f"embedding_bag_{check}_{'max' if mode == _MODE_MAX else 'sum_mean'}"
 
 
-def _rows_outside(
-    indices: Tensor,
-    rows: int,
-    *,
-    related: str,
-    why: str,
-    device_text: Text,
-    wraps: bool = False,
-    narrows: Callable[[], bool] | None = None,
-) -> Violation | None:
-    if indices.dtype not in INDEX_DTYPES:
-        return None
-    low = -rows if wraps else 0
-    if lies_within(indices, low, rows - 1):
-        return None
-    is_narrowed = narrows is not None and narrows() and passes_narrowed(indices, rows - 1)
-    return out_of_range(
-        indices,
-        argument="indices",
-        low=low,
-        high=rows - 1,
-        place=f"the {format_count(rows, 'row')} of {{related}}",
-        why=NARROWED if is_narrowed else why,
-        device_text=None if is_narrowed else assert_line(device_text),
-        related=related,
-        size=rows,
-        dim=0,
-    )
+_READS_A_ROW = "Each index reads one row of the table; the kernel stops at a row that is not there."
+_ADDS_A_ROW = (
+    "Each index adds one row of the table to its bag, and the kernel stops at a row that is not "
+    "there; padding_idx is no exception."
+)
+
+
+def _lookup_key(weight: Tensor, indices: Tensor) -> str:
+    return lookup_key(weight, 0, indices)
 
 
 @guard(
@@ -67,7 +39,7 @@ def _rows_outside(
     frequency="very common",
     covers_inner=True,
 )
-def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | None:
+def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Need:
     """Every index selects a row of the table: it lies in [0, rows - 1].
 
     At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
@@ -78,24 +50,24 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Violation | N
     Violates: aten.embedding(zeros(3, 2), tensor([0, 3]))
     """
     # A table without columns gives an empty result, and nothing is launched.
-    if weight.dim() != 2 or weight.size(1) == 0:
+    shape = weight.shape
+    if len(shape) != 2 or shape[1] == 0 or indices.dtype not in INDEX_DTYPES:
         return None
-    return _rows_outside(
-        indices,
-        weight.size(0),
-        related="weight",
-        why="Each index reads one row of the table; the kernel stops at a row that is not there.",
-        device_text=lambda: lookup_text(weight, 0, indices),
-        narrows=lambda: compares_32_bits(weight, indices),
+    return Within(
+        "indices",
+        0,
+        shape[0] - 1,
+        of="weight",
+        dim=0,
+        unit="row",
+        why=_READS_A_ROW,
+        asserts=_lookup_key,
+        narrows=compares_32_bits,
     )
 
 
-@guard(
-    "aten::embedding_renorm_",
-    "aten::embedding_renorm",
-    records=("embedding_renorm",),
-)
-def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violation | None:
+@guard("aten::embedding_renorm_", "aten::embedding_renorm", records=("embedding_renorm",))
+def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Need:
     """Every index to renormalise selects a row: it lies in [-rows, rows - 1].
 
     Source:   Embedding.cu:252 embedding_renorm_wrap_indices_kernel, torch 2.13.0
@@ -103,17 +75,12 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violatio
     Passes:   aten.embedding_renorm_(ones(3, 2), tensor([-3, 2]), 1.0, 2.0)
     Violates: aten.embedding_renorm_(ones(3, 2), tensor([0, 3]), 1.0, 2.0)
     """
-    if self.dim() != 2:
+    if self.dim() != 2 or indices.dtype not in INDEX_DTYPES:
         return None
-    return _rows_outside(
-        indices,
-        self.size(0),
-        related="self",
-        # Releases before 2.12 have no assertion here: the kernel reads on.
-        why="Each index names a row whose norm is cut to max_norm; there is no such row.",
-        device_text=assert_text("embedding_renorm"),
-        wraps=True,
-    )
+    # Releases before 2.12 have no assertion here: the kernel reads on.
+    why = "Each index names a row whose norm is cut to max_norm; there is no such row."
+    rows, key = self.size(0), "embedding_renorm"
+    return Within("indices", -rows, rows - 1, of="self", dim=0, unit="row", why=why, asserts=key)
 
 
 @guard(
@@ -124,7 +91,7 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Violatio
 )
 def embedding_bag_indices_in_range(
     weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, include_last_offset: bool
-) -> Violation | None:
+) -> Need:
     """Every index of every bag selects a row of the table: it lies in [0, rows - 1].
 
     Source:   EmbeddingBag.cu:88 (max) and 148 (sum, mean), torch 2.13.0
@@ -133,26 +100,21 @@ def embedding_bag_indices_in_range(
     Violates: aten._embedding_bag(zeros(3, 2), tensor([0, 3]), tensor([0, 1]))
     """
     bags = offsets.numel() - int(include_last_offset)
-    if weight.dim() != 2 or weight.size(1) == 0 or bags <= 0:
+    if weight.dim() != 2 or weight.size(1) == 0 or bags <= 0 or indices.dtype not in INDEX_DTYPES:
         return None
-    return _rows_outside(
-        indices,
-        weight.size(0),
-        related="weight",
-        why="Each index adds one row of the table to its bag, and the kernel stops at a row that "
-        "is not there; padding_idx is no exception.",
-        device_text=lambda: _bag_text(mode, "index"),
-    )
+    last, key = weight.size(0) - 1, _bag_key(mode, "index")
+    return Within("indices", 0, last, of="weight", dim=0, unit="row", why=_ADDS_A_ROW, asserts=key)
 
 
 @guard(
     "aten::_embedding_bag",
     "aten::_embedding_bag_forward_only",
     records=("embedding_bag_offsets",),
+    waits=True,
 )
 def embedding_bag_offsets_rise(
     weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, include_last_offset: bool
-) -> Violation | None:
+) -> Need:
     """No bag ends before it starts: each offset lies in [offset before it, indices.numel()].
 
     The first offset counts as 0 whatever it is; with include_last_offset the last is not used.
@@ -167,7 +129,11 @@ def embedding_bag_offsets_rise(
         return None
     if offsets.dtype not in INDEX_DTYPES:
         return None
-    count = indices.numel()
+    key = _bag_key(mode, "offsets")
+    return Holds("offsets", lambda: _falling_offset(offsets, bags, indices.numel(), key))
+
+
+def _falling_offset(offsets: Tensor, bags: int, count: int, key: str) -> Violation | None:
     inner = offsets[1:bags]
     bounds = torch.cat([offsets.new_zeros(1), inner, offsets.new_full((1,), count)])
     if not bool((bounds[1:] < bounds[:-1]).any()):
@@ -188,7 +154,7 @@ def embedding_bag_offsets_rise(
         is_index=False,
         related="indices",
         size=count,
-        device_text=_bag_text(mode, "offsets"),
+        device_text=assert_text(key),
     )
 
 
@@ -206,7 +172,7 @@ def quantized_bag_indices_in_range(
     offsets: Tensor | None,
     pruned_weights: bool,
     include_last_offset: bool,
-) -> Violation | None:
+) -> Need:
     """Every index that lies in a bag selects a row of the table: it lies in [0, rows - 1].
 
     Source:   quantized/cuda/EmbeddingBag.cu, torch 2.13.0: no assertion; the CPU raises
@@ -220,35 +186,19 @@ def quantized_bag_indices_in_range(
         return None
     if pruned_weights or indices.dim() != (2 if offsets is None else 1):
         return None
-    rows = weight.size(0)
-    if lies_within(indices, 0, rows - 1):
-        return None
-    bad = (indices < 0) | (indices >= rows)
-    if offsets is not None:
-        bad &= _lies_in_bag(offsets, indices.numel(), include_last_offset)
-    if not bool(bad.any()):
-        return None
-    return out_of_range(
-        indices,
-        argument="indices",
-        low=0,
-        high=rows - 1,
-        bad=bad,
-        place=f"the {format_count(rows, 'row')} of {{related}}",
-        why="Each index reads one row of the table, from outside its memory here.",
-        device_text=None,
-        related="weight",
-        size=rows,
-        dim=0,
-        is_silent=True,
-        is_replay_safe=False,
-    )
+    why = "Each index reads one row of the table, from outside its memory here."
+    row = Within("indices", 0, weight.size(0) - 1, of="weight", dim=0, unit="row", why=why)
+    row.only = lambda: _lies_in_bag(offsets, indices.numel(), include_last_offset)
+    row.is_replay_safe = False
+    return row
 
 
-def _lies_in_bag(offsets: Tensor, count: int, include_last_offset: bool) -> Tensor:
+def _lies_in_bag(offsets: Tensor | None, count: int, has_last: bool) -> Tensor | None:
     """Return bool[count], true for what a bag reads: from its offset up to the next one."""
+    if offsets is None:  # each row of the indices is a bag
+        return None
     is_read = torch.zeros(count, dtype=torch.bool)
-    ends = offsets.tolist() if include_last_offset else [*offsets.tolist(), count]
+    ends = offsets.tolist() if has_last else [*offsets.tolist(), count]
     for start, end in pairwise(ends):
         is_read[max(start, 0) : max(end, 0)] = True
     return is_read.to(offsets.device)
@@ -257,7 +207,6 @@ def _lies_in_bag(offsets: Tensor, count: int, include_last_offset: bool) -> Tens
 # --- gradients, whose kernels check nothing -------------------------------------------------------
 
 
-_MODE_MAX = 2
 _WRITES = "The kernel checks nothing and writes outside the gradient's memory."
 _NO_SUCH_ROW = "No kernel checks the index, and the gradient has no such row."
 _BAG_BACKWARD = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
@@ -266,7 +215,7 @@ _BAG_BACKWARD = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_ba
 @guard("aten::embedding_dense_backward", is_silent=True)
 def embedding_backward_indices_in_range(
     grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int
-) -> Violation | None:
+) -> Need:
     """Every index has a row in the gradient: it lies in [0, num_weights - 1] or is padding_idx.
 
     Source:   no assertion: EmbeddingBackwardKernel.cu writes where the index points, torch 2.13.0
@@ -276,13 +225,13 @@ def embedding_backward_indices_in_range(
     """
     if grad_output.numel() == 0:
         return None
-    return _no_row(indices, num_weights, padding_idx, why=_WRITES)
+    return _gradient_row(indices, num_weights, padding_idx, why=_WRITES)
 
 
 @guard(*_BAG_BACKWARD, is_silent=True, covers_inner=True)
 def embedding_bag_backward_indices_in_range(
     grad: Tensor, indices: Tensor, num_weights: int, mode: int, padding_idx: int
-) -> Violation | None:
+) -> Need:
     """Every index has a row in the gradient: it lies in [0, num_weights - 1] or is padding_idx.
 
     Source:   no assertion: EmbeddingBackwardKernel.cu writes where the index points, torch 2.13.0
@@ -294,18 +243,13 @@ def embedding_bag_backward_indices_in_range(
     """
     if mode == _MODE_MAX or grad.numel() == 0:
         return None
-    return _no_row(
-        indices,
-        num_weights,
-        padding_idx,
-        why=_NO_SUCH_ROW,
-    )
+    return _gradient_row(indices, num_weights, padding_idx, why=_NO_SUCH_ROW)
 
 
 @guard(*_BAG_BACKWARD, is_silent=True, covers_inner=True)
 def embedding_bag_backward_maxima_in_range(
     grad: Tensor, maximum_indices: Tensor, num_weights: int, mode: int, padding_idx: int
-) -> Violation | None:
+) -> Need:
     """Every index of a maximum is below num_weights, or is padding_idx; a negative one is none.
 
     Source:   no assertion: EmbeddingBag.cu, EmbeddingBag_accGradParametersKernel_max, torch 2.13.0
@@ -317,31 +261,18 @@ def embedding_bag_backward_maxima_in_range(
     """
     if mode != _MODE_MAX or maximum_indices.numel() == 0 or maximum_indices.shape != grad.shape:
         return None
-    if maximum_indices.dtype not in INDEX_DTYPES or extremes(maximum_indices)[1] < num_weights:
+    if maximum_indices.dtype not in INDEX_DTYPES:
         return None
-    bad = (maximum_indices >= num_weights) & (maximum_indices != padding_idx)
-    if not bool(bad.any()):
-        return None
-    return out_of_range(
-        maximum_indices,
-        argument="maximum_indices",
-        low=0,
-        high=num_weights - 1,
-        bad=bad,
-        place=f"the {format_count(num_weights, 'row')} of the gradient",
-        why=_NO_SUCH_ROW,
-        device_text=None,
-        size=num_weights,
-        dim=0,
-        is_silent=True,
-        is_replay_safe=False,
-    )
+    row = Within("maximum_indices", 0, num_weights - 1, dim=0, unit="row", why=_NO_SUCH_ROW)
+    row.only, row.is_upper = (lambda: maximum_indices != padding_idx), True
+    row.whole, row.is_replay_safe = "the gradient", False
+    return row
 
 
 @guard("aten::_embedding_bag_per_sample_weights_backward", is_silent=True)
 def embedding_bag_weight_backward_indices_in_range(
     grad: Tensor, weight: Tensor, indices: Tensor, padding_idx: int
-) -> Violation | None:
+) -> Need:
     """Every index still selects a row of the table: it lies in [0, rows - 1] or is padding_idx.
 
     Source:   no assertion: EmbeddingBag.cu, _embedding_bag_per_sample_weights_backward_kernel,
@@ -354,42 +285,16 @@ def embedding_bag_weight_backward_indices_in_range(
     """
     if grad.numel() == 0 or weight.dim() != 2:
         return None
-    return _no_row(
-        indices,
-        weight.size(0),
-        padding_idx,
-        why="The kernel checks nothing and reads outside the table's memory.",
-        related="weight",
-    )
+    why = "The kernel checks nothing and reads outside the table's memory."
+    return _gradient_row(indices, weight.size(0), padding_idx, why=why, of="weight")
 
 
-def _no_row(
-    indices: Tensor,
-    rows: int,
-    padding_idx: int,
-    *,
-    why: str,
-    related: str | None = None,
-) -> Violation | None:
-    if indices.dtype not in INDEX_DTYPES or lies_within(indices, 0, rows - 1):
+def _gradient_row(
+    indices: Tensor, rows: int, padding_idx: int, *, why: str, of: str | None = None
+) -> Need:
+    if indices.dtype not in INDEX_DTYPES:
         return None
-    bad = ((indices < 0) | (indices >= rows)) & (indices != padding_idx)
-    if not bool(bad.any()):
-        return None
-    is_inside = 0 <= padding_idx < rows
-    return out_of_range(
-        indices,
-        argument="indices",
-        low=0,
-        high=rows - 1,
-        also=() if is_inside else ((padding_idx, "padding_idx"),),
-        bad=bad,
-        place=f"the {format_count(rows, 'row')} of " + ("{related}" if related else "the gradient"),
-        why=why,
-        device_text=None,
-        related=related,
-        size=rows,
-        dim=0,
-        is_silent=True,
-        is_replay_safe=False,
-    )
+    row = Within("indices", 0, rows - 1, of=of, dim=0, unit="row", why=why)
+    row.besides, row.besides_name = padding_idx, "padding_idx"
+    row.whole, row.is_replay_safe = "{related}" if of else "the gradient", False
+    return row

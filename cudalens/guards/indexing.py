@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,41 +12,24 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import (
-    INDEX_DTYPES,
-    NEGATIVES_WRAP,
-    Text,
-    assert_line,
-    broadcast,
-    copies_whole_rows,
-    format_count,
-)
-from cudalens.guards._ranges import lies_within, out_of_range, unexpanded
+from cudalens.guards._dims import NEGATIVES_WRAP, broadcast, copies_whole_rows
+from cudalens.guards._ranges import format_count, unexpanded
+from cudalens.guards.engine import INDEX_DTYPES, Asserts, Holds, Need, Within
 
 Indices = Sequence[Tensor | None]
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _UNCHECKED = "The kernel of this write checks nothing and writes outside the tensor's memory."
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Selector:
-    """One integer index of the list: where it stands, which dimension it selects from."""
+def _selectors(source: Tensor, indices: Indices) -> list[tuple[int, int]]:
+    """Pair the places of integer indices with dimensions; none where nothing is launched.
 
-    position: int
-    dim: int
-    size: int
-    index: Tensor
-
-
-def _selectors(source: Tensor, indices: Indices) -> list[_Selector]:
-    """Pair integer indices with their dimensions; none where nothing is launched or torch refuses.
-
-    ``None`` passes one dimension by, a mask of k dimensions passes k by.
+    Nor where torch refuses.  ``None`` passes one dimension by, a mask of k dimensions passes k by.
     """
-    found: list[_Selector] = []
+    found: list[tuple[int, int]] = []
     untouched = list(source.shape)
     dim = 0
-    for position, index in enumerate(indices):
+    for place, index in enumerate(indices):
         if index is None:
             dim += 1
         elif index.dtype in _MASK_DTYPES:
@@ -57,35 +39,21 @@ def _selectors(source: Tensor, indices: Indices) -> list[_Selector]:
         else:
             if dim >= source.dim() or index.dtype not in INDEX_DTYPES or index.numel() == 0:
                 return []
-            size = source.size(dim)
-            found.append(_Selector(position=position, dim=dim, size=size, index=index))
-            untouched[dim] = 1 if size else 0
+            found.append((place, dim))
+            untouched[dim] = 1 if untouched[dim] else 0
             dim += 1
     is_launched = dim <= source.dim() and 0 not in untouched
-    return found if is_launched and _common_shape(found, ()) is not None else []
+    return found if is_launched and _common_shape(indices, ()) is not None else []
 
 
-def _common_shape(selectors: list[_Selector], masks: Sequence[Tensor]) -> tuple[int, ...] | None:
+def _masks(indices: Indices) -> list[Tensor]:
+    return [index for index in indices if index is not None and index.dtype in _MASK_DTYPES]
+
+
+def _common_shape(indices: Indices, masks: Sequence[Tensor]) -> tuple[int, ...] | None:
     counts = [(int(mask.count_nonzero()),) for mask in masks if mask.dim()]
-    return broadcast([*(item.index.shape for item in selectors), *counts])
-
-
-def _ranges(selectors: list[_Selector]) -> list[tuple[int, int]]:
-    """Return each index's extremes; those on one device share one buffer and one copy."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for number, item in enumerate(selectors):
-        groups.setdefault((item.index.device, item.index.dtype), []).append(number)
-    found: dict[int, tuple[int, int]] = {}
-    for members in groups.values():
-        buffer = selectors[members[0]].index.new_empty(2 * len(members))
-        slots = buffer.unbind()
-        for order, number in enumerate(members):
-            values = unexpanded(selectors[number].index)
-            torch.aminmax(values, out=(slots[2 * order], slots[2 * order + 1]))
-        read = buffer.tolist()
-        for order, number in enumerate(members):
-            found[number] = (read[2 * order], read[2 * order + 1])
-    return [found[number] for number in range(len(selectors))]
+    given = [index for index in indices if index is not None and index.dtype not in _MASK_DTYPES]
+    return broadcast([*(index.shape for index in given), *counts])
 
 
 def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
@@ -97,11 +65,7 @@ def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
     ]
     used = [is_index for width, is_index in slots for _ in range(width)]
     used += [False] * (source.dim() - len(used))
-    given = [index for index in indices if index is not None]
-    masks = [index for index in given if index.dtype in _MASK_DTYPES]
-    counts = [(int(mask.count_nonzero()),) for mask in masks if mask.dim()]
-    shapes = [tuple(index.shape) for index in given if index.dtype not in _MASK_DTYPES]
-    picked = broadcast([*shapes, *counts])
+    picked = _common_shape(indices, _masks(indices))
     if picked is None:
         return False
     kept = [size for size, is_index in zip(source.shape, used, strict=True) if not is_index]
@@ -112,14 +76,10 @@ def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
     return broadcast((selected, values.shape)) == selected
 
 
-def _check(
-    source: Tensor,
-    indices: Indices,
-    *,
-    device_text: Text | None,
-    values: Tensor | None = None,
-) -> Violation | None:
-    """Check the indices of one call.
+def _selection(
+    source: Tensor, indices: Indices, *, asserts: Asserts, values: Tensor | None = None
+) -> Need:
+    """Require the indices of one call.
 
     Args:
         values: what is written, where torch looks at its shape before the launch.
@@ -127,35 +87,31 @@ def _check(
     selectors = _selectors(source, indices)
     if not selectors:
         return None
-    for item, (smallest, largest) in zip(selectors, _ranges(selectors), strict=True):
-        if -item.size <= smallest and largest < item.size:
-            continue
-        masks = [one for one in indices if one is not None and one.dtype in _MASK_DTYPES]
+
+    def is_refused(*_: object) -> bool:
         # A mask that selects nothing makes the whole selection empty; torch refuses one that
         # selects a number of elements that the index does not fit.
-        if masks and 0 in (_common_shape(selectors, masks) or (0,)):
-            return None
-        if values is not None and not _fits_selection(values, source, indices):
-            return None
-        return _outside(item, device_text=device_text)
-    return None
+        masks = _masks(indices)
+        if masks and 0 in (_common_shape(indices, masks) or (0,)):
+            return True
+        return values is not None and not _fits_selection(values, source, indices)
 
-
-def _outside(item: _Selector, *, device_text: Text | None) -> Violation:
-    return out_of_range(
-        item.index,
-        argument="indices",
-        low=-item.size,
-        high=item.size - 1,
-        place=f"dimension {item.dim} (size {item.size}) of {{related}}",
-        why=NEGATIVES_WRAP if device_text else _UNCHECKED,
-        device_text=None if device_text is None else assert_line(device_text),
-        related="self",
-        size=item.size,
-        dim=item.dim,
-        list_position=item.position,
-        is_silent=device_text is None,
-    )
+    why = NEGATIVES_WRAP if asserts else _UNCHECKED
+    sizes = source.shape
+    return [
+        Within(
+            "indices",
+            -sizes[dim],
+            sizes[dim] - 1,
+            item=place,
+            unless=is_refused,
+            of="self",
+            dim=dim,
+            why=why,
+            asserts=asserts,
+        )
+        for place, dim in selectors
+    ]
 
 
 def _writes_by_sorting(values: Tensor, accumulate: bool) -> bool:
@@ -170,7 +126,7 @@ def _writes_by_sorting(values: Tensor, accumulate: bool) -> bool:
     records=("index_get", "gather_rows_fast"),
     frequency="very common",
 )
-def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
+def index_in_range(self: Tensor, indices: Indices) -> Need:
     """Every index lies in [-size, size - 1] of the dimension that it selects from.
 
     Source:   IndexKernel.cu:111 and IndexKernelUtils.cu:19 (whole rows), torch 2.13.0
@@ -179,12 +135,11 @@ def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
     Violates: aten.index(zeros(3, 4), [tensor([2, -3]), tensor([-4, 4])])
     """
 
-    def text() -> str:
-        used = [position for position, index in enumerate(indices) if index is not None]
-        copies_rows = used == [0] and copies_whole_rows(self, 0)
-        return assert_text("gather_rows_fast") if copies_rows else assert_text("index_get")
+    def key(*_: object) -> str:
+        used = [place for place, index in enumerate(indices) if index is not None]
+        return "gather_rows_fast" if used == [0] and copies_whole_rows(self, 0) else "index_get"
 
-    return _check(self, indices, device_text=text)
+    return _selection(self, indices, asserts=key)
 
 
 @guard(
@@ -196,9 +151,7 @@ def index_in_range(self: Tensor, indices: Indices) -> Violation | None:
     frequency="very common",
     covers_inner=True,
 )
-def index_put_in_range(
-    self: Tensor, indices: Indices, values: Tensor, accumulate: bool
-) -> Violation | None:
+def index_put_in_range(self: Tensor, indices: Indices, values: Tensor, accumulate: bool) -> Need:
     """Every index lies in [-size, size - 1] of the dimension that it writes to.
 
     Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate), torch 2.13.0
@@ -206,13 +159,15 @@ def index_put_in_range(
     Passes:   aten.index_put_(zeros(3), [tensor([2, -3])], ones(2))
     Violates: aten.index_put_(zeros(3), [tensor([2, 3])], ones(2), True)
     """
+    return _written(self, indices, values, accumulate)
+
+
+def _written(self: Tensor, indices: Indices, values: Tensor, accumulate: bool) -> Need:
     if values.dtype != self.dtype:
         return None
-    is_sorted = _writes_by_sorting(values, accumulate)
-    if is_sorted:
-        text = assert_text("assert_async")
-        return _check(self, indices, device_text=text)
-    return _check(self, indices, device_text=assert_text("index_get"), values=values)
+    if _writes_by_sorting(values, accumulate):
+        return _selection(self, indices, asserts="assert_async")
+    return _selection(self, indices, asserts="index_get", values=values)
 
 
 @guard(
@@ -224,7 +179,7 @@ def index_put_in_range(
 )
 def index_put_impl_in_range(
     self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool
-) -> Violation | None:
+) -> Need:
     """Every index lies in [-size, size - 1] of the dimension that it writes to.
 
     Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate, not unsafe), torch 2.13.0
@@ -232,13 +187,9 @@ def index_put_impl_in_range(
     Passes:   aten._index_put_impl_(zeros(3), [tensor([2, -3])], ones(2), False, True)
     Violates: aten._index_put_impl_(zeros(3), [tensor([2, -4])], ones(2), False, True)
     """
-    is_sorted = _writes_by_sorting(values, accumulate)
-    if values.dtype != self.dtype or (unsafe and is_sorted):
+    if unsafe and _writes_by_sorting(values, accumulate):
         return None
-    if is_sorted:
-        text = assert_text("assert_async")
-        return _check(self, indices, device_text=text)
-    return _check(self, indices, device_text=assert_text("index_get"), values=values)
+    return _written(self, indices, values, accumulate)
 
 
 @guard(
@@ -249,7 +200,7 @@ def index_put_impl_in_range(
 )
 def index_backward_in_range(
     self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool
-) -> Violation | None:
+) -> Need:
     """Every index that accumulates unchecked lies in [-size, size - 1], as in indexing's backward.
 
     Source:   no assertion: Indexing.cu makeLinearIndex skips its check for unsafe, torch 2.13.0
@@ -260,31 +211,24 @@ def index_backward_in_range(
     is_unchecked = unsafe and _writes_by_sorting(values, accumulate)
     if values.dtype != self.dtype or not is_unchecked:
         return None
-    return _check(self, indices, device_text=None)
+    return _selection(self, indices, asserts=None)
 
 
 # --- single elements: take, put, masked_scatter ---------------------------------------------------
 
 
-def _flat_index(self: Tensor, index: Tensor) -> Violation | None:
+_FLAT = NEGATIVES_WRAP.replace("its dimension", "the tensor, counted over all its elements")
+
+
+def _flat_index(self: Tensor, index: Tensor) -> Need:
     count = self.numel()
-    if count == 0 or index.dtype != torch.int64 or lies_within(index, -count, count - 1):
+    if count == 0 or index.dtype != torch.int64:
         return None
-    return out_of_range(
-        index,
-        argument="index",
-        low=-count,
-        high=count - 1,
-        place=f"the {format_count(count, 'element')} of {{related}}",
-        why=NEGATIVES_WRAP.replace("its dimension", "the tensor, counted over all its elements"),
-        device_text=assert_text("take"),
-        related="self",
-        size=count,
-    )
+    return Within("index", -count, count - 1, of="self", unit="element", why=_FLAT, asserts="take")
 
 
 @guard("aten::take", records=("take",))
-def take_index_in_range(self: Tensor, index: Tensor) -> Violation | None:
+def take_index_in_range(self: Tensor, index: Tensor) -> Need:
     """Every index lies in [-numel, numel - 1]: it counts over all elements, not a dimension.
 
     Source:   IndexKernel.cu:339 cuda_take_put_kernel, torch 2.13.0
@@ -296,7 +240,7 @@ def take_index_in_range(self: Tensor, index: Tensor) -> Violation | None:
 
 
 @guard("aten::put", "aten::put_", records=("put",))
-def put_index_in_range(self: Tensor, index: Tensor, source: Tensor) -> Violation | None:
+def put_index_in_range(self: Tensor, index: Tensor, source: Tensor) -> Need:
     """Every index lies in [-numel, numel - 1]: it counts over all elements, not a dimension.
 
     Source:   IndexKernel.cu:339 cuda_take_put_kernel, torch 2.13.0
@@ -314,8 +258,9 @@ def put_index_in_range(self: Tensor, index: Tensor, source: Tensor) -> Violation
     "aten::masked_scatter_",
     records=("masked_scatter",),
     frequency="common",
+    waits=True,
 )
-def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -> Violation | None:
+def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -> Need:
     """The mask, spread over the tensor, selects a number of elements in [0, source.numel()].
 
     Source:   IndexKernel.cu:400 masked_scatter_size_check, torch 2.13.0
@@ -326,9 +271,12 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
     shape = broadcast((self.shape, mask.shape))
     if shape is None or mask.dtype != torch.bool or source.dtype != self.dtype:
         return None
-    available = source.numel()
-    if available >= math.prod(shape) or mask.numel() == 0:
+    if source.numel() >= math.prod(shape) or mask.numel() == 0:
         return None
+    return Holds("mask", lambda: _selects_too_many(mask, shape, source.numel()))
+
+
+def _selects_too_many(mask: Tensor, shape: tuple[int, ...], available: int) -> Violation | None:
     distinct = unexpanded(mask)
     selected = int(distinct.count_nonzero()) * (math.prod(shape) // distinct.numel())
     if selected <= available:

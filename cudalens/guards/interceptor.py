@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,20 +19,22 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core import _torch
-from cudalens.core._python import Uninterrupted, raise_if_outside
-from cudalens.core.deterministic_ops import kernel_without_determinism
+from cudalens.core._python import Frameless, Uninterrupted, raise_if_outside
 from cudalens.core.device_asserts import as_printed_by
-from cudalens.core.errors import DeviceIndexError, DeviceValueError
-from cudalens.core.limits import Limits
+from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
+from cudalens.core.limits import Limits, failure_line
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
-from cudalens.guards._base import (
-    ArgumentSlot,
-    Check,
-    Guard,
-    full_name,
-    schema_parameters,
-)
+from cudalens.guards._base import Guard, full_name, schema_parameters
+from cudalens.guards.captured import CAPTURED
+from cudalens.guards.compiled import CompiledGuards
+from cudalens.guards.compiled_graph import CompiledCheck
+from cudalens.guards.deferred import LaterLook
+from cudalens.guards.host_waits import HostWaits
+from cudalens.guards.past_calls import PastCall
+from cudalens.guards.pending import PENDING
+from cudalens.guards.plans import Plan, plans_of, quick_look
+from cudalens.guards.refused_calls import is_refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +47,12 @@ class GuardedCall:
     """Every schema argument by name, live tensors included."""
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    past: PastCall | None = None
+    """Where the call was made, when that is over; what it was given may be gone."""
 
 
 OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
 OnInternalError = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """A guard of one overload, and where in a call its arguments are."""
-
-    guard: Guard
-    check: Check
-    parameters: tuple[ArgumentSlot, ...]
-    positions: tuple[int, ...]
-    last: int
-
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the arguments that the guard looks at."""
-        if not kwargs and self.last < len(args):
-            return [args[position] for position in self.positions]
-        return [item.of(args, kwargs) for item in self.parameters]
 
 
 class _Inside(threading.local):
@@ -81,6 +68,7 @@ class Interceptor:
         on_violation: told of each finding; what it returns is raised in place of the call.
         on_internal_error: told, in one line, when a guard itself failed; the call goes on.
         devices: device types to act on, instead of the accelerators.
+        is_deferred: look at the values later, without a wait of the host.
     """
 
     def __init__(
@@ -89,6 +77,7 @@ class Interceptor:
         on_internal_error: OnInternalError,
         *,
         devices: Iterable[str] | None = None,
+        is_deferred: bool = False,
     ) -> None:
         self._on_violation = on_violation
         self._on_internal_error = on_internal_error
@@ -97,6 +86,9 @@ class Interceptor:
         self._covered: set[Any] = set()
         self._inside = _Inside()
         self.checked_ops = 0
+        self.is_deferred, self._in_compiled = is_deferred, False
+        self._waits = HostWaits(self.settle, self._devices, lambda: self._inside.busy)
+        self._compiled = CompiledGuards(self._tell_compiled, self._complain, devices=self._devices)
 
     @property
     def is_installed(self) -> bool:
@@ -105,6 +97,7 @@ class Interceptor:
 
     def install(self) -> None:
         """Register a kernel for each guarded overload that has none yet; does nothing twice."""
+        self.look_later(is_deferred=self.is_deferred, in_compiled=self._in_compiled)
         fresh = {op: entries for op, entries in GUARDS.items() if op not in self._covered}
         if not fresh:
             return
@@ -122,84 +115,217 @@ class Interceptor:
 
     def uninstall(self) -> None:
         """Remove every registration; does nothing when there is none."""
+        self._waits.remove()
+        self._compiled.uninstall()
         while self._libraries:
             _torch.destroy([self._libraries.pop()])
         self._covered.clear()
+        PENDING.clear()
 
     def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
         covers_inner = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
-        look = self._looker(op)
-        inside = self._inside
-        acts_on = _acting(self._devices)
+        plans, inside = plans_of(op), self._inside
+        ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
+        first, holds, usual = quick_look(op, plans)
+        devices, on_host, is_usual = self._devices, self._devices == {"cpu"}, usual.issuperset
+        can_read = _torch.can_read_unseen
 
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if inside.busy or not acts_on(args, kwargs):
+            if inside.busy:
                 return go_on(keyset & below, *args, **kwargs)
-            error = look(args, kwargs)
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    # The traceback keeps this frame: it must keep neither itself nor tensors.
-                    del error, args, kwargs
-            if not covers_inner:
-                return go_on(keyset & below, *args, **kwargs)
-            inside.busy = True
-            try:
-                return go_on(keyset & below, *args, **kwargs)
-            finally:
-                inside.busy = False
-
-        return guarded
-
-    def _looker(self, op: Any) -> Callable[..., BaseException | None]:
-        plans = _plans(op)
-        inside = self._inside
-        ask = self._ask_all
-        # Looked up once: between two calls the step throws everything out of the caches.
-        unseen, below_autograd = _torch.NoTorchFunction, _torch.BelowAutograd
-        is_unseen, has_modes = _torch.is_unseen, _torch.has_dispatch_modes
-
-        def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
-            inside.busy = True
-            try:
+            if (
+                not kwargs
+                and not self.is_deferred
+                and is_usual(map(type, args))
+                and (args[first].is_cpu if on_host else args[first].device.type in devices)
+                and can_read()
+                and holds(args)
+            ):
                 self.checked_ops += 1
-                if is_unseen():
-                    return ask(op, plans, args, kwargs)
-                with unseen(), below_autograd():
-                    # The modes of an ordinary call have all had their turn before it came here.
-                    if not has_modes():
-                        return ask(op, plans, args, kwargs)
-                    with Uninterrupted(), _torch.no_dispatch_modes():
-                        return ask(op, plans, args, kwargs)
-            finally:
-                inside.busy = False
+                if not covers_inner:
+                    return go_on(keyset & below, *args)
+                inside.busy = True
+                try:
+                    return go_on(keyset & below, *args)
+                finally:
+                    inside.busy = False
+            if not acts_on(args, kwargs):
+                return go_on(keyset & below, *args, **kwargs)
+            if self.is_deferred:
+                return self._go_on_later(keyset & below, go_on, later, args, kwargs, covers_inner)
+            return self._go_on_now(keyset & below, go_on, ask, args, kwargs, covers_inner)
 
-        return look
+        return Frameless(guarded)
 
-    def _ask_all(
-        self, op: Any, plans: tuple[_Plan, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> BaseException | None:
-        for plan in plans:
-            try:
-                found: object = plan.check(*plan.values(args, kwargs))
-                if found is None:
-                    continue
-                if not isinstance(found, Violation):
-                    msg = f"it gave {type(found).__name__}"
-                    raise TypeError(msg)
-            except Exception as failure:  # a guard that fails must never stop a good call
-                raise_if_outside(failure)
-                kind = type(failure).__name__
-                self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
-                continue
-            error = self._handle(op, plan.guard, found, args, kwargs)
+    def _go_on_now(
+        self,
+        keyset: Any,
+        go_on: Callable[..., Any],
+        ask: Callable[..., BaseException | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        covers_inner: bool,
+    ) -> Any:
+        __tracebackhide__ = True
+        inside = self._inside
+        inside.busy = True
+        try:
+            self.checked_ops += 1
+            error = ask(args, kwargs) if _torch.is_unseen() else _ask_unseen(ask, args, kwargs)
             if error is not None:
-                return error
-        return None
+                raise error
+            if covers_inner:
+                return go_on(keyset, *args, **kwargs)
+        finally:
+            inside.busy = False
+        return go_on(keyset, *args, **kwargs)
+
+    # --- looking later ----------------------------------------------------------------------------
+
+    def _go_on_later(
+        self,
+        keyset: Any,
+        go_on: Callable[..., Any],
+        later: Callable[..., tuple[BaseException | None, LaterLook]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        covers_inner: bool,
+    ) -> Any:
+        __tracebackhide__ = True
+        inside = self._inside
+        inside.busy = True
+        self.checked_ops += 1
+        try:
+            with _torch.unseen_without_wait():
+                error, look = later(args, kwargs)
+            if error is not None:
+                raise error
+            args, kwargs = look.arguments(args, kwargs)
+            inside.busy = covers_inner
+            try:
+                return go_on(keyset, *args, **kwargs)
+            except DeviceAssertError:
+                raise
+            except BaseException:
+                look.drop()
+                raise
+        finally:
+            inside.busy = False
+
+    def _later(self, op: Any) -> Callable[..., tuple[BaseException | None, LaterLook]]:
+        """Return what notes the checks of a call: it gives what to raise, and what it noted."""
+        slots, plans = schema_parameters(op), plans_of(op)
+        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
+
+        def note(
+            args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[BaseException | None, LaterLook]:
+            look = LaterLook(
+                op, {item.name: item.of(args, kwargs) for item in slots}, self._tell_past
+            )
+            error = None
+            for plan in plans:
+                try:
+                    is_taken = not plan.guard.waits and look.takes(plan.guard)
+                except Exception as failure:
+                    raise_if_outside(failure)
+                    self._complain(failure_line(f"deferred {plan.guard.name}", failure))
+                    is_taken = False
+                if not is_taken and not _torch.is_capturing():
+                    with _torch.own_wait():
+                        error = error or askers[plan.guard](args, kwargs)
+            if error is not None or (PENDING.has_failed and not _torch.is_capturing()):
+                # What was noted before comes before what this call is about.
+                error = self._first([*PENDING.settle(), *([] if error is None else [error])])
+            return error, look
+
+        return note
+
+    def look_later(self, is_deferred: bool, in_compiled: bool = False) -> None:
+        """Look later, or at once again; what is pending stays so.
+
+        Args:
+            in_compiled: look inside compiled code too, which is always later.
+        """
+        self.is_deferred, self._in_compiled = is_deferred, in_compiled
+        if is_deferred or in_compiled:
+            self._waits.install()
+            self._compiled.install()
+        else:
+            self._waits.remove()
+            self._compiled.uninstall()
+
+    def settle(self) -> BaseException | None:
+        """Wait for the checks that are pending; return what is to be raised."""
+        if not PENDING:
+            return None
+        inside = self._inside
+        was_busy, inside.busy = inside.busy, True
+        try:
+            with _torch.unseen_without_wait(), _torch.own_wait():
+                return self._first(PENDING.settle())
+        finally:
+            inside.busy = was_busy
+
+    def _first(self, errors: Sequence[BaseException]) -> BaseException | None:
+        """Return the first of some findings, which tells of the others."""
+        if not errors:
+            return None
+        first, *others = errors
+        for other in others:
+            first.add_note(f"Also found: {str(other).splitlines()[0]}")
+        return first
+
+    def _tell_past(
+        self, op: Any, guard: Guard, found: Violation, arguments: dict[str, Any], past: PastCall
+    ) -> BaseException | None:
+        limits = Limits()
+        slots, found = schema_parameters(op), CAPTURED.with_replay(found)
+        args = tuple(arguments[item.name] for item in slots if item.position < len(slots))
+        named = {item.name: arguments[item.name] for item in slots[len(args) :]}
+        error = limits.attempt("report", lambda: self._report(op, guard, found, args, named, past))
+        for line in limits.lines:
+            self._complain(line)
+        if error is not None or found.is_silent:
+            return error
+        return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
+
+    def _tell_compiled(
+        self, check: CompiledCheck, found: Violation, past: PastCall
+    ) -> BaseException | None:
+        op = _torch.op_of(f"{check.op}.{check.overload}")
+        nothing = {item.name: None for item in schema_parameters(op)}
+        return self._tell_past(op, GUARDS[op][0], found, nothing, past)
+
+    # --- looking at once --------------------------------------------------------------------------
+
+    def _asker(self, op: Any, plans: tuple[Plan, ...]) -> Callable[..., BaseException | None]:
+        last = max((item.position for plan in plans for item in plan.parameters), default=0)
+
+        def ask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException | None:
+            is_whole = last < len(args) and not kwargs
+            for plan in plans:
+                try:
+                    values = plan.pick(args) if is_whole else plan.find(args, kwargs)
+                    found: object = plan.check(*values)
+                    if found is None:
+                        continue
+                    if not isinstance(found, Violation):
+                        msg = f"it gave {type(found).__name__}"
+                        raise TypeError(msg)
+                except Exception as failure:  # a guard that fails must never stop a good call
+                    raise_if_outside(failure)
+                    kind = type(failure).__name__
+                    self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
+                    continue
+                error = self._handle(op, plan.guard, found, args, kwargs)
+                if error is not None:
+                    return error
+            return None
+
+        return ask
 
     def _handle(
         self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -219,7 +345,13 @@ class Interceptor:
         return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
 
     def _report(
-        self, op: Any, guard: Guard, found: Violation, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        op: Any,
+        guard: Guard,
+        found: Violation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        past: PastCall | None = None,
     ) -> BaseException | None:
         text = found.device_text
         found = replace(
@@ -235,6 +367,7 @@ class Interceptor:
             arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
             args=args,
             kwargs=kwargs,
+            past=past,
         )
         with Uninterrupted(), _torch.plain_torch():
             error: object = self._on_violation(call, found)
@@ -248,43 +381,40 @@ class Interceptor:
             self._on_internal_error(line)
 
 
-def _acting(devices: frozenset[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+def _ask_unseen(
+    ask: Callable[..., BaseException | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> BaseException | None:
+    """Ask where modes, subclasses or autograd would see our own torch calls."""
+    with _torch.NoTorchFunction(), _torch.BelowAutograd():
+        # The modes of an ordinary call have all had their turn before it came here.
+        if not _torch.has_dispatch_modes():
+            return ask(args, kwargs)
+        with Uninterrupted(), _torch.no_dispatch_modes():
+            return ask(args, kwargs)
+
+
+def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
     """Return the predicate that decides from a call's arguments whether the guards look at it."""
+    devices = guards._devices
     is_plain, is_capturing = _torch.is_plain, _torch.is_capturing
+    on_host = "cpu" in devices
 
     def acts_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         acts = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             kind = type(value)
             if kind is Tensor or kind is Parameter:
-                acts = acts or value.device.type in devices
+                # The name of a device is made anew each time it is asked for.
+                acts = acts or (on_host if value.is_cpu else value.device.type in devices)
             elif kind is list or kind is tuple or isinstance(value, Tensor):
                 for item in value if kind is list or kind is tuple else (value,):
                     if isinstance(item, Tensor):
                         if not is_plain(item):
                             return False
                         acts = acts or item.device.type in devices
-        return acts and not is_capturing()
+        return acts and (not is_capturing() or (guards.is_deferred and CAPTURED.is_open))
 
     return acts_on
-
-
-def _plans(op: Any) -> tuple[_Plan, ...]:
-    parameters = {item.name: item for item in schema_parameters(op)}
-    plans = []
-    for entry in GUARDS[op]:
-        asked = tuple(parameters[name] for name in entry.parameters)
-        positions = tuple(item.position for item in asked)
-        plans.append(
-            _Plan(
-                guard=entry,
-                check=entry.check,
-                parameters=asked,
-                positions=positions,
-                last=max(positions, default=0),
-            )
-        )
-    return tuple(plans)
 
 
 # --- ops that look at the dispatch modes ----------------------------------------------------------
@@ -311,55 +441,3 @@ def install_ctc_loss() -> list[Any]:
         the libraries to destroy.
     """
     return _torch.register_kernels({"aten::ctc_loss.Tensor": _ctc_loss}, "AutogradCUDA")
-
-
-# --- calls that torch refuses before any launch ---------------------------------------------------
-
-
-def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether torch refuses a call on the host, whatever its values are.
-
-    Asked only of a call in which a guard has found something.
-    """
-    given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
-    devices = _devices(op, given)
-    return (
-        len(devices) > 1
-        or (_forbids_nondeterminism(devices) and _has_no_deterministic_kernel(op, given))
-        or (op._schema.name == "aten::masked_scatter_" and _outgrows_self(given))
-    )
-
-
-def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
-    """Return the devices of the tensors that must be together.
-
-    A number in a tensor without dimensions may stay on the CPU, and so may the indices of
-    ``x[index]`` and the targets and lengths of a CTC loss.
-    """
-    found: set[torch.device] = set()
-    for value in given.values():
-        is_list = isinstance(value, (list, tuple))
-        for tensor in value if is_list else (value,):
-            if isinstance(tensor, Tensor):
-                is_host = tensor.device.type == "cpu"
-                if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
-                    found.add(tensor.device)
-    return found
-
-
-def _forbids_nondeterminism(devices: set[torch.device]) -> bool:
-    return (
-        torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled()
-        and {device.type for device in devices} == {"cuda"}
-    )
-
-
-def _has_no_deterministic_kernel(op: Any, given: dict[str, Any]) -> bool:
-    return kernel_without_determinism(full_name(op), given) is not None
-
-
-def _outgrows_self(given: dict[str, Any]) -> bool:
-    """Return whether a mask would need a larger tensor than the one that is written in place."""
-    self, mask = given["self"], given["mask"]
-    return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import format_offender, lies_within, out_of_range
+from cudalens.guards._ranges import format_offender, out_of_range
+from cudalens.guards.engine import Holds, Need, Within
 
 _MOST_GROUPS = 1023
 _TMA_BYTES = 16
@@ -36,7 +38,7 @@ class Scales:
     """Elements of a matrix in one element of its tensor: two of four bits each in a byte."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Groups:
     """The dimension that the offsets cut, and what the kernel wants of the parts."""
 
@@ -44,16 +46,14 @@ class _Groups:
     argument: str
     dim: int
     size: int
-    steps: tuple[tuple[int, str], ...] = ()
+    steps: tuple[tuple[int, str], ...]
     """Numbers that the size of a group must be a multiple of, with the assertion for each."""
-    beyond_text: str
     rows: int = 0
     scales: Scales | None = None
     """Set where the kernel for scales per block runs, which asserts other things."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Finding:
+class _Finding(NamedTuple):
     """Which offsets fail one assertion of the kernel, and how to say so."""
 
     bad: list[bool]
@@ -70,13 +70,16 @@ def check_groups(
     is_row_major: tuple[bool, bool],
     *,
     scales: Scales | None = None,
-) -> Violation | None:
-    """Check the offsets of one product in the order of its kernel's assertions."""
+) -> Need:
+    """Require what the kernel of one product asserts of its offsets."""
     if offs is None or not _is_grouped(left, right, offs) or not _asserts(left, scales):
         return None
     groups = _groups(left, right, is_row_major, scales)
-    if groups is None:
-        return None
+    return None if groups is None else Holds("offs", lambda: _first_finding(offs, groups))
+
+
+def _first_finding(offs: Tensor, groups: _Groups) -> Violation | None:
+    """Check the offsets in the order of the kernel's assertions."""
     for finding in _findings(groups, offs.tolist()):
         if any(finding.bad):
             return _violation(offs.cpu(), finding, groups)
@@ -111,41 +114,23 @@ def _groups(
     step = _TMA_BYTES // left.element_size()
     inputs = ((step, assert_text("grouped_mm_alignment_input")),)
     if left.dim() == 2 and right.dim() == 2:
-        axis, argument, dim, size = "K", "self", 1, left.size(1)
         steps = inputs if is_row_major[0] or not is_row_major[1] else ()
-    elif left.dim() == 2:
-        axis, argument, dim, size = "M", "self", 0, left.size(0)
-        steps = () if is_row_major[0] else inputs
-    else:
-        axis, argument, dim, size = "N", "mat2", 1, right.size(1)
-        # The result is bfloat16 whatever the inputs are.
-        output = ((_TMA_BYTES // 2, assert_text("grouped_mm_alignment_output")),)
-        steps = (*(inputs if is_row_major[1] else ()), *output)
-    return _Groups(
-        axis=axis,
-        argument=argument,
-        dim=dim,
-        size=size,
-        steps=steps,
-        beyond_text=assert_text(f"grouped_mm_beyond_{axis}"),
-    )
+        return _Groups("K", "self", 1, left.size(1), steps)
+    if left.dim() == 2:
+        return _Groups("M", "self", 0, left.size(0), () if is_row_major[0] else inputs)
+    # The result is bfloat16 whatever the inputs are.
+    output = ((_TMA_BYTES // 2, assert_text("grouped_mm_alignment_output")),)
+    return _Groups("N", "mat2", 1, right.size(1), (*(inputs if is_row_major[1] else ()), *output))
 
 
 def _block_scaled(left: Tensor, right: Tensor, scales: Scales) -> _Groups | None:
     if left.dim() != 2:
         return None
-    cuts_sums = right.dim() == 2
-    axis = "K" if cuts_sums else "M"
-    return _Groups(
-        axis=axis,
-        argument="self",
-        dim=int(cuts_sums),
-        size=left.size(1) * scales.packed if cuts_sums else left.size(0),
-        steps=((scales.block, assert_text("scaled_grouped_mm_block")),) if cuts_sums else (),
-        beyond_text=assert_text(f"scaled_grouped_mm_beyond_{axis}"),
-        rows=left.size(0),
-        scales=scales,
-    )
+    rows, columns = left.shape
+    if right.dim() != 2:
+        return _Groups("M", "self", 0, rows, (), rows, scales)
+    steps = ((scales.block, assert_text("scaled_grouped_mm_block")),)
+    return _Groups("K", "self", 1, columns * scales.packed, steps, rows, scales)
 
 
 def _findings(groups: _Groups, ends: Sequence[int]) -> Iterator[_Finding]:
@@ -154,22 +139,25 @@ def _findings(groups: _Groups, ends: Sequence[int]) -> Iterator[_Finding]:
     is_plain = groups.scales is None
     if is_plain:
         yield _Finding(
-            bad=[size < 0 for size in sizes],
-            text=assert_text("grouped_mm_decreasing"),
-            says="is smaller than the offset before it, or negative",
-            bounds=Bounds(min=0, max=groups.size, text=f"rising within 0 … {groups.size}"),
+            [size < 0 for size in sizes],
+            assert_text("grouped_mm_decreasing"),
+            "is smaller than the offset before it, or negative",
+            Bounds(min=0, max=groups.size, text=f"rising within 0 … {groups.size}"),
         )
     for step, text in groups.steps:
         # A last group may end anywhere: nothing starts behind it.  Block scales know no exception.
         checked = sizes[:-1] if is_plain else sizes
         bad = [size % step != 0 for size in checked]
+        allowed = f"a multiple of {step} elements"
         yield _Finding(
-            bad=bad + [False] * (len(sizes) - len(bad)),
-            text=text,
-            says=f"does not end a group of a multiple of {step} elements",
-            bounds=Bounds(text=f"groups of a multiple of {step} elements"),
+            bad + [False] * (len(sizes) - len(bad)),
+            text,
+            f"does not end a group of {allowed}",
+            Bounds(text=f"groups of {allowed}"),
         )
-    yield _Finding(bad=[end > groups.size for end in ends], text=groups.beyond_text)
+    kernel = "grouped_mm" if is_plain else "scaled_grouped_mm"
+    beyond_text = assert_text(f"{kernel}_beyond_{groups.axis}")
+    yield _Finding([end > groups.size for end in ends], beyond_text)
     if groups.scales is not None and groups.axis == "K":
         yield _missing_scales(sizes, groups.rows, groups.scales)
 
@@ -181,11 +169,10 @@ def _missing_scales(sizes: Sequence[int], rows: int, scales: Scales) -> _Finding
         needed += -(-rows // _SCALE_ROWS) * _SCALE_ROWS * columns
         bad.append(needed > scales.count)
     return _Finding(
-        bad=bad,
-        text=assert_text("scaled_grouped_mm_scales"),
-        says=f"ends a group that brings the scales to {needed}, padded, and there are "
-        f"{scales.count}",
-        bounds=Bounds(text=f"groups with at most {scales.count} scales, padded"),
+        bad,
+        assert_text("scaled_grouped_mm_scales"),
+        f"ends a group that brings the scales to {needed}, padded, and there are {scales.count}",
+        Bounds(text=f"groups with at most {scales.count} scales, padded"),
     )
 
 
@@ -228,12 +215,10 @@ _FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)
 """Two numbers of four bits in a byte; not in every torch."""
 
 
-@guard(
-    "aten::_grouped_mm", records=("grouped_mm_offsets", "grouped_mm_alignment"), frequency="rare"
-)
+@guard("aten::_grouped_mm", records=("grouped_mm_offsets", "grouped_mm_alignment"), waits=True)
 def grouped_mm_offsets_in_range(
     self: Tensor, mat2: Tensor, offs: Tensor | None, out_dtype: torch.dtype | None
-) -> Violation | None:
+) -> Need:
     """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
 
     Source:   GroupMMCommon.cuh:54 to :115, torch 2.13.0: bfloat16 on compute capability 9 and 10;
@@ -254,11 +239,11 @@ def grouped_mm_offsets_in_range(
 @guard(
     "aten::_scaled_grouped_mm",
     records=("grouped_mm_offsets", "grouped_mm_alignment", "scaled_grouped_mm_mx"),
-    frequency="rare",
+    waits=True,
 )
 def scaled_grouped_mm_offsets_in_range(
     self: Tensor, mat2: Tensor, scale_a: Tensor, offs: Tensor | None
-) -> Violation | None:
+) -> Need:
     """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
 
     Source:   GroupMMCommon.cuh:54 to :115 (scales per row), grouped_common.cuh:116 to :233 (scales
@@ -279,11 +264,11 @@ def scaled_grouped_mm_offsets_in_range(
 @guard(
     "aten::_scaled_grouped_mm_v2",
     records=("grouped_mm_offsets", "grouped_mm_alignment", "scaled_grouped_mm_mx"),
-    frequency="rare",
+    waits=True,
 )
 def scaled_grouped_mm_v2_offsets_in_range(
     self: Tensor, mat2: Tensor, scale_a: Sequence[Tensor], offs: Tensor | None
-) -> Violation | None:
+) -> Need:
     """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
 
     Source:   GroupMMCommon.cuh:54 to :115 (scales per row), grouped_common.cuh:116 to :233 (scales
@@ -299,9 +284,7 @@ def scaled_grouped_mm_v2_offsets_in_range(
     return _scaled(self, mat2, scale_a, offs)
 
 
-def _scaled(
-    left: Tensor, right: Tensor, scales: Sequence[Tensor], offs: Tensor | None
-) -> Violation | None:
+def _scaled(left: Tensor, right: Tensor, scales: Sequence[Tensor], offs: Tensor | None) -> Need:
     if left.dtype != right.dtype or not scales or left.stride(-1) != 1 or right.stride(-1) == 1:
         return None
     layout = (True, False)
@@ -333,12 +316,17 @@ def _by_block(left: Tensor, scales: Sequence[Tensor]) -> Scales | None:
 # --- factors with pivots --------------------------------------------------------------------------
 
 
-@guard("aten::lu_unpack", frequency="rare", is_silent=True)
+_FROM_1 = "{related}, counted from 1"
+_SWAPS = "Each pivot swaps two rows; the CUDA kernel writes outside them."
+_SOLVES = "Each pivot swaps two rows; neither CUDA's solver nor the CPU's looks at it."
+
+
+@guard("aten::lu_unpack", is_silent=True)
 def lu_unpack_pivots_in_range(
     LU_data: Tensor,  # noqa: N803  the schema's own name
     LU_pivots: Tensor,  # noqa: N803
     unpack_pivots: bool,
-) -> Violation | None:
+) -> Need:
     """Every pivot that is unpacked names a row: it lies in [1, rows].
 
     Source:   LinearAlgebra.cu, unpack_pivots_cuda_kernel, torch 2.13.0: no assertion; the CPU looks
@@ -351,32 +339,20 @@ def lu_unpack_pivots_in_range(
     rows, read = LU_data.size(-2), min(LU_data.shape[-2:])
     if LU_pivots.dtype != torch.int32 or LU_pivots.device != LU_data.device:
         return None
-    if lies_within(LU_pivots[..., :read], 1, rows):
-        return None
-    bad = (LU_pivots < 1) | (LU_pivots > rows)
-    bad[..., read:] = False
-    return out_of_range(
-        LU_pivots,
-        argument="LU_pivots",
-        low=1,
-        high=rows,
-        place=f"the {rows} rows of {{related}}, counted from 1",
-        why="Each pivot swaps two rows; the CUDA kernel writes outside them.",
-        device_text=None,
-        bad=bad,
-        related="LU_data",
-        size=rows,
-        dim=LU_data.dim() - 2,
-        is_silent=True,
-    )
+    need = Within("LU_pivots", 1, rows, of="LU_data", dim=LU_data.dim() - 2, unit="row", why=_SWAPS)
+    need.whole = _FROM_1
+    if LU_pivots.size(-1) > read:  # the others are not unpacked
+        need.only = lambda: torch.arange(LU_pivots.size(-1), device=LU_pivots.device) < read
+        need.masks_first = True
+    return need
 
 
-@guard("aten::linalg_lu_solve", frequency="rare", is_silent=True)
+@guard("aten::linalg_lu_solve", is_silent=True)
 def lu_solve_pivots_in_range(
     LU: Tensor,  # noqa: N803  the schema's own name
     pivots: Tensor,
     B: Tensor,  # noqa: N803
-) -> Violation | None:
+) -> Need:
     """Every pivot names a row: it lies in [1, rows].
 
     Source:   linalg_lu_solve in BatchLinearAlgebra.cpp, torch 2.13.0: no assertion, none on the
@@ -385,17 +361,15 @@ def lu_solve_pivots_in_range(
     Passes:   aten.linalg_lu_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
     Violates: aten.linalg_lu_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
     """
-    if not _is_solve(LU, pivots, B) or lies_within(pivots, 1, LU.size(-1)):
-        return None
-    return _no_such_pivot(pivots, LU.size(-1), "LU")
+    return _pivots("LU", LU, pivots, B)
 
 
-@guard("aten::linalg_ldl_solve", frequency="rare", is_silent=True)
+@guard("aten::linalg_ldl_solve", is_silent=True, waits=True)
 def ldl_solve_pivots_in_range(
     LD: Tensor,  # noqa: N803  the schema's own name
     pivots: Tensor,
     B: Tensor,  # noqa: N803
-) -> Violation | None:
+) -> Need:
     """Every pivot names a row, negative in a block of two: its magnitude lies in [1, rows].
 
     Source:   linalg_ldl_solve in BatchLinearAlgebra.cpp, torch 2.13.0: no assertion, none on the
@@ -404,36 +378,18 @@ def ldl_solve_pivots_in_range(
     Passes:   aten.linalg_ldl_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
     Violates: aten.linalg_ldl_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
     """
-    # The magnitude of the smallest int32 is no int32.
-    if not _is_solve(LD, pivots, B) or lies_within(pivots.to(torch.int64).abs(), 1, LD.size(-1)):
-        return None
-    rows = LD.size(-1)
-    bad = (pivots == 0) | (pivots > rows) | (pivots < -rows)
-    return _no_such_pivot(pivots, rows, "LD", bad=bad)
+    return _pivots("LD", LD, pivots, B, magnitudes=True)
 
 
-def _is_solve(factors: Tensor, pivots: Tensor, right: Tensor) -> bool:
-    """Return whether torch takes these factors and there is anything to solve."""
+def _pivots(
+    of: str, factors: Tensor, pivots: Tensor, right: Tensor, *, magnitudes: bool = False
+) -> Need:
+    """Require pivots of factors that torch takes, where there is anything to solve."""
     if pivots.dtype != torch.int32 or pivots.device != factors.device or right.numel() == 0:
-        return False
+        return None
     is_square = factors.dim() >= 2 and factors.size(-1) == factors.size(-2)
-    return is_square and pivots.shape == factors.shape[:-1]
-
-
-def _no_such_pivot(
-    pivots: Tensor, rows: int, related: str, *, bad: Tensor | None = None
-) -> Violation:
-    return out_of_range(
-        pivots,
-        argument="pivots",
-        low=1,
-        high=rows,
-        place=f"the {rows} rows of {{related}}, counted from 1",
-        why="Each pivot swaps two rows; neither CUDA's solver nor the CPU's looks at it.",
-        device_text=None,
-        bad=bad,
-        related=related,
-        size=rows,
-        is_silent=True,
-        is_replay_safe=False,
-    )
+    if not is_square or pivots.shape != factors.shape[:-1]:
+        return None
+    need = Within("pivots", 1, factors.size(-1), of=of, unit="row", whole=_FROM_1, why=_SOLVES)
+    need.magnitudes, need.is_replay_safe = magnitudes, False
+    return need

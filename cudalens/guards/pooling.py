@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from cudalens.core.device_asserts import assert_text
-from cudalens.core.report_types import Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import NARROWED, format_count, passes_narrowed
-from cudalens.guards._ranges import lies_within, out_of_range
+from cudalens.guards.engine import Asserts, Need, Within
 
 _WHY = "Each index is a position in one flattened plane; the kernel stops at one outside it."
 _WHY_UNCHECKED = "The kernel checks nothing and adds to memory outside the plane."
@@ -21,50 +17,29 @@ _WHY_UNCHECKED = "The kernel checks nothing and adds to memory outside the plane
 
 def _plane(
     indices: Tensor,
+    pooled: Tensor,
     sizes: Sequence[int],
     *,
-    device_text: str | None,
-    beyond_text: str | None = None,
-    related: str | None = None,
+    asserts: Asserts = None,
+    of: str | None = None,
     narrows: bool = False,
-) -> Violation | None:
-    """Check positions in planes of ``sizes``; ``beyond_text`` is printed for those too large.
-
-    Args:
-        narrows: whether the kernel cuts the positions to 32 bits before it compares them.
-    """
+) -> Need:
+    """Require one position in a plane of ``sizes`` for each pooled element."""
     count = math.prod(sizes)
-    if indices.dtype != torch.int64 or count <= 0 or lies_within(indices, 0, count - 1):
+    if indices.shape != pooled.shape or indices.dtype != torch.int64 or count <= 0:
         return None
-    is_narrowed = narrows and passes_narrowed(indices, count - 1, is_signed=True)
-    why = NARROWED if is_narrowed else _WHY
-    if is_narrowed:
-        device_text = beyond_text = None
-    found = out_of_range(
-        indices,
-        argument="indices",
-        low=0,
-        high=count - 1,
-        place=f"the {format_count(count, 'element')} of a plane of "
-        + " × ".join(str(size) for size in sizes)
-        + (" of {related}" if related else ""),
-        why=_WHY_UNCHECKED if device_text is None and not is_narrowed else why,
-        device_text=device_text,
-        related=related,
-        size=count,
-        is_silent=device_text is None and not is_narrowed,
-        is_replay_safe=device_text is not None or is_narrowed,
-    )
-    value = found.offenders.first[0].value
-    if beyond_text is not None and isinstance(value, int) and value >= count:
-        return replace(found, device_text=beyond_text)
-    return found
+    need = Within("indices", 0, count - 1, of=of, unit="element", asserts=asserts, why=_WHY)
+    need.whole = f"a plane of {' × '.join(map(str, sizes))}" + (" of {related}" if of else "")
+    need.narrows = narrows
+    if asserts is None:
+        need.why, need.is_replay_safe = _WHY_UNCHECKED, False
+    return need
 
 
 @guard("aten::max_unpool2d", records=("max_unpool2d",))
 def max_unpool2d_indices_in_range(
     self: Tensor, indices: Tensor, output_size: Sequence[int]
-) -> Violation | None:
+) -> Need:
     """Every index is a position in the output plane: it lies in [0, height * width - 1].
 
     The kernel compares 32 bits of it, so that 2**32 asserts nothing there.
@@ -74,20 +49,13 @@ def max_unpool2d_indices_in_range(
     Passes:   aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 3]]]), [2, 2])
     Violates: aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 4]]]), [2, 2])
     """
-    if indices.shape != self.shape:
-        return None
-    return _plane(
-        indices,
-        output_size,
-        device_text=assert_text("max_unpool2d"),
-        narrows=True,
-    )
+    return _plane(indices, self, output_size, asserts="max_unpool2d", narrows=True)
 
 
 @guard("aten::max_unpool3d", records=("max_unpool3d",))
 def max_unpool3d_indices_in_range(
     self: Tensor, indices: Tensor, output_size: Sequence[int]
-) -> Violation | None:
+) -> Need:
     """Every index is a position in the output: it lies in [0, depth * height * width - 1].
 
     Source:   MaxUnpooling.cu:69 max_unpooling3d_forward_kernel, torch 2.13.0
@@ -97,19 +65,13 @@ def max_unpool3d_indices_in_range(
     Violates: aten.max_unpool3d(ones(1, 1, 1, 1), tensor([[[[8]]]]), [2, 2, 2], [2, 2, 2],
               [0, 0, 0])
     """
-    if indices.shape != self.shape:
-        return None
-    return _plane(
-        indices,
-        output_size,
-        device_text=assert_text("max_unpool3d"),
-    )
+    return _plane(indices, self, output_size, asserts="max_unpool3d")
 
 
 @guard("aten::fractional_max_pool2d_backward", records=("fractional_max_pool2d_backward",))
 def fractional_max_pool2d_indices_in_range(
     grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Violation | None:
+) -> Need:
     """Every index is a position in the input plane: it lies in [0, height * width - 1].
 
     The kernel compares 32 bits of it, so that 2**32 asserts nothing there.
@@ -121,22 +83,15 @@ def fractional_max_pool2d_indices_in_range(
     Violates: aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1],
               tensor([[[4]]]))
     """
-    if indices.shape != grad_output.shape:
-        return None
-    return _plane(
-        indices,
-        self.shape[-2:],
-        device_text=assert_text("fractional_max_pool2d_negative"),
-        beyond_text=assert_text("fractional_max_pool2d_too_large"),
-        related="self",
-        narrows=True,
-    )
+    plane, key = self.shape[-2:], "fractional_max_pool2d"
+    asserts = (f"{key}_negative", f"{key}_too_large")
+    return _plane(indices, grad_output, plane, asserts=asserts, of="self", narrows=True)
 
 
 @guard("aten::fractional_max_pool3d_backward", records=("fractional_max_pool3d_backward",))
 def fractional_max_pool3d_indices_in_range(
     grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Violation | None:
+) -> Need:
     """Every index is a position in the input: it lies in [0, depth * height * width - 1].
 
     Source:   FractionalMaxPool3d.cu:140 (negative) and 146 (too large), torch 2.13.0
@@ -146,21 +101,15 @@ def fractional_max_pool3d_indices_in_range(
     Violates: aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2],
               [1, 1, 1], tensor([[[[-1]]]]))
     """
-    if indices.shape != grad_output.shape:
-        return None
-    return _plane(
-        indices,
-        self.shape[-3:],
-        device_text=assert_text("fractional_max_pool3d_negative"),
-        beyond_text=assert_text("fractional_max_pool3d_too_large"),
-        related="self",
-    )
+    plane, key = self.shape[-3:], "fractional_max_pool3d"
+    asserts = (f"{key}_negative", f"{key}_too_large")
+    return _plane(indices, grad_output, plane, asserts=asserts, of="self")
 
 
 @guard("aten::adaptive_max_pool2d_backward", is_silent=True)
 def adaptive_max_pool2d_indices_in_range(
     grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Violation | None:
+) -> Need:
     """Every index is a position in the input plane: it lies in [0, height * width - 1].
 
     Source:   no assertion: AdaptiveMaxPooling2d.cu adds wherever the index points, torch 2.13.0
@@ -168,20 +117,13 @@ def adaptive_max_pool2d_indices_in_range(
     Passes:   aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), tensor([[[3]]]))
     Violates: aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), tensor([[[4]]]))
     """
-    if indices.shape != grad_output.shape:
-        return None
-    return _plane(
-        indices,
-        self.shape[-2:],
-        device_text=None,
-        related="self",
-    )
+    return _plane(indices, grad_output, self.shape[-2:], of="self")
 
 
 @guard("aten::adaptive_max_pool3d_backward", is_silent=True)
 def adaptive_max_pool3d_indices_in_range(
     grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Violation | None:
+) -> Need:
     """Every index is a position in the input: it lies in [0, depth * height * width - 1].
 
     Source:   no assertion: AdaptiveMaxPooling3d.cu adds wherever the index points, torch 2.13.0
@@ -191,11 +133,4 @@ def adaptive_max_pool3d_indices_in_range(
     Violates: aten.adaptive_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 1, 2, 2),
               tensor([[[[4]]]]))
     """
-    if indices.shape != grad_output.shape:
-        return None
-    return _plane(
-        indices,
-        self.shape[-3:],
-        device_text=None,
-        related="self",
-    )
+    return _plane(indices, grad_output, self.shape[-3:], of="self")

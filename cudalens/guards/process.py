@@ -6,6 +6,7 @@ it, because the dispatcher is one per process too.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class Listener(Protocol):
         """Take note of a failure of our own."""
 
 
+_MOST_SAID = 20
+"""Lines of ours that are printed at most: what changes from call to call must not fill a log."""
 MakeInterceptor = Callable[["frozenset[str] | None"], Any]
 
 
@@ -36,10 +39,16 @@ class Guarding:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._wanted = 0
+        self._at_once = 0
+        """How many of those who want the guards want them to look at once."""
+        self._in_compiled = 0
+        """How many want them inside compiled code."""
         self._interceptor: Any = None
         self._listeners: list[tuple[int, Listener]] = []
         """Open sessions, each with the thread that opened it."""
         self._devices: frozenset[str] | None = None
+        self._said: set[str] = set()
+        """Lines that have been printed, where no session was open."""
         self.last: Report | None = None
         self.lost: tuple[Report, object | None] | None = None
         """What ended the device's context; :mod:`cudalens.evidence.lost_context` looks after it."""
@@ -80,26 +89,57 @@ class Guarding:
         """
         return self.listener or self._interceptor or self
 
-    def acquire(self, make: MakeInterceptor) -> None:
+    @property
+    def is_deferred(self) -> bool:
+        """Return whether the guards that are installed look later, without a wait of the host."""
+        return self._interceptor is not None and not self._at_once
+
+    def acquire(
+        self, make: MakeInterceptor, *, is_deferred: bool = False, in_compiled: bool = False
+    ) -> None:
         """Want the guards once more; installs them when they are not there.
 
         Args:
             make: builds the interceptor for some device types, ``None`` for the accelerators.
+            is_deferred: whether they may look later; they do while everybody lets them.
+            in_compiled: whether they look inside compiled code; deferred guards do.
         """
         with Uninterrupted(), self._lock:
             if self._interceptor is None:
-                interceptor = make(self._devices)
-                interceptor.install()
-                self._interceptor = interceptor
+                self._interceptor = make(self._devices)
+            interceptor = self._interceptor
             self._wanted += 1
+            self._at_once += not is_deferred
+            self._in_compiled += is_deferred or in_compiled
+            try:
+                self._switch(interceptor)
+                interceptor.install()
+            except BaseException:
+                self.release(is_deferred=is_deferred, in_compiled=in_compiled)
+                raise
 
-    def release(self) -> None:
+    def _switch(self, interceptor: Any) -> None:
+        interceptor.look_later(is_deferred=not self._at_once, in_compiled=bool(self._in_compiled))
+
+    def release(self, *, is_deferred: bool = False, in_compiled: bool = False) -> None:
         """Want the guards once less; removes them when nobody does.  Harmless at zero."""
         with Uninterrupted(), self._lock:
             self._wanted = max(0, self._wanted - 1)
-            if self._wanted == 0 and self._interceptor is not None:
-                interceptor, self._interceptor = self._interceptor, None
+            self._at_once = min(self._wanted, max(0, self._at_once - (not is_deferred)))
+            inside = self._in_compiled - (is_deferred or in_compiled)
+            self._in_compiled = min(self._wanted, max(0, inside))
+            interceptor = self._interceptor
+            if interceptor is None:
+                return
+            if self._wanted:
+                self._switch(interceptor)
+            else:
+                self._interceptor = None
                 interceptor.uninstall()
+
+    def settle(self) -> BaseException | None:
+        """Wait for the checks that are pending; return what is to be raised."""
+        return None if self._interceptor is None else self._interceptor.settle()
 
     def refresh(self) -> None:
         """Put guards that were registered meanwhile into the dispatcher."""
@@ -138,10 +178,13 @@ class Guarding:
             listener.found(report)
 
     def internal_error(self, line: str) -> None:
-        """Tell the session that something of ours failed."""
+        """Tell the session that something of ours failed; where there is none, print it once."""
         listener = self.listener
         if listener is not None:
             listener.internal_error(line)
+        elif line not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(line)
+            print(f"cudalens: {line}", file=sys.stderr)
 
 
 PROCESS = Guarding()

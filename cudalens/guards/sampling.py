@@ -10,19 +10,28 @@ from torch import Tensor
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
-from cudalens.guards._dims import broadcast, format_count
+from cudalens.guards._dims import broadcast
 from cudalens.guards._ranges import (
     FLOATS,
     all_true,
     bad_numbers,
     exact_offenders,
+    format_count,
     format_offender,
-    lies_between,
-    outside_mask,
 )
+from cudalens.guards.engine import Between, Holds, Need
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _WEIGHTS = Bounds(min=0.0, text="finite and at least 0")
+# It is the same in every call.
+_RATE = Between(
+    "self",
+    0,
+    math.inf,
+    bounds=Bounds(min=0.0, text="at least 0"),
+    why="A rate is the mean of what is counted.",
+    asserts="poisson",
+)
 
 
 @guard(
@@ -30,10 +39,9 @@ _WEIGHTS = Bounds(min=0.0, text="finite and at least 0")
     records=("multinomial_fast", "multinomial_renorm", "multinomial_sum"),
     frequency="very common",
     covers_inner=True,
+    waits=True,
 )
-def multinomial_weights_drawable(
-    self: Tensor, num_samples: int, replacement: bool
-) -> Violation | None:
+def multinomial_weights_drawable(self: Tensor, num_samples: int, replacement: bool) -> Need:
     """Every weight lies in [0, inf), and the sum of every row in (0, inf) in the weights' dtype.
 
     Source:   MultinomialKernel.cu:60 and :112 (replacement, several samples), else
@@ -44,16 +52,19 @@ def multinomial_weights_drawable(
     """
     if not _draws(self, num_samples, replacement):
         return None
-    searches = replacement and num_samples > 1
-    if _rows_are_drawable(self, searches):
+    return Holds("self", lambda: _bad_weights(self, replacement and num_samples > 1))
+
+
+def _bad_weights(weights: Tensor, searches: bool) -> Violation | None:
+    if _rows_are_drawable(weights, searches):
         return None
     # Which weights and which rows: only now that something is wrong.
-    bad = ((self >= 0) & (self < math.inf)).logical_not_()
+    bad = ((weights >= 0) & (weights < math.inf)).logical_not_()
     if not bool(bad.any()):
-        return _bad_sums(self, searches)
-    searched = "multinomial_renorm" if bool((self < 0).any()) else "multinomial_sum"
+        return _bad_sums(weights, searches)
+    searched = "multinomial_renorm" if bool((weights < 0).any()) else "multinomial_sum"
     return bad_numbers(
-        self,
+        weights,
         bad,
         argument="self",
         bounds=_WEIGHTS,
@@ -97,10 +108,8 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
     )
 
 
-@guard("aten::multinomial", frequency="rare", is_silent=True)
-def multinomial_enough_categories(
-    self: Tensor, num_samples: int, replacement: bool
-) -> Violation | None:
+@guard("aten::multinomial", is_silent=True, waits=True)
+def multinomial_enough_categories(self: Tensor, num_samples: int, replacement: bool) -> Need:
     """Without replacement every row has as many weights above 0 as samples are drawn from it.
 
     Source:   Distributions.cpp, multinomial_out, torch 2.13.0: no assertion, none on the CPU
@@ -110,30 +119,31 @@ def multinomial_enough_categories(
     """
     if replacement or num_samples == 1 or not _draws(self, num_samples, replacement):
         return None
-    weighted = torch.count_nonzero(self, dim=-1)
-    if all_true(weighted >= num_samples):
+    return Holds("self", lambda: _too_few_categories(self, num_samples))
+
+
+def _too_few_categories(weights: Tensor, samples: int) -> Violation | None:
+    weighted = torch.count_nonzero(weights, dim=-1)
+    if all_true(weighted >= samples):
         return None
-    offenders = exact_offenders(weighted, weighted < num_samples)
+    offenders = exact_offenders(weighted, weighted < samples)
     row, _, have = format_offender("self", offenders).rpartition(" = ")
     return Violation(
         argument="self",
         headline=f"{row} has {format_count(int(have), 'weight')} above 0, "
-        f"and {num_samples} samples are drawn from it without replacement",
+        f"and {samples} samples are drawn from it without replacement",
         explanation="The samples that are missing are drawn from categories of weight 0.",
         offenders=offenders,
-        bounds=Bounds(min=num_samples, text=f"at least {num_samples} weights above 0 in a row"),
+        bounds=Bounds(min=samples, text=f"at least {samples} weights above 0 in a row"),
         is_index=False,
         is_silent=True,
     )
 
 
 @guard(
-    "aten::bernoulli.default",
-    records=("bernoulli_tensor",),
-    frequency="common",
-    covers_inner=True,
+    "aten::bernoulli.default", records=("bernoulli_tensor",), frequency="common", covers_inner=True
 )
-def bernoulli_input_in_unit_interval(self: Tensor) -> Violation | None:
+def bernoulli_input_in_unit_interval(self: Tensor) -> Need:
     """Every probability of the input lies in [0, 1]; NaN does not.
 
     Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
@@ -141,11 +151,11 @@ def bernoulli_input_in_unit_interval(self: Tensor) -> Violation | None:
     Passes:   aten.bernoulli(tensor([0.0, 1.0]))
     Violates: aten.bernoulli(tensor([0.0, 1.5]))
     """
-    return _bernoulli(self, self.shape, self.dtype, argument="self")
+    return _probabilities(self, self.shape, self.dtype, argument="self")
 
 
-@guard("aten::bernoulli.out", records=("bernoulli_tensor",), frequency="rare", covers_inner=True)
-def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation | None:
+@guard("aten::bernoulli.out", records=("bernoulli_tensor",), covers_inner=True)
+def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Need:
     """Every probability of the input lies in [0, 1]; NaN does not.
 
     Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
@@ -153,7 +163,7 @@ def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation
     Passes:   aten.bernoulli.out(tensor([0.0, 1.0]), out=zeros(2))
     Violates: aten.bernoulli.out(tensor([0.0, 1.5]), out=zeros(2))
     """
-    return _bernoulli(self, self.shape, out.dtype, argument="self")
+    return _probabilities(self, self.shape, out.dtype, argument="self")
 
 
 @guard(
@@ -164,7 +174,7 @@ def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Violation
     frequency="common",
     covers_inner=True,
 )
-def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Violation | None:
+def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Need:
     """Every probability in p lies in [0, 1]; NaN does not.
 
     Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
@@ -172,33 +182,29 @@ def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Violation | None:
     Passes:   zeros(2).bernoulli_(tensor([0.0, 1.0]))
     Violates: zeros(2).bernoulli_(tensor([0.0, 1.5]))
     """
-    return _bernoulli(p, self.shape, self.dtype, argument="p")
+    return _probabilities(p, self.shape, self.dtype, argument="p")
 
 
-def _bernoulli(
-    p: Tensor, shape: torch.Size, drawn: torch.dtype, *, argument: str
-) -> Violation | None:
+def _probabilities(p: Tensor, shape: torch.Size, drawn: torch.dtype, *, argument: str) -> Need:
     # Torch refuses probabilities that are no floating-point numbers.
     if p.dtype not in FLOATS or drawn.is_complex:
         return None
     if 0 in shape or broadcast((p.shape, shape)) != tuple(shape):
         return None
-    # The kernel converts p before it compares: 1 + 1e-12 in float64 is a valid float32.
-    dtype = torch.float64 if drawn == torch.float64 else torch.float32
-    if lies_between(p, 0, 1, dtype):
-        return None
-    return bad_numbers(
-        p,
-        outside_mask(p.to(dtype), 0, 1),
-        argument=argument,
+    return Between(
+        argument,
+        0,
+        1,
         bounds=_UNIT,
+        # The kernel converts p before it compares: 1 + 1e-12 in float64 is a valid float32.
+        dtype=torch.float64 if drawn == torch.float64 else torch.float32,
         why="Each element is drawn as 1 with its probability.",
-        device_text=assert_text("bernoulli_p1"),
+        asserts="bernoulli_p1",
     )
 
 
-@guard("aten::poisson", records=("poisson",), frequency="rare", covers_inner=True)
-def poisson_rate_not_negative(self: Tensor) -> Violation | None:
+@guard("aten::poisson", records=("poisson",), covers_inner=True)
+def poisson_rate_not_negative(self: Tensor) -> Need:
     """Every rate lies in [0, inf]; NaN does not.
 
     Source:   Distributions.cu:49, torch 2.13.0
@@ -206,13 +212,4 @@ def poisson_rate_not_negative(self: Tensor) -> Violation | None:
     Passes:   aten.poisson(tensor([0.0, 3.0]))
     Violates: aten.poisson(tensor([-1.0, 3.0]))
     """
-    if self.dtype not in FLOATS or lies_between(self, 0, math.inf):
-        return None
-    return bad_numbers(
-        self,
-        outside_mask(self, 0, math.inf),
-        argument="self",
-        bounds=Bounds(min=0.0, text="at least 0"),
-        why="A rate is the mean of what is counted.",
-        device_text=assert_text("poisson"),
-    )
+    return _RATE if self.dtype in FLOATS else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, format_count, spans_lie_inside
 from cudalens.guards._ranges import all_true, format_offender
+from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")
@@ -22,10 +23,10 @@ _SORTED = Bounds(min=0, text="no smaller than the offset before it")
     "aten::repeat_interleave.Tensor",
     "aten::repeat_interleave.Tensor_out",
     records=("repeat_interleave_size", "repeat_interleave_negative"),
-    frequency="rare",
     covers_inner=True,
+    waits=True,
 )
-def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation | None:
+def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Need:
     """With an output_size, every repeat is at least 0 and their sum is output_size.
 
     Source:   Repeat.cu:20 and :33, torch 2.13.0; without an output_size the host checks
@@ -37,6 +38,10 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation |
         return None
     if repeats.dim() != 1 or repeats.dtype not in INDEX_DTYPES:
         return None
+    return Holds("repeats", lambda: _bad_repeats(repeats, output_size))
+
+
+def _bad_repeats(repeats: Tensor, output_size: int) -> Violation | None:
     # Equal to the sum of the magnitudes only if none is negative.
     total, magnitude = torch.stack((repeats, repeats.abs())).sum(-1).tolist()
     if total == magnitude == output_size:
@@ -60,8 +65,8 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Violation |
 @guard(
     "aten::segment_reduce",
     records=("segment_reduce_nd", "segment_reduce_1d_mean"),
-    frequency="rare",
     covers_inner=True,
+    waits=True,
 )
 def segment_lengths_not_negative(
     data: Tensor,
@@ -70,7 +75,7 @@ def segment_lengths_not_negative(
     offsets: Tensor | None,
     axis: int,
     unsafe: bool,
-) -> Violation | None:
+) -> Need:
     """No segment of data of several dimensions, or of a mean, has a length below 0.
 
     Source:   SegmentReduce.cu:146 and :78, torch 2.13.0; the host checks lengths unless unsafe
@@ -81,20 +86,19 @@ def segment_lengths_not_negative(
     segments = _segments(data, lengths, offsets, axis, unsafe)
     if segments is None or (data.dim() == 1 and reduce != "mean"):
         return None
-    lengths_of = _lengths_of(segments, offsets)
-    if lengths_of.numel() == 0 or int(lengths_of.amin()) >= 0:
+    key = "segment_reduce_nd" if data.dim() > 1 else "segment_reduce_1d_mean"
+    return Holds(segments.name, lambda: _asserted(segments, key))
+
+
+def _asserted(segments: _Segments, key: str) -> Violation | None:
+    lengths = segments.lengths()
+    if lengths.numel() == 0 or int(lengths.amin()) >= 0:
         return None
-    return _negative(
-        segments,
-        _bad_lengths(segments, offsets),
-        "lengths" if offsets is None else "offsets",
-        device_text=assert_text(
-            "segment_reduce_nd" if data.dim() > 1 else "segment_reduce_1d_mean"
-        ),
-    )
+    bad = segments.negative()
+    return _negative(segments.values, bad, segments.name, device_text=assert_text(key))
 
 
-@guard("aten::segment_reduce", frequency="rare", is_silent=True)
+@guard("aten::segment_reduce", is_silent=True, waits=True)
 def segments_lie_in_data(
     data: Tensor,
     reduce: str,
@@ -102,7 +106,7 @@ def segments_lie_in_data(
     offsets: Tensor | None,
     axis: int,
     unsafe: bool,
-) -> Violation | None:
+) -> Need:
     """Every segment that is not empty lies in [0, size] of the reduced dimension.
 
     Source:   SegmentReduce.cu, torch 2.13.0: no assertion, and none on the CPU for sums too long
@@ -114,13 +118,13 @@ def segments_lie_in_data(
     if segments is None:
         return None
     asserts = data.dim() > 1 or reduce == "mean"  # segment_lengths_not_negative has said so
-    return _unchecked(segments, offsets, data.size(axis), asserts)
+    return Holds(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=asserts))
 
 
-@guard("aten::_segment_reduce_backward", frequency="rare", is_silent=True)
+@guard("aten::_segment_reduce_backward", is_silent=True, waits=True)
 def segments_still_lie_in_data(
     data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int
-) -> Violation | None:
+) -> Need:
     """No segment has a length below 0, and all that are not empty lie in [0, size] of the data.
 
     Source:   SegmentReduce.cu, segment_reduce_backward_kernel, torch 2.13.0: no assertion
@@ -133,82 +137,78 @@ def segments_still_lie_in_data(
     segments = _segments(data, lengths, offsets, axis, unsafe=True)
     if segments is None:
         return None
-    return _unchecked(segments, offsets, data.size(axis), asserts=False)
+    return Holds(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=False))
 
 
-def _unchecked(
-    segments: Tensor, offsets: Tensor | None, size: int, asserts: bool
-) -> Violation | None:
-    """Check what no kernel does: negative lengths unless one asserts them, and the data's end."""
-    if _stay_inside(segments, offsets, size):
-        return None
-    name = "lengths" if offsets is None else "offsets"
-    bad = _bad_lengths(segments, offsets)
-    if bool(bad.any()):
-        return None if asserts else _negative(segments, bad, name, device_text=None)
-    ends = segments.cumsum(-1) if offsets is None else segments
-    bad = _bad_reads(segments, offsets, ends, size)
-    return _outside(segments, bad, ends, size, name) if bool(bad.any()) else None
+@dataclass(frozen=True)
+class _Segments:
+    """Lengths, or offsets, of which there is one more than there are segments."""
+
+    values: Tensor
+    name: str
+
+    def lengths(self) -> Tensor:
+        return self.values if self.name == "lengths" else self.values.diff(dim=-1)
+
+    def negative(self) -> Tensor:
+        """Mark negative lengths, or the offsets that are smaller than the one before."""
+        if self.name == "lengths":
+            return self.values < 0
+        bad = torch.zeros_like(self.values, dtype=torch.bool)
+        bad[..., 1:] = self.lengths() < 0
+        return bad
+
+    def stay_inside(self, size: int) -> bool:
+        """Return whether none is negative and none can leave the data, with one reduction."""
+        values = self.values
+        if self.name == "lengths":
+            # A negative length counts as too long, so that the sum shows both.
+            lengths = values.to(torch.int64)
+            return all_true(lengths.masked_fill(lengths < 0, size + 1).sum(-1) <= size)
+        steps = (values[..., :1], self.lengths(), size - values[..., -1:])
+        return int(torch.cat(steps, -1).amin()) >= 0
+
+    def outside(self, ends: Tensor, size: int) -> Tensor:
+        """Mark where one that has elements leaves the data; lengths are known to be positive."""
+        values, is_used = self.values, self.lengths() > 0
+        if self.name == "lengths":
+            return (ends > size) & is_used
+        bad = torch.zeros_like(values, dtype=torch.bool)
+        bad[..., 1:] |= (values[..., 1:] > size) & is_used
+        bad[..., :-1] |= (values[..., :-1] < 0) & is_used
+        return bad
 
 
 def _segments(
-    data: Tensor,
-    lengths: Tensor | None,
-    offsets: Tensor | None,
-    axis: int,
-    unsafe: bool,
-) -> Tensor | None:
+    data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int, unsafe: bool
+) -> _Segments | None:
     """Return the lengths or offsets of a call that torch takes and does not check on the host."""
     segments = offsets if lengths is None else lengths
-    if segments is None or (lengths is not None and offsets is not None):
+    if segments is None or segments.numel() == 0 or segments.device != data.device:
         return None
-    if lengths is not None and not unsafe:
-        return None
-    if segments.numel() == 0 or segments.device != data.device:
-        return None
-    if segments.dtype not in INDEX_DTYPES:
+    if lengths is not None and (offsets is not None or not unsafe):
         return None
     rank = segments.dim()
     fits = 0 < rank <= data.dim() and axis % data.dim() == rank - 1
-    return segments if fits and segments.shape[:-1] == data.shape[: rank - 1] else None
+    if not fits or segments.dtype not in INDEX_DTYPES:
+        return None
+    name = "offsets" if lengths is None else "lengths"
+    return _Segments(segments, name) if segments.shape[:-1] == data.shape[: rank - 1] else None
 
 
-def _lengths_of(segments: Tensor, offsets: Tensor | None) -> Tensor:
-    return segments if offsets is None else segments.diff(dim=-1)
-
-
-def _stay_inside(segments: Tensor, offsets: Tensor | None, size: int) -> bool:
-    """Return whether no segment is negative and none can leave the data, with one reduction."""
-    if offsets is None:
-        # A negative length counts as too long, so that the sum shows both.
-        lengths = segments.to(torch.int64)
-        return all_true(lengths.masked_fill(lengths < 0, size + 1).sum(-1) <= size)
-    steps = (segments[..., :1], segments.diff(dim=-1), size - segments[..., -1:])
-    return int(torch.cat(steps, -1).amin()) >= 0
-
-
-def _bad_lengths(segments: Tensor, offsets: Tensor | None) -> Tensor:
-    """Mark negative lengths, or the offsets that are smaller than the one before."""
-    if offsets is None:
-        return segments < 0
-    bad = torch.zeros_like(segments, dtype=torch.bool)
-    bad[..., 1:] = segments.diff(dim=-1) < 0
-    return bad
-
-
-def _bad_reads(segments: Tensor, offsets: Tensor | None, ends: Tensor, size: int) -> Tensor:
-    """Mark where a segment that has elements leaves the data; lengths are known to be positive."""
-    is_used = _lengths_of(segments, offsets) > 0
-    if offsets is None:
-        return (ends > size) & is_used
-    bad = torch.zeros_like(segments, dtype=torch.bool)
-    bad[..., 1:] |= (segments[..., 1:] > size) & is_used
-    bad[..., :-1] |= (segments[..., :-1] < 0) & is_used
-    return bad
-
-
-def _outside(segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str) -> Violation:
-    offenders = find_offenders(segments, bad)
+def _unchecked(segments: _Segments, size: int, *, asserts: bool) -> Violation | None:
+    """Check what no kernel does: negative lengths unless one asserts them, and the data's end."""
+    if segments.stay_inside(size):
+        return None
+    values, name = segments.values, segments.name
+    bad = segments.negative()
+    if bool(bad.any()):
+        return None if asserts else _negative(values, bad, name, device_text=None)
+    ends = values.cumsum(-1) if name == "lengths" else values
+    bad = segments.outside(ends, size)
+    if not bool(bad.any()):
+        return None
+    offenders = find_offenders(values, bad)
     says = format_offender(name, offenders)
     if name == "lengths":
         end = int(ends[offenders.first[0].position].item())
@@ -221,7 +221,7 @@ def _outside(segments: Tensor, bad: Tensor, ends: Tensor, size: int, name: str) 
         bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
         related="data",
         size=size,
-        dim=segments.dim() - 1,
+        dim=values.dim() - 1,
         is_silent=True,
         is_replay_safe=False,
     )
@@ -254,7 +254,7 @@ _EFFICIENT = ("aten::_efficient_attention_forward", "aten::_efficient_attention_
 
 
 @guard(*_FLASH, is_silent=True)
-def flash_query_sequences_lie_in_query(query: Tensor, cum_seq_q: Tensor | None) -> Violation | None:
+def flash_query_sequences_lie_in_query(query: Tensor, cum_seq_q: Tensor | None) -> Need:
     """Every sequence of queries that is not empty lies in [0, rows] of the packed query.
 
     Source:   flash_fwd_kernel.h and flash_bwd_kernel.h, torch 2.13.0: no assertion
@@ -264,11 +264,11 @@ def flash_query_sequences_lie_in_query(query: Tensor, cum_seq_q: Tensor | None) 
     Violates: aten._flash_attention_forward(zeros(3, 1, 8), zeros(3, 1, 8), zeros(3, 1, 8),
               tensor([0, 1, 4]), tensor([0, 1, 3]), 3, 2, 0.0, False, False)
     """
-    return _packed(query, cum_seq_q, argument="cum_seq_q", related="query", dim=0)
+    return _packed("cum_seq_q", cum_seq_q, "query", query, dim=0)
 
 
 @guard(*_FLASH, is_silent=True)
-def flash_key_sequences_lie_in_key(key: Tensor, cum_seq_k: Tensor | None) -> Violation | None:
+def flash_key_sequences_lie_in_key(key: Tensor, cum_seq_k: Tensor | None) -> Need:
     """Every sequence of keys that is not empty lies in [0, rows] of the packed key.
 
     Source:   flash_fwd_kernel.h and flash_bwd_kernel.h, torch 2.13.0: no assertion
@@ -279,13 +279,11 @@ def flash_key_sequences_lie_in_key(key: Tensor, cum_seq_k: Tensor | None) -> Vio
               tensor([0, 1, 3]), tensor([0, 1, 4]), 2, 3, 0.0, False, False)
     """
     # With pages of keys (four dimensions) the offsets are not positions in the tensor.
-    return _packed(key, cum_seq_k, argument="cum_seq_k", related="key", dim=0)
+    return _packed("cum_seq_k", cum_seq_k, "key", key, dim=0)
 
 
 @guard(*_EFFICIENT, is_silent=True)
-def efficient_query_sequences_lie_in_query(
-    query: Tensor, cu_seqlens_q: Tensor | None
-) -> Violation | None:
+def efficient_query_sequences_lie_in_query(query: Tensor, cu_seqlens_q: Tensor | None) -> Need:
     """Every sequence of queries that is not empty lies in [0, rows] of the packed query.
 
     Source:   mem_eff_attention/kernel_forward.h, torch 2.13.0: no assertion
@@ -295,13 +293,11 @@ def efficient_query_sequences_lie_in_query(
     Violates: aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
               zeros(1, 3, 1, 8), None, tensor([0, 4]).int(), tensor([0, 3]).int(), 4, 3, 0.0, 0)
     """
-    return _packed(query, cu_seqlens_q, argument="cu_seqlens_q", related="query", dim=1)
+    return _packed("cu_seqlens_q", cu_seqlens_q, "query", query, dim=1)
 
 
 @guard(*_EFFICIENT, is_silent=True)
-def efficient_key_sequences_lie_in_key(
-    key: Tensor, cu_seqlens_k: Tensor | None
-) -> Violation | None:
+def efficient_key_sequences_lie_in_key(key: Tensor, cu_seqlens_k: Tensor | None) -> Need:
     """Every sequence of keys that is not empty lies in [0, rows] of the packed key.
 
     Source:   mem_eff_attention/kernel_forward.h, torch 2.13.0: no assertion
@@ -311,30 +307,19 @@ def efficient_key_sequences_lie_in_key(
     Violates: aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
               zeros(1, 3, 1, 8), None, tensor([0, 3]).int(), tensor([0, 4]).int(), 3, 4, 0.0, 0)
     """
-    return _packed(key, cu_seqlens_k, argument="cu_seqlens_k", related="key", dim=1)
+    return _packed("cu_seqlens_k", cu_seqlens_k, "key", key, dim=1)
 
 
-def _packed(
-    data: Tensor, offsets: Tensor | None, *, argument: str, related: str, dim: int
-) -> Violation | None:
+def _packed(name: str, offsets: Tensor | None, of: str, data: Tensor, *, dim: int) -> Need:
     if offsets is None or offsets.dim() != 1 or data.dim() != 3 + dim or data.numel() == 0:
         return None
-    rows = data.size(dim)
-    return spans_lie_inside(
-        offsets,
-        rows,
-        argument=argument,
-        place=f"the {format_count(rows, 'row')} of {{related}}",
-        why=_READS.format("the tensor"),
-        related=related,
-        dim=dim,
-    )
+    return Spans(name, data.size(dim), of=of, dim=dim, why=_READS.format("the tensor"))
 
 
 @guard("aten::_jagged_to_padded_dense_forward", is_silent=True)
 def jagged_rows_lie_in_values(
     values: Tensor, offsets: Sequence[Tensor], max_lengths: Sequence[int]
-) -> Violation | None:
+) -> Need:
     """Every row of a jagged tensor lies in [0, values.size(0)], up to the length it is cut to.
 
     Source:   NestedTensorTransformerFunctions.cu, torch 2.13.0: no assertion
@@ -342,18 +327,7 @@ def jagged_rows_lie_in_values(
     Passes:   aten._jagged_to_padded_dense_forward(ones(3, 1), [tensor([0, 1, 3])], [2])
     Violates: aten._jagged_to_padded_dense_forward(ones(3, 1), [tensor([0, 1, 4])], [3])
     """
-    if len(offsets) != 1 or len(max_lengths) != 1 or values.numel() == 0:
+    if len(offsets) != 1 or len(max_lengths) != 1 or values.numel() == 0 or offsets[0].dim() != 1:
         return None
-    if offsets[0].dim() != 1:
-        return None
-    rows = values.size(0)
-    return spans_lie_inside(
-        offsets[0],
-        rows,
-        argument="offsets",
-        place=f"the {format_count(rows, 'row')} of {{related}}",
-        why=_READS.format("the values"),
-        related="values",
-        longest=max_lengths[0],
-        list_position=0,
-    )
+    why, longest = _READS.format("the values"), max_lengths[0]
+    return Spans("offsets", values.size(0), of="values", why=why, longest=longest, item=0)

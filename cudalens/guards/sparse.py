@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._dims import INDEX_DTYPES, format_count, spans_lie_inside
-from cudalens.guards._ranges import format_interval, format_offender, lies_within, out_of_range
+from cudalens.guards._ranges import format_count, format_interval, format_offender
+from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans, Within
 
 _WHY = (
     "Compressed sparse tensors rely on this, and CUDA's check stops at the first breach without "
@@ -20,8 +20,7 @@ _WHY = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Breach:
+class _Breach(NamedTuple):
     """One invariant: where it is broken, and how to say so."""
 
     argument: str
@@ -54,44 +53,28 @@ def _breaches(
     torch.logical_or(widths < 0, widths > dim, out=steps[..., 1:])
     outside = (plain < 0) | (plain >= dim)
     falls = _falls(compressed, plain, nnz)
-    c, p = "compressed_idx", "plain_idx"
+    starts, places = ("compressed_idx", compressed), ("plain_idx", plain)
+    is_last = f"must be {nnz}: the number of stored values"
+    is_near = f"must lie 0 … {dim} above the one before it: a {major} has {dim} places"
+    is_outside = f"is outside the {format_count(dim, minor)} of the tensor"
+    rises = f"must be larger than the one before it in the same {major}"
     return [
-        _Breach(argument=c, values=compressed, bad=first, says="must be 0", allowed="0"),
-        _Breach(
-            argument=c,
-            values=compressed,
-            bad=last,
-            says=f"must be {nnz}: the number of stored values",
-            allowed=str(nnz),
-        ),
-        _Breach(
-            argument=c,
-            values=compressed,
-            bad=steps,
-            says=f"must lie 0 … {dim} above the one before it: a {major} has {dim} places",
-            allowed=f"0 … {dim} more than the one before",
-        ),
-        _Breach(
-            argument=p,
-            values=plain,
-            bad=outside,
-            says=f"is outside the {format_count(dim, minor)} of the tensor",
-            allowed=format_interval(0, dim - 1),
-        ),
-        _Breach(
-            argument=p,
-            values=plain,
-            bad=falls,
-            says=f"must be larger than the one before it in the same {major}",
-            allowed=f"rising within a {major}",
-        ),
+        _Breach(*starts, first, "must be 0", "0"),
+        _Breach(*starts, last, is_last, str(nnz)),
+        _Breach(*starts, steps, is_near, f"0 … {dim} more than the one before"),
+        _Breach(*places, outside, is_outside, format_interval(0, dim - 1)),
+        _Breach(*places, falls, rises, f"rising within a {major}"),
     ]
 
 
-@guard("aten::_validate_compressed_sparse_indices", records=("sparse_compressed_invariants",))
+@guard(
+    "aten::_validate_compressed_sparse_indices",
+    records=("sparse_compressed_invariants",),
+    waits=True,
+)
 def compressed_sparse_indices_hold(
     is_crow: bool, compressed_idx: Tensor, plain_idx: Tensor, dim: int, nnz: int
-) -> Violation | None:
+) -> Need:
     """Row starts run from 0 to nnz in steps of [0, columns]; columns in [0, columns - 1] rise.
 
     For CSC and BSC rows and columns swap.  Torch checks this only where invariants are asked for.
@@ -112,7 +95,13 @@ def compressed_sparse_indices_hold(
     if not shapes_fit or compressed_idx.numel() == 0 or compressed_idx.dtype not in INDEX_DTYPES:
         return None
     lines = ("row", "column") if is_crow else ("column", "row")
-    breaches = _breaches(compressed_idx, plain_idx, lines, dim, nnz)
+    return Holds("plain_idx", lambda: _breach(compressed_idx, plain_idx, lines, dim, nnz))
+
+
+def _breach(
+    compressed: Tensor, plain: Tensor, lines: tuple[str, str], dim: int, nnz: int
+) -> Violation | None:
+    breaches = _breaches(compressed, plain, lines, dim, nnz)
     if not bool(torch.cat([item.bad.reshape(-1) for item in breaches]).any()):
         return None
     item = next(one for one in breaches if bool(one.bad.any()))
@@ -133,7 +122,7 @@ def compressed_sparse_indices_hold(
 
 
 @guard("aten::_convert_indices_from_coo_to_csr", is_silent=True)
-def coordinates_lie_in_rows(self: Tensor, size: int) -> Violation | None:
+def coordinates_lie_in_rows(self: Tensor, size: int) -> Need:
     """Every coordinate names a row: it lies in [0, size - 1].
 
     Source:   SparseCsrTensorMath.cu, convert_indices_from_coo_to_csr_cuda_kernel, torch 2.13.0: no
@@ -142,24 +131,16 @@ def coordinates_lie_in_rows(self: Tensor, size: int) -> Violation | None:
     Passes:   aten._convert_indices_from_coo_to_csr(tensor([0, 2]), 3)
     Violates: aten._convert_indices_from_coo_to_csr(tensor([0, 3]), 3)
     """
-    if self.dim() != 1 or self.dtype not in INDEX_DTYPES or lies_within(self, 0, size - 1):
+    if self.dim() != 1 or self.dtype not in INDEX_DTYPES:
         return None
-    return out_of_range(
-        self,
-        argument="self",
-        low=0,
-        high=size - 1,
-        place=f"the {format_count(size, 'row')} of the compressed tensor",
-        why="Rows are counted by writing where a coordinate points, outside the memory here.",
-        device_text=None,
-        size=size,
-        is_silent=True,
-        is_replay_safe=False,
-    )
+    why = "Rows are counted by writing where a coordinate points, outside the memory here."
+    need = Within("self", 0, size - 1, unit="row", whole="the compressed tensor", why=why)
+    need.is_replay_safe = False
+    return need
 
 
 @guard("aten::_convert_indices_from_csr_to_coo", is_silent=True)
-def row_starts_lie_in_columns(crow_indices: Tensor, col_indices: Tensor) -> Violation | None:
+def row_starts_lie_in_columns(crow_indices: Tensor, col_indices: Tensor) -> Need:
     """Every row with elements lies in [0, nnz] of the stored ones.
 
     Source:   SparseCsrTensorMath.cu, convert_indices_from_csr_to_coo_cuda_kernel, torch 2.13.0: no
@@ -172,12 +153,6 @@ def row_starts_lie_in_columns(crow_indices: Tensor, col_indices: Tensor) -> Viol
         return None
     if col_indices.dtype != crow_indices.dtype:
         return None
+    why = "A row is written from its start to the next one's, outside the memory here."
     stored = col_indices.size(-1)
-    return spans_lie_inside(
-        crow_indices,
-        stored,
-        argument="crow_indices",
-        place=f"the {format_count(stored, 'element')} of {{related}}",
-        why="A row is written from its start to the next one's, outside the memory here.",
-        related="col_indices",
-    )
+    return Spans("crow_indices", stored, of="col_indices", unit="element", why=why)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cudalens.notebook.display import finish
 from cudalens.notebook.input_transform import MAGIC
-from cudalens.notebook.traceback import without_machinery
+from cudalens.notebook.last_value import CheckedDisplay
+from cudalens.notebook.traceback import ShellHandling, without_machinery
 from cudalens.session.options import Options
 from cudalens.source.cell_text import typed_lines
 from cudalens.source.files import (
@@ -24,13 +25,11 @@ from cudalens.source.files import (
     note_running,
     note_typed,
 )
-from cudalens.source.stack import entries_from_traceback
+from cudalens.source.inner_cells import forget_inner, note_inner
 from cudalens.source.timed_cells import forget, note
 
 if TYPE_CHECKING:
     from cudalens.session.session import CheckSession
-
-__all__ = ["CellWatch", "last_shown", "shown_since"]
 
 
 _SEEN = "__cudalens_seen__"
@@ -44,13 +43,23 @@ class _RunningCell:
     raw: str
     shown: int
     """When it began, as :func:`last_shown` counts."""
+    number: int = 0
+    ran: int = 0
+    """How many cells it has run."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
     options: Options = field(default_factory=Options)
     explained: BaseException | None = None
     """The last exception that a magic inside it has shown a report of."""
-    shell_handling: tuple[Any, Any] | None = None
+    shell_handling: ShellHandling | None = None
     """How the shell showed exceptions before, when this cell has changed it."""
+    display: CheckedDisplay | None = None
+    """The hook that checks how the value of a check is displayed, while one is there."""
+
+    @property
+    def is_magic(self) -> bool:
+        """Whether it begins with the magic."""
+        return self.raw.lstrip().startswith(f"%%{MAGIC}")
 
 
 class CellWatch:
@@ -68,11 +77,7 @@ class CellWatch:
         return self._cells[-1].raw if self._cells else None
 
     def note_explained(self, error: BaseException) -> bool:
-        """Remember that ``error`` left a check inside the cell, which has dealt with it.
-
-        Returns:
-            whether a check inside that one had dealt with it before.
-        """
+        """Remember the error that a check has dealt with; tell whether one inside it had before."""
         if not self._cells:
             return False
         before, self._cells[-1].explained = self._cells[-1].explained, error
@@ -81,13 +86,32 @@ class CellWatch:
     def take_exceptions(self) -> None:
         """Show the exceptions of the running cell without the frames of the magics."""
         if self._cells and all(cell.shell_handling is None for cell in self._cells):
-            before = (self.shell.custom_exceptions, self.shell.CustomTB)
-            self._cells[-1].shell_handling = before
-            self.shell.set_custom_exc((Exception,), self._on_error)
+            self._cells[-1].shell_handling = ShellHandling(self.shell, self._on_error)
+
+    def check_display(self, value: object, options: Options, done: CheckSession) -> None:
+        """Have the display of what a check returned checked, unless a session of the cell does."""
+        if value is None or not self._cells or any(cell.session for cell in self._cells):
+            return
+        self._forget_display(cell := self._cells[-1])
+        counts = done.checked_ops, done.recorded_ops
+
+        def more() -> CheckSession:
+            session = new_session(options)
+            session.counted_before = counts
+            return session
+
+        cell.display = CheckedDisplay(self.shell, value, options, more)
+        cell.display.install()
+
+    def _forget_display(self, cell: _RunningCell) -> None:
+        display, cell.display = cell.display, None
+        if display is not None:
+            display.remove()
 
     def attach(self) -> None:
         """Register with the shell's events."""
         note_running(self.shell)
+        self.shell.events.register("pre_execute", self._before_any)
         self.shell.events.register("pre_run_cell", self._before)
         self.shell.events.register("post_run_cell", self._after)
 
@@ -97,53 +121,68 @@ class CellWatch:
         while self._cells:
             self._after(None)
         forget()
+        forget_inner()
         forget_noted()
         self.shell.events.unregister("post_run_cell", self._after)
         self.shell.events.unregister("pre_run_cell", self._before)
+        self.shell.events.unregister("pre_execute", self._before_any)
 
     def _before(self, info: Any) -> None:
         cell = _RunningCell(info.raw_cell, last_shown())
         is_checked = any(outer.session is not None for outer in self._cells)
-        is_magic = cell.raw.lstrip().startswith(f"%%{MAGIC}")
         self._cells.append(cell)
-        number = self._number(info)
-        note(number, cell.raw)
-        self._note_name(cell.raw, getattr(info, "transformed_cell", None), number)
-        if self.always is not None and not is_checked and not is_magic:
-            self._open(cell, self.always)
-
-    def _number(self, info: Any) -> int:
-        """Return the number of the cell that is about to run."""
         # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
         is_raised = info.store_history and _version() >= (9, 8)
-        return int(self.shell.execution_count) - bool(is_raised)
+        cell.number = int(self.shell.execution_count) - bool(is_raised)
+        is_inner = len(self._cells) > 1 and not info.store_history
+        if not is_inner:
+            note(cell.number, cell.raw)
+        self._note_name(cell, info, is_inner=is_inner)
+        if self.always is not None and not is_checked and not cell.is_magic:
+            cell.options = self.always
+            cell.session = new_session(self.always).open()
+            # The session has to see an exception before the shell shows it: it adds the note, and
+            # cuts the traceback where a debugger is to land.
+            self.take_exceptions()
 
-    def _note_name(self, raw: str, text: str | None, number: int) -> None:
-        """Keep what the shell does not: numbers of cells, lines of magics as they were typed."""
-        keeps_numbers = hasattr(self.shell.compile, "_filename_map")
+    def _before_any(self) -> None:
+        """Keep where a silent cell was typed, as those of a notebook under ``%run`` are.
+
+        Of these the shell tells nothing; the function that runs them knows the text.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while self._cells and frame is not None and frame.f_code.co_name != "run_cell_async":
+            frame = frame.f_back
+        info = frame.f_locals.get("info") if self._cells and frame is not None else None
+        if info is not None and info.silent:
+            cell = _RunningCell(info.raw_cell, 0, self.shell.execution_count)
+            self._note_name(cell, info, is_inner=True)
+
+    def _note_name(self, cell: _RunningCell, info: Any, *, is_inner: bool) -> None:
+        """Keep what the shell does not: numbers of cells, lines of magics as they were typed, and
+        where a cell that another one runs was typed.
+        """
+        raw, keeps_numbers = cell.raw, hasattr(self.shell.compile, "_filename_map")
         # The body of the magic is compiled from a text of its own.
-        is_magic = raw.lstrip().startswith(f"%%{MAGIC}")
-        if is_magic and keeps_numbers:
+        if cell.is_magic and keeps_numbers and not is_inner:
             return
+        text = getattr(info, "transformed_cell", None)
         if text is None:  # before IPython 9.4 it does not tell
             try:
                 text = str(self.shell.transform_cell(raw))
             except Exception:  # of somebody's transformer: the shell says so, and runs nothing
                 return
-        name = self.shell.compile.get_code_name(raw, text, number)
+        name = self.shell.compile.get_code_name(raw, text, cell.number)
+        if is_inner:
+            outermost = self._cells[0]
+            outermost.ran += 1
+            note_inner(self.shell, name, raw, outermost.raw, outermost.number, outermost.ran)
+        else:
+            forget_inner(name)
         if not keeps_numbers:
-            note_cell(name, number)
-        if "get_ipython()" in text and not is_magic:
+            note_cell(name, cell.number)
+        if "get_ipython()" in text and not cell.is_magic:
             note_typed(name, typed_lines(raw, text))
-
-    def _open(self, cell: _RunningCell, options: Options) -> None:
-        from cudalens.session.session import CheckSession
-
-        cell.options = options
-        cell.session = CheckSession(**options.for_session()).open()
-        # The session has to see an exception before the shell shows it: it adds the note, and
-        # cuts the traceback where a debugger is to land.
-        self.take_exceptions()
 
     def _on_error(
         self,
@@ -156,7 +195,7 @@ class CellWatch:
         # A cell that this one runs keeps its errors to itself: the checked one goes on.
         self._close(self._cells[-1], error)
         outer = (cell.shell_handling for cell in self._cells if cell.shell_handling is not None)
-        handled, show = next(outer)
+        handled, show = next(outer).before
         if isinstance(error, handled):
             show(kind, error, trace, tb_offset=tb_offset)
             return
@@ -177,6 +216,7 @@ class CellWatch:
         if not self._cells:
             return  # the cell that loaded the extension
         cell = self._cells.pop()
+        self._forget_display(cell)
         error = getattr(result, "error_in_exec", None)
         if error is None:
             error = shown_since(cell.shown)
@@ -187,13 +227,20 @@ class CellWatch:
             for line in _own_notes(error):
                 print(line, file=sys.stderr)
         if cell.shell_handling is not None:
-            self.shell.custom_exceptions, self.shell.CustomTB = cell.shell_handling
+            cell.shell_handling.undo()
 
 
 def _own_notes(error: BaseException) -> list[str]:
     notes = error.__dict__.get("__notes__")
     found = notes if isinstance(notes, list) else []
     return [note for note in found if isinstance(note, str) and note.startswith("cudalens: ")]
+
+
+def new_session(options: Options) -> CheckSession:
+    """Return a session with these options, which is not open yet."""
+    from cudalens.session.session import CheckSession
+
+    return CheckSession(**options.for_session())
 
 
 def last_shown() -> int:
@@ -208,8 +255,7 @@ def last_shown() -> int:
 def shown_since(before: int) -> BaseException | None:
     """Return the exception that ``%time`` has shown and kept, as it does before IPython 9.4.
 
-    Args:
-        before: what :func:`last_shown` gave when the code began.
+    ``before`` is what :func:`last_shown` gave when the code began.
     """
     error = getattr(sys, "last_value", None)
     if _version() >= (9, 4) or not isinstance(error, BaseException):
@@ -217,6 +263,8 @@ def shown_since(before: int) -> BaseException | None:
     mark = error.__dict__.get(_SEEN)
     if mark is not None and mark <= before:
         return None
+    from cudalens.source.stack import entries_from_traceback
+
     links = entries_from_traceback(error.__traceback__)
     is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
     return error if is_timed else None

@@ -10,17 +10,16 @@ import importlib.util
 import os
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudalens.render import renderer
+from cudalens.core._python import same_random_state
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
     from cudalens.session.options import Options
     from cudalens.session.session import CheckSession
-
-__all__ = ["finish", "publish"]
 
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 _WIDGETS = 8
@@ -29,15 +28,13 @@ _WIDGETS = 8
 def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:
     """Show the report of a closed session, if there is one, and bind it as the user asked.
 
-    Args:
-        shell, session, options: of the check.
-        is_shown: whether a check inside this one has shown what left both.
+    ``is_shown`` says that a check inside this one has shown what left both.
     """
     if options.report is not None:
         shell.user_ns[options.report] = session.report
-    if is_shown and not (session.swallowed or session.warnings):
-        return
-    if session.report is None or session.is_reminder:
+    say_written(session.written)
+    is_known = is_shown and not (session.swallowed or session.warnings)
+    if is_known or session.report is None or session.is_reminder:
         return  # the exception's own note says what happened earlier
     if session.swallowed:
         print(f"cudalens: warning: {session.swallowed.warning()}", file=sys.stderr)
@@ -46,6 +43,12 @@ def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: boo
     except Exception as error:
         # The cell's own exception is on its way: ours must not take its place.
         print(f"cudalens: the report could not be shown: {error!r}", file=sys.stderr)
+
+
+def say_written(written: Iterable[Path]) -> None:
+    """Say where the report was written to."""
+    for path in written:
+        print(f"cudalens: the report is in {path}")
 
 
 def publish(shell: Any, report: Report, *, widgets: bool) -> None:
@@ -65,7 +68,9 @@ def publish(shell: Any, report: Report, *, widgets: bool) -> None:
 
 def _view(report: Report, keep: Callable[[], None]) -> dict[str, Any]:
     try:
-        model = renderer("widget")(report, keep=keep).model_id
+        with same_random_state():
+            from cudalens.render.widget import build
+        model = build(report, keep=keep).model_id
     except Exception as error:
         # The static twins in the same bundle say everything: the view is a convenience.
         print(f"cudalens: no interactive view here: {error!r}", file=sys.stderr)

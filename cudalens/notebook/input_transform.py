@@ -16,8 +16,6 @@ from cudalens.notebook.run_cell import needs_await, unfit
 from cudalens.session.options import OptionsError, split_line, subcommand
 from cudalens.source.cell_text import comment_out, transformed
 
-__all__ = ["MAGIC", "rewritten"]
-
 MAGIC = "cudacheck"
 
 

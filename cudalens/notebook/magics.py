@@ -9,15 +9,18 @@ from __future__ import annotations
 import importlib
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
 from cudalens.core.errors import SimulationError
-from cudalens.notebook.cells import CellWatch, last_shown, shown_since
-from cudalens.notebook.display import finish, publish
+from cudalens.notebook.cells import CellWatch, last_shown, new_session, shown_since
+from cudalens.notebook.display import finish, publish, say_written
 from cudalens.notebook.input_transform import MAGIC, rewritten
+from cudalens.notebook.printed_asserts import PrintedAsserts
 from cudalens.notebook.run_cell import Unit, cell_unit, statement_unit
 from cudalens.session.options import (
     Command,
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
     from cudalens.core.report import Report
     from cudalens.session.session import CheckSession
 
-__all__ = ["FrontEnd", "load", "unload"]
-
 HELP = help_text()
+_ACTIVATION = "cudalens.simulate.activation"
+"""Loaded once a rehearsal has been started."""
 
 _loaded: weakref.WeakKeyDictionary[Any, FrontEnd] = weakref.WeakKeyDictionary()
 
@@ -60,6 +63,7 @@ class FrontEnd:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self._watch = CellWatch(shell)
+        self._printed = PrintedAsserts()
         self._simulation: Any = None
         """The simulation that ``%cudacheck simulate`` started, not one that was there before."""
         self._hidden: dict[str, Any] = {}
@@ -72,11 +76,13 @@ class FrontEnd:
         for kind in magics:
             magics[kind][MAGIC] = self.cudacheck
         self._watch.attach()
+        self._printed.attach()
         self.shell.input_transformers_post.append(self._rewrite)
 
     def detach(self) -> None:
         """Take everything back."""
         self._watch.detach()
+        self._printed.detach()
         self.shell.input_transformers_post.remove(self._rewrite)
         magics = self.shell.magics_manager.magics
         for kind, previous in self._hidden.items():
@@ -139,30 +145,28 @@ class FrontEnd:
         self._watch.take_exceptions()
         if unit.is_async:
             return self._checked_async(options, unit)
-        session, is_shown = _session(options), False
-        shown = last_shown()
-        try:
-            with session:
-                value = unit.run()
-                session.kept = shown_since(shown)
-                is_shown = session.kept is not None and self._watch.note_explained(session.kept)
-                return value
-        except BaseException as error:
-            is_shown = self._watch.note_explained(error)
-            raise
-        finally:
-            finish(self.shell, session, options, is_shown=is_shown)
+        with self._reported(options) as session:
+            value = unit.run()
+        self._watch.check_display(value, options, session)
+        return value
 
     async def _checked_async(self, options: Options, unit: Unit) -> Any:
         __tracebackhide__ = True
-        session, is_shown = _session(options), False
+        with self._reported(options) as session:
+            value = await unit.run_async()
+        self._watch.check_display(value, options, session)
+        return value
+
+    @contextmanager
+    def _reported(self, options: Options) -> Iterator[CheckSession]:
+        """Run the block under a session, and show the session's report at its end."""
+        session, is_shown = new_session(options), False
         shown = last_shown()
         try:
             with session:
-                value = await unit.run_async()
+                yield session
                 session.kept = shown_since(shown)
                 is_shown = session.kept is not None and self._watch.note_explained(session.kept)
-                return value
         except BaseException as error:
             is_shown = self._watch.note_explained(error)
             raise
@@ -197,7 +201,8 @@ class FrontEnd:
         _require_torch()
         from cudalens.session.explain import explain
 
-        report = explain(self.shell.user_ns, getattr(sys, "last_value", None))
+        error = getattr(sys, "last_value", None)
+        report = explain(self.shell.user_ns, error, self._printed.text())
         missing = "nothing to explain: no exception of torch was shown"
         self._show_again(report, options, missing)
 
@@ -208,12 +213,16 @@ class FrontEnd:
         else:
             from cudalens.session.exit import write_files
 
-            report = write_files(report, options.html, options.json)
+            report, written = write_files(report, options.html, options.json)
             publish(self.shell, report, widgets=options.widgets)
+            say_written(written)
         if options.report is not None:
             self.shell.user_ns[options.report] = report
 
     def _do_simulate(self, options: Options, argument: str) -> None:
+        if argument != "off" and not {"torch", _ACTIVATION} <= sys.modules.keys():
+            # Loading torch takes seconds in which nothing else would be said.
+            print("starting the rehearsal device ...", flush=True)
         _require_torch()
         from cudalens.session import process
 
@@ -239,9 +248,3 @@ def _require_torch() -> None:
     except ImportError as error:
         msg = f"cudalens needs torch, which cannot be imported here ({error})"
         raise UsageError(msg) from None
-
-
-def _session(options: Options) -> CheckSession:
-    from cudalens.session.session import CheckSession
-
-    return CheckSession(**options.for_session())

@@ -29,8 +29,6 @@ from cudalens.source.cell_text import (
 from cudalens.source.files import cell_number, cells_of, note_cell, register_cell, typed_of
 from cudalens.source.timed_cells import Home, home_of
 
-__all__ = ["Unit", "cell_unit", "needs_await", "statement_unit", "unfit"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
@@ -39,8 +37,7 @@ class Unit:
     shell: Any
     tree: ast.Module
     filename: str
-    is_silenced: bool
-    """The text ends with a semicolon: its value is not shown."""
+    text: str
     user_locals: dict[str, Any]
 
     @property
@@ -72,20 +69,14 @@ class Unit:
         # import) counts for the next one, and what ran before a failure did run.
         tree = self.shell.transform_ast(self.tree)
         # A semicolon at the end silences the whole cell, whatever the shell would display.
-        interactivity = "none" if self.is_silenced else self.shell.ast_node_interactivity
+        is_silenced = ends_in_semicolon(self.text)
+        interactivity = "none" if is_silenced else self.shell.ast_node_interactivity
         for node, mode in _modes(tree.body, interactivity):
             yield _compile(self.shell, node, self.filename, mode)
 
 
 def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
-    """Prepare the body of a cell magic.
-
-    Args:
-        shell: the interactive shell.
-        raw: the cell as the user typed it, ``None`` when it is not known.
-        line: the rest of the magic's line.
-        body: what the shell took for the body.
-    """
+    """Prepare the body of a cell magic; ``raw`` is the cell as typed, if that is known."""
     above = lines_above(raw, body)
     frame = _cell_frame(shell, sys._getframe(1))
     text = transformed(shell, body)
@@ -98,8 +89,7 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
         text = comment_out(above) + text
         filename = frame.f_code.co_filename
     _remember(shell, filename, text, [*above, *typed])
-    tree = shell.compile.ast_parse(text, filename=filename)
-    return _unit(shell, tree, filename, text, shell.user_ns)
+    return _parsed(shell, filename, text, shell.user_ns)
 
 
 def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> Unit:
@@ -109,8 +99,7 @@ def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> U
     if frame is None or "\n" in text:
         filename = _new_name(shell, text, _cell_frame(shell, sys._getframe(1)))
         _remember(shell, filename, text)
-        tree = shell.compile.ast_parse(text, filename=filename)
-        return _unit(shell, tree, filename, text, user_locals)
+        return _parsed(shell, filename, text, user_locals)
     home = home_of(frame.f_code) or Home(frame.f_code.co_filename)
     filename, number = home.filename, frame.f_lineno + home.lines
     lines = [line.rstrip("\n") for line in linecache.getlines(filename)]
@@ -121,12 +110,12 @@ def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> U
     typed = list(typed_of(filename)) if home.filename != frame.f_code.co_filename else []
     typed[number - 1 : number] = lines[number - 1 : number] if typed else []
     _remember(shell, filename, "\n".join(lines), typed)
-    tree = shell.compile.ast_parse("\n" * (number - 1) + text, filename=filename)
-    for node in ast.walk(tree):
+    unit = _parsed(shell, filename, "\n" * (number - 1) + text, user_locals)
+    for node in ast.walk(unit.tree):
         if isinstance(node, ast.expr | ast.stmt):
             node.col_offset += len(before.encode())
             node.end_col_offset = (node.end_col_offset or 0) + len(before.encode())
-    return _unit(shell, tree, filename, text, user_locals)
+    return unit
 
 
 def needs_await(shell: Any, tree: ast.Module, filename: str = "<cell>") -> bool:
@@ -157,16 +146,9 @@ def unfit(shell: Any, text: str) -> str | None:
     return None
 
 
-def _unit(
-    shell: Any, tree: ast.Module, filename: str, text: str, user_locals: dict[str, Any]
-) -> Unit:
-    return Unit(
-        shell=shell,
-        tree=tree,
-        filename=filename,
-        is_silenced=ends_in_semicolon(text),
-        user_locals=user_locals,
-    )
+def _parsed(shell: Any, filename: str, text: str, user_locals: dict[str, Any]) -> Unit:
+    tree = shell.compile.ast_parse(text, filename=filename)
+    return Unit(shell=shell, tree=tree, filename=filename, text=text, user_locals=user_locals)
 
 
 def _remember(shell: Any, filename: str, text: str, typed: Sequence[str] = ()) -> None:
@@ -211,14 +193,12 @@ def _is_coroutine(code: CodeType) -> bool:
 
 
 def _compile(shell: Any, node: ast.stmt, filename: str, mode: str) -> CodeType:
-    tree: ast.mod
-    if mode == "eval":
+    tree: ast.mod = ast.Module([node], [])
+    if mode == "single":
+        tree = ast.Interactive([node])
+    elif mode == "eval":
         assert isinstance(node, ast.Expr)
         tree = ast.Expression(node.value)
-    elif mode == "single":
-        tree = ast.Interactive([node])
-    else:
-        tree = ast.Module([node], [])
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0
     with shell.compile.extra_flags(flags):
         code: CodeType = shell.compile(tree, filename, mode)
@@ -249,18 +229,15 @@ def _modes(body: list[ast.stmt], interactivity: str) -> Iterator[tuple[ast.stmt,
 
 def _assigned_name(node: ast.stmt) -> list[ast.stmt]:
     """Return an expression that shows the name which ``node`` assigns, when it is a single one."""
-    targets: list[ast.expr] = []
+    target: ast.expr | None = None
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        targets = node.targets
+        target = node.targets[0]
     elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-        targets = [node.target]
-    return [
-        ast.fix_missing_locations(
-            ast.copy_location(ast.Expr(ast.Name(target.id, ast.Load())), node)
-        )
-        for target in targets
-        if isinstance(target, ast.Name)
-    ]
+        target = node.target
+    if not isinstance(target, ast.Name):
+        return []
+    shown = ast.copy_location(ast.Expr(ast.Name(target.id, ast.Load())), node)
+    return [ast.fix_missing_locations(shown)]
 
 
 def _lines_of(node: ast.stmt) -> range:

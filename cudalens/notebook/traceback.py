@@ -6,30 +6,58 @@ shell and of this package.  The user reads the traceback that the cell would hav
 
 from __future__ import annotations
 
-from collections.abc import Container
+import sys
+from collections.abc import Callable, Container
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from cudalens.notebook.input_transform import MAGIC
 from cudalens.source.files import is_top
 
-__all__ = ["without_machinery"]
-
 _MACHINERY = frozenset(str(Path(__file__).with_name(name)) for name in ("magics.py", "run_cell.py"))
+
+
+class ShellHandling:
+    """How a shell shows exceptions while a checked cell runs, until :meth:`undo`.
+
+    Those of the cell go to ``on_error``.  All that the shell shows, of ``%run``, of ``%%capture``,
+    of a display or of an interrupt too, is shown without frames of ours.
+    """
+
+    def __init__(self, shell: Any, on_error: Callable[..., Any]) -> None:
+        self._shell = shell
+        self.before = (shell.custom_exceptions, shell.CustomTB)
+        """The exceptions that somebody else handles, and how."""
+        self._own = vars(shell).get("showtraceback")
+        self._show = shell.showtraceback
+        shell.set_custom_exc((Exception,), on_error)
+        shell.showtraceback = self._showtraceback
+
+    def undo(self) -> None:
+        """Let the shell show exceptions as it did before."""
+        self._shell.custom_exceptions, self._shell.CustomTB = self.before
+        del self._shell.showtraceback
+        if self._own is not None:
+            self._shell.showtraceback = self._own
+
+    def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind, error, trace = sys.exc_info() if exc_tuple is None else exc_tuple
+        if isinstance(error, BaseException):
+            from cudalens.session.printed import shown_by_shell
+
+            exc_tuple = (kind, error, shown_by_shell(error, trace))
+        self._show(exc_tuple, *args, **kwargs)
 
 
 def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackType | None:
     """Return a traceback of the user's frames only; ``None`` when there is nothing to take out.
 
-    Args:
-        trace: the traceback as the shell got it; it is not changed.
-        cells: the file names that are cells.
+    ``cells`` are the file names of cells.
     """
-    entries = []
-    entry: TracebackType | None = trace
-    while entry is not None:
-        entries.append(entry)
-        entry = entry.tb_next
+    from cudalens.source.stack import entries_from_traceback  # loading the extension stays cheap
+
+    entries = entries_from_traceback(trace)
     kept: list[TracebackType] = []
     for entry in entries:
         if not _is_machinery(entry):

@@ -6,8 +6,8 @@ failure, and only as far as the recorded facts prove the answer.
 
 from cudalens.core.report_types import FIRST_BAD
 from cudalens.recorder.failure import OpRecord
-from cudalens.recorder.inplace import ModifiedTensor, Write
 from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.recorder import Recorder
+from cudalens.recorder.saved_tensor import ModifiedTensor, Write
 
 __all__ = ["FIRST_BAD", "Lineage", "ModifiedTensor", "OpRecord", "Recorder", "Write"]

@@ -42,6 +42,7 @@ class Batch:
     """Which items of the dataset its rows are; ``None`` where the sampler does not tell."""
     dataset: ref[Any] | None
     sampler: ref[Any] | None
+    iterator: ref[Any] | None = None
 
 
 class Batches:
@@ -77,6 +78,7 @@ class Batches:
                 indices=self._indices(iterator, number),
                 dataset=_reference(getattr(iterator, "_dataset", None)),
                 sampler=_reference(getattr(iterator, "_index_sampler", None)),
+                iterator=_reference(iterator),
             )
         )
 
@@ -150,14 +152,13 @@ def _tensors(data: Any) -> list[Tensor]:
 # --- reading, after a failure --------------------------------------------------------------------
 
 
-def describe(batch: Batch, row: int | None, *, frames: Iterable[FrameType] | None = None) -> str:
+def describe(batch: Batch, row: int | None) -> str:
     """Say where a batch came from: ``batch 4 of loader, row 17 = dataset[145]``.
 
     Args:
         row: the row at fault within the batch, when it is known.
-        frames: frames whose variables name the loader; the user's in all threads by default.
     """
-    stack = list(_user_frames() if frames is None else frames)
+    stack = list(_user_frames())
     name = _name_of(lambda value: _is_loader_of(batch, value), stack) or "a DataLoader"
     text = f"batch {batch.number} of {name}"
     if row is None:
@@ -169,6 +170,16 @@ def describe(batch: Batch, row: int | None, *, frames: Iterable[FrameType] | Non
     dataset = None if batch.dataset is None else batch.dataset()
     named = None if dataset is None else _name_of(lambda value: value is dataset, stack)
     return f"{text} = {named}[{index}]" if named else f"{text} = item {index} of its dataset"
+
+
+def dataset_of(batch: Batch) -> tuple[object, str | None]:
+    """Return the data set of a batch, ``None`` where it is not known, and the user's name of it."""
+    # A list has no weak reference; the loop's iterator holds it.
+    iterator = None if batch.iterator is None else batch.iterator()
+    dataset = getattr(iterator, "_dataset", None)
+    if dataset is None:
+        return None, None
+    return dataset, _name_of(lambda value: value is dataset, _user_frames())
 
 
 def _is_loader_of(batch: Batch, value: Any) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+
+from cudalens.core.late_import import when_imported
 
 __all__ = ["RAN_EAGERLY", "EagerCompiler", "limit_of"]
 
@@ -57,9 +56,7 @@ class EagerCompiler:
         if compiler is not None and hasattr(compiler, "set_stance"):
             self.hold(compiler)
         else:
-            finder = _Finder(self)
-            sys.meta_path.insert(0, finder)
-            self._stack.callback(_forget, finder)
+            self._stack.callback(when_imported(_COMPILER, self.hold))
         return self
 
     def __exit__(
@@ -85,48 +82,3 @@ class EagerCompiler:
                 _holding.remove(self)
             if not _holding:
                 _stance.close()
-
-
-class _Finder:
-    """Finds the compiler as Python would, and has the stance set when it is loaded."""
-
-    def __init__(self, holder: EagerCompiler) -> None:
-        self._holder = holder
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _COMPILER:
-            return None
-        # A block around this one waits for the compiler too: its finder stands behind.
-        at = sys.meta_path.index(self) + 1
-        for finder in list(sys.meta_path[at:]):
-            spec = finder.find_spec(name, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _Loading(spec.loader, self._holder)
-                return spec
-        return None
-
-
-class _Loading(Loader):
-    """Loads a module with its own loader, leaves no trace of itself, and tells the holder."""
-
-    def __init__(self, inner: Any, holder: EagerCompiler) -> None:
-        self._inner = inner
-        self._holder = holder
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._inner.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._inner
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._inner
-        self._inner.exec_module(module)
-        self._holder.hold(module)
-
-
-def _forget(finder: _Finder) -> None:
-    if finder in sys.meta_path:
-        sys.meta_path.remove(finder)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cudalens.core._torch import is_plain, meta_of
 from cudalens.core.report_types import Argument, Phase
-from cudalens.recorder import _seam
+from cudalens.recorder import _torch
 from cudalens.recorder.hostcopies import without_tensors
 from cudalens.recorder.ops import OpFacts
 from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
@@ -50,33 +50,23 @@ class OpRecord:
 
 
 _MARK = "__cudalens_op__"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    """A record and how to recognise its exception without keeping it, and its frames, alive."""
-
-    record: OpRecord
-    mark: object
-    """An attribute of the exception: its ``id`` may be that of a later one."""
-
-    def is_of(self, error: BaseException) -> bool:
-        return error.__dict__.get(_MARK) is self.mark
+"""An attribute of an exception, to recognise it without keeping it, and its frames, alive: its
+``id`` may be that of a later one."""
 
 
 class Failures:
     """The last failure of each thread."""
 
     def __init__(self) -> None:
-        self._by_thread: dict[int, _Failure] = {}
+        self._by_thread: dict[int, tuple[OpRecord, object]] = {}
 
     def note(self, record: OpRecord, error: BaseException) -> None:
         """Remember that ``error`` came out of the recorded op."""
         # A check around this one may have met it before; a class may forbid attributes.
-        failure = _Failure(record=record, mark=error.__dict__.setdefault(_MARK, object()))
+        mark = error.__dict__.setdefault(_MARK, object())
         # Inserted anew, so that the newest is last.
         self._by_thread.pop(threading.get_ident(), None)
-        self._by_thread[threading.get_ident()] = failure
+        self._by_thread[threading.get_ident()] = (record, mark)
 
     def find(self, error: BaseException | None, newest_seq: int) -> OpRecord | None:
         """Return the record of the op that raised ``error``.
@@ -86,9 +76,10 @@ class Failures:
         """
         failures = list(self._by_thread.values())
         if error is not None:
-            return next((item.record for item in reversed(failures) if item.is_of(error)), None)
-        if failures and failures[-1].record.seq == newest_seq:
-            return failures[-1].record
+            own = error.__dict__.get(_MARK)
+            return next((record for record, mark in reversed(failures) if mark is own), None)
+        if failures and failures[-1][0].seq == newest_seq:
+            return failures[-1][0]
         return None
 
 
@@ -104,7 +95,7 @@ def describe_failure(
     previous: tuple[str, dict[str, Tensor]] | None = None,
 ) -> OpRecord:
     """Describe an op that did not come back; no value on a device is read."""
-    node = _seam.current_node()
+    node = _torch.current_node()
     shared = shared_site(site)
     known = shared.node if shared is not None else None
     return OpRecord(

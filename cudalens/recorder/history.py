@@ -10,8 +10,8 @@ from typing import Any
 
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder.ops import Call, is_node_of, short_meta
-from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import Site, SiteReader, entries_of, phase_of, shared_site
+from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
 
@@ -52,6 +52,16 @@ class Snapshot:
             )
             for call in (self.calls[-limit:] if limit > 0 else ())
         )
+
+    def module_roots(self) -> dict[str, set[int]]:
+        """Return for each module path the ``id`` of each module that it is below."""
+        shared = {id(site): site for site in (shared_site(call.site) for call in self.calls)}
+        found: dict[str, set[int]] = {}
+        for site in shared.values():
+            path, root = self.reader.root_of(site)
+            if root is not None:
+                found.setdefault(path, set()).add(id(root))
+        return found
 
     def place(self, call: Call) -> tuple[list[StackEntry], str | None]:
         """Return the user's lines that led to a call, outermost first, and the module's path."""

@@ -83,18 +83,14 @@ def _without_tensors(value: Any) -> Any:
 
 
 def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    given = dict(arguments)
     for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            found[name] = value
-        elif isinstance(value, (list, tuple)):
-            for position, item in enumerate(value):
-                if isinstance(item, Tensor):
-                    found[f"{name}[{position}]"] = item
+        if isinstance(value, (list, tuple)):
+            given |= {f"{name}[{position}]": item for position, item in enumerate(value)}
     return {
-        name: tensor
-        for name, tensor in found.items()
-        if is_plain(tensor) and tensor.layout == torch.strided
+        name: item
+        for name, item in given.items()
+        if isinstance(item, Tensor) and is_plain(item) and item.layout == torch.strided
     }
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from typing import Any
-from weakref import ref
-
-from torch import Tensor
 
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.history import known_metas
 from cudalens.recorder.ops import Call, version_and_base
-from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import SiteReader
+from cudalens.recorder.tensor_refs import Ref
 
 _TWINS = frozenset({"aten::detach", "aten::alias"})
 """Views of all elements, such as ``t.data``: a write to one is a write to both."""
@@ -37,16 +34,6 @@ class Lineage:
         self.reader = reader
 
     # --- who made it -----------------------------------------------------------------------------
-
-    def producer(self, tensor: Ref, before: int | None = None) -> Call | None:
-        """Return the last call, before number ``before``, that made or overwrote a tensor."""
-        made = self._made.get(self._twin(tensor), ())
-        return next((call for call in reversed(made) if before is None or call.seq < before), None)
-
-    def source_of(self, tensor: Tensor) -> Call | None:
-        """Return the last call that made a tensor, or what it is a view of."""
-        call, base = self.producer(ref(tensor)), self.base_of(ref(tensor))
-        return self.producer(base) if call is None and base is not None else call
 
     def newest(self, tensor: Ref, before: int | None = None) -> Call | None:
         """Return the last call that made a tensor or may have written to it, or to its base."""
@@ -156,10 +143,6 @@ class Lineage:
                     if item is not call.inputs[0]:
                         bases[id(item)] = bases.get(id(call.inputs[0]), call.inputs[0])
         return bases
-
-    def step(self, call: Call, note: str | None = None) -> ProvenanceStep:
-        """Describe a call as one step."""
-        return describe_step(call, self.reader, note)
 
 
 def is_alias(call: Call) -> bool:

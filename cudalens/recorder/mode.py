@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from functools import partial
+from types import FrameType, MethodType, TracebackType
 from typing import Any, Self
 from weakref import ref
 
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cudalens.core._python import raise_if_outside
+from cudalens.core import _python
+from cudalens.core._python import FailedCall, raise_if_outside
 from cudalens.core._torch import is_accelerator, is_plain
-from cudalens.recorder import _seam, failure
+from cudalens.recorder import _torch, failure
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies
 from cudalens.recorder.ops import (
@@ -28,17 +30,76 @@ from cudalens.recorder.ops import (
     version_and_view,
     versions_before,
 )
-from cudalens.recorder.reads import Version, Wrote, references, tensors_in
-from cudalens.recorder.sites import Site, SiteReader, SiteTracker
+from cudalens.recorder.sites import RawSite, Site, SiteReader, SiteTracker
+from cudalens.recorder.tensor_refs import Noted, Version, references, tensors_in
 
 Watch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _MAX_LIMITS = 20
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
-_next = _seam.next_sequence_nr
+_next = _torch.next_sequence_nr
+_FILES = (__file__, _python.__file__)
+_OWN = "cudalens::"
+"""Ops that guards put into compiled code: they are not the user's."""
 
 
-class RecordingMode(_seam.RecorderMode):
+class _Dispatch(FailedCall):
+    """Runs and records one op, in a frame that does not stand in the traceback of its error."""
+
+    def __new__(  # every op pays for each call
+        cls,
+        known: Callable[[int], OpFacts | None],
+        site_of: Callable[[FrameType | None], RawSite],
+        append: Callable[[tuple[Any, ...]], None],
+        mode: RecordingMode,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
+        try:
+            facts = known(id(func)) or mode.learn(func)
+            if mode.is_synchronous and args and args[0].__class__ is Tensor and args[0].is_cuda:
+                mode.after_others(args[0].device)
+            if facts.is_special:
+                return mode.special(facts, args, kwargs or {})
+            try:
+                result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
+                is_one = (kind := result.__class__) is Tensor or kind is Parameter
+                if mode.watch or (mode.is_synchronous and not (is_one and result.is_cpu)):
+                    mode.inspect(func, args, kwargs or {}, result)
+            except BaseException as error:
+                mode.failed(facts, args, kwargs, error)
+                raise
+            if not is_one:
+                return mode.note_several(facts, args, kwargs, result)
+            try:
+                site = site_of(_getframe().f_back)
+                if site.__class__ is Site and site.is_brief:
+                    reads: Any = None
+                elif (count := facts.tensors_first) == 1:
+                    reads = ref(args[0])
+                elif count == 2 and ((other := args[1].__class__) is Tensor or other is Parameter):
+                    reads = (ref(args[0]), ref(args[1]))
+                else:
+                    reads = references(args, kwargs, facts.noted)
+                shape, dtype = result.shape, result.dtype
+                if facts.is_in_place:  # of an optimizer's own state nothing more will be asked
+                    is_state = reads is None and kind is Tensor
+                    shape, dtype = (None, None) if is_state else version_and_view(result)
+                mode.recorded_ops = seq = mode.recorded_ops + 1
+                append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
+                mode.foreign = None
+                return result
+            except Exception as trouble:  # nested tensors have no shape
+                raise_if_outside(trouble)
+                return mode.note_several(facts, args, kwargs, result)
+        except BaseException as error:
+            args, kwargs, result = (), None, None  # a traceback that stays keeps this frame
+            return cls.of(error)
+
+
+class RecordingMode(_torch.RemovableMode):
     """Record every op while open; use it in a with statement.
 
     Args:
@@ -71,9 +132,9 @@ class RecordingMode(_seam.RecorderMode):
         self._sites = SiteTracker()
         self._batches = Batches()
         self._failures = failure.Failures()
-        self._foreign: tuple[str, dict[str, Tensor]] | None = None
+        self.foreign: tuple[str, dict[str, Tensor]] | None = None
         self._devices: set[torch.device] = set()
-        self._sync = sync
+        self.is_synchronous = sync
         self._copy_budget = copy_budget
         self.watch = watch
         self._modules = modules
@@ -85,7 +146,10 @@ class RecordingMode(_seam.RecorderMode):
     def __enter__(self) -> Self:
         try:
             if self._modules:
-                _seam.watch_modules(self._sites.enter_module)
+                _torch.watch_modules(self._sites.enter_module)
+            # Bound once, with all that each op needs: torch asks for it twice for each of them.
+            dispatch = partial(_Dispatch, self._facts.get, self._sites.of, self._ring.append)
+            vars(self)["__torch_dispatch__"] = MethodType(dispatch, self)
             self.install()
             return self
         except BaseException:
@@ -107,93 +171,52 @@ class RecordingMode(_seam.RecorderMode):
     def _close(self) -> None:
         try:
             self.remove()
+            vars(self).pop("__torch_dispatch__", None)
         finally:
-            _seam.unwatch_modules(self._sites.enter_module)
+            _torch.unwatch_modules(self._sites.enter_module)
 
     # --- recording -------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        # Every op pays for each line, so nothing here is done for beauty.
-        facts = self._facts.get(id(func)) or self._learn(func)
-        self._after_others(args)
-        if facts.is_special:
-            return self._special(facts, args, kwargs or {})
-        try:
-            result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
-            kind = type(result)
-            is_one = kind is Tensor or kind is Parameter
-            if self._sync and not (is_one and result.is_cpu):
-                self._synchronise_one(args, kwargs, result)
-            if self.watch is not None:
-                self.watch(func, args, kwargs or {}, result)
-        except BaseException as error:
-            self._failed(facts, args, kwargs, error)
-            args, kwargs, result = (), None, None  # the traceback keeps this frame, no tensors
-            raise
-        if not is_one:
-            self._note_several(facts, args, kwargs, result)
-            return result
-        try:
-            site = self._sites.of(_getframe(1))
-            if site.__class__ is Site and site.is_brief:
-                reads: Any = None
-            elif facts.reads_first_only and not kwargs:
-                reads = ref(args[0])
-            else:
-                reads = references(args, kwargs, facts.noted)
-            if not facts.is_in_place:
-                shape, dtype = result.shape, result.dtype
-            elif reads is None and kind is Tensor:
-                shape = dtype = None
-            else:
-                shape, dtype = version_and_view(result)
-            self.recorded_ops = seq = self.recorded_ops + 1
-            self._ring.append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
-            self._foreign = None
-        except Exception as trouble:  # autograd's threads: no Python frame; nested: no shape
-            raise_if_outside(trouble)
-            self._note_several(facts, args, kwargs, result)
-        return result
-
-    def _learn(self, func: Any) -> OpFacts:
+    def learn(self, func: Any) -> OpFacts:
+        """Read the schema of an op that comes for the first time."""
         return self._facts.setdefault(id(func), OpFacts(func))
 
-    def _note_several(
+    def note_several(
         self,
         facts: OpFacts,
         args: tuple[Any, ...],
         kwargs: Any,
         result: Any,
         written: tuple[Version, ...] = (),
-    ) -> None:
+    ) -> Any:
         """Record a call that gave back no tensor, several, or one that is not plain.
 
-        Also what the quick way could not record.
+        Also what the quick way could not record.  Return the result.
         """
+        if facts.name.startswith(_OWN):
+            return result
         try:
             site = self._sites.of(_frame_outside())
             # Fused optimizers write to lists of tensors and give nothing back.
             is_brief = site.__class__ is Site and site.is_brief and not facts.writes
             reads = None if is_brief else references(args, kwargs)
             if written and reads is not None:
-                reads = Wrote(reads, written)
+                reads = Noted(reads, versions=written)
             outputs, shapes, dtypes = describe_results(result)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append((seq, facts, site, _next(), reads, outputs, shapes, dtypes))
-            self._foreign = None
+            self.foreign = None
         except Exception as trouble:
-            self._trouble("an op was not recorded", trouble)
+            self._internal_error("an op was not recorded", trouble)
+        return result
 
-    def _after_others(self, args: tuple[Any, ...]) -> None:
+    def after_others(self, device: torch.device) -> None:
         """Wait for what Triton, CuPy or a CUDA graph launched: its fault is not the next op's."""
-        if self._sync and args and args[0].__class__ is Tensor and args[0].is_cuda:
-            try:
-                self._synchronise(args[0].device)
-            except BaseException as error:
-                self._note_end(None, error)
-                raise
+        try:
+            self._synchronise(device)
+        except BaseException as error:
+            self._note_end(None, error)
+            raise
 
     def _note_end(self, record: failure.OpRecord | None, error: BaseException) -> None:
         """Keep what ended the device's context; every later op fails only because of it."""
@@ -201,18 +224,20 @@ class RecordingMode(_seam.RecorderMode):
             if not self.is_over and self._is_fatal(error):
                 self.is_over, self.fatal = True, record
         except Exception as trouble:
-            self._trouble("a lost device was not noted", trouble)
+            self._internal_error("a lost device was not noted", trouble)
 
-    def _synchronise_one(self, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        # One tensor tells the device, of the results if there are any.
-        for values in ((result,), args, (kwargs or {}).values()):
-            for tensor in tensors_in(values):
-                if is_plain(tensor):
+    def inspect(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Wait for the device of a call that came back, and have its result looked at."""
+        if self.is_synchronous:
+            for tensor in tensors_in((result, *args, *kwargs.values())):
+                if is_plain(tensor):  # one tells the device
                     if not tensor.is_cpu:
                         self._synchronise(tensor.device)
-                    return
+                    break
+        if self.watch is not None:
+            self.watch(op, args, kwargs, result)
 
-    def _special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is not torch's own, of higher order, or a range of the profiler."""
         if facts.is_range:
             return self._range(facts, args, kwargs)
@@ -220,17 +245,14 @@ class RecordingMode(_seam.RecorderMode):
         try:
             result = facts.call(*args, **kwargs)
             count_writes(facts, written)
-            if self._sync:
-                self._synchronise_one(args, kwargs, result)
-            if self.watch is not None:
-                self.watch(facts.op, args, kwargs, result)
+            self.inspect(facts.op, args, kwargs, result)
         except BaseException as error:
-            self._failed(facts, args, kwargs, error, copies)
+            self.failed(facts, args, kwargs, error, copies)
             args, kwargs, result = (), {}, None
             raise
-        self._note_several(facts, args, kwargs, result, written)
+        self.note_several(facts, args, kwargs, result, written)
         # Without synchronising, its fault may surface in the next op.
-        self._foreign = (facts.name, copies) if copies else None
+        self.foreign = (facts.name, copies) if copies else None
         return result
 
     def _before(
@@ -245,7 +267,7 @@ class RecordingMode(_seam.RecorderMode):
             if facts.is_foreign:
                 copies = host_copies(facts.named(args, kwargs), self._copy_budget)
         except Exception as trouble:
-            self._trouble("arguments were not copied to the host", trouble)
+            self._internal_error("arguments were not copied to the host", trouble)
         return copies, written
 
     def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,15 +278,15 @@ class RecordingMode(_seam.RecorderMode):
             elif self._sites.leave_range().startswith(LOADER_RANGE):
                 self._batches.note(_getframe(3), self.recorded_ops)
         except Exception as trouble:
-            self._trouble("a range was not noted", trouble)
+            self._internal_error("a range was not noted", trouble)
         return result
 
     def _synchronise(self, device: torch.device) -> None:
         if is_accelerator(device):
             self._devices.add(device)
-            _seam.synchronise(device)
+            _torch.synchronise(device)
 
-    def _failed(
+    def failed(
         self,
         facts: OpFacts,
         args: tuple[Any, ...],
@@ -284,16 +306,16 @@ class RecordingMode(_seam.RecorderMode):
                 module_path=SiteReader().module_path(site),
                 host_copies=copies or {},
                 is_from_sync=failure.is_raised_in(error, RecordingMode._synchronise.__code__),
-                previous=self._foreign,
+                previous=self.foreign,
             )
             self._failures.note(record, error)
             self._note_end(record, error)
         except Exception as trouble:
-            self._trouble("the failing op was not recorded", trouble)
+            self._internal_error("the failing op was not recorded", trouble)
         finally:
-            self._foreign = None
+            self.foreign = None
 
-    def _trouble(self, what: str, error: Exception) -> None:
+    def _internal_error(self, what: str, error: Exception) -> None:
         """Note what the recorder failed to do; what only came out of it is raised on."""
         raise_if_outside(error)
         line = f"{what}: {type(error).__name__}: {error}"
@@ -304,6 +326,6 @@ class RecordingMode(_seam.RecorderMode):
 def _frame_outside() -> FrameType | None:
     """Return the frame that made the call: the innermost outside this module."""
     frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename in _FILES:
         frame = frame.f_back
     return frame

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from cudalens.core import _torch
 from cudalens.core._python import Uninterrupted, raise_if_outside
 from cudalens.core.evidence_types import NanArrival, NanWatch
-from cudalens.core.report_types import Bounds, Offender, Offenders, Violation
+from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
@@ -84,19 +85,17 @@ class NonFiniteWatch:
             self._note_first(op, args, kwargs, result)
         if _is_given(args, kwargs):
             return
-        written = _written(op, args)
-        if not all(self._was_finite(item) for item in written.values()):
+        written = [item for item in _targets(op, args, {}) if isinstance(item, Tensor)]
+        if not all(map(self._was_finite, written)):
             return  # overwritten in place: what it held before is gone
-        inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in written]
+        lost = set(map(id, written))
+        inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
         # NaN out of infinities is new; an infinity out of infinities is not.
         if has_nan and any(bool(item.isnan().any()) for item in inputs):
             return
         if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
             return
-        arguments = {
-            item.name: value for item, value in zip(op._schema.arguments, args, strict=False)
-        }
-        arguments.update(kwargs)
+        arguments = _by_name(op, args, kwargs)
         violation = _violation(op, arguments, result, bad)
         error = self._on_found(op, arguments, result, violation)
         if error is not None:
@@ -172,39 +171,57 @@ def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     )
 
 
-def _written(op: Any, args: tuple[Any, ...]) -> dict[int, Tensor]:
-    return {id(item): item for item in _targets(op, args, {}) if isinstance(item, Tensor)}
-
-
 def _targets(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that an op writes to."""
-    schema = op._schema.arguments
-    given = {item.name: value for item, value in zip(schema, args, strict=False)} | dict(kwargs)
-    written = [item.name for item in schema if item.alias_info and item.alias_info.is_write]
-    return [given[name] for name in written if name in given]
+    given = _by_name(op, args, kwargs)
+    return [given[name] for name in _overwritten(op) if name in given]
+
+
+def _by_name(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = [item.name for item in op._schema.arguments]
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def _overwritten(op: Any) -> tuple[str, ...]:
+    arguments = op._schema.arguments
+    return tuple(item.name for item in arguments if item.alias_info and item.alias_info.is_write)
 
 
 def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tensor) -> Violation:
     offenders = find_offenders(result.abs() if result.is_complex() else result, bad)
     first = offenders.first[0]
-    at = f"[{', '.join(map(str, first.position))}]" if first.position else ""
     name = str(op._schema.name)
-    inputs = _inputs_at(arguments, result, first)
-    given = f" from {', '.join(map(' = '.join, inputs))}" if inputs else ""
+    overwritten = _overwritten(op)
+    # What the op wrote to no longer holds what it was given.
+    read = {key: value for key, value in arguments.items() if key not in overwritten}
+    inputs = tuple(_inputs_at(read, result, first))
+    beside = _beside(op, read, [arguments[key] for key in overwritten if key in arguments], result)
+    listed = tuple(
+        replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
+        for item in offenders.first
+    )
     return Violation(
         guard="nonfinite",
         op=name,
         overload=str(op._overloadname),
         argument="",
-        headline=f"{name} made {first.value} at {at or 'its result'}{given}",
-        explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(arguments)),
-        offenders=offenders,
+        headline=headline(name, first, inputs),
+        explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(read)),
+        offenders=replace(offenders, first=listed),
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
-        inputs=tuple(inputs),
-        is_masked_row=_is_masked_row(name, arguments, first),
+        inputs=inputs,
+        overwritten=overwritten,
+        is_masked_row=_is_masked_row(name, read, first),
     )
+
+
+def headline(op: str, first: Offender, inputs: Sequence[tuple[str, str]]) -> str:
+    """Say what an op made and where, and of what, by the names of its inputs."""
+    at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
+    given = f" from {', '.join(map(' = '.join, inputs))}" if inputs else ""
+    return f"{op} made {first.value} at {at}{given}"
 
 
 def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
@@ -234,6 +251,37 @@ def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> 
         return False
     at[dim] = slice(None)
     return bool(scores[tuple(at)].isneginf().all())
+
+
+def _beside(
+    op: Any, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
+) -> dict[str, Tensor]:
+    """Return the inputs in the shape of the result, each element beside the one it went into.
+
+    Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
+    shares memory with what the op wrote to has lost its values.
+    """
+    if torch.Tag.pointwise not in op.tags and op._schema.name not in _SOFTMAXES:
+        return {}
+    lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
+    found = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and _torch.is_plain(value) and id(_origin(value)) not in lost:
+            try:
+                found[name] = value.detach().expand(result.shape)
+            except RuntimeError:  # an op may have an argument of another kind besides
+                continue
+    return dict(list(found.items())[:MAX_INPUTS])
+
+
+def _origin(tensor: Tensor) -> Tensor:
+    base = _torch.base_of(tensor)
+    return tensor if base is None else base
+
+
+def _value(tensor: Tensor, at: Offender) -> Number:
+    value = tensor[at.position].item()
+    return str(value) if isinstance(value, complex) else number(value)
 
 
 def _inputs_at(

@@ -16,9 +16,17 @@ from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 
 from cudalens.core._python import raise_if_outside
-from cudalens.recorder._seam import OpOverload
-from cudalens.recorder.reads import NUMBERS, SHIFTS, Ref, Version, Wrote, tensors_in
+from cudalens.recorder._torch import OpOverload
 from cudalens.recorder.sites import RawSite
+from cudalens.recorder.tensor_refs import (
+    NO_TENSORS,
+    NUMBERS,
+    SHIFTS,
+    Noted,
+    Ref,
+    Version,
+    tensors_in,
+)
 
 _BUILT_IN = frozenset({"aten", "prims"})
 _SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}
@@ -38,7 +46,7 @@ class View(NamedTuple):
 class OpFacts:
     """What the schema of an op says, in the form that the recorder asks for it."""
 
-    __slots__ = (
+    __slots__ = (  # read several times per op
         "call",
         "is_foreign",
         "is_in_place",
@@ -50,7 +58,7 @@ class OpFacts:
         "noted",
         "op",
         "overload",
-        "reads_first_only",
+        "tensors_first",
         "writes",
         "writes_several",
     )
@@ -76,11 +84,12 @@ class OpFacts:
         self.writes: tuple[str, ...] = tuple(
             item.name for item in arguments if item.alias_info and item.alias_info.is_write
         )
-        # A view or an elementwise function: the most frequent kind, and the cheapest to note.
-        self.reads_first_only = bool(arguments) and [
-            "Tensor" in str(item.type) for item in arguments
-        ] == [True] + [False] * (len(arguments) - 1)
-        self.reads_first_only &= bool(arguments) and str(arguments[0].type) == "Tensor"
+        kinds = [str(item.type) for item in arguments]
+        # Most ops take one or two tensors and then numbers: the cheapest kinds to note.
+        count = sum("Tensor" in kind for kind in kinds)
+        is_simple = kinds[:count] == ["Tensor"] * count and not self.noted
+        self.tensors_first = count if is_simple else 0
+        """So many arguments are tensors, the first ones; 0 where it is not as simple."""
         self.is_in_place = (
             bool(self.writes)
             and str(arguments[0].type) == "Tensor"
@@ -125,7 +134,7 @@ class Call(NamedTuple):
     """The number that the next autograd node of this thread would get: that of the call's own
     node, when it has one, plus one."""
     reads: Any
-    """A reference to the only tensor argument, a list of them, or ``None`` where what is read
+    """A reference to the only tensor argument, several of them, or ``None`` where what is read
     was not noted: in backward passes and optimizers' steps."""
     output: Any
     """A reference to the result, or a tuple of them."""
@@ -145,7 +154,17 @@ class Call(NamedTuple):
         """References to the tensors that the call read, as far as they were noted."""
         if self.reads is None:
             return ()
-        return self.reads if isinstance(self.reads, list) else (self.reads,)
+        return self.reads if isinstance(self.reads, (list, tuple)) else (self.reads,)
+
+    @property
+    def noted(self) -> Noted:
+        """What was noted besides the tensors that the call read."""
+        return self.reads if isinstance(self.reads, Noted) else Noted()
+
+    @property
+    def adds(self) -> bool:
+        """Whether the call added what it wrote to what was there."""
+        return self.noted.adds or "reduce" in (self.facts.overload or "")
 
     @property
     def outputs(self) -> tuple[Ref, ...]:
@@ -160,16 +179,18 @@ class Call(NamedTuple):
         return ((None, None) if self.facts.is_in_place else (self.shape, self.dtype),)
 
     @property
+    def _is_in_place(self) -> bool:
+        return self.facts.is_in_place and not isinstance(self.output, tuple)
+
+    @property
     def version(self) -> int | None:
         """The version, before the call, of the tensor that it wrote to."""
-        is_noted = self.facts.is_in_place and not isinstance(self.output, tuple)
-        return self.shape if is_noted else None
+        return self.shape if self._is_in_place else None
 
     @property
     def view(self) -> View | None:
         """Which elements of its base were written to, when it was a view."""
-        is_noted = self.facts.is_in_place and not isinstance(self.output, tuple)
-        return self.dtype if is_noted else None
+        return self.dtype if self._is_in_place else None
 
     @property
     def base(self) -> Ref | None:
@@ -179,9 +200,9 @@ class Call(NamedTuple):
     @property
     def written(self) -> tuple[Version, ...]:
         """The tensors that the call is known to have written to."""
-        if isinstance(self.reads, Wrote):
-            return self.reads.versions
-        return () if self.version is None else ((self.output, self.version, self.base),)
+        if self.version is None:
+            return self.noted.versions
+        return ((self.output, self.version, self.base),)
 
 
 def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
@@ -218,6 +239,8 @@ def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tup
 
     A tensor that does not say its shape, or would run code of the user's to do so, has ``None``.
     """
+    if type(result) in NO_TENSORS:
+        return (), (), ()
     outputs, shapes, dtypes = [], [], []
     for tensor in tensors_in((result,)):
         outputs.append(ref(tensor))

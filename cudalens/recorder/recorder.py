@@ -8,16 +8,16 @@ from typing import Any, Self
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
-from cudalens.core.report_types import HistoryEntry, ProvenanceStep
-from cudalens.recorder import _seam, inplace
+from cudalens.core.report_types import HistoryEntry
+from cudalens.recorder import _torch, saved_tensor
 from cudalens.recorder.failure import OpRecord
 from cudalens.recorder.history import FreedPart, Node, Snapshot, find_freed, is_of_earlier_graph
-from cudalens.recorder.inplace import ModifiedTensor
+from cudalens.recorder.inplace_writes import IsBad
 from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.ops import Call
-from cudalens.recorder.overwrites import IsBad
-from cudalens.recorder.walk import way_of
+from cudalens.recorder.provenance import Provenance, provenance_of
+from cudalens.recorder.saved_tensor import ModifiedTensor
 from cudalens.source.stack import StackEntry
 
 
@@ -34,18 +34,13 @@ class Recorder(RecordingMode):
     def __enter__(self) -> Self:
         """Start recording."""
         if self._first_number is None:
-            self._first_number = _seam.next_sequence_nr()
+            self._first_number = _torch.next_sequence_nr()
         return super().__enter__()
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Return whether each op is waited for, so that a fault is raised by the op at fault."""
-        return self._sync
 
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
         for device in tuple(self._devices):
-            _seam.synchronise(device)
+            _torch.synchronise(device)
 
     def in_flight(self, error: BaseException | None = None) -> OpRecord | None:
         """Return the op that raised ``error``.
@@ -57,6 +52,10 @@ class Recorder(RecordingMode):
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last ops, oldest first."""
         return self._snapshot().history(limit)
+
+    def module_roots(self) -> dict[str, set[int]]:
+        """Return for each module path of the recorded ops the ``id`` of each module it is below."""
+        return self._snapshot().module_roots()
 
     def forward_site(
         self, sequence_nr: int, node_name: str | None = None
@@ -71,19 +70,28 @@ class Recorder(RecordingMode):
         call = snapshot.forward_call(sequence_nr, node_name)
         return None if call is None else snapshot.place(call)
 
-    def site_of(self, tensor: Tensor) -> tuple[list[StackEntry], str | None] | None:
-        """Return the lines and the module of the op that made a tensor, or what it is a view of."""
-        call = self.lineage().source_of(tensor)
-        return None if call is None else self._snapshot().place(call)
-
-    def provenance(self, tensor: Tensor, is_bad: IsBad) -> tuple[ProvenanceStep, ...]:
+    def provenance(self, tensor: Tensor, is_bad: IsBad) -> Provenance:
         """Follow a bad tensor back to the op that made it bad, or to where the data entered.
 
         Args:
             is_bad: tells whether a tensor holds a bad value; it is asked for living tensors only.
         """
         with no_dispatch_modes(), plain_torch():
-            return tuple(way_of(tensor, self.lineage(), is_bad))
+            return provenance_of(tensor, self.lineage(), is_bad)
+
+    def beyond_ring(self, what: str, node: int | None = None) -> str | None:
+        """Say that something may have left the ring, where older ops were dropped from it.
+
+        Args:
+            what: what was looked for and not found.
+            node: the sequence number of its autograd node; one from before the recording was
+                never in the ring.
+        """
+        kept = self._ring.maxlen or 0
+        is_older = node is not None and node < (self._first_number or 0)
+        if is_older or len(self._ring) < kept or self.recorded_ops <= kept:
+            return None
+        return f"{what} is not among the last {kept} ops, which the recorder kept: max_ops={kept}"
 
     def modified_tensor(self, message: str) -> ModifiedTensor | None:
         """Find who modified the tensor that autograd complains of.
@@ -91,10 +99,10 @@ class Recorder(RecordingMode):
         Args:
             message: the error's text, "… has been modified by an inplace operation: …".
         """
-        complaint = inplace.read_complaint(message)
-        return (
-            None if complaint is None else inplace.find_modified(self._snapshot().calls, complaint)
-        )
+        complaint = saved_tensor.read_complaint(message)
+        if complaint is None:
+            return None
+        return saved_tensor.find_modified(self._snapshot().calls, complaint)
 
     def freed_part(self, way: Sequence[Any]) -> FreedPart | None:
         """Return how a way through the graph came to lead into a part that was freed.

@@ -7,7 +7,6 @@ autograd's engine (one place per backward pass).
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from types import CodeType, FrameType
@@ -17,16 +16,16 @@ from weakref import ref
 from torch import nn
 
 from cudalens.core.report_types import LineRef, Phase
-from cudalens.recorder import _seam
+from cudalens.recorder import _torch
 from cudalens.source.files import is_shared, is_user_file, torch_path
-from cudalens.source.locate import locate_entries
-from cudalens.source.stack import StackEntry, place_of
+from cudalens.source.locate import locate_line
+from cudalens.source.stack import StackEntry, line_of, place_of
 from cudalens.source.timed_cells import home_of
 
 _OTHER, _USER, _SHARED, _MODULE, _ENGINE, _OPTIMIZER = range(6)
 _STEP_RANGE: Final = "Optimizer.step#"
 _MAX_TASKS: Final = 32
-_current_task = _seam.current_task
+_current_task = _torch.current_task
 
 
 class Site:
@@ -94,7 +93,7 @@ class SiteTracker:
                         site = self._modules.get(id(frame))
                 elif kind == _OPTIMIZER:
                     site = self._steps.get(threading.get_ident())
-                elif code.co_name == _seam.ENGINE_FUNCTION:
+                elif code.co_name == _torch.ENGINE_FUNCTION:
                     self._engine_code = code
                     site = self._backward(frame)
                 if site is not None:
@@ -149,7 +148,7 @@ class SiteTracker:
 
     def _in_worker(self) -> Site | None:
         """Find the place of a call that no Python made: in a thread of autograd's, by its node."""
-        node = _seam.current_node()
+        node = _torch.current_node()
         if node is None:
             return None
         shared = self._tasks.get(_current_task())
@@ -167,7 +166,7 @@ def _engine_frame() -> FrameType | None:
     frames = [
         frame
         for frame in list(sys._current_frames().values())
-        if frame.f_code.co_name == _seam.ENGINE_FUNCTION
+        if frame.f_code.co_name == _torch.ENGINE_FUNCTION
     ]
     return frames[0] if len(frames) == 1 else None
 
@@ -215,13 +214,7 @@ def entries_of(site: RawSite) -> list[StackEntry]:
         if shared.code is not None and (shared.code, shared.lasti) not in lines:
             lines.append((shared.code, shared.lasti))
         shared = shared.outer
-    return [StackEntry(code, _line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
-
-
-def _line_of(code: CodeType, lasti: int) -> int:
-    position = next(itertools.islice(code.co_positions(), lasti // 2, None), None)
-    line = None if position is None else position[0]
-    return code.co_firstlineno if line is None else line
+    return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
 
 
 class SiteReader:
@@ -238,8 +231,7 @@ class SiteReader:
             return None
         key = (id(entries[-1].code), entries[-1].lasti)
         if key not in self._lines:
-            span = locate_entries(entries[-1:])
-            self._lines[key] = None if span is None else span.ref
+            self._lines[key] = locate_line(entries[-1:])
         return self._lines[key]
 
     def module_path(self, site: RawSite) -> str | None:
@@ -251,14 +243,13 @@ class SiteReader:
         path, module = self._module(site)
         return type(module).__name__ if path else None
 
+    def root_of(self, site: RawSite) -> tuple[str, nn.Module | None]:
+        """Return :meth:`module_path`, and the outermost module; ``None`` without a path."""
+        path, _ = self._module(site)
+        return path, _running(site)[-1] if path else None
+
     def _module(self, site: RawSite) -> tuple[str, nn.Module | None]:
-        running = []
-        shared = shared_site(site)
-        while shared is not None:
-            module = None if shared.module is None else shared.module()
-            if module is not None:
-                running.append(module)
-            shared = shared.outer
+        running = _running(site)
         if not running:
             return "", None
         root = running[-1]
@@ -266,6 +257,18 @@ class SiteReader:
             self._paths[id(root)] = _paths_below(root)
         paths = self._paths[id(root)]
         return next(((paths[id(item)], item) for item in running if id(item) in paths), ("", None))
+
+
+def _running(site: RawSite) -> list[nn.Module]:
+    """Return the modules that were running, innermost first."""
+    found = []
+    shared = shared_site(site)
+    while shared is not None:
+        module = None if shared.module is None else shared.module()
+        if module is not None:
+            found.append(module)
+        shared = shared.outer
+    return found
 
 
 def _paths_below(root: nn.Module) -> dict[int, str]:

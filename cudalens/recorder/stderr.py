@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -21,9 +22,9 @@ from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import AssertLine, fold
 
 STDERR = 2
-MAX_BYTES = 1 << 20
-"""The first and the last half of this many bytes are kept of what was printed."""
 _PATIENCE_S = 0.25
+_ARRIVAL_S = 2.0
+"""As long tee is waited for while it is known to have bytes in hand."""
 _POLL_S = 0.002
 
 
@@ -38,7 +39,6 @@ class DeviceText:
         self._saved: int | None = None
         self._copy: IO[bytes] | None = None
         self._tee: subprocess.Popen[bytes] | None = None
-        self._raw = b""
         self._asserts: tuple[AssertLine, ...] = ()
 
     def __enter__(self) -> DeviceText:
@@ -84,7 +84,7 @@ class DeviceText:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Return the descriptor back; what was read stays readable."""
+        """Put the descriptor back; what was read stays readable."""
         if self._saved is None:
             return
         _flush()
@@ -93,7 +93,7 @@ class DeviceText:
             # A program that the cell started may hold the stream open: tee then goes on for it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._tee.wait(timeout=_PATIENCE_S)
-        self._raw, self._asserts = self._read(), self._fold()
+        self._asserts = self._fold()
         self._drop()
 
     def _drop(self) -> None:
@@ -104,29 +104,11 @@ class DeviceText:
             self._copy.close()
             self._copy = None
 
-    def _read(self) -> bytes:
-        if self._copy is None:
-            return self._raw
-        size = os.fstat(self._copy.fileno()).st_size
-        self._copy.seek(0)
-        if size <= MAX_BYTES:
-            return self._copy.read()
-        head = self._copy.read(MAX_BYTES // 2)
-        self._copy.seek(size - MAX_BYTES // 2)
-        return head + b"\n" + self._copy.read()
-
     def _fold(self) -> tuple[AssertLine, ...]:
-        """Fold everything that was printed, also what is too much to keep."""
         if self._copy is None:
             return self._asserts
         self._copy.seek(0)
         return fold(line.decode("utf-8", errors="replace") for line in self._copy)
-
-    def raw(self) -> str:
-        """Return what was printed so far, up to a limit; waits a moment for what is on its way."""
-        self._arrive()
-        self._raw = self._read()
-        return self._raw.decode("utf-8", errors="replace")
 
     def text(self, *, is_expected: bool = False) -> str | None:
         """Return the assertion lines, equal ones folded into one; ``None`` when there are none.
@@ -144,14 +126,14 @@ class DeviceText:
 
     def _arrive(self) -> None:
         """Wait a moment for what is on its way through the channel."""
-        if self._copy is None:
+        if self._copy is None or self._tee is None:
             return
         _flush()
-        size, deadline = -1, time.monotonic() + _PATIENCE_S
+        size, deadline = -1, time.monotonic() + _ARRIVAL_S
         quiet = 0
         while quiet < 3 and time.monotonic() < deadline:
             now = os.fstat(self._copy.fileno()).st_size
-            quiet = quiet + 1 if now == size else 0
+            quiet = quiet + 1 if now == size and not _is_busy(self._tee) else 0
             size = now
             time.sleep(_POLL_S)
 
@@ -171,9 +153,10 @@ def _opens_again(descriptor: int) -> bool:
 
 
 def _channel(original: int) -> tuple[int, int]:
-    """Return a read and a write end; a terminal is replaced by a terminal, so that programs that
-    ask
-    whether they write to one go on as before."""
+    """Return a read and a write end.
+
+    A terminal is replaced by a terminal: programs that ask what they write to go on as before.
+    """
     if not os.isatty(original):
         return os.pipe()
     import termios
@@ -184,6 +167,20 @@ def _channel(original: int) -> tuple[int, int]:
     with contextlib.suppress(OSError, termios.error):
         termios.tcsetwinsize(slave, termios.tcgetwinsize(original))
     return master, slave
+
+
+def _is_busy(tee: subprocess.Popen[bytes]) -> bool:
+    """Whether bytes are in the channel or in tee's hands; where nobody can say, they are not."""
+    with contextlib.suppress(ImportError, OSError, IndexError):
+        import fcntl
+        import termios
+
+        if any(fcntl.ioctl(STDERR, termios.FIONREAD, bytes(4))):
+            return True
+        # A tee that sleeps beside an empty channel waits for more: it has written what it read.
+        state = Path(f"/proc/{tee.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in "RDTt"
+    return False
 
 
 def _flush() -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import TypeVar
 
 from cudalens.core.report import (
     AutogradNeighbourhood,
@@ -19,6 +20,7 @@ from cudalens.render import words
 from cudalens.render.fold import CALLS
 
 MAX_CALLS = 6
+_Holder = TypeVar("_Holder", Report, GraphNode, HistoryEntry)
 _RESULT = re.compile(r"-> (\w+)\[([\d, ]*)\]")
 
 
@@ -48,6 +50,22 @@ def with_calls(report: Report) -> Report:
     edges += [GraphEdge(src=node.id, dst=CALLS) for node in beside]
     graph = AutogradNeighbourhood(nodes=(*calls, *beside, last), edges=tuple(edges), focus=CALLS)
     return replace(report, graph=graph)
+
+
+def with_module_names(report: Report) -> Report:
+    """Return the report with the model's variable before its module paths, where it is proven."""
+    names = dict(report.graph.module_names)
+    if not names:
+        return report
+
+    def named(item: _Holder) -> _Holder:
+        path = names.get(item.module_path or "")
+        return item if path is None else replace(item, module_path=path)
+
+    nodes = tuple(map(named, report.graph.nodes))
+    graph = replace(report.graph, nodes=nodes, module_names=())
+    history = tuple(map(named, report.history))
+    return replace(named(report), graph=graph, history=history)
 
 
 def module_types(report: Report) -> Mapping[str, str]:

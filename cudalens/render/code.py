@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
-from cudalens.core.report import CodeLine, Report, SourceSpan, TensorFact
+from cudalens.core.report import CodeLine, ProvenanceStep, Report, SourceSpan, TensorFact
+from cudalens.core.report_types import CHANGED
 from cudalens.render import words
 from cudalens.render.words import one_line, visible
 
@@ -73,25 +75,26 @@ def code_rows(
 ) -> tuple[Row, ...]:
     """Return the code around the failure, labels included.
 
-    Args:
-        report: what is drawn.
-        device: whether labels name the device of each tensor.
-        context: whether lines outside the failing statement are drawn as well.
-        dedent: whether the indentation that all lines share is left out.
-        fold: after how many columns a line of the failing statement goes on in the next row.
+    ``device`` puts the device into each label, ``context`` adds the lines outside the failing
+    statement, ``dedent`` leaves out the indentation that all lines share, and after ``fold``
+    columns a line of the failing statement goes on in the next row.
     """
     source = report.source
     if source is None:
         return ()
-    lines = _lines(source, context=context)
+    lines = _with_changes(report, _lines(source, context=context))
     indent = _common_indent(line.text for line in lines) if dedent else 0
     rows: list[Row] = []
+    previous: int | None = None
     for line in lines:
         hot = _is_hot(source, line.line)
         # Without context the text is the stripped statement: its columns are not the source's.
         marks = _marks(report, line, indent, device=device) if source.context else []
         text = _drawn(line.text)[indent:]
         number = line.line or None
+        if rows and number and previous and number > previous + 1:
+            rows.append(Row(number=None, pieces=(Piece(text="⋮", tone="rule"),)))
+        previous = number
         has_caret = hot and line.line == source.line
         has_caret = has_caret and not any(_hung(report, other) for other in lines)
         for part, own in _folded(text, marks, fold if hot or not source.line else None):
@@ -123,7 +126,7 @@ def _fold_at(text: str, marks: Sequence[Mark], start: int, width: int) -> int:
     """Return where a part ends: after a comma, an opening bracket or a space, outside names."""
     labels = [mark for mark in marks if mark.label and start < mark.start < start + width]
     room = start + width + _LABEL_ROOM
-    beyond = [mark.start for mark in labels if mark.start + len(_label(mark)) + 2 > room]
+    beyond = [mark.start for mark in labels if mark.start + len(mark.label or "") + 2 > room]
     last = min([start + width, *beyond])
     if len(text) <= last:
         return len(text)
@@ -149,11 +152,15 @@ def unplaced_tensors(report: Report) -> tuple[str, ...]:
     """Return name and type of the tensors that no drawn line carries, in the report's order."""
     lines = report.source.context if report.source else ()
     hung = [id(fact) for line in lines for fact in _hung(report, line)]
+    return labelled_tensors(report, [fact for fact in report.tensors if id(fact) not in hung])
+
+
+def labelled_tensors(report: Report, facts: Iterable[TensorFact]) -> tuple[str, ...]:
+    """Return name and type of these tensors of a report."""
     device = words.devices_differ(report)
     return tuple(
         f"{words.tensor_name(fact)} {words.tensor_label(report, fact, device=device)}"
-        for fact in report.tensors
-        if id(fact) not in hung
+        for fact in facts
     )
 
 
@@ -185,6 +192,34 @@ def _lines(source: SourceSpan, *, context: bool) -> tuple[CodeLine, ...]:
     return lines[first : first + MAX_LINES]
 
 
+def _with_changes(report: Report, lines: tuple[CodeLine, ...]) -> tuple[CodeLine, ...]:
+    """Add the lines of the same text that changed what backward needs, where they are not shown."""
+    shown = {line.line for line in lines}
+    places = (item.source for item in _changes(report))
+    # Their own indentation is not known: they stand where the shown lines begin.
+    texts = [line.text for line in lines if line.text.strip()]
+    indent = min((line[: len(line) - len(line.lstrip())] for line in texts), key=len, default="")
+    added = [
+        CodeLine(line=place.line, text=indent + place.text)
+        for place in places
+        if place is not None and place.line and place.text and place.line not in shown
+    ]
+    return tuple(sorted((*lines, *added), key=lambda line: line.line)) if added else lines
+
+
+def _changes(report: Report) -> list[ProvenanceStep]:
+    """Return the steps in the failing line's cell or file that changed what backward needs."""
+    source = report.source
+    return [
+        item
+        for item in report.provenance
+        if item.note == CHANGED
+        and source is not None
+        and item.source is not None
+        and (item.source.cell, item.source.file) == (source.cell, source.file)
+    ]
+
+
 def _is_hot(source: SourceSpan, line: int) -> bool:
     if source.line is None:
         return False
@@ -197,7 +232,7 @@ def _drawn(text: str) -> str:
 
 
 def _common_indent(texts: Iterable[str]) -> int:
-    drawn = [_drawn(text) for text in texts]
+    drawn = map(_drawn, texts)
     return min((len(text) - len(text.lstrip(" ")) for text in drawn if text.strip()), default=0)
 
 
@@ -229,6 +264,9 @@ def _marks(report: Report, line: CodeLine, indent: int, *, device: bool) -> list
         ends = {"start": column(start), "end": column(end)}
         name = _unpacked(fact.expression, line.text[start:end])
         marks.append(Mark(**ends, tone=tone, label=label, name=name, tensor=at))
+    if any(item.source and item.source.line == line.line for item in _changes(report)):
+        start, end = len(line.text) - len(line.text.lstrip()), len(line.text.rstrip())
+        marks.append(Mark(start=column(start), end=column(end), tone="bad", label=CHANGED))
     call = _call_span(report.source, line)
     if call is not None:
         marks.append(Mark(start=column(call[0]), end=column(call[1]), tone="call"))
@@ -261,45 +299,37 @@ def _pieces(text: str, marks: Sequence[Mark]) -> tuple[Piece, ...]:
         for at in range(mark.start, min(mark.end, len(text))):
             if _RANK[mark.tone] > _RANK[looks[at][0]]:
                 looks[at] = (mark.tone, mark.tensor)
-    pieces: list[Piece] = []
-    for char, (tone, tensor) in zip(text, looks, strict=True):
-        last = pieces[-1] if pieces else None
-        if last and (last.tone, last.tensor) == (tone, tensor):
-            pieces[-1] = replace(last, text=last.text + char)
-        else:
-            pieces.append(Piece(text=char, tone=tone, tensor=tensor))
+    at = 0
+    pieces = []
+    for (tone, tensor), run in groupby(looks):
+        start, at = at, at + len(list(run))
+        pieces.append(Piece(text=text[start:at], tone=tone, tensor=tensor))
     return tuple(pieces)
 
 
 def _hanging(text: str, marks: Sequence[Mark]) -> list[Row]:
     labelled = sorted((m for m in marks if m.label), key=lambda m: (-m.start, m.end))
-    rows = []
-    for at, mark in enumerate(labelled):
-        waiting = sorted({m.start for m in labelled[at + 1 :]})
-        shares = mark.start in waiting
-        rows.append(_label_row(text, mark, [c for c in waiting if c < mark.start], shares=shares))
-    return rows
+    return [
+        _label_row(text, mark, {m.start for m in labelled[at + 1 :]})
+        for at, mark in enumerate(labelled)
+    ]
 
 
-def _label_row(text: str, mark: Mark, waiting: Sequence[int], *, shares: bool) -> Row:
+def _label_row(text: str, mark: Mark, waiting: set[int]) -> Row:
+    shares = mark.start in waiting
+    signs = {**dict.fromkeys(waiting, "│"), mark.start: "├ " if shares else "└ "}
     pieces: list[Piece] = []
     drawn = 0
-    for start in waiting:
+    for start, sign in sorted(signs.items()):
         cells = cell_len(text[:start])
-        pieces.append(Piece(text=" " * (cells - drawn) + "│", tone="rule"))
+        pieces.append(Piece(text=" " * (cells - drawn) + sign, tone="rule"))
         drawn = cells + 1
-    cells = cell_len(text[: mark.start])
-    corner = "├ " if shares else "└ "
-    pieces.append(Piece(text=" " * (cells - drawn) + corner, tone="rule"))
     # Where two expressions begin in one column, only the name tells which label is whose.
     name = mark.name or (text[mark.start : mark.end] if shares else "")
     tone: PieceTone = "badlabel" if mark.tone == "bad" else "label"
-    label = Piece(text=_label(mark, name), tone=tone, tensor=mark.tensor)
-    return Row(number=None, pieces=(*pieces, label))
-
-
-def _label(mark: Mark, name: str = "") -> str:
-    return f"{name}: {mark.label}" if name else f"{mark.label}"
+    label = f"{name}: {mark.label}" if name else f"{mark.label}"
+    pieces.append(Piece(text=label, tone=tone, tensor=mark.tensor))
+    return Row(number=None, pieces=tuple(pieces))
 
 
 def _caret_row(text: str, marks: Sequence[Mark]) -> list[Row]:
@@ -326,8 +356,7 @@ def _window(row: Row, shift: int, width: int) -> Row:
             pieces.append(replace(piece, text=kept))
     lost_left = shift > 0 and row.text[:shift].strip() != "" and row.number is not None
     if lost_left and pieces:
-        rest = pieces[0].text
-        pieces[0] = replace(pieces[0], text="…" + set_cell_size(rest, cell_len(rest))[1:])
+        pieces[0] = replace(pieces[0], text="…" + pieces[0].text[1:])
     if cut:
         pieces.append(Piece(text="…", tone="rule"))
     return replace(row, pieces=tuple(pieces))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import TypeAlias
@@ -68,7 +68,7 @@ def histogram_svg(
     low, high = known[0], known[-1]
     if not low < high or max(counts) <= 0:
         return Markup("")
-    limits = _between_values(fact, (_limit(bounds, "min"), _limit(bounds, "max")))
+    limits = _between_values(fact, _limits(bounds))
     base = HISTOGRAM_HEIGHT + _HEADROOM
 
     def across(value: float) -> float:
@@ -80,8 +80,10 @@ def histogram_svg(
         drawn.append(element("rect", x=band[0], y=4, **size, **paint(fill="oksoft")))
         drawn.append(words_at(band[0] + 4, 15, "allowed", tone="ok", size=11))
     for left, right, count, is_bad in _split_bins(known, counts, limits, bounds, found):
-        height = HISTOGRAM_HEIGHT * count / max(counts)
-        drawn += _column((across(left), across(right)), height, base, is_bad=is_bad)
+        if count:
+            height = max(HISTOGRAM_HEIGHT * count / max(counts), 2.0)
+            width, top = max(across(right) - across(left) - 1, 1), base - height
+            drawn += _bar(across(left), top, width, height, (top - 6, 3) if is_bad else None)
     for limit in limits:
         if limit is not None and low <= limit <= high:
             drawn.append(_dashed(across(limit), 4, across(limit), base))
@@ -133,26 +135,13 @@ def _bad_between(
     """Count the bad values of a bar, ``None`` when not all of them are known."""
     if found is None or bounds is None or found.count != len(found.first):
         return None
-    low, high = _limit(bounds, "min"), _limit(bounds, "max")
+    low, high = _limits(bounds)
     values = [words.finite(item.value) for item in found.first]
-    beyond = [
-        value
+    return sum(
+        (low is not None and value < low) or (high is not None and value > high)
         for value in values
-        if value is not None
-        and ((low is not None and value < low) or (high is not None and value > high))
-    ]
-    return sum(left <= value < right or (is_last and value == right) for value in beyond)
-
-
-def _column(ends: tuple[float, float], height: float, base: float, *, is_bad: bool) -> list[Markup]:
-    if height <= 0:
-        return []
-    left, right = ends
-    height = max(height, 2.0)
-    looks = paint(fill="bad" if is_bad else "bar")
-    width = max(right - left - 1, 1)
-    bar = element("rect", x=left, y=base - height, width=width, height=height, **looks)
-    return [bar, _cross(left + width / 2, base - height - 6, 3)] if is_bad else [bar]
+        if value is not None and (left <= value < right or (is_last and value == right))
+    )
 
 
 def _allowed(limits: _Limits, low: float, high: float) -> list[float]:
@@ -161,8 +150,8 @@ def _allowed(limits: _Limits, low: float, high: float) -> list[float]:
     return [start, end] if start < end and limits != (None, None) else []
 
 
-def _limit(bounds: Bounds | None, side: str) -> float | None:
-    return words.finite(getattr(bounds, side)) if bounds else None
+def _limits(bounds: Bounds | None) -> _Limits:
+    return (words.finite(bounds.min), words.finite(bounds.max)) if bounds else (None, None)
 
 
 def _is_outside(left: float, right: float, limits: _Limits) -> bool:
@@ -171,7 +160,7 @@ def _is_outside(left: float, right: float, limits: _Limits) -> bool:
 
 
 def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Markup:
-    limits = (words.finite(bounds.min), words.finite(bounds.max))
+    limits = _limits(bounds)
     lows = [words.finite(value) for value in grid.low]
     highs = [words.finite(value) for value in grid.high]
     low, high = _span(lows, highs, limits)
@@ -187,7 +176,14 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
     zero = down(max(low, 0.0) if high > 0 else high)
     for at in range(min(grid.columns, len(lows), len(highs), len(grid.bad))):
         x, width = _LEFT + at * step, max(step - min(4.0, step / 5), 1)
-        drawn += _bar(x, width, (lows[at], highs[at]), zero, down, is_bad=grid.bad[at] > 0)
+        ends = lows[at], highs[at]
+        # NaN and the infinities have no height: the bar fills the picture.
+        top, bottom = _HEADROOM, base
+        if ends[0] is not None and ends[1] is not None:
+            top, bottom = min(down(ends[1]), zero), max(down(ends[0]), zero)
+        height = max(bottom - top, 2.0)
+        cross = max(bottom - height - 7, 5), min(4.0, max(width / 2, 2))
+        drawn += _bar(x, bottom - height, width, height, cross if grid.bad[at] > 0 else None)
     for name, limit in zip(("min", "max"), limits, strict=True):
         if limit is not None and (name == "max" or limit > low):
             text = f"{name} {words.format_number(getattr(bounds, name))}"
@@ -229,42 +225,24 @@ def _span(
 
 
 def _bar(
-    x: float,
-    width: float,
-    ends: tuple[float | None, float | None],
-    zero: float,
-    down: Callable[[float], float],
-    *,
-    is_bad: bool,
+    x: float, y: float, width: float, height: float, cross: tuple[float, float] | None
 ) -> list[Markup]:
-    low, high = ends
-    if low is None or high is None:
-        # NaN and the infinities have no height: the bar fills the picture.
-        top, bottom = _HEADROOM, _HEADROOM + BAR_HEIGHT
-    else:
-        top, bottom = min(down(high), zero), max(down(low), zero)
-    height = max(bottom - top, 2.0)
-    looks = paint(fill="bad" if is_bad else "bar")
-    bar = element("rect", x=x, y=bottom - height, width=width, height=height, **looks)
-    if not is_bad:
-        return [bar]
-    return [bar, _cross(x + width / 2, max(bottom - height - 7, 5), min(4.0, max(width / 2, 2)))]
+    """Draw a bar; above a bad one stands a cross, at a height and of a size."""
+    looks = paint(fill="bad" if cross else "bar")
+    bar = element("rect", x=x, y=y, width=width, height=height, **looks)
+    return [bar, _cross(x + width / 2, *cross)] if cross else [bar]
 
 
 def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup:
     size = max(min(MAX_CELL, (WIDTH - 60) // grid.columns), 1.0)
     left, top = 44.0, 20.0
     width, height = grid.columns * size, grid.rows * size
+    marks: dict[str, str | float | None] = {"d": _marks(grid, left, top, size), "stroke_width": 1.6}
     drawn = [
         element("rect", x=left, y=top, width=width, height=height, **paint(fill="linksoft")),
         element("path", d=_lines(grid, left, top, size), **paint(stroke="line")),
         element("path", d=_runs(grid, left, top, size), **paint(fill="bad")),
-        element(
-            "path",
-            d=_marks(grid, left, top, size),
-            stroke_width=1.6,
-            **paint(stroke="canvas"),
-        ),
+        element("path", **marks, **paint(stroke="canvas")),
         words_at(left, top - 7, "dim 1 →" if is_flat else "other dims →", tone="muted", size=11),
         words_at(left - 7, top + 11, "dim 0", tone="muted", size=11, text_anchor="end"),
         words_at(left - 7, top + 24, "↓", tone="muted", size=11, text_anchor="end"),
@@ -275,20 +253,23 @@ def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup
     return picture(wide, top + height + (24 if note else 8), title, *drawn)
 
 
-def _bad_cells(grid: OffenderMap) -> list[tuple[int, int]]:
+def _bad_runs(grid: OffenderMap) -> Iterator[tuple[int, int, int]]:
+    """Return row, first column and length of each run of bad cells in a row.
+
+    One path for a run keeps the picture of a wholly bad tensor small.
+    """
     shown = grid.bad[: grid.rows * grid.columns]
-    return [divmod(at, grid.columns) for at, bad in enumerate(shown) if bad > 0]
+    cells = [divmod(at, grid.columns) for at, bad in enumerate(shown) if bad > 0]
+    for _, run in groupby(enumerate(cells), key=lambda item: (item[1][0], item[1][1] - item[0])):
+        spots = [cell for _, cell in run]
+        yield *spots[0], len(spots)
 
 
 def _runs(grid: OffenderMap, left: float, top: float, size: float) -> str:
-    # Neighbours of one row share a path, so that a wholly bad tensor stays a small picture.
     path = ""
-    cells = _bad_cells(grid)
-    for _, run in groupby(enumerate(cells), key=lambda item: (item[1][0], item[1][1] - item[0])):
-        spots = [cell for _, cell in run]
-        row, column = spots[0]
+    for row, column, count in _bad_runs(grid):
         x, y = coordinate(left + column * size), coordinate(top + row * size)
-        across, down = coordinate(len(spots) * size), coordinate(size)
+        across, down = coordinate(count * size), coordinate(size)
         path += f"M{x} {y}h{across}v{down}h-{across}z"
     return path
 
@@ -303,15 +284,10 @@ def _lines(grid: OffenderMap, left: float, top: float, size: float) -> str:
 
 def _marks(grid: OffenderMap, left: float, top: float, size: float) -> str:
     arm = coordinate(round(size * 0.4))
-    path, last = "", (-1, -1)
-    for row, column in _bad_cells(grid):
-        if last == (row, column - 1):
-            path += f"m{coordinate(size)}-{arm}"
-        else:
-            x, y = left + (column + 0.3) * size, top + (row + 0.3) * size
-            path += f"M{coordinate(x)} {coordinate(y)}"
-        path += f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
-        last = (row, column)
+    path, cross = "", f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
+    for row, column, count in _bad_runs(grid):
+        x, y = coordinate(left + (column + 0.3) * size), coordinate(top + (row + 0.3) * size)
+        path += f"M{x} {y}" + f"m{coordinate(size)}-{arm}".join([cross] * count)
     return path
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TypeAlias
 
 import networkx as nx
@@ -34,6 +35,11 @@ class Box:
     members: tuple[GraphNode, ...]
 
     @property
+    def is_side(self) -> bool:
+        """Whether it is an input of the graph: nothing of it is computed."""
+        return self.role in ("parameter", "leaf")
+
+    @property
     def main(self) -> tuple[GraphNode, ...]:
         """The nodes that compute something: views and transposes of them go without saying."""
         return tuple(node for node in self.members if not _is_view(node)) or self.members
@@ -46,7 +52,7 @@ class Box:
 
     def title(self, types: Types) -> str:
         """Return the first line: class and path of a module, else the op or the ops in order."""
-        if len(self.members) > 1 and self.role in ("parameter", "leaf"):
+        if len(self.members) > 1 and self.is_side:
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         kind = types.get(self.module)
         return f"{kind} {clip_left(self.module, _TITLE - len(kind))}" if kind else self._ops()
@@ -55,7 +61,7 @@ class Box:
         """Return the second line: what the shape of the box says, the module, the line."""
         lead = {
             "failed": "not launched" if prevented else "failed here",
-            "bad_input": "bad input",
+            "bad_input": "at fault" if is_statement(self.main[0]) else "bad input",
             "parameter": "parameter",
             "leaf": "leaf",
         }.get(self.role)
@@ -63,16 +69,26 @@ class Box:
         first = self.main[0]
         is_named = self.module in types
         if many:
-            lead = _folded(self.members, self.role)
+            lead = self._folded()
         elif is_named:
             lead = self._ops()
         module = "" if self.role == "parameter" or is_named else _common_module(self.main)
         line = f"line {first.source.line}" if first.source and first.source.line else ""
         shape = words.format_shape(first.shape) if self.role == "parameter" and not many else ""
-        facts = filter(None, (lead, shape, "" if many else line))
+        facts = filter(None, (lead, shape, self._value(), "" if many else line))
         rest = " · ".join(facts)
         room = max(_DETAIL - len(rest) - 3, 10)
         return " · ".join(filter(None, (clip_left(module, room), rest)))
+
+    def _folded(self) -> str:
+        if self.role == "parameter":
+            shapes = " ".join(words.format_shape(node.shape) for node in self.members[:2])
+            return shapes + (" …" if len(self.members) > 2 else "")
+        return "" if self.role == "leaf" else f"{len(self.members)} ops"
+
+    def _value(self) -> str:
+        held = {node.value for node in self.members if node.value is not None}
+        return f"value {words.format_number(held.pop())}" if len(held) == 1 else ""
 
     def _ops(self) -> str:
         names = [node_name(node) for node in self.main]
@@ -93,9 +109,9 @@ class Folding:
 
     near: int = 0
     """Nodes within so many hops of the failure are drawn one by one."""
-    opened: frozenset[str] = field(default_factory=frozenset)
+    opened: frozenset[str] = frozenset()
     """Ids of nodes that are drawn one by one wherever they are."""
-    closed: frozenset[str] = field(default_factory=frozenset)
+    closed: frozenset[str] = frozenset()
     """Modules that are drawn as one box wherever they are."""
 
 
@@ -111,8 +127,13 @@ _VIEWS = (
 )
 _NODE = re.compile(r"^(.*?)Backward\d*$")
 
-Rule: TypeAlias = Callable[[nx.DiGraph, dict[str, Box], tuple[str, str]], bool]
-"""Tells whether the two ends of an edge are alike enough to be drawn as one box."""
+Rule: TypeAlias = Callable[[Box, Box], bool]
+"""Whether the two ends of a link are alike enough to be drawn as one box."""
+
+
+def is_statement(node: GraphNode) -> bool:
+    """Return whether a node at fault is named by the statement that wrote: it is no input."""
+    return node.source is not None and node.name == node.source.text
 
 
 def node_name(node: GraphNode) -> str:
@@ -138,29 +159,104 @@ def fold(
     graph: AutogradNeighbourhood, folding: Folding = DEFAULT_FOLDING
 ) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     """Return the boxes and the edges between them, acyclic and few enough to be read."""
-    nodes = _nearest(graph)
-    boxes = {node.id: Box(key=node.id, role=node.role, members=(node,)) for node in nodes}
-    net = nx.DiGraph()
-    net.add_nodes_from(boxes)
-    for edge in graph.edges:
-        known = edge.src in boxes and edge.dst in boxes
-        # Data flows one way; an edge that would close a circle cannot be drawn in rows.
-        if known and not nx.has_path(net, edge.dst, edge.src):
-            net.add_edge(edge.src, edge.dst)
-    _join_siblings(net, boxes, folding)
-    focus = graph.focus if graph.focus in boxes else None
+    net = _Net(graph)
+    net.join_siblings(folding)
     for module in sorted(folding.closed):
-        _close(net, boxes, module)
-    for same in (_beside_view, _same_module) if focus != CALLS else ():
-        _contract(net, boxes, focus, same, folding, len)
+        net.close(module)
+    for alike in (_beside_view, _same_module) if net.focus != CALLS else ():
+        net.contract(alike, folding, len)
     # What is still too much is folded further, but not right beside the failure.
     wide = replace(folding, near=max(folding.near, _NEAR))
-    for same in (_same_parent, _unary):
-        _contract(net, boxes, focus, same, wide, _is_large)
+    for alike in (_same_parent, net.is_only_way):
+        net.contract(alike, wide, _is_large)
     # An unrolled loop has no modules to fold by, and no single chain.
-    for same in (_same_line, _anything):
-        _contract(net, boxes, focus, same, wide, _is_tangled)
-    return {key: boxes[key] for key in net.nodes}, list(net.edges)
+    for alike in (_same_line, lambda one, other: True):
+        net.contract(alike, wide, _is_tangled)
+    return {key: net.boxes[key] for key in net.links.nodes}, list(net.links.edges)
+
+
+class _Net:
+    """Boxes and the links between them, joined until they are few enough to be read."""
+
+    def __init__(self, graph: AutogradNeighbourhood) -> None:
+        nodes = _nearest(graph)
+        self.boxes = {n.id: Box(key=n.id, role=n.role, members=(n,)) for n in nodes}
+        self.focus = graph.focus if graph.focus in self.boxes else None
+        self.links = nx.DiGraph()
+        self.links.add_nodes_from(self.boxes)
+        for edge in graph.edges:
+            known = edge.src in self.boxes and edge.dst in self.boxes
+            # Data flows one way; an edge that would close a circle cannot be drawn in rows.
+            if known and not nx.has_path(self.links, edge.dst, edge.src):
+                self.links.add_edge(edge.src, edge.dst)
+
+    def join_siblings(self, folding: Folding) -> None:
+        """Join parameters, and inputs when they are many, that feed nothing but the same box."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for key in self.links.nodes:
+            role, targets = self.boxes[key].role, list(self.links.successors(key))
+            is_side = self.boxes[key].is_side and self.links.in_degree(key) == 0
+            if is_side and len(targets) == 1 and not is_unfolded(self.boxes[key], folding):
+                groups.setdefault((role, targets[0]), []).append(key)
+        for (kind, _), keys in groups.items():
+            if len(keys) > (1 if kind == "parameter" else MAX_SIBLINGS):
+                for key in keys[1:]:
+                    self._join(self.boxes[keys[0]], self.boxes[key], keys[0])
+
+    def close(self, module: str) -> None:
+        """Draw the ops of a module as one box, as far as no way leads out of it and back."""
+
+        def inside(one: Box, other: Box) -> bool:
+            return all(is_within(node, module) for node in (*one.members, *other.members))
+
+        while self._join_first(self.links.edges, inside, DEFAULT_FOLDING):
+            pass
+
+    def contract(
+        self, alike: Rule, folding: Folding, is_too_much: Callable[[nx.DiGraph], object]
+    ) -> None:
+        """Join neighbours that are alike, farthest from the failure first, while needed."""
+        while is_too_much(self.links):
+            around = self.links.to_undirected()
+            near = nx.single_source_shortest_path_length(around, self.focus) if self.focus else {}
+            hops = {
+                pair: min(near.get(key, len(around)) for key in pair)
+                for pair in self.links.edges
+                if not any(is_unfolded(self.boxes[key], folding) for key in pair)
+            }
+            ranked = sorted(hops, key=hops.__getitem__, reverse=True)
+            far = [pair for pair in ranked if hops[pair] >= folding.near]
+            if not self._join_first(far, alike, folding):
+                return
+
+    def is_only_way(self, one: Box, other: Box) -> bool:
+        """Return whether a box feeds nothing but the other, which is fed by nothing else."""
+        sources = self.links.predecessors(other.key)
+        data = [key for key in sources if self.boxes[key].role != "parameter"]
+        return self.links.out_degree(one.key) == 1 and data == [one.key]
+
+    def _join_first(self, pairs: Iterable[tuple[str, str]], alike: Rule, folding: Folding) -> bool:
+        """Join the first pair that may be, and whose boxes are alike; tell whether any was."""
+        pair = next((pair for pair in pairs if self._may_join(*pair, alike)), None)
+        if pair is not None:
+            src, dst = pair
+            self._join(self.boxes[src], self.boxes[dst], dst)
+            self.join_siblings(folding)
+        return pair is not None
+
+    def _may_join(self, src: str, dst: str, alike: Rule) -> bool:
+        one, other = self.boxes[src], self.boxes[dst]
+        if not {one.role, other.role} <= set(_FOLDS) or not alike(one, other):
+            return False
+        # Joined across a second way from src to dst, the box would feed itself.
+        others = (key for key in self.links.successors(src) if key != dst)
+        return not any(nx.has_path(self.links, key, dst) for key in others)
+
+    def _join(self, one: Box, other: Box, into: str) -> None:
+        gone = one.key if into == other.key else other.key
+        self.boxes[into] = replace(self.boxes[into], members=(*one.members, *other.members))
+        del self.boxes[gone]
+        nx.contracted_nodes(self.links, into, gone, self_loops=False, copy=False)
 
 
 def _nearest(graph: AutogradNeighbourhood) -> tuple[GraphNode, ...]:
@@ -175,60 +271,14 @@ def _nearest(graph: AutogradNeighbourhood) -> tuple[GraphNode, ...]:
     return tuple(node for at, node in enumerate(graph.nodes) if at in kept)
 
 
-def _join_siblings(net: nx.DiGraph, boxes: dict[str, Box], folding: Folding) -> None:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for key in list(net.nodes):
-        role = boxes[key].role
-        if is_unfolded(boxes[key], folding):
-            continue
-        if net.in_degree(key) == 0 and net.out_degree(key) == 1 and role in ("parameter", "leaf"):
-            groups.setdefault((role, next(iter(net.successors(key)))), []).append(key)
-    for (kind, _), keys in groups.items():
-        if len(keys) > (1 if kind == "parameter" else MAX_SIBLINGS):
-            _absorb(net, boxes, keys[0], keys[1:])
-
-
 def is_unfolded(box: Box, folding: Folding) -> bool:
     """Return whether the reader asked to see nodes of this box one by one."""
     return any(node.id in folding.opened for node in box.members)
 
 
-def _close(net: nx.DiGraph, boxes: dict[str, Box], module: str) -> None:
-    """Draw the ops of a module as one box, as far as no way leads out of it and back."""
-
-    def inside(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-        return all(is_within(node, module) for key in pair for node in boxes[key].members)
-
-    while pair := next((p for p in net.edges if _may_join(net, boxes, p, inside)), None):
-        _absorb(net, boxes, pair[1], [pair[0]], before=True)
-        _join_siblings(net, boxes, DEFAULT_FOLDING)
-
-
 def is_within(node: GraphNode, module: str) -> bool:
     """Return whether a node belongs to a module or to one inside it."""
     return f"{node.module_path or ''}.".startswith(f"{module}.")
-
-
-def _contract(
-    net: nx.DiGraph,
-    boxes: dict[str, Box],
-    focus: str | None,
-    same: Rule,
-    folding: Folding,
-    is_too_much: Callable[[nx.DiGraph], object],
-) -> None:
-    while is_too_much(net):
-        candidates = (
-            pair
-            for pair in _far_first(net, focus, folding.near)
-            if not any(is_unfolded(boxes[key], folding) for key in pair)
-        )
-        pair = next((pair for pair in candidates if _may_join(net, boxes, pair, same)), None)
-        if pair is None:
-            return
-        src, dst = pair
-        _absorb(net, boxes, dst, [src], before=True)
-        _join_siblings(net, boxes, folding)
 
 
 def _is_large(net: nx.DiGraph) -> bool:
@@ -241,82 +291,24 @@ def _is_tangled(net: nx.DiGraph) -> bool:
     return len(net) > MAX_BOXES or net.number_of_edges() > MAX_EDGES
 
 
-def _far_first(net: nx.DiGraph, focus: str | None, hops: int) -> Iterator[tuple[str, str]]:
-    near = nx.single_source_shortest_path_length(net.to_undirected(), focus) if focus else {}
-    far = len(net)
-    ranked = sorted(net.edges, key=lambda pair: -min(near.get(key, far) for key in pair))
-    return (pair for pair in ranked if min(near.get(key, far) for key in pair) >= hops)
+def _beside_view(one: Box, other: Box) -> bool:
+    return any(all(map(_is_view, box.members)) for box in (one, other))
 
 
-def _may_join(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str], same: Rule) -> bool:
-    src, dst = pair
-    is_foldable = boxes[src].role in _FOLDS and boxes[dst].role in _FOLDS
-    if not is_foldable or not same(net, boxes, pair):
-        return False
-    # Joined across a second way from src to dst, the box would feed itself.
-    return not any(nx.has_path(net, other, dst) for other in net.successors(src) if other != dst)
+def _same_module(one: Box, other: Box) -> bool:
+    return bool(one.module) and one.module == other.module
 
 
-def _beside_view(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    return any(all(map(_is_view, boxes[key].members)) for key in pair)
+def _same_parent(one: Box, other: Box) -> bool:
+    return "." in _common_module((*one.members, *other.members))
 
 
-def _same_module(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    one, other = (boxes[key].module for key in pair)
-    return bool(one) and one == other
-
-
-def _same_parent(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    both = (*boxes[pair[0]].members, *boxes[pair[1]].members)
-    return _common_module(both).count(".") >= 1
-
-
-def _unary(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    src, dst = pair
-    data = [key for key in net.predecessors(dst) if boxes[key].role != "parameter"]
-    return net.out_degree(src) == 1 and data == [src]
-
-
-def _same_line(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    lines = {words.format_place(node.source) for key in pair for node in boxes[key].members}
+def _same_line(one: Box, other: Box) -> bool:
+    lines = {words.format_place(node.source) for node in (*one.members, *other.members)}
     return len(lines) == 1 and "" not in lines
-
-
-def _anything(net: nx.DiGraph, boxes: dict[str, Box], pair: tuple[str, str]) -> bool:
-    return True
-
-
-def _absorb(
-    net: nx.DiGraph,
-    boxes: dict[str, Box],
-    into: str,
-    others: Sequence[str],
-    *,
-    before: bool = False,
-) -> None:
-    for other in others:
-        gone = boxes.pop(other).members
-        kept = boxes[into].members
-        boxes[into] = replace(boxes[into], members=(*gone, *kept) if before else (*kept, *gone))
-        sources, targets = list(net.predecessors(other)), list(net.successors(other))
-        net.remove_node(other)
-        net.add_edges_from((src, into) for src in sources if src != into)
-        net.add_edges_from((into, dst) for dst in targets if dst != into)
 
 
 def _common_module(members: Sequence[GraphNode]) -> str:
     paths = [(node.module_path or "").split(".") for node in members]
-    common = []
-    for names in zip(*paths, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return one_line(".".join(common))
-
-
-def _folded(members: Sequence[GraphNode], role: Role) -> str:
-    if role == "parameter":
-        return " ".join(words.format_shape(node.shape) for node in members[:2]) + (
-            " …" if len(members) > 2 else ""
-        )
-    return "" if role == "leaf" else f"{len(members)} ops"
+    common = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return one_line(".".join(names[0] for names in common))

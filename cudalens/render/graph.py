@@ -18,6 +18,7 @@ from cudalens.render.fold import (
     Folding,
     Types,
     fold,
+    is_statement,
     is_unfolded,
     node_name,
 )
@@ -32,7 +33,7 @@ LEGEND_HEIGHT = 26.0
 _CHARACTER = 6.7
 # How far down a side input turns: below the shapes that are written under its neighbours.
 _LOW = 0.85
-_TONES = {"failed": "bad", "bad_input": "bad"}
+_BAD = ("failed", "bad_input")
 _LEGEND = {
     "parameter": "parameter",
     "leaf": "leaf or input",
@@ -78,12 +79,7 @@ def graph_svg(
 ) -> Markup:
     """Draw the graph around the failure, data flowing down; empty when there is no node.
 
-    Args:
-        graph: the neighbourhood of the failed op.
-        prevented: whether the failed op was stopped before its launch.
-        folding: what is drawn as one box.
-        attributes: what the element of a box carries besides its look.
-        types: the class of each module by its path.
+    ``attributes`` says what the element of a box carries besides its look.
     """
     if not graph.nodes:
         return Markup("")
@@ -96,20 +92,23 @@ def graph_svg(
         for key, box in boxes.items()
     }
     sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
-    side = [key for key, box in boxes.items() if box.role in ("parameter", "leaf")]
-    layout = place(sizes, edges, light=side)
+    layout = place(sizes, edges, light=[key for key, box in boxes.items() if box.is_side])
     spots = {
         key: _PlacedBox(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
         for key, (x, y) in layout.centres.items()
     }
-    roles = [role for role in _LEGEND if any(box.role == role for box in boxes.values())]
+    # A statement at fault says so itself, and is no input.
+    plain = [
+        box for box in boxes.values() if not (box.role == "bad_input" and is_statement(box.main[0]))
+    ]
+    roles = [role for role in _LEGEND if any(box.role == role for box in plain)]
     legend, legend_width = _legend(roles, layout.height + 2 * MARGIN)
     width = max(layout.width + 2 * MARGIN, legend_width + MARGIN)
     height = layout.height + 2 * MARGIN + (LEGEND_HEIGHT if roles else 0)
-    lines = _edges(layout, spots, edges)
     drawn = [_box(spot, *texts[key], attributes(spot.box.members)) for key, spot in spots.items()]
     shift = (width - layout.width - 2 * MARGIN) / 2
-    body = element("g", *lines, *drawn, transform=f"translate({shift:.1f} 0)")
+    drawn = [*_edges(layout, spots, edges), *drawn]
+    body = element("g", *drawn, transform=f"translate({shift:.1f} 0)")
     return picture(width, height, graph_title(graph), body, *legend)
 
 
@@ -131,17 +130,16 @@ def graph_rows(graph: AutogradNeighbourhood) -> tuple[GraphRow, ...]:
     for edge in graph.edges:
         if edge.dst in names:
             feeds.setdefault(edge.src, []).append(f"{names[edge.dst]} (input {edge.input})")
-    return tuple(_row(node, ", ".join(feeds.get(node.id, ()))) for node in graph.nodes)
-
-
-def _row(node: GraphNode, feeds: str) -> GraphRow:
-    return GraphRow(
-        name=node_name(node),
-        role=node.role.replace("_", " "),
-        shape=words.format_dtype(node.dtype or "") + words.format_shape(node.shape),
-        module=one_line(node.module_path or ""),
-        source=words.format_line(node.source),
-        feeds=feeds,
+    return tuple(
+        GraphRow(
+            name=node_name(node),
+            role=node.role.replace("_", " "),
+            shape=words.format_dtype(node.dtype or "") + words.format_shape(node.shape),
+            module=one_line(node.module_path or ""),
+            source=words.format_line(node.source),
+            feeds=", ".join(feeds.get(node.id, ())),
+        )
+        for node in graph.nodes
     )
 
 
@@ -156,14 +154,13 @@ def _outline(role: str, x: float, y: float, width: float, height: float) -> Mark
     left, top, right, bottom = x - width / 2, y - height / 2, x + width / 2, y + height / 2
     if role in ("parameter", "leaf"):
         slant = height / 3
+        corners = [(left + slant, top), (right, top), (right - slant, bottom), (left, bottom)]
         if role == "parameter":
             corners = [(left, y), (left + slant, top), (right - slant, top), (right, y)]
             corners += [(right - slant, bottom), (left + slant, bottom)]
-        else:
-            corners = [(left + slant, top), (right, top), (right - slant, bottom), (left, bottom)]
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in corners)
         return element("polygon", points=points, **paint(fill="canvas", stroke="muted"))
-    bad = role in _TONES
+    bad = role in _BAD
     looks = paint(fill="badsoft" if bad else "raised", stroke="bad" if bad else "muted")
     return element(
         "rect",
@@ -180,30 +177,17 @@ def _outline(role: str, x: float, y: float, width: float, height: float) -> Mark
 
 def _box(spot: _PlacedBox, title: str, detail: str, attributes: Mapping[str, str | None]) -> Markup:
     role = spot.box.role
-    tone = _TONES.get(role, "text")
+    tone, quiet, weight = ("bad", "bad", "600") if role in _BAD else ("text", "muted", "500")
     up = 3.0 if detail else -4.0
     lines = [
-        words_at(
-            spot.x,
-            spot.y - up,
-            title,
-            tone=tone,
-            text_anchor="middle",
-            font_weight="600" if role in _TONES else "500",
-        )
+        words_at(spot.x, spot.y - up, title, tone=tone, text_anchor="middle", font_weight=weight)
     ]
     if detail:
-        quiet = "bad" if role in _TONES else "muted"
         lines.append(
             words_at(spot.x, spot.y + 12, detail, tone=quiet, size=11, text_anchor="middle")
         )
-    return element(
-        "g",
-        _outline(role, spot.x, spot.y, spot.width, BOX_HEIGHT),
-        *lines,
-        class_=f"cl-node cl-node-{role}",
-        **attributes,
-    )
+    outline = _outline(role, spot.x, spot.y, spot.width, BOX_HEIGHT)
+    return element("g", outline, *lines, class_=f"cl-node cl-node-{role}", **attributes)
 
 
 def _edges(
@@ -211,7 +195,7 @@ def _edges(
 ) -> list[Markup]:
     ends = _ports(layout, spots, edges)
     crowded = {
-        dst for src, dst in edges if _is_side(spots[src].box) and ends[src, dst] > spots[dst].x
+        dst for src, dst in edges if spots[src].box.is_side and ends[src, dst] > spots[dst].x
     }
     lines = {edge: _line(layout, spots, edge, ends[edge]) for edge in edges}
     labels = Labels(list(lines.values()))
@@ -233,12 +217,8 @@ def _line(layout: Layout, spots: dict[str, _PlacedBox], edge: tuple[str, str], e
     for x, y in layout.routes[edge]:
         points += [(x + MARGIN, y + MARGIN + side * BOX_HEIGHT / 2) for side in (-1, 1)]
     points.append((end, dst.y - BOX_HEIGHT / 2 - ARROW))
-    bend = _LOW if _is_side(src.box) else 0.5
+    bend = _LOW if src.box.is_side else 0.5
     return Line(points=tuple(points), bend=bend, is_bad=src.box.role == "bad_input")
-
-
-def _is_side(box: Box) -> bool:
-    return box.role in ("parameter", "leaf")
 
 
 def _ports(
@@ -250,7 +230,7 @@ def _ports(
         arriving = [edge for edge in edges if edge[1] == key]
         start = {edge: _last_stop(layout, edge) for edge in arriving}
         arriving.sort(key=start.__getitem__)
-        data = [edge for edge in arriving if not _is_side(spots[edge[0]].box)]
+        data = [edge for edge in arriving if not spots[edge[0]].box.is_side]
         room = min(26.0, (spot.width - 60) / max(len(data), 1))
         for at, edge in enumerate(data):
             ends[edge] = spot.x + (at - (len(data) - 1) / 2) * room

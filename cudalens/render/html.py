@@ -7,26 +7,31 @@ the code, the facts in tables and their order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
-from cudalens.core.report import HistoryEntry, Report, TensorFact
+from cudalens.core.report import HistoryEntry, Offender, Offenders, RankResult, Report, TensorFact
 from cudalens.render import figures, graph, words
-from cudalens.render.calls import module_types, with_calls
+from cudalens.render.calls import module_types, with_calls, with_module_names
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.fold import CALLS, fold
-from cudalens.render.headline import headline, headline_parts
 from cudalens.render.inline import inlined
 from cudalens.render.svg import PALETTES
-from cudalens.render.words import clip, visible
+from cudalens.render.words import clip, headline, headline_parts, visible
 
 MAX_BYTES = 200_000
+_SAMPLE = "data set's row"
+_TENSOR_HEADS = (
+    *("tensor", "argument", "shape", "dtype", "device", "stride", "grad", "bad"),
+    *("min", "max", "mean", "nan", "inf", "distinct"),
+)
 _SLIM = 3  # boxes of a graph that says little and makes room
 WIDE, NARROW = 70, 37
 """Columns after which the failing line is folded, in a wide pane and in a narrow one."""
@@ -70,11 +75,6 @@ def render_page(report: Report) -> str:
     return _fitting(partial(_drawn, "page.html.j2", report), _PAGE)
 
 
-def facts_of(report: Report) -> dict[str, Any]:
-    """Return what the templates draw of ``report`` in a notebook, by name."""
-    return _facts(report, _FRAGMENT)
-
-
 def draw_part(name: str, facts: dict[str, Any]) -> Markup:
     """Draw one of the blocks of ``parts.html.j2``, from the facts that :func:`facts_of` gave."""
     environment = _environment(facts["limits"])
@@ -95,13 +95,9 @@ class Ops(NamedTuple):
 
 def history_entries(report: Report) -> tuple[Ops, ...]:
     """Return the failed op and the recorded ones before it, latest first, equal ones as one."""
-    found: list[Ops] = []
-    for at, entry in enumerate(report.history):
-        last = found[-1] if found else None
-        if last is not None and replace(last.entry, seq=entry.seq) == entry:
-            found[-1] = Ops(last.times + 1, at, entry)
-        else:
-            found.append(Ops(1, at, entry))
+    runs = groupby(enumerate(report.history), key=lambda item: replace(item[1], seq=0))
+    equal = [list(run) for _, run in runs]
+    found = [Ops(len(run), *run[-1]) for run in equal]
     if report.history and report.op.name and report.phase != "unknown":
         found.append(Ops(1, None, _failed_entry(report), is_failed=True))
     return tuple(found[::-1])
@@ -125,18 +121,9 @@ def short_path(file: str) -> str:
     return "/".join(file.replace("\\", "/").split("/")[-2:])
 
 
-def _unkeyed(kind: str | None, at: int | None) -> Markup:
-    # The static views link nothing; the interactive one puts its own function in this place.
-    return Markup("")
-
-
-def style_sheet() -> str:
-    """Return the style sheet of every view; all its rules are scoped under ``.cudalens``."""
-    return str(_style_sheet())
-
-
 @cache
-def _style_sheet() -> Markup:
+def style_sheet() -> Markup:
+    """Return the style sheet of every view; all its rules are scoped under ``.cudalens``."""
     template = _environment(_PAGE).get_template("style.css.j2")
     lines = template.render(palettes=PALETTES).splitlines()
     return Markup("\n").join(Markup(line.strip()) for line in lines if line.strip())
@@ -151,7 +138,7 @@ def _fitting(draw: Callable[[_Limits], str], limits: _Limits) -> str:
 
 
 def _drawn(template: str, report: Report, limits: _Limits) -> str:
-    facts = {**_facts(report, limits), "title": headline(report)}
+    facts = {**facts_of(report, limits), "title": headline(report)}
     if template == "fragment.html.j2" and facts["narrow"]:
         # Nobody says how wide an untrusted page is, nor hides one of two there.
         facts |= {"rows": facts["narrow"], "narrow": ()}
@@ -176,18 +163,21 @@ def _environment(limits: _Limits) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["tried"] = words.TRIED
     environment.filters.update(
         number=words.format_number,
         shape=words.format_shape,
         place=words.format_place,
         spot=words.format_line,
         short_path=short_path,
+        offender=_offender_cells,
     )
     return environment
 
 
-def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
-    report = with_calls(report)
+def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
+    """Return what the templates draw of ``report``, by name."""
+    report = with_calls(with_module_names(report))
     head, rest = headline_parts(report)
     heads, tensor_rows = _tensor_table(report)
     rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
@@ -197,41 +187,75 @@ def _facts(report: Report, limits: _Limits) -> dict[str, Any]:
         "report": report,
         "found": report.offenders,
         "entries": history_entries(report),
-        "keyed": _unkeyed,
-        "tabs": tuple(_tabs(report, value_map, replay)),
+        # The static views link nothing; the interactive one puts its own function in this place.
+        "keyed": lambda kind, at: Markup(""),
+        "tabs": _tabs(report, value_map, replay),
         "told": rows or loose or report.explanation or report.provenance or report.forward_source,
         "limits": limits,
-        "style": _style_sheet(),
+        "style": style_sheet(),
         "palettes": PALETTES,
         "group": _group(report),
-        "sign": words.sign(report),
-        "tone": words.tone(report),
         "head": head,
         "rest": rest,
-        "subline": _subline(report),
-        "page": words.error_page(report),
-        "state": words.context_state(report),
-        "cuda": words.cuda_line(report),
         "replay": replay,
-        "environment": words.environment(report),
-        "certainty": words.certainty(report),
-        "kind": words.KINDS.get(report.kind, report.kind),
-        "bounds": words.format_bounds(report),
-        "way": words.way(report),
-        "rehearsal": words.REHEARSAL if report.environment.simulated else "",
         "rows": rows,
         "narrow": narrow if narrow != rows else (),
         "loose": loose,
         "tensor_heads": heads,
         "tensor_rows": tensor_rows,
         "map": value_map,
+        **_sentences(report),
         **_pictures(report),
     }
+
+
+def _sentences(report: Report) -> dict[str, Any]:
+    return {
+        "sign": words.sign(report),
+        "tone": words.tone(report),
+        "subline": _subline(report),
+        "page": words.page_link(report),
+        "state": words.context_state(report),
+        "cuda": words.cuda_line(report),
+        "environment": words.environment(report),
+        "certainty": words.certainty(report),
+        "kind": words.KINDS.get(report.kind, report.kind),
+        "bounds": words.format_bounds(report),
+        "way": words.way(report),
+        "rehearsal": words.REHEARSAL if report.environment.simulated else "",
+    }
+
+
+def _whole(item: RankResult) -> Markup:
+    """Return a rank's report as text; the JSON form has it whole."""
+    if item.report is None:
+        return Markup("")
+    return Markup.escape(replace(item.report, ranks=()).to_text(width=WIDE + 30))
+
+
+def _offender_heads(found: Offenders | None) -> tuple[str, ...]:
+    """Return the heads of the table of bad values: the inputs and the row where any is known."""
+    first = found.first if found else ()
+    inputs = dict.fromkeys(
+        f"from {words.one_line(name)}" for item in first for name, _ in item.inputs
+    )
+    samples = [_SAMPLE for item in first if item.sample is not None]
+    return ("position", "value", *inputs, *samples[:1])
+
+
+def _offender_cells(item: Offender, heads: Sequence[str]) -> list[str]:
+    known = {f"from {words.one_line(name)}": value for name, value in item.inputs}
+    known |= {"value": item.value, _SAMPLE: item.sample}
+    cells = {head: words.format_number(value) for head, value in known.items()}
+    cells["position"] = words.format_shape(item.position)
+    return [cells.get(head, "–") for head in heads]
 
 
 def _pictures(report: Report) -> dict[str, Any]:
     accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
     return {
+        "offender_heads": _offender_heads(report.offenders),
+        "ranks": tuple((item, words.rank_facts(item), _whole(item)) for item in report.ranks),
         "map_title": figures.value_map_title(report),
         "accused": accused,
         "histogram": figures.histogram_svg(accused, report.bounds, report.offenders)
@@ -249,37 +273,33 @@ def _pictures(report: Report) -> dict[str, Any]:
     }
 
 
-def _tabs(report: Report, value_map: Markup, replay: str) -> Iterator[Tab]:
+def _tabs(report: Report, value_map: Markup, replay: str) -> tuple[Tab, ...]:
     """Return the tabs that this report has something for, in the order of the questions."""
     found = report.offenders
-    if found and (found.first or value_map):
-        yield Tab("Values", None, "values")
-    if report.tensors:
-        yield Tab("Tensors", len(report.tensors), "tensors")
-    if report.history:
-        yield Tab("History", len(report.history), "history")
-    if report.hints[1:] or report.limits:
-        yield Tab("Why", None, "why")
-    if replay or report.device_text:
-        yield Tab("Replay on CPU", None, "replay")
-    if report.frames:
-        yield Tab("Call stack", len(report.frames), "stack")
-    yield Tab("Environment", None, "environment")
+    tabs = (
+        (report.ranks, Tab("Ranks", len(report.ranks), "ranks")),
+        (found and (found.first or value_map), Tab("Values", None, "values")),
+        (report.tensors, Tab("Tensors", len(report.tensors), "tensors")),
+        (report.history, Tab("History", len(report.history), "history")),
+        (report.hints[1:] or report.limits, Tab("Why", None, "why")),
+        (replay or report.device_text, Tab("Replay on CPU", None, "replay")),
+        (report.frames, Tab("Call stack", len(report.frames), "stack")),
+        (True, Tab("Environment", None, "environment")),
+    )
+    return tuple(tab for has_facts, tab in tabs if has_facts)
 
 
 def _tensor_table(report: Report) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the heads and rows of the tensor table, without columns that nobody filled."""
     rows = [_tensor_cells(report, fact) for fact in report.tensors]
-    heads = [head for head in rows[0] if any(row[head] for row in rows)] if rows else []
-    return tuple(heads), tuple(tuple(row[head] or "–" for head in heads) for row in rows)
+    heads = [head for head in _TENSOR_HEADS if any(row.get(head) for row in rows)]
+    return tuple(heads), tuple(tuple(row.get(head) or "–" for head in heads) for row in rows)
 
 
 def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
     summary = fact.summary
     found = report.offenders if words.is_at_fault(report, fact) else None
-    counted = {"min": summary.min, "max": summary.max, "mean": summary.mean}
-    counted |= {"nan": summary.nan, "inf": summary.inf}
-    distinct = "" if summary.unique is None else ", ".join(map(str, summary.unique))
+    counted = {name: getattr(summary, name) for name in ("min", "max", "mean", "nan", "inf")}
     return {
         "tensor": words.tensor_name(fact),
         "argument": fact.argument or "",
@@ -289,17 +309,15 @@ def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:
         "stride": words.format_shape(fact.stride),
         "grad": fact.grad_fn or ("leaf" if fact.requires_grad else ""),
         "bad": str(found.count) if found and found.count else "",
-        **{
-            key: "" if value is None else words.format_number(value)
-            for key, value in counted.items()
-        },
-        "distinct": distinct,
+        **{key: words.format_number(value) for key, value in counted.items() if value is not None},
+        "distinct": ", ".join(map(str, summary.unique or ())),
     }
 
 
 def _subline(report: Report) -> tuple[tuple[str, str], ...]:
     """Return the facts under the headline, each with its look."""
     facts = (
+        ("plain", words.ranks_line(report)),
         ("plain", words.bad_count(report)),
         ("code", words.format_op_path(report.op)),
         ("argument", words.format_argument(report)),

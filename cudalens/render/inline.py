@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import re
 from functools import partial
+from urllib.parse import quote
 
 from cudalens.render.svg import DARK
 
@@ -31,7 +32,6 @@ def _themed(name: str, before: str, role: str) -> str:
 
 
 _BOX = "padding:10px 12px"
-_CELL = "text-align:left;padding:3px 14px 3px 0"
 _LOOKS = {
     "cudalens": "font-size:14px;line-height:1.5;max-width:1400px",
     "cl-card": _themed("border", "1px solid ", "line") + ";border-radius:8px;overflow:hidden",
@@ -54,10 +54,10 @@ _LOOKS = {
     "cl-body": _BOX,
     "cl-table": "border-collapse:collapse;font-size:13px;margin:0 0 10px",
     "cl-hidden": "position:absolute;width:1px;height:1px;overflow:hidden",
-    "code": "background:none;padding:0",
+    "code": "background:none",
     "summary": "cursor:pointer;padding:7px 12px",
-    "td": _CELL,
-    "th": _CELL,
+    "td": "text-align:left",
+    "th": "text-align:left",
 }
 """The look of each class, and of elements that carry none."""
 
@@ -74,15 +74,13 @@ _PAINTED = re.compile(r"cl-([fs])-(\w+)")
 def inlined(html: str, sheet: str) -> str:
     """Return a drawn report with its looks at its elements and its pictures as images.
 
-    Args:
-        html: what the templates drew; every attribute in it is quoted and escaped.
-        sheet: the style sheet that is linked where the front end keeps links.
+    Every attribute in it is quoted and escaped.  The sheet is linked, for where links are kept.
     """
     is_warning = "cl-is-warn" in html.partition(">")[0]
     html = _OPENING.sub(partial(_styled, looks=_WARNING if is_warning else _LOOKS), html)
     html = _PICTURE.sub(_image, html)
-    data = base64.b64encode(sheet.encode()).decode()
-    return f'{html}<link rel="stylesheet" href="data:text/css;base64,{data}">'
+    data = quote(sheet.replace("\n", ""), safe=" !'()*+,-./:;=?@[]{|}~")
+    return f'{html}<link rel="stylesheet" href="data:text/css,{data}">'
 
 
 def _styled(tag: re.Match[str], looks: dict[str, str]) -> str:

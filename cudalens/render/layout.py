@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
-from typing import TypeAlias
+from itertools import combinations, pairwise, product
+from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 from markupsafe import Markup
@@ -29,7 +29,6 @@ class Layout:
     centres: dict[str, tuple[float, float]]
     routes: dict[tuple[str, str], tuple[tuple[float, float], ...]]
     """The points on each edge between its two boxes: one per row that it only passes."""
-    row_height: float
 
 
 def place(
@@ -59,7 +58,6 @@ def place(
         height=max(len(rows) * pitch - GAP_Y, 0.0),
         centres={key: points[key] for key in sizes},
         routes={edge: tuple(points[key] for key in chain[1:-1]) for edge, chain in chains.items()},
-        row_height=row_height,
     )
 
 
@@ -92,12 +90,10 @@ def _ordered(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[li
         span = range(1, len(rows)) if downward else range(len(rows) - 2, -1, -1)
         for at in span:
             fixed = current[at - 1] if downward else current[at + 1]
-            where = {key: float(spot) for spot, key in enumerate(fixed)}
+            where = {key: spot for spot, key in enumerate(fixed)}
             near = above if downward else below
-            own = {key: float(spot) for spot, key in enumerate(current[at])}
-            current[at].sort(
-                key=lambda key, near=near, where=where, own=own: _mean(near, where, key, own[key])  # type: ignore[misc]
-            )
+            means = {key: _mean(near, where, key, spot) for spot, key in enumerate(current[at])}
+            current[at].sort(key=means.__getitem__)
         count = _crossings(current, links)
         if count < fewest:
             best, fewest = [list(row) for row in current], count
@@ -107,11 +103,10 @@ def _ordered(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[li
 def _neighbours(
     links: Sequence[tuple[str, str]],
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    above: dict[str, list[str]] = {}
-    below: dict[str, list[str]] = {}
+    above, below = defaultdict(list), defaultdict(list)
     for src, dst in links:
-        above.setdefault(dst, []).append(src)
-        below.setdefault(src, []).append(dst)
+        above[dst].append(src)
+        below[src].append(dst)
     return above, below
 
 
@@ -123,14 +118,13 @@ def _mean(near: Mapping[str, list[str]], where: Mapping[str, float], key: str, o
 def _crossings(rows: Sequence[Sequence[str]], links: Sequence[tuple[str, str]]) -> int:
     spot = {key: at for row in rows for at, key in enumerate(row)}
     level = {key: at for at, row in enumerate(rows) for key in row}
-    between: dict[int, list[tuple[int, int]]] = {}
+    between: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for src, dst in links:
-        between.setdefault(level[src], []).append((spot[src], spot[dst]))
+        between[level[src]].append((spot[src], spot[dst]))
     return sum(
         (a[0] - b[0]) * (a[1] - b[1]) < 0
         for pairs in between.values()
-        for at, a in enumerate(pairs)
-        for b in pairs[at + 1 :]
+        for a, b in combinations(pairs, 2)
     )
 
 
@@ -226,8 +220,7 @@ class Line:
             yield (x0, y0), (x0, middle), (x1, middle), (x1, y1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelSpot:
+class LabelSpot(NamedTuple):
     """Where a label stands."""
 
     x: float
@@ -247,10 +240,7 @@ class Labels:
     def place(self, start: Point, text: str, *, left: bool) -> LabelSpot:
         """Return the clearest spot below the box whose lower middle is ``start``.
 
-        Args:
-            start: where the edge leaves its box.
-            text: the label.
-            left: on which side it stands when both are clear.
+        ``left`` says on which side the label stands when both are clear.
         """
         width = text_width(text, LABEL_SIZE)
         tried: list[tuple[int, int, tuple[float, float], LabelSpot]] = []

@@ -10,80 +10,28 @@ from markupsafe import Markup, escape
 
 from cudalens.render.words import one_line
 
-LIGHT: dict[str, str] = {
-    "canvas": "#ffffff",
-    "raised": "#f6f8fa",
-    "line": "#d8dee4",
-    "text": "#1f2328",
-    "muted": "#57606a",
-    "bad": "#b3261e",
-    "badsoft": "#fff0ef",
-    "warn": "#855200",
-    "warnsoft": "#fff6e0",
-    "ok": "#0a6b3d",
-    "oksoft": "#e8faf0",
-    "link": "#1a56c4",
-    "linksoft": "#eef6ff",
-    "bar": "#5b85d6",
+_NAMES = ("light", "dark", "light_contrast", "dark_contrast")
+_COLOURS = {
+    "canvas": ("#ffffff", "#13171a", "#ffffff", "#000000"),
+    "raised": ("#f6f8fa", "#1b2024", "#ffffff", "#000000"),
+    "line": ("#d8dee4", "#2f363d", "#000000", "#ffffff"),
+    "text": ("#1f2328", "#e6e8ea", "#000000", "#ffffff"),
+    "muted": ("#57606a", "#9aa4ae", "#2b2b2b", "#dddddd"),
+    "bad": ("#b3261e", "#ff7369", "#8f0000", "#ff9c94"),
+    "badsoft": ("#fff0ef", "#2e1515", "#ffffff", "#000000"),
+    "warn": ("#855200", "#f0b84a", "#5c3700", "#ffd479"),
+    "warnsoft": ("#fff6e0", "#2b210d", "#ffffff", "#000000"),
+    "ok": ("#0a6b3d", "#3fca7f", "#004d26", "#6ff0aa"),
+    "oksoft": ("#e8faf0", "#0f2419", "#ffffff", "#000000"),
+    "link": ("#1a56c4", "#79c0ff", "#0031a8", "#a5d5ff"),
+    "linksoft": ("#eef6ff", "#11223d", "#ffffff", "#000000"),
+    "bar": ("#5b85d6", "#5580a8", "#1f4fa8", "#8fb8ff"),
 }
-
-DARK: dict[str, str] = {
-    "canvas": "#13171a",
-    "raised": "#1b2024",
-    "line": "#2f363d",
-    "text": "#e6e8ea",
-    "muted": "#9aa4ae",
-    "bad": "#ff7369",
-    "badsoft": "#2e1515",
-    "warn": "#f0b84a",
-    "warnsoft": "#2b210d",
-    "ok": "#3fca7f",
-    "oksoft": "#0f2419",
-    "link": "#79c0ff",
-    "linksoft": "#11223d",
-    "bar": "#5580a8",
+PALETTES = {
+    name: {role: colours[at] for role, colours in _COLOURS.items()}
+    for at, name in enumerate(_NAMES)
 }
-
-LIGHT_CONTRAST: dict[str, str] = {
-    "canvas": "#ffffff",
-    "raised": "#ffffff",
-    "line": "#000000",
-    "text": "#000000",
-    "muted": "#2b2b2b",
-    "bad": "#8f0000",
-    "badsoft": "#ffffff",
-    "warn": "#5c3700",
-    "warnsoft": "#ffffff",
-    "ok": "#004d26",
-    "oksoft": "#ffffff",
-    "link": "#0031a8",
-    "linksoft": "#ffffff",
-    "bar": "#1f4fa8",
-}
-
-DARK_CONTRAST: dict[str, str] = {
-    "canvas": "#000000",
-    "raised": "#000000",
-    "line": "#ffffff",
-    "text": "#ffffff",
-    "muted": "#dddddd",
-    "bad": "#ff9c94",
-    "badsoft": "#000000",
-    "warn": "#ffd479",
-    "warnsoft": "#000000",
-    "ok": "#6ff0aa",
-    "oksoft": "#000000",
-    "link": "#a5d5ff",
-    "linksoft": "#000000",
-    "bar": "#8fb8ff",
-}
-
-PALETTES: dict[str, dict[str, str]] = {
-    "light": LIGHT,
-    "dark": DARK,
-    "light_contrast": LIGHT_CONTRAST,
-    "dark_contrast": DARK_CONTRAST,
-}
+LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
 
 _NARROW, _USUAL, _WIDE = 0.38, 0.62, 0.95
 LEAST_SCALE = 0.82
@@ -105,14 +53,11 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
     """
     written = ""
     for name, value in attributes.items():
-        if value is None:
-            continue
-        text = coordinate(value) if isinstance(value, (int, float)) else one_line(value)
-        written += f' {name.rstrip("_").replace("_", "-")}="{escape(text)}"'
-    inner = "".join(
-        child if isinstance(child, Markup) else escape(one_line(child)) for child in children
-    )
-    return Markup(f"<{tag}{written}>{inner}</{tag}>")
+        if value is not None:
+            text = coordinate(value) if isinstance(value, (int, float)) else one_line(value)
+            written += f' {name.rstrip("_").replace("_", "-")}="{escape(text)}"'
+    inner = (child if isinstance(child, Markup) else escape(one_line(child)) for child in children)
+    return Markup(f"<{tag}{written}>{''.join(inner)}</{tag}>")
 
 
 def paint(*, fill: str = "none", stroke: str | None = None) -> dict[str, str]:
@@ -120,14 +65,10 @@ def paint(*, fill: str = "none", stroke: str | None = None) -> dict[str, str]:
 
     The attribute holds the light colour; the class lets a style sheet put the theme's instead.
     """
-    looks = {"fill": LIGHT.get(fill, fill)}
+    looks = {"fill": LIGHT.get(fill, fill)} | ({"stroke": LIGHT[stroke]} if stroke else {})
     classes = [f"cl-f-{fill}"] if fill in LIGHT else []
-    if stroke is not None:
-        looks["stroke"] = LIGHT[stroke]
-        classes.append(f"cl-s-{stroke}")
-    if classes:
-        looks["class_"] = " ".join(classes)
-    return looks
+    classes += [f"cl-s-{stroke}"] if stroke else []
+    return looks | ({"class_": " ".join(classes)} if classes else {})
 
 
 def words_at(

@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cudalens.core.report import Report
+from cudalens.core.report import LineRef, Report
 from cudalens.render import words
-from cudalens.render.code import code_rows, crop, unplaced_tensors
-from cudalens.render.headline import headline_parts
-from cudalens.render.words import clip, one_line
+from cudalens.render.calls import with_module_names
+from cudalens.render.code import code_rows, crop, labelled_tensors, unplaced_tensors
+from cudalens.render.words import clip, headline_parts, one_line
 
 MIN_WIDTH = 30
 MAX_VALUE_LENGTH = 2000
@@ -42,6 +42,7 @@ def render(report: Report, *, width: int = 100, color: bool = False) -> str:
 
     The result depends on the arguments alone: not on the terminal, the clock or the environment.
     """
+    report = with_module_names(report)
     page = _Page(max(width, MIN_WIDTH), color=color)
     _verdict(page, report)
     _code(page, report)
@@ -51,27 +52,37 @@ def render(report: Report, *, width: int = 100, color: bool = False) -> str:
     return page.text()
 
 
+def console_into_memory(width: int, *, color: bool) -> Console:
+    """Return a console whose file is a string in memory; it guesses and marks up nothing."""
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        force_jupyter=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def written_to(console: Console) -> str:
+    """Return what was written to a console in memory."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 class _Page:
     """Lines gathered so far, wrapped with hanging indents."""
 
     def __init__(self, width: int, *, color: bool) -> None:
         self.width = width
-        self._out = io.StringIO()
-        self._console = Console(
-            file=self._out,
-            width=width,
-            force_terminal=color,
-            color_system="standard" if color else None,
-            no_color=not color,
-            force_jupyter=False,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
+        self._console = console_into_memory(width, color=color)
 
     def text(self) -> str:
-        return self._out.getvalue().rstrip("\n") + "\n"
+        return written_to(self._console).rstrip("\n") + "\n"
 
     def hang(self, lead: Text, body: Text, indent: int) -> None:
         """Write ``body`` after ``lead``, wrapped under itself."""
@@ -89,17 +100,19 @@ class _Page:
         lead = Text.assemble("  ", (label, style or "bold blue"))
         self.hang(lead, text, _LABEL + 2)
 
+    def column(self, label: str, bodies: Sequence[str]) -> None:
+        """Write facts below each other, the label by the first."""
+        for at, body in enumerate(bodies):
+            self.item("" if at else label, body)
+
     def items(self, label: str, items: Sequence[str], between: str, *, indent: int) -> None:
         """Write short facts in a row, breaking between them where they do not fit."""
-        lines: list[str] = []
-        for at, item in enumerate(items):
-            text = clip(item, MAX_VALUE_LENGTH) + (
-                between.rstrip(" ·") if at + 1 < len(items) else ""
-            )
-            gap = between if between.startswith(" ") else " "
-            if not lines:
-                lines = [text]
-            elif cell_len(lines[-1] + gap + text) > self.width - indent:
+        texts = [clip(item, MAX_VALUE_LENGTH) for item in items]
+        texts[:-1] = [text + between.rstrip(" ·") for text in texts[:-1]]
+        gap = between if between.startswith(" ") else " "
+        lines = texts[:1]
+        for text in texts[1:]:
+            if cell_len(lines[-1] + gap + text) > self.width - indent:
                 lines.append(text)
             else:
                 lines[-1] += gap + text
@@ -121,7 +134,8 @@ def _verdict(page: _Page, report: Report) -> None:
     path = words.format_op_path(report.op)
     if report.argument:
         path += f"{', ' if path else ''}argument {words.format_argument(report)}"
-    known = [words.bad_count(report), path, one_line(report.module_path or "")]
+    module = one_line(report.module_path or "")
+    known = [words.ranks_line(report), words.bad_count(report), path, module]
     # A phase alone says nothing: no op is known that could have one.
     phase = report.phase if any(known) and report.phase != "unknown" else ""
     facts = [fact for fact in (*known, phase, words.certainty(report)) if fact]
@@ -149,17 +163,14 @@ def _code(page: _Page, report: Report) -> None:
 
 
 def _tensors(page: _Page, report: Report, *, all_hung: bool) -> None:
-    if all_hung:
-        names = unplaced_tensors(report)
-    else:
-        names = tuple(
-            f"{words.tensor_name(fact)} {words.tensor_label(report, fact, device=False)}"
-            for fact in report.tensors
-        )
-    shown = list(names[:_SHOWN_TENSORS])
-    if len(names) > len(shown):
-        shown.append(f"{len(names) - len(shown)} more")
-    page.items("with", shown, " · ", indent=_LABEL + 2)
+    names = unplaced_tensors(report) if all_hung else labelled_tensors(report, report.tensors)
+    page.items("with", _first(names, _SHOWN_TENSORS, len(names)), " · ", indent=_LABEL + 2)
+
+
+def _first(texts: Sequence[str], limit: int, total: int) -> list[str]:
+    """Return the first of some texts, and how many more there are."""
+    shown = list(texts[:limit])
+    return [*shown, f"{total - len(shown)} more"] if total > len(shown) else shown
 
 
 def _causes(page: _Page, report: Report) -> None:
@@ -167,16 +178,19 @@ def _causes(page: _Page, report: Report) -> None:
     if found is not None and len(found.first) > 1:
         listed = [
             f"{words.format_shape(item.position)} = {words.format_number(item.value)}"
-            for item in found.first[:_SHOWN_OFFENDERS]
+            + (words.format_inputs(item) if item is found.first[0] else "")
+            for item in found.first
         ]
-        if found.count > len(listed):
-            listed.append(f"{found.count - len(listed)} more")
+        listed = _first(listed, _SHOWN_OFFENDERS, found.count)
         page.items("bad", listed, ", ", indent=_LABEL + 2)
     page.item("why", one_line(report.explanation))
+    ranks = [f"{item.name}: {' · '.join(words.rank_facts(item))}" for item in report.ranks]
+    page.column("ranks", ranks)
     for at, hint in enumerate(report.hints):
         text = clip(one_line(hint.text), MAX_VALUE_LENGTH)
         if hint.fix:
             fix = clip(one_line(hint.fix), MAX_VALUE_LENGTH)
+            text += f" ({words.TRIED})" if hint.tried else ""
             page.item("or" if at else "try", Text.assemble((fix, "bold"), "   ", text))
         else:
             page.item("hint", text)
@@ -189,19 +203,15 @@ def _causes(page: _Page, report: Report) -> None:
 
 def _way(page: _Page, report: Report) -> None:
     steps = [words.format_step(item) for item in words.way(report)]
-    for at, text in enumerate(steps[:_SHOWN_STEPS]):
-        page.item("" if at else "from", f"← {text}" if at else text)
-    if len(steps) > _SHOWN_STEPS:
-        page.item("", f"← {len(steps) - _SHOWN_STEPS} more")
-    callers = [frame for frame in report.frames if frame.is_user]
-    for at, frame in enumerate(callers[:-1][-_SHOWN_FRAMES:]):
-        cell = f"In [{frame.cell}]" if frame.cell is not None else _base_name(frame.file)
-        text = f"{cell} line {frame.line} in {frame.function}: {frame.text.strip()}"
-        page.item("" if at else "called", one_line(text))
-
-
-def _base_name(file: str) -> str:
-    return file.replace("\\", "/").rsplit("/", 1)[-1]
+    shown = _first(steps, _SHOWN_STEPS, len(steps))
+    page.column("from", [*shown[:1], *(f"← {text}" for text in shown[1:])])
+    callers = [frame for frame in report.frames if frame.is_user][:-1]
+    lines = [
+        f"{words.format_place(LineRef(cell=frame.cell, file=frame.file, line=frame.line))} "
+        f"in {frame.function}: {frame.text.strip()}"
+        for frame in callers[-_SHOWN_FRAMES:]
+    ]
+    page.column("called", list(map(one_line, lines)))
 
 
 def _second_opinions(page: _Page, report: Report) -> None:
@@ -210,16 +220,17 @@ def _second_opinions(page: _Page, report: Report) -> None:
     style = _STYLES[state.tone] if state and state.tone != "plain" else ""
     page.item("CUDA", words.cuda_line(report), style)
     if not report.prevented and report.source is None:
-        for at, entry in enumerate(report.history[-_SHOWN_OPS:]):
-            where = words.format_line(entry.source)
-            text = " ".join(filter(None, (entry.op, entry.shapes, where)))
-            page.item("" if at else "ops", one_line(text))
+        ops = [
+            (entry.op, entry.shapes, words.format_line(entry.source))
+            for entry in report.history[-_SHOWN_OPS:]
+        ]
+        page.column("ops", [one_line(" ".join(filter(None, facts))) for facts in ops])
 
 
 def _surroundings(page: _Page, report: Report) -> None:
     if report.environment.simulated:
         page.item("note", words.REHEARSAL)
-    if report.environment.rank is not None:
+    if report.environment.rank is not None and not report.ranks:
         page.item("rank", str(report.environment.rank))
     for limit in report.limits:
         page.item("unknown", one_line(limit), "dim")

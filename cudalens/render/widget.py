@@ -16,12 +16,12 @@ from typing import Any
 import ipywidgets
 
 from cudalens.core.report import Report
-from cudalens.render.calls import with_calls
+from cudalens.render.calls import with_calls, with_module_names
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.export import export_bar
 from cudalens.render.lens.graphpane import GraphPane
 from cudalens.render.lens.keys import Keys, Selection, rule, style
-from cudalens.render.lens.parts import line, markup, stack
+from cudalens.render.lens.parts import line, markup, shared, stack
 from cudalens.render.lens.tabs import tabs
 
 _STATIC = Path(__file__).with_name("static")
@@ -30,11 +30,9 @@ _STATIC = Path(__file__).with_name("static")
 def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidgets.Widget:
     """Return the interactive view of ``report``, a box of core ipywidgets.
 
-    Args:
-        report: what is shown.
-        keep: puts the static report in the place of this view, where the caller can.
+    ``keep`` puts the static report in the place of this view, where the caller can.
     """
-    report = with_calls(report)
+    report = with_calls(with_module_names(report))
     # Two views of one report in a notebook must not mark each other's things.
     root = f"cl-lens-{uuid.uuid4().hex[:12]}"
     keys = Keys(report)
@@ -58,15 +56,16 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
         _module(root),
         name="cl-card",
     )
-    styles = markup(draw_part("lens_style", facts), "cl-silent")
+    styles = shared(markup, draw_part("lens_style", facts), "cl-silent")
     return stack(styles, card, name=f"cudalens cl-is-{facts['tone']} cl-lens {root}")
 
 
 def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text:
     """Return the hidden field into which the browser module writes what the user did."""
-    field = ipywidgets.Text(continuous_update=True)
+    field = ipywidgets.Text(
+        continuous_update=True, layout=shared(ipywidgets.Layout, display="none")
+    )
     field.add_class("cl-wire")
-    field.layout.display = "none"
     commands: dict[str, Callable[[tuple[str, ...]], None]] = {
         "select": selection.choose,
         "open": graph.open,
@@ -89,11 +88,10 @@ def _module(root: str) -> ipywidgets.Output:
     marks = rule(root).replace("\\", "\\\\").replace("'", "\\'")
     script = _script().replace("%RULE%", marks).replace("%ROOT%", root)
     data = {"text/html": f"<script>{script}</script>", "text/plain": ""}
-    carrier = ipywidgets.Output(
-        outputs=({"output_type": "display_data", "data": data, "metadata": {}},)
+    return ipywidgets.Output(
+        outputs=({"output_type": "display_data", "data": data, "metadata": {}},),
+        layout=shared(ipywidgets.Layout, display="none"),
     )
-    carrier.layout.display = "none"
-    return carrier
 
 
 @cache

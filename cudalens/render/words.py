@@ -8,32 +8,37 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from cudalens.core import error_pages
 from cudalens.core.report import (
     LineRef,
     Number,
+    Offender,
     OpName,
     ProvenanceStep,
+    RankResult,
     Report,
     SourceSpan,
     TensorFact,
+    is_of_cell,
 )
 
 # Joiners carry meaning in emoji and in Indic and Persian writing, and move nothing else.
 _KEPT = {"\u200c", "\u200d"}
 MAX_LENGTH = 4000
 """No view draws more of one text; each cuts far earlier and says so."""
+_SIGNS = {"\x7f": "\u2421"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def _visible(char: str) -> str:
-    code = ord(char)
-    if code < 0x20:  # the C0 block has its own pictures
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else "\ufffd"
+    if char in "\n\t" or char in _KEPT or unicodedata.category(char) not in _HIDDEN:
+        return char
+    # The C0 block has its own pictures.
+    return chr(0x2400 + ord(char)) if char < " " else _SIGNS.get(char, "\ufffd")
 
 
 def visible(text: str) -> str:
@@ -44,12 +49,7 @@ def visible(text: str) -> str:
     text = text[:MAX_LENGTH]
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        char
-        if char in "\n\t" or char in _KEPT or unicodedata.category(char) not in _HIDDEN
-        else _visible(char)
-        for char in text
-    )
+    return "".join(map(_visible, text))
 
 
 def one_line(text: str) -> str:
@@ -79,17 +79,12 @@ KINDS: dict[str, str] = {
     "python_error": "error inside torch",
 }
 
-_SHORT_DTYPES = {
-    "bfloat": "bf",
-    "float": "f",
-    "uint": "u",
-    "int": "i",
-    "complex": "c",
-}
+_SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex": "c"}
 
 _API_PREFIXES = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torch.nn.": "nn."}
 
 REHEARSAL = "Rehearsal device. No GPU here."
+TRIED = "tried: the call succeeds with it"
 
 
 class State(NamedTuple):
@@ -129,11 +124,13 @@ def finite(value: Number) -> float | None:
 
 def format_dtype(name: str) -> str:
     """Return the short form that torch's own traces use: ``float32`` is ``f32``."""
-    plain = name.removeprefix("torch.")
-    for long, short in _SHORT_DTYPES.items():
-        if plain.startswith(long):
-            return one_line(short + plain.removeprefix(long))
-    return one_line(plain)
+    return one_line(_shortened(name.removeprefix("torch."), _SHORT_DTYPES))
+
+
+def _shortened(text: str, prefixes: Mapping[str, str]) -> str:
+    """Return ``text`` with the first of the prefixes that it has in its short form."""
+    long = next(filter(text.startswith, prefixes), "")
+    return prefixes.get(long, "") + text.removeprefix(long)
 
 
 def format_shape(sizes: Sequence[int] | None) -> str:
@@ -212,11 +209,7 @@ def format_line(ref: LineRef | None) -> str:
 
 def format_api(api: str | None) -> str:
     """Return the name under which people know a function: ``F.cross_entropy``."""
-    text = one_line(api or "")
-    for long, short in _API_PREFIXES.items():
-        if text.startswith(long):
-            return short + text.removeprefix(long)
-    return text
+    return _shortened(one_line(api or ""), _API_PREFIXES)
 
 
 def format_op(op: OpName) -> str:
@@ -242,6 +235,12 @@ def bad_count(report: Report) -> str:
     return f"{found.count} of {found.total} values {verb} bad"
 
 
+def format_inputs(item: Offender) -> str:
+    """Return `` from x = -4``, empty where the inputs at the position are not known."""
+    given = ", ".join(f"{one_line(name)} = {format_number(it)}" for name, it in item.inputs)
+    return f" from {given}" if given else ""
+
+
 def certainty(report: Report) -> str:
     """Return the reservation that a finding carries, empty when it is proven."""
     return {"likely": "likely, not proven", "unknown": "cause not established"}.get(
@@ -256,27 +255,60 @@ def format_bounds(report: Report) -> str:
         return ""
     if bounds.text:
         return one_line(bounds.text)
-    low, high = bounds.min, bounds.max
-    if low is None and high is None:
-        allowed = []
-    elif low is None or high is None:
-        allowed = [
-            f"at most {format_number(high)}" if low is None else f"at least {format_number(low)}"
-        ]
-    else:
-        allowed = [f"{format_number(low)} … {format_number(high)}"]
+    ends = ("at least", bounds.min), ("at most", bounds.max)
+    allowed = [f"{side} {format_number(end)}" for side, end in ends if end is not None]
+    if len(allowed) == len(ends):
+        allowed = [f"{format_number(bounds.min)} … {format_number(bounds.max)}"]
     return " or ".join([*allowed, *map(str, bounds.also_allowed)])
 
 
 def context_state(report: Report) -> State | None:
     """Say whether CUDA lives, ``None`` when that was not established."""
     if report.context_usable is False:
-        return State("CUDA is gone: restart the kernel", "bad")
+        return State(f"CUDA is gone: {_again(report)}", "bad")
     if report.context_usable is None:
-        return State("nothing was launched", "plain") if report.prevented else None
+        return State(_spared(report), "plain") if report.prevented else None
     if report.kind == "silent":
         return State("no error will be raised", "warn")
-    return State("CUDA is fine" + (": nothing was launched" if report.prevented else ""), "ok")
+    return State("CUDA is fine" + (f": {_spared(report)}" if report.prevented else ""), "ok")
+
+
+def headline(report: Report) -> str:
+    """Return the headline in the user's names, with the bound that was broken.
+
+    Falls back to the kind of the failure when nothing else is known.
+    """
+    line = report.headline_own
+    if not line.strip():
+        return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
+    allowed = format_bounds(report)
+    is_said = "allowed" in line or line.endswith(allowed)
+    return one_line(line if is_said else f"{line}: allowed {allowed}")
+
+
+def headline_parts(report: Report) -> tuple[str, str]:
+    """Split the headline into the observed value, ``y[17] = 10``, and the rest.
+
+    The first part is empty unless the headline opens with the first bad value of the report.
+    """
+    line = headline(report)
+    first = report.offenders.first[0] if report.offenders and report.offenders.first else None
+    for value in () if first is None else (first.value, format_number(first.value)):
+        name, equals, rest = line.partition(one_line(f" = {value}"))
+        if equals and not rest[:1].isalnum() and not rest.startswith("."):
+            return name + equals, rest
+    return "", line
+
+
+def _spared(report: Report) -> str:
+    """Return what happened in place of the launch that would have stopped the device."""
+    return "the op ran with values in bounds" if report.deferred else "nothing was launched"
+
+
+def _again(report: Report) -> str:
+    """Return how this process begins anew: a script has no kernel."""
+    is_script = report.source is not None and not is_of_cell(report.source, report.frames)
+    return "start the process again" if is_script else "restart the kernel"
 
 
 def cuda_line(report: Report) -> str:
@@ -321,6 +353,25 @@ def way(report: Report) -> tuple[ProvenanceStep, ...]:
     return tuple(found)
 
 
+def ranks_line(report: Report) -> str:
+    """Say which of several processes the report is of: ``ranks 1 and 3 of 4``."""
+    found = [item for item in report.ranks if item.report is not None and not item.outcome]
+    names = [item.name.split() for item in found]
+    if len({kind for kind, _ in names}) != 1:
+        return ""
+    numbers = sorted(int(number) for _, number in names)
+    listed = " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
+    kind = names[0][0]
+    several = {"rank": "ranks", "process": "processes"}[kind]
+    return f"{several if len(numbers) > 1 else kind} {listed} of {len(report.ranks)}"
+
+
+def rank_facts(item: RankResult) -> tuple[str, ...]:
+    """Return what is known of one process, shortest first: its batch, its end, its headline."""
+    own = item.report.headline_own if item.report is not None and not item.outcome else ""
+    return tuple(one_line(text) for text in (item.batch, item.outcome, own) if text)
+
+
 def environment(report: Report) -> tuple[tuple[str, str], ...]:
     """Return what is known of the surroundings, by name."""
     env = report.environment
@@ -335,7 +386,6 @@ def environment(report: Report) -> tuple[tuple[str, str], ...]:
     return tuple((name, one_line(value)) for name, value in known if value)
 
 
-_PAGES = "https://github.com/cudalens/cudalens/blob/main/docs/errors/"
 _ASSERT_PAGES = (
     ("< n_classes", "n-classes"),
     ("srcSelectDimSize", "src-index-select-dim-size"),
@@ -344,15 +394,30 @@ _ASSERT_PAGES = (
     ("input_val", "input-val-zero-one"),
     ("probability tensor contains", "probability-tensor-inf-nan"),
 )
-"""What an assert's text holds, with the page of ``docs/errors`` that explains it."""
+_PAGES = (
+    *(("device_assert", "device_text", text, page) for text, page in _ASSERT_PAGES),
+    ("device_assert", "device_text", "", "device-side-assert-triggered"),
+    *(("cuda_error", "device_text", text, page) for text, page in _ASSERT_PAGES),
+    ("cuda_error", "headline", "CUBLAS_STATUS_", "cublas-alloc-failed"),
+    ("cuda_error", "headline", "CUDNN_STATUS_", "cublas-alloc-failed"),
+    ("autograd_error", "headline", "that backward needs", "modified-by-an-inplace-operation"),
+    ("autograd_error", "headline", "freed", "backward-a-second-time"),
+)
+"""A kind, which of its texts holds what, and the page of ``docs/errors`` that explains it."""
 
 
-def error_page(report: Report) -> str:
-    """Return the address of the page on this error, empty when there is none."""
-    if report.kind not in ("device_assert", "cuda_error") or not report.device_text:
-        return ""
-    printed = report.device_text
-    found = (page for text, page in _ASSERT_PAGES if text in printed)
-    general = "device-side-assert-triggered" if report.kind == "device_assert" else ""
-    page = next(found, general)
-    return f"{_PAGES}{page}.md" if page else ""
+class PageLink(NamedTuple):
+    """Where the page on an error is read."""
+
+    address: str
+    offline: str
+    """How to read it without a network."""
+
+
+def page_link(report: Report) -> PageLink | None:
+    """Return the link to the page on this error, ``None`` when there is none."""
+    for kind, field, text, page in _PAGES:
+        told = getattr(report, field)
+        if report.kind == kind and told and text in told:
+            return PageLink(error_pages.address(page), f"offline: {error_pages.offline(page)}")
+    return None

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from cudalens.core.report import Report
 
-__all__ = ["CELL", "run"]
-
 CELL = """\
 # labels of the file run from 1 to 10, one for each digit
 pixels = torch.randn(32, 784, device="cuda")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cudalens.core._python import is_raised_in_op
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
+from cudalens.core.text_files import expanded
+from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.diagnosis.host_errors import REFUSED
 from cudalens.evidence import exception, host_value, lost_context
@@ -48,9 +50,11 @@ def explained(
     limits = Limits()
     earlier = limits.attempt("earlier failure", lambda: _earlier(error))
     if earlier is not None:
-        return _attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
+        return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
 
     def full() -> Report:
+        if lost_context.is_of_another(error):
+            return exception.report_of_another(error)
         evidence = exception.evidence_of_error(
             error, None if was_lost else recorder, device_text, was_lost=was_lost
         )
@@ -61,18 +65,22 @@ def explained(
         seen = limits.attempt(
             "value", lambda: host_value.with_observed_value(evidence, error, recorder)
         )
+        trial = None
+        if evidence.context_usable is not False:
+            trial = limits.attempt("trial", lambda: exception.trial_of_error(error))
         if seen is not None:
-            return _of_value(timed(seen, started))
-        return diagnose(timed(evidence, started))
+            return _of_value(timed(seen, started), trial)
+        return diagnose(timed(evidence, started), trial)
 
     report = limits.attempt(
         "diagnosis", full, lambda: bare_report_of_error(error_facts(error)), kind=Report
     )
-    line = _note(report, limits)
-    return _attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
+    line = note_line(report, limits)
+    return attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
 
 
-def _note(report: Report, limits: Limits) -> str:
+def note_line(report: Report, limits: Limits) -> str:
+    """Return the line that an exception gets as a note."""
     return limits.attempt(
         "note", lambda: format_note(report), lambda: f"cudalens: {report.headline_own}", kind=str
     )
@@ -91,7 +99,7 @@ def wraps_finding(error: BaseException, finding: Report) -> bool:
     if not _leads_to(finding, error, "__cause__") or not exception.concerns_torch(error):
         return False
     if not hasattr(error, "__cudalens_report__"):
-        _attached(error, finding, _note(finding, Limits()))
+        attached(error, finding, note_line(finding, Limits()))
     return True
 
 
@@ -108,7 +116,9 @@ def report_of_own(
     matching = (item for item in findings if format_message(item) in text or item.headline == text)
     found = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
-    is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)
+    is_ours = is_raised_in_op(error) or any(
+        is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost
+    )
     if found is not None or not is_ours:
         return found
     is_assert = isinstance(error, DeviceAssertError)
@@ -162,31 +172,34 @@ def complete_from_traceback(
     return report
 
 
-def absolute_path(name: str | Path) -> Path:
-    """Return the whole path that a name means now: the block may leave the directory."""
-    return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111  Path's raises without a home
-
-
-def write_files(report: Report, html: str | Path | None, json: str | Path | None) -> Report:
+def write_files(
+    report: Report, html: str | Path | None, json: str | Path | None
+) -> tuple[Report, tuple[Path, ...]]:
     """Write a report to files; what could not be written becomes a limit of it.
 
     The option says the form, whatever the file is called.
+
+    Returns:
+        the report, and the files that were written.
     """
+    written: list[Path] = []
     for name, form in ((html, Report.to_html), (json, Report.to_json)):
         if name is None:
             continue
-        path = absolute_path(name)
+        path = expanded(name).absolute()
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(form(report), encoding="utf-8")
+            written.append(path)
         except Exception as failure:  # a view that fails must not hide the user's error
             line = f"{path.name} was not written: {failure}"
             report = replace(report, limits=(*report.limits, line))
-    return report
+    return report, tuple(written)
 
 
-def _of_value(evidence: Evidence) -> Report:
+def _of_value(evidence: Evidence, trial: Trial | None) -> Report:
     """Describe a value that the host refused as a guard would, and say that the host did."""
-    report = diagnose(evidence)
+    report = diagnose(evidence, trial)
     why = evidence.violation.explanation if evidence.violation is not None else ""
     if not evidence.has_run_kernels:
         why = f"{why} {REFUSED}".strip()
@@ -200,7 +213,8 @@ def _earlier(error: BaseException) -> Report | None:
     return lost_context.end()
 
 
-def _attached(error: BaseException, report: Report, line: str) -> Report:
+def attached(error: BaseException, report: Report, line: str) -> Report:
+    """Note ``line`` on an exception, hang the report on it, and return the report."""
     error.add_note(line)
     error.__cudalens_report__ = report  # type: ignore[attr-defined]
     return report

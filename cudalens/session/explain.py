@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core._python import parse
+from cudalens.core.device_asserts import fold
+from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.report_types import TensorFact
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
 from cudalens.evidence import lost_context
-from cudalens.evidence.exception import concerns_torch, evidence_of_error
+from cudalens.evidence.context import rehearsed_fault
+from cudalens.evidence.exception import (
+    concerns_torch,
+    evidence_of_error,
+    report_of_another,
+    trial_of_error,
+)
 from cudalens.evidence.finding import error_facts, timed
 from cudalens.evidence.tensors import of_meta
 from cudalens.guards.process import PROCESS
+from cudalens.source.files import is_user_source, source_lines
+from cudalens.source.stack import entries_from_traceback, places_of
 
 MAX_TENSORS = 40
 _NEXT = (
@@ -26,12 +38,25 @@ _NEXT = (
 )
 
 
-def explain(namespace: Mapping[str, object], error: BaseException | None) -> Report | None:
+@dataclass(frozen=True)
+class _PrintedText:
+    """What CUDA is known to have printed, in place of the stream of a checked block."""
+
+    lines: str
+
+    def text(self, *, is_expected: bool = False) -> str | None:
+        return self.lines or None
+
+
+def explain(
+    namespace: Mapping[str, object], error: BaseException | None, printed: str = ""
+) -> Report | None:
     """Make the report of an exception that left an unchecked cell.
 
     Args:
         namespace: the user's variables; of tensors only metadata is looked at.
         error: the exception that was shown last.
+        printed: the assertions that CUDA printed in this process, where the shell has kept them.
 
     Returns:
         ``None`` when there is no exception, or it is none of torch's.
@@ -41,16 +66,23 @@ def explain(namespace: Mapping[str, object], error: BaseException | None) -> Rep
         return known
     if error is None or not concerns_torch(error):
         return None
-    if lost_context.is_lost(error_facts(error)) and (earlier := lost_context.end()) is not None:
-        return earlier
-    started = time.perf_counter()
-    evidence = evidence_of_error(error, None, None)
     facts = error_facts(error)
-    if lost_context.is_lost(facts):
+    is_lost = lost_context.is_lost(facts)
+    if is_lost and (earlier := lost_context.end()) is not None:
+        return earlier
+    if lost_context.is_of_another(error):
+        PROCESS.last = report_of_another(error)
+        return PROCESS.last
+    started = time.perf_counter()
+    text = _PrintedText(_assertions(facts.message, printed)) if is_lost else None
+    evidence = evidence_of_error(error, None, text)
+    if is_lost:
         named = {fact.expression for fact in evidence.tensors}
-        rest = [item for item in _tensors(namespace) if item.expression not in named]
+        mentioned = Limits().attempt("cell", lambda: _names_of_cell(error), frozenset)
+        rest = [item for item in _tensors(namespace, mentioned) if item.expression not in named]
         evidence = replace(evidence, tensors=(*evidence.tensors, *rest)[:MAX_TENSORS])
-    report = diagnose(timed(evidence, started))
+    trial = None if is_lost else trial_of_error(error)
+    report = diagnose(timed(evidence, started), trial)
     if is_device_assert(facts):
         report = replace(report, explanation=f"{report.explanation} {_NEXT}")
     PROCESS.last = report
@@ -58,10 +90,34 @@ def explain(namespace: Mapping[str, object], error: BaseException | None) -> Rep
     return report
 
 
-def _tensors(namespace: Mapping[str, object]) -> list[TensorFact]:
-    """Describe the accelerator's tensors among the user's variables, from host memory alone."""
+def _assertions(message: str, printed: str) -> str:
+    """Return the assertions behind a failure: the rehearsal's own, the message's, or the printed.
+
+    A process that prints some has met one fault: its context ends with the first.
+    """
+    rehearsed = getattr(rehearsed_fault(), "text", "")
+    found = fold(rehearsed) or fold(message) or fold(printed)
+    return "\n".join(line.text() for line in found)
+
+
+def _names_of_cell(error: BaseException) -> frozenset[str]:
+    """Return the names that the cell, or the file, which failed mentions."""
+    places = places_of(entries_from_traceback(error.__traceback__))
+    users = (place for place in places if is_user_source(place.filename))
+    first = next(users, None)
+    if first is None:
+        return frozenset()
+    tree = parse("\n".join(source_lines(first.filename)))
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _tensors(namespace: Mapping[str, object], mentioned: frozenset[str]) -> list[TensorFact]:
+    """Describe the accelerator's tensors among the user's variables, from host memory alone.
+
+    Those that the failing cell mentions come first.
+    """
     found = []
-    for name, value in list(namespace.items()):
+    for name, value in sorted(namespace.items(), key=lambda item: item[0] not in mentioned):
         if name.startswith("_") or not isinstance(value, Tensor):
             continue
         if not _torch.is_accelerator(value.device):

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from cudalens.core.report import Report
-
-__all__ = ["MAX_FINDINGS", "Findings", "Outcome", "SwallowedFinding"]
+from cudalens.core.report import Report, is_of_cell
+from cudalens.source.files import running_shell
 
 MAX_FINDINGS = 20
 """Findings of one block that are kept whole; further ones are only counted."""
@@ -94,7 +93,9 @@ class Findings:
                 else:
                     entries[_entry(first)] += 1
             entries.update(series.later)
-        return f"{number} more in this cell: {_listed(entries, shown.kind)}." if number else ""
+        is_cell = running_shell() is not None or is_of_cell(shown.source, shown.frames)
+        place = "cell" if is_cell else "block"
+        return f"{number} more in this {place}: {_listed(entries, shown.kind)}." if number else ""
 
 
 def _entry(report: Report) -> _Entry:
@@ -114,6 +115,9 @@ def _format_kind(kind: str) -> str:
     return kind.replace("_", " ").replace("cuda", "CUDA")
 
 
+_PRINTED = "while the {block} ran, as %run, %%capture and a failing display do"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SwallowedFinding:
     """What became of a finding that did not leave its block.
@@ -124,6 +128,8 @@ class SwallowedFinding:
 
     is_of_thread: bool = False
     """Whether it was made in another thread than the block's."""
+    was_shown: bool = False
+    """Whether the shell has shown it: code that the shell ran inside the block stopped at it."""
     other: str | None = None
     """The kind of the exception that left the block in its place."""
     was_raised_while_handled: bool = False
@@ -132,6 +138,8 @@ class SwallowedFinding:
     def sentence(self) -> str:
         """Return the sentence of a report, without the full stop."""
         then = f", and {self.other} was raised" if self.other else ""
+        if self.was_shown:
+            return f"IPython printed it {_PRINTED.format(block='block')}; it did not leave it{then}"
         if self.is_of_thread:
             return f"It was raised in another thread, and did not leave the block{then}"
         if self.was_raised_while_handled:
@@ -140,6 +148,9 @@ class SwallowedFinding:
 
     def warning(self) -> str:
         """Return the warning above a report that is shown in a notebook."""
+        if self.was_shown:
+            then = f"; {self.other} was raised later" if self.other else ""
+            return f"IPython printed this error {_PRINTED.format(block='cell')}{then}"
         if self.is_of_thread:
             then = f", which raised {self.other}" if self.other else ""
             return f"this error was raised in another thread and did not leave the cell{then}"

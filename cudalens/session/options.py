@@ -8,21 +8,10 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
-
-__all__ = [
-    "Command",
-    "Options",
-    "OptionsError",
-    "help_text",
-    "joined",
-    "parse",
-    "split_line",
-    "subcommand",
-    "take",
-]
+from difflib import get_close_matches
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck [options] statement  run one statement checked
@@ -53,6 +42,7 @@ class Options:
     """What the user asked for, each field named as the keyword of ``cudalens.check()``."""
 
     fast: bool = False
+    deferred: bool = False
     nan: bool = False
     html: str | None = None
     json: str | None = None
@@ -71,10 +61,73 @@ class Options:
         return {name: value for name, value in vars(self).items() if name not in front_end}
 
 
-class _Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
+    """A parser whose errors are exceptions of one line; it prints nothing and ends nothing."""
+
+    def __init__(self, usage: str, description: str, prog: str = "cudacheck") -> None:
+        super().__init__(
+            prog=prog,
+            usage=usage.replace("%", "%%"),
+            description=description,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+                prog, max_help_position=26, width=96
+            ),
+            add_help=False,
+            allow_abbrev=False,
+        )
+
+    def add_table(self, table: Table) -> None:
+        """Add the arguments and options of a table."""
+        for names, spec in table:
+            self.add_argument(*names, **spec)
+
     def error(self, message: str) -> NoReturn:
-        msg = f"{message} (--help lists the options)"
+        """Raise the error, with the option that was probably meant."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        unknown = re.findall(r"(?<=\s)--[\w-]+", message) if "unrecognized" in message else []
+        close = [name for word in unknown[:1] for name in get_close_matches(word, known, 1)]
+        meant = f"; did you mean {close[0]}?" if close else ""
+        msg = f"{message}{meant} (--help lists the options)"
         raise OptionsError(msg)
+
+
+Table: TypeAlias = tuple[tuple[tuple[str, ...], dict[str, Any]], ...]
+"""Arguments and options, as ``add_argument`` takes them."""
+
+
+def option(*names: str, help: str, **spec: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return a row of a table: without a value it is a switch, and turns ``dest`` off if named."""
+    switch = {"action": "store_false" if "dest" in spec else "store_true"}
+    return names, {**({} if "metavar" in spec else switch), **spec, "help": help}
+
+
+FILES: Table = (
+    option("--html", metavar="FILE", help="write the report to FILE as one HTML page"),
+    option("--json", metavar="FILE", help="write the report to FILE as JSON"),
+)
+_HELP = option("-h", "--help", help="show this help")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubCommand:
+    """A sub-command of the command line: its form, what it does in words, and what runs it."""
+
+    form: str
+    """As it stands in the help: ``show FILE...``."""
+    does: str
+    run: Callable[[argparse.Namespace], int]
+    more: str = ""
+    """What its own help adds."""
+    table: Table = ()
+
+    def parser(self) -> OptionParser:
+        """Return the parser of its arguments."""
+        name, _, rest = self.form.partition(" ")
+        options = " [options]" if any(names[0][0] == "-" for names, _ in self.table) else ""
+        text = f"{self.does[0].upper()}{self.does[1:]}.\n\n{self.more}".strip()
+        parser = OptionParser(f"cudalens {name}{options} {rest}".rstrip(), text)
+        parser.add_table((*self.table, _HELP))
+        return parser
 
 
 def parse(tokens: Sequence[str]) -> Options:
@@ -147,9 +200,9 @@ def joined(options: Options, given: Options) -> Options:
     return replace(options, **changed)
 
 
-def help_text(usage: str = USAGE) -> str:
+def help_text(usage: str = USAGE, description: str = DESCRIPTION) -> str:
     """Return the help: the forms of the command, what it does, and one line for each option."""
-    return _build_parser(usage).format_help()
+    return _build_parser(usage, description).format_help()
 
 
 def _unquote(token: str) -> str:
@@ -175,63 +228,29 @@ def _name(text: str) -> str:
 _name.__name__ = "variable name"
 
 
-_TABLE: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (
-        ("--fast",),
-        {"action": "store_true", "help": "guards only: no recorder, no synchronising per op"},
+_TABLE: Table = (
+    option("--fast", help="guards only: no recorder, no synchronising per op"),
+    option("--deferred", help="guards only, and no call waits for the device"),
+    option("--nan", help="also stop at the first result that is NaN or Inf"),
+    *FILES,
+    option("--no-widgets", dest="widgets", help="static output"),
+    option("-r", "--report", metavar="NAME", type=_name, help="bind the report to a variable"),
+    option(
+        "--max-ops",
+        metavar="N",
+        type=_positive,
+        default=Options.max_ops,
+        help="how many ops the recorder keeps (default %(default)s)",
     ),
-    (
-        ("--nan",),
-        {"action": "store_true", "help": "also stop at the first result that is NaN or Inf"},
-    ),
-    (("--html",), {"metavar": "FILE", "help": "write the report to FILE as one HTML page"}),
-    (("--json",), {"metavar": "FILE", "help": "write the report to FILE as JSON"}),
-    (
-        ("--no-widgets",),
-        {"dest": "widgets", "action": "store_false", "help": "static output"},
-    ),
-    (
-        ("-r", "--report"),
-        {"metavar": "NAME", "type": _name, "help": "bind the report to a variable"},
-    ),
-    (
-        ("--max-ops",),
-        {
-            "metavar": "N",
-            "type": _positive,
-            "default": Options.max_ops,
-            "help": "how many ops the recorder keeps (default %(default)s)",
-        },
-    ),
-    (
-        ("--no-sync",),
-        {"dest": "sync", "action": "store_false", "help": "do not synchronise after each op"},
-    ),
-    (
-        ("--no-force-eager",),
-        {
-            "dest": "force_eager",
-            "action": "store_false",
-            "help": "let compiled functions run compiled",
-        },
-    ),
-    (("-h", "--help"), {"action": "store_true", "help": "show this help"}),
+    option("--no-sync", dest="sync", help="do not synchronise after each op"),
+    option("--no-force-eager", dest="force_eager", help="let compiled functions run compiled"),
+    _HELP,
 )
 
 
-def _build_parser(usage: str) -> _Parser:
-    parser = _Parser(
-        prog="cudacheck",
-        usage=usage.replace("%", "%%"),
-        description=DESCRIPTION,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=26, width=96
-        ),
-        add_help=False,
-        allow_abbrev=False,
-    )
-    for names, spec in _TABLE:
-        parser.add_argument(*names, **spec)
+def _build_parser(usage: str, description: str = DESCRIPTION) -> OptionParser:
+    parser = OptionParser(usage, description)
+    parser.add_table(_TABLE)
     return parser
 
 

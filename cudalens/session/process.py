@@ -2,43 +2,124 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
 from cudalens.core.report import Report
+from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.context import describe
 from cudalens.evidence.finding import on_violation
+from cudalens.guards.host_waits import refuse_in_capture
 from cudalens.guards.interceptor import Interceptor
+from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
 
+if TYPE_CHECKING:
+    import torch
 
-def acquire() -> None:
-    """Want the guards once more; :meth:`PROCESS.release` undoes it."""
+    from cudalens.core.report_types import Violation
+    from cudalens.simulate import Simulation
+
+
+def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
+    """Want the guards once more; :meth:`PROCESS.release` undoes it.
+
+    Raises:
+        DeviceAssertError: a call that was made before, and is looked at only now.
+    """
+    _raise(PROCESS.settle())
     PROCESS.acquire(
-        lambda devices: Interceptor(on_violation, PROCESS.internal_error, devices=devices)
+        lambda devices: Interceptor(on_violation, PROCESS.internal_error, devices=devices),
+        is_deferred=is_deferred,
+        in_compiled=in_compiled,
     )
 
 
-def install() -> None:
-    """Install the guards for the whole process and all its threads; calls nest."""
-    acquire()
+_installs: list[bool] = []
+"""For each :func:`install` that is not undone, whether it is deferred."""
+
+
+def install(*, deferred: bool = False) -> None:
+    """Install the guards for the whole process and all its threads; calls nest.
+
+    Args:
+        deferred: never wait for the device at a call: its values are looked at later, see
+            :func:`settle`.  While anybody else wants the guards at once, they are.
+    """
+    acquire(is_deferred=deferred)
+    _installs.append(deferred)
+    if deferred:
+        _at_exit()
 
 
 def uninstall() -> None:
-    """Undo one :func:`install`; harmless when there was none."""
-    PROCESS.release()
+    """Undo one :func:`install`; harmless when there was none.
+
+    Raises:
+        DeviceAssertError: a finding of deferred guards that nobody has been told of.
+    """
+    is_deferred = _installs.pop() if _installs else False
+    error = PROCESS.settle() if is_deferred else None
+    PROCESS.release(is_deferred=is_deferred)
+    _raise(error)
 
 
 @contextmanager
-def guard() -> Iterator[None]:
-    """Install the guards for the duration of a block, in all threads."""
-    acquire()
+def guard(*, deferred: bool = False) -> Iterator[None]:
+    """Install the guards for the duration of a block, in all threads.
+
+    Args:
+        deferred: as for :func:`install`; what is pending is looked at where the block ends.
+    """
+    acquire(is_deferred=deferred)
     try:
         yield
+        _raise(PROCESS.settle() if deferred else None)
     finally:
-        PROCESS.release()
+        PROCESS.release(is_deferred=deferred)
+
+
+def settle() -> None:
+    """Wait for the checks of deferred guards that are pending; returns at once where none is.
+
+    Raises:
+        DeviceAssertError: the first finding; it tells of the others.
+        RuntimeError: a CUDA graph is being captured.
+    """
+    if PENDING:
+        refuse_in_capture()
+    elif PENDING.inherited:
+        count, PENDING.inherited = PENDING.inherited, 0
+        checks = f"{count} check{'s' * (count != 1)}"
+        warnings.warn(
+            f"pending when this process was forked, so for its parent to settle: {checks}",
+            stacklevel=2,
+        )
+    _raise(PROCESS.settle())
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        hide_own_frames(error)
+        raise error
+
+
+@cache
+def _at_exit() -> None:
+    """Look at what is pending when the program ends: its last op may be the bad one."""
+    atexit.register(_tell_at_exit)
+
+
+def _tell_at_exit() -> None:
+    error = PROCESS.settle()
+    if error is not None:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 
 def last_report() -> Report | None:
@@ -46,35 +127,82 @@ def last_report() -> Report | None:
     return PROCESS.last
 
 
-def register_guard(op: Any, check: Callable[..., Any]) -> None:
+def register_guard(
+    op: Any, check: Callable[..., Violation | str | None], name: str | None = None
+) -> Callable[[], None]:
     """Add a guard of your own for an op of your own; it acts at once where guards are installed.
+
+    A second guard of the same name for the same op takes the place of the first, so that a cell
+    may run twice.
 
     Args:
         op: ``"mylib::lookup"``, an overload such as ``torch.ops.mylib.lookup.default``, or what
             ``torch.library.custom_op`` returned.
         check: takes arguments of the op by their schema names; returns ``None`` when all is well,
-            else a sentence or a :class:`cudalens.core.report_types.Violation`.
+            else a sentence or a :class:`cudalens.Violation`.
+        name: what a report calls the guard; that of the function by default.  A lambda without it
+            has none, and replaces nothing.
+
+    Returns:
+        a function that takes the guard out again; calling it twice is harmless.
 
     Raises:
         GuardRegistrationError: there is no such op, it has no argument of that name, or ``check``
             is no function.
     """
-    guards.register(op, check)
+    entry = guards.add(op, check, name)
     PROCESS.refresh()
+
+    def undo() -> None:
+        guards.remove(entry)
+        PROCESS.refresh()
+
+    return undo
 
 
 # --- status --------------------------------------------------------------------------------------
 
 
+class _Last:
+    """The last block that was checked, found good or not."""
+
+    check: tuple[int, int, str | None] | None = None
+    """Calls looked at, ops recorded, and the kind of its report."""
+
+
+def note_check(checked: int, recorded: int, report: Report | None) -> None:
+    """Take note of a block that was checked."""
+    _Last.check = (checked, recorded, None if report is None else report.kind)
+
+
+def _format_check() -> str:
+    if _Last.check is None:
+        return "none"
+    checked, recorded, kind = _Last.check
+    calls = f"{checked} guarded call{'s' * (checked != 1)} looked at"
+    ops = f"{recorded} op{'s' * (recorded != 1)} recorded"
+    return f"{calls}, {ops}; {kind or 'nothing found'}"
+
+
 def status() -> str:
-    """Return one line each for the guards, the device and the last finding of this process."""
+    """Return one line each for the guards, the device, the last check and the last finding."""
     last = PROCESS.last
     lines = [
-        ("guards", "installed" if PROCESS.is_installed else "not installed"),
+        ("guards", _guards()),
         ("device", _device()),
+        ("last check", _format_check()),
         ("last finding", "none" if last is None else f"{last.kind}: {last.headline_own}"),
     ]
     return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)
+
+
+def _guards() -> str:
+    if not PROCESS.is_installed:
+        return "not installed"
+    if not PROCESS.is_deferred:
+        return "installed"
+    count = PENDING.count
+    return f"installed, deferred: {count} call{'s' * (count != 1)} pending"
 
 
 def _device() -> str:
@@ -90,7 +218,7 @@ def _device() -> str:
 # --- the CUDA device: the real one, else the simulated one --------------------------------------
 
 
-def start_simulation() -> Any | None:
+def start_simulation() -> Simulation | None:
     """Start the simulated device unless it runs, and print what it is.
 
     Returns:
@@ -112,7 +240,7 @@ def stop_simulation() -> bool:
     return running is not None
 
 
-def ensure_cuda() -> Any:
+def ensure_cuda() -> torch.device:
     """Return ``torch.device("cuda")``, and say in one line which device stands behind it.
 
     Starts the simulated device where there is no GPU.

@@ -14,9 +14,11 @@ from typing import Any
 
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted
+from cudalens.core._torch import restore_functorch
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
+from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import format_message, format_sentence
 from cudalens.evidence import lost_context
 from cudalens.evidence.call_stack import hide_own_frames
@@ -24,15 +26,18 @@ from cudalens.evidence.finding import on_nonfinite
 from cudalens.guards.process import PROCESS
 from cudalens.session import process
 from cudalens.session.exit import (
-    absolute_path,
+    attached,
     complete_from_traceback,
     explained,
+    note_line,
     report_of_own,
     was_raised_while_handling,
     wraps_finding,
     write_files,
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
+from cudalens.session.printed import OwnFramesHidden
+from cudalens.session.ranks import Ranks, combined, named_by, of_launcher, silent_ends
 
 
 class CheckSession:
@@ -40,11 +45,12 @@ class CheckSession:
 
     Args:
         fast: guards only; no recorder, no synchronisation.
+        deferred: guards only, and they never wait for the device: see :func:`cudalens.settle`.
         nan: also stop at the first op that makes a NaN or an infinity of finite inputs.
         sync: synchronise after each op on an accelerator, so that a fault names its op.
         max_ops: how many of the last ops the recorder keeps.
         html, json: files to write the report to, when there is one.
-        force_eager: run compiled functions eagerly inside the block.
+        force_eager: run compiled functions eagerly inside the block; else they are guarded inside.
         widgets: whether a front end may show the interactive view.
     """
 
@@ -52,6 +58,7 @@ class CheckSession:
         self,
         *,
         fast: bool = False,
+        deferred: bool = False,
         nan: bool = False,
         sync: bool = True,
         max_ops: int = 4096,
@@ -61,26 +68,36 @@ class CheckSession:
         widgets: bool = True,
     ) -> None:
         _require_positive(max_ops)
-        self.fast = fast
+        self.fast = fast or deferred
+        self.deferred = deferred
         self.nan = nan
         self.sync = sync
         self.max_ops = max_ops
         self.widgets = widgets
         self.force_eager = force_eager
-        self._files = [name and absolute_path(name) for name in (html, json)]
+        # The block may leave the directory.
+        self._files = [name and expanded(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
         self._limits = Limits()
         self._findings = Findings()
         self.recorder: Any = None
         self.device_text: Any = None
         self.report: Report | None = None
+        self.written: tuple[Path, ...] = ()
+        """The files that the report was written to."""
+        self.checked_ops = self.recorded_ops = self._checked_before = 0
+        """How many calls the guards looked at and how many ops were recorded, once closed."""
+        self.counted_before = (0, 0)
+        """The same of a part of the block that was checked before."""
         self.swallowed: SwallowedFinding | None = None
         """What became of the first finding, when it did not leave the block."""
         self._is_of_thread = False
         self._thread = 0
+        self._was_shown = False
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
+        self._ranks: Ranks | None = None
         self._earlier: Report | None = None
         self.kept: BaseException | None = None
         """An exception that ended the block's code and was shown, yet does not leave the block."""
@@ -106,7 +123,8 @@ class CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
         self._findings, self.report = Findings(), None
         self.is_reminder, self._thread = False, threading.get_ident()
-        self.swallowed = None
+        self.swallowed, self._was_shown, self.written = None, False, ()
+        self.checked_ops, self.recorded_ops = self.counted_before
         self._earlier = lost_context.end()
         self._limits = Limits()
         try:
@@ -120,13 +138,23 @@ class CheckSession:
 
     def _install(self, stack: ExitStack) -> None:
         stack.callback(PROCESS.listen(self))
-        process.acquire()
-        stack.callback(PROCESS.release)
+        self._optional(stack, "tracebacks", OwnFramesHidden)
+        self._ranks = self._optional(stack, "ranks", self._make_ranks)
+        wants = {"is_deferred": self.deferred, "in_compiled": not self.force_eager}
+        process.acquire(**wants)
+        stack.callback(partial(PROCESS.release, **wants))
+        self._checked_before = PROCESS.checked_ops
         if not self.fast or self.nan:  # the watch for NaN stands in the recorder
             self._enter_recording(stack)
         # Waiting, as after each op: what was launched before must not be blamed on this block.
         probe = partial(lost_context.probe, wait=self.sync and not self.fast)
         self._was_lost = self._limits.attempt("device", probe) is not None
+
+    def _make_ranks(self) -> Ranks:
+        # The files of the report are this block's alone.
+        names = ("fast", "deferred", "nan", "sync", "max_ops", "force_eager")
+        options = {name: getattr(self, name) for name in names}
+        return Ranks(partial(CheckSession, **options), self._limits)
 
     def _enter_recording(self, stack: ExitStack) -> None:
         from cudalens.recorder import Recorder
@@ -159,7 +187,21 @@ class CheckSession:
         Args:
             error: the exception that left the block, if one did; it is never swallowed.
         """
-        self.__exit__(None, error, None)
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> BaseException | None:
+        """Close the session; return a finding that comes to light only here."""
+        late = None
+        kept, self.kept = self.kept, None
+        error = kept if error is None else error
+        try:
+            if self.deferred or not self.force_eager:
+                late = self._limits.attempt("pending checks", PROCESS.settle)
+            self._close(late if error is None else error)
+        finally:
+            self._remove()  # once more: an interrupt may have come where it began
+            restore_functorch(late if error is None else error)
+        return late if error is None else None
 
     def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()
@@ -170,13 +212,21 @@ class CheckSession:
                 lambda: next(iter(self.findings), None),
             )
         finally:
+            self._count()
             self._remove()
         if error is not None:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
             self._limits.attempt("variables", partial(_python.forget, error))
         if report is not None:
             limits = tuple(dict.fromkeys((*report.limits, *self.internal_errors)))
-            self._publish(write_files(replace(report, limits=limits), *self._files), error)
+            report, self.written = write_files(replace(report, limits=limits), *self._files)
+            self._publish(report, error)
+        process.note_check(self.checked_ops, self.recorded_ops, self.report)
+
+    def _count(self) -> None:
+        """Add up what was looked at, before it is removed."""
+        self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
+        self.recorded_ops += self.recorder.recorded_ops if self.recorder is not None else 0
 
     def _remove(self) -> None:
         for line in self.recorder.limits if self.recorder is not None else ():
@@ -195,12 +245,17 @@ class CheckSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the session; the exception goes on."""
-        kept, self.kept = self.kept, None
-        try:
-            self._close(kept if error is None else error)
-        finally:
-            self._remove()  # once more: an interrupt may have come where it began
+        """Close the session; the exception goes on.
+
+        Raises:
+            DeviceAssertError: a finding of deferred guards that comes to light only here.
+        """
+        late = self._finish(error)
+        if late is not None:
+            try:
+                raise late
+            finally:
+                del late
 
     # --- listening -------------------------------------------------------------------------------
 
@@ -214,6 +269,12 @@ class CheckSession:
         """Take note of a failure of our own, once."""
         self._limits.add(line)
 
+    def note_shown(self, error: BaseException) -> None:
+        """Take note that the shell has shown an exception, which therefore goes no further."""
+        first = next(iter(self.findings), None)
+        if first is not None and getattr(error, "report", None) is first:
+            self._was_shown = True
+
     # --- conclusion ------------------------------------------------------------------------------
 
     def _conclude(self, error: BaseException | None, started: float) -> Report | None:
@@ -221,7 +282,10 @@ class CheckSession:
         first = next(iter(self.findings), None)
         other = None
         if own is None or first is None:
-            other = self._explained(error, started) or self._explained(self._late(error), started)
+            other = self._of_ranks(error)
+            if other is None and not self._was_raised_by_launcher(error):
+                other = self._explained(error, started)
+            other = other or self._explained(self._late(error), started)
         if first is not None and (own is None or own.report is not first):
             self.swallowed = self._swallowed(first, error)
         outcome = Outcome(
@@ -236,6 +300,26 @@ class CheckSession:
         return (
             report if own is None or report is None else complete_from_traceback(own, report, first)
         )
+
+    def _was_raised_by_launcher(self, error: BaseException | None) -> bool:
+        """Whether an exception only says that one of the processes has failed."""
+        has_started = self._ranks is not None and self._ranks.has_started
+        return has_started and of_launcher(error) is not None
+
+    def _of_ranks(self, error: BaseException | None) -> Report | None:
+        """Return what the processes that the block started have reported, as one report."""
+        if self._ranks is None or hasattr(error, "__cudalens_report__"):
+            return None
+        results = self._limits.attempt("ranks", self._ranks.results, tuple)
+        cause = of_launcher(error)
+        report = self._limits.attempt("ranks", lambda: combined(results, named_by(cause)))
+        if error is None or cause is None:
+            return report
+        if report is not None:
+            return attached(error, report, note_line(report, self._limits))
+        if ends := silent_ends(results):
+            error.add_note(f"cudalens: {ends}")
+        return None
 
     def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
         """Return the exception when it is a finding, which then is among those of the block."""
@@ -262,6 +346,7 @@ class CheckSession:
     def _swallowed(self, finding: Report, error: BaseException | None) -> SwallowedFinding:
         return SwallowedFinding(
             is_of_thread=self._is_of_thread,
+            was_shown=self._was_shown,
             other=None if error is None else type(error).__name__,
             was_raised_while_handled=error is not None
             and was_raised_while_handling(error, finding),
@@ -270,7 +355,7 @@ class CheckSession:
     def _publish(self, report: Report, error: BaseException | None) -> None:
         """Make this the report of the session, of the process and of the exception."""
         self.report = PROCESS.last = report
-        if not self.is_reminder:
+        if not (self.is_reminder or report.ranks):  # another process's device is not this one's
             self._limits.attempt("memory", partial(lost_context.remember, report))
         known = getattr(error, "__cudalens_report__", None)
         if self.swallowed and known is not self.findings[0]:
@@ -286,10 +371,15 @@ class CheckSession:
             return None
         if not isinstance(raised, Exception | None) and not self.recorder.is_over:
             return None  # who interrupts does not want to wait; a device that is lost answers
+        return self._limits.attempt("device", self._wait)
+
+    def _wait(self) -> BaseException | None:
+        """Return the device's error; what else fails while waiting is no fault of the block."""
         try:
             self.recorder.synchronize()
         except Exception as error:
-            _python.raise_if_outside(error)
+            if not lost_context.is_of_device(error):
+                raise
             return error
         return None
 
@@ -324,15 +414,39 @@ class CheckedBlock(CheckSession):
             warnings.warn(text, SilentFindingWarning, stacklevel=2)
 
 
-def check(**options: Any) -> CheckedBlock:
+def check(
+    *,
+    fast: bool = False,
+    nan: bool = False,
+    deferred: bool = False,
+    sync: bool = True,
+    max_ops: int = 4096,
+    html: str | Path | None = None,
+    json: str | Path | None = None,
+    force_eager: bool = True,
+    widgets: bool = True,
+    no_sync: bool = False,
+    no_force_eager: bool = False,
+    no_widgets: bool = False,
+) -> CheckedBlock:
     """Check a block of code as ``%%cudacheck`` checks a cell; options as keyword arguments.
 
     Args:
-        options: those of :class:`CheckSession`; ``--no-sync`` is ``no_sync=True`` (``sync=False``).
+        fast, nan, deferred, sync, max_ops, html, json, force_eager, widgets:
+            as in :class:`CheckSession`.
+        no_sync, no_force_eager, no_widgets: the same as in the options of the command line.
 
     Returns:
         a context manager; its ``report`` is the :class:`Report`, ``None`` when nothing is wrong.
     """
-    for name in [item for item in options if item.startswith("no_")]:
-        options[name.removeprefix("no_")] = not options.pop(name)
-    return CheckedBlock(**options)
+    return CheckedBlock(
+        fast=fast,
+        nan=nan,
+        deferred=deferred,
+        sync=sync and not no_sync,
+        max_ops=max_ops,
+        html=html,
+        json=json,
+        force_eager=force_eager and not no_force_eager,
+        widgets=widgets and not no_widgets,
+    )

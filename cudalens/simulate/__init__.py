@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cudalens.core.errors import NotRehearsedError, SimulationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cudalens.simulate.activation import (
         ANNOUNCEMENT,
         TESTED,
@@ -44,16 +46,10 @@ __all__ = [
 
 # Importing this package must not import torch; these names bring it in when they are asked for.
 _LAZY = {
-    "ASSERTS": "asserts",
-    "AssertHit": "asserts",
-    "Rule": "asserts",
+    **dict.fromkeys(("ASSERTS", "AssertHit", "Rule"), "asserts"),
+    **dict.fromkeys(("ANNOUNCEMENT", "TESTED", "Simulation", "start"), "activation"),
+    **dict.fromkeys(("register_assert", "unregister_assert"), "activation"),
     "DEVICE_NAME": "surface",
-    "ANNOUNCEMENT": "activation",
-    "TESTED": "activation",
-    "Simulation": "activation",
-    "register_assert": "activation",
-    "start": "activation",
-    "unregister_assert": "activation",
 }
 
 
@@ -71,7 +67,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
 
 
-class _CallableModule(ModuleType):
+class CallableModule(ModuleType):
     """Let ``cudalens.simulate`` be the package and the function that starts it."""
 
     def __call__(
@@ -87,5 +83,20 @@ class _CallableModule(ModuleType):
 
         return start(lag=lag, seed=seed, blocking=blocking, announce=announce)
 
+    if TYPE_CHECKING:  # what type checkers and editors know behind ``cudalens.simulate.``
+        ANNOUNCEMENT: str
+        ASSERTS: Mapping[str, Rule]
+        DEVICE_NAME: str
+        TESTED: tuple[str, ...]
+        AssertHit = AssertHit
+        NotRehearsedError = NotRehearsedError
+        Rule = Rule
+        Simulation = Simulation
+        SimulationError = SimulationError
+        current = staticmethod(current)
+        register_assert = staticmethod(register_assert)
+        start = staticmethod(start)
+        unregister_assert = staticmethod(unregister_assert)
 
-sys.modules[__name__].__class__ = _CallableModule
+
+sys.modules[__name__].__class__ = CallableModule

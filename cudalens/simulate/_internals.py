@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from cudalens.simulate.state import not_rehearsed
+
 CUDA_DEVICE_TYPE: Final = 1
 PRIVATE_USE_SLOT: Final = 20
 WORD: Final = ctypes.sizeof(ctypes.c_void_p)
@@ -67,8 +69,6 @@ def native_zero() -> int:
 
 
 def _torch_library(name: str) -> ctypes.CDLL:
-    import torch
-
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
 
 
@@ -88,8 +88,6 @@ def _replace_vtable(obj: int, words: int, slots: dict[int, int]) -> None:
 
 
 def _install_guard() -> None:
-    import torch
-
     acc: Any = torch._C._acc
     device_types: Any = torch._C._autograd.DeviceType
 
@@ -117,8 +115,6 @@ def _install_guard() -> None:
 
 
 def _install_hooks() -> None:
-    import torch
-
     get_hooks = _torch_library("libtorch_cpu.so")[_CUDA_HOOKS]
     get_hooks.restype = ctypes.c_void_p
     hooks = get_hooks()
@@ -150,6 +146,28 @@ def storage_deleter(storage: Any) -> int:
         if words[i] == data:
             return words[i + 1]
     return 0
+
+
+@cache
+def _memory_words() -> int:
+    """Return at which word of a StorageImpl the address of its data lies; the size is four on."""
+    storage = torch.empty(3, dtype=torch.uint8).untyped_storage()
+    words = (ctypes.c_size_t * 10).from_address(storage._cdata)
+    for i in range(1, 6):
+        # DataPtr = data, deleter, context, device; then the number of bytes.
+        if words[i] == storage.data_ptr() and words[i + 4] == storage.nbytes():
+            return i
+    raise not_rehearsed("resizing a cuda storage")
+
+
+def swap_memory(storage: Any, other: Any) -> None:
+    """Exchange the memory of two storages of one device, deleters and sizes included."""
+    first = _memory_words()
+    ours, theirs = (
+        (ctypes.c_size_t * 5).from_address(s._cdata + first * WORD) for s in (storage, other)
+    )
+    for i in (0, 1, 2, 4):
+        ours[i], theirs[i] = theirs[i], ours[i]
 
 
 def kernels_in_python() -> frozenset[str]:

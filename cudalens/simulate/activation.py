@@ -19,7 +19,7 @@ from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
 from cudalens.simulate.op_schema import yaml_facts
-from cudalens.simulate.special import SPECIAL_KERNELS
+from cudalens.simulate.special import LAYOUT_KERNELS, SPECIAL_KERNELS
 from cudalens.simulate.state import DeviceState
 from cudalens.simulate.surface import Patches, patch_surface
 
@@ -55,6 +55,10 @@ def _has_gpu() -> bool:
         return torch.cuda.is_available()
 
 
+_off: Final = Registrations()
+"""What answers to tensors that outlive their device, and to requests for new ones."""
+
+
 class Simulation:
     """The running simulated CUDA device; use it in a with statement or call `stop`.
 
@@ -69,6 +73,7 @@ class Simulation:
             state=state,
             rules=ChainMap(_extra_rules, dict(ASSERTS)),
             special=SPECIAL_KERNELS,
+            special_layouts=LAYOUT_KERNELS,
         )
         self._registrations = Registrations()
         self._patches = Patches()
@@ -120,6 +125,7 @@ class Simulation:
             return
         Simulation.running = None
         self._remove()
+        _off.turn_off()
 
     def __enter__(self) -> Simulation:
         self._ends.append(not self._is_joined and not self._ends)
@@ -138,6 +144,7 @@ class Simulation:
     def _install(self) -> None:
         try:
             yaml_facts()
+            _off.remove()
             install_device()
             self._set_flags()
             # CUDA's default generator follows an earlier torch.manual_seed, else it is arbitrary.
@@ -179,8 +186,8 @@ def _probe() -> None:
         if "device_ready_queues_" not in str(error):
             raise
         raise SimulationError(
-            "This process already ran a backward: restart the kernel first, then turn the"
-            " simulation on before any backward."
+            "This process already ran a backward: restart the kernel first, or start the script"
+            " again, and turn the simulation on before any backward."
         ) from None
 
 

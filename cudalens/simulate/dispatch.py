@@ -10,9 +10,14 @@ from typing import Any, Final
 
 import torch
 
+from cudalens.core._python import Frameless
+from cudalens.core._torch import op_of
+from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import GenericKernel, Runtime
-from cudalens.simulate.op_schema import full_name
+from cudalens.simulate.memory import METER
+from cudalens.simulate.op_schema import aten_ops, full_name
+from cudalens.simulate.relabel import NESTED_KEYS, SPARSE_KEYS
 from cudalens.simulate.special import SPECIAL_KERNELS
 from cudalens.simulate.state import not_rehearsed
 
@@ -20,33 +25,26 @@ _has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITES: Final = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 # Their composite kernel would win over the fallback and reach stubs that only a GPU build fills.
 _FAMILIES: Final = ("aten::_foreach_", "aten::_fused_")
-_NAMES: Final = frozenset(
-    {
-        "aten::convolution",
-        "aten::convolution_backward",
-        "aten::_convolution",
-        "aten::repeat_interleave.Tensor",
-        "aten::_weight_norm_interface",
-    }
+_NAMES: Final = aten_ops(
+    "convolution convolution_backward _convolution _weight_norm_interface repeat_interleave.Tensor"
 )
 # torch.tensor() and its kin reach the device beside a dispatch mode that stays on the stack, and
 # then torch calls a Python kernel only where it is registered for this very op.
-_BESIDE_MODES: Final = frozenset(
-    {
-        "aten::empty.memory_format",
-        "aten::empty_strided",
-        "aten::copy_",
-        "aten::clone",
-        "aten::_local_scalar_dense",
-    }
-)
+_BESIDE_MODES: Final = aten_ops("empty.memory_format empty_strided copy_ clone _local_scalar_dense")
 # Both devices have a kernel of their own beside the decomposition.
-_BESIDE_IMPLICIT: Final = frozenset({"aten::mish_backward", "aten::silu_backward"})
-_REFUSED_KEYS: Final = (
-    "SparseCUDA",
-    "SparseCsrCUDA",
-    "NestedTensorCUDA",
-    "QuantizedCUDA",
+_BESIDE_IMPLICIT: Final = aten_ops("mish_backward silu_backward")
+_REFUSED_KEYS: Final = ("SparseCsrCUDA", "QuantizedCUDA")
+# Layouts that are rehearsed: the CPU's keys for each, and the key under which its kernels stand.
+_LAYOUTS: Final = {
+    "SparseCUDA": (SPARSE_KEYS, "SparseCPU"),
+    "NestedTensorCUDA": (NESTED_KEYS, "NestedTensorCPU"),
+}
+# These methods of a storage never reach the dispatcher: a CPU build answers with a text of its own,
+# or ends the process.
+_STORAGE_METHODS: Final = ("resize_", "new", "clone")
+_OFF_TEXT: Final = (
+    "The rehearsal device is off, so that tensors on cuda can be neither used nor made:"
+    " `%cudacheck simulate` or cudalens.simulate() turns it on again."
 )
 
 
@@ -71,14 +69,14 @@ def _aten_names() -> frozenset[str]:
 
 
 @cache
-def _refused_pairs() -> tuple[tuple[str, str], ...]:
-    """Return op and key of the compiled kernels that a CUDA build has for other layouts."""
+def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return op and key of the compiled kernels that stand under these keys."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     return tuple(
         (name, key)
         for name in names
         if name.startswith("aten::")
-        for key in _REFUSED_KEYS
+        for key in keys
         if _has_kernel(name, key)
     )
 
@@ -110,10 +108,7 @@ class _Named:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._op is None:
-            namespace, _, short = self._name.partition("::")
-            base, _, overload = short.partition(".")
-            packet = getattr(getattr(torch.ops, namespace), base)
-            self._op = getattr(packet, overload or "default")
+            self._op = op_of(self._name)
         return self._kernel(self._op, *args, **kwargs)
 
 
@@ -123,6 +118,10 @@ def _refuse(key: str, name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse_any(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
     _refuse(key, full_name(op._schema))
+
+
+def _refuse_off(*args: Any, **kwargs: Any) -> Any:
+    raise DeviceOffError(_OFF_TEXT)
 
 
 class Registrations:
@@ -142,21 +141,43 @@ class Registrations:
         with warnings.catch_warnings():
             # torch warns once per process that a compiled CUDA kernel is overridden: that is meant.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            fallback.fallback(kernel, "CUDA")
+            fallback.fallback(Frameless(kernel), "CUDA")
             for key in _REFUSED_KEYS:
-                fallback.fallback(partial(_refuse_any, key), key)
+                fallback.fallback(Frameless(partial(_refuse_any, key)), key)
             for namespace, names in by_namespace.items():
                 library = self._library(namespace)
                 for name in names:
                     self._override(library, kernel, name)
-            self._refuse_layouts()
+            self._install_layouts(runtime, fallback)
 
-    def _refuse_layouts(self) -> None:
-        """Cover the compiled kernels that a CUDA build has for sparse and nested tensors."""
+    def _install_layouts(self, runtime: Runtime, fallback: Any) -> None:
+        """Serve sparse and nested tensors, also where a compiled or composite kernel would."""
         library = self._library("aten")
-        for name, key in _refused_pairs():
-            refuse = partial(_refuse, key, name)
+        for key, (keys, host_key) in _LAYOUTS.items():
+            kernel = GenericKernel(runtime, keys)
+            fallback.fallback(Frameless(kernel), key)
+            for name in {name for name, _ in _pairs((key, host_key))}:
+                serve = Frameless(_Named(kernel, name))
+                library.impl(name.removeprefix("aten::"), serve, key, allow_override=True)
+        for name, key in _pairs(_REFUSED_KEYS):
+            refuse = Frameless(partial(_refuse, key, name))
             library.impl(name.removeprefix("aten::"), refuse, key, allow_override=True)
+
+    def turn_off(self) -> None:
+        """Take the kernels out; what still asks for the device is told that it is off."""
+        self.remove()
+        refuse = Frameless(_refuse_off)
+        fallback = self._library("_")
+        library = self._library("aten")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            for key in ("CUDA", *_LAYOUTS):
+                fallback.fallback(refuse, key)
+            for name in _aten_names():
+                library.impl(name.removeprefix("aten::"), refuse, "CUDA", allow_override=True)
+        # Attributes of the storages themselves hide the methods; of torch nothing is replaced.
+        for storage in METER.storages():
+            vars(storage).update(dict.fromkeys(_STORAGE_METHODS, refuse))
 
     def ensure(self, runtime: Runtime, name: str) -> None:
         """Let the generic kernel see an op whose composite kernel would run instead."""
@@ -165,7 +186,7 @@ class Registrations:
 
     def _override(self, library: Any, kernel: GenericKernel, name: str) -> None:
         short = name.partition("::")[2]
-        library.impl(short, _Named(kernel, name), "CUDA", allow_override=True)
+        library.impl(short, Frameless(_Named(kernel, name)), "CUDA", allow_override=True)
         self._overridden.add(name)
 
     def _library(self, namespace: str) -> Any:
@@ -174,7 +195,10 @@ class Registrations:
         return library
 
     def remove(self) -> None:
-        """Take every registration out of the dispatcher."""
+        """Take every registration out of the dispatcher, and every refusal off a storage."""
+        for storage in METER.storages():
+            for name in _STORAGE_METHODS:
+                vars(storage).pop(name, None)
         while self._libraries:
             self._libraries.pop()._destroy()
         self._overridden.clear()

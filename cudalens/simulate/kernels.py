@@ -15,34 +15,37 @@ from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
 from cudalens.simulate.memory import out_of_memory
 from cudalens.simulate.op_schema import (
     OpSchema,
+    aten_ops,
     check_devices,
     has_mixed_devices,
     number_tensor,
     schema_of,
 )
-from cudalens.simulate.relabel import is_device_generator, new_device_generator, to_device, to_host
+from cudalens.simulate.relabel import (
+    CPU_KEYS,
+    SPARSE_KEYS,
+    is_device_generator,
+    is_plain,
+    new_device_generator,
+    resize_storage,
+    set_memory,
+    to_device,
+    to_host,
+    to_host_sharing,
+)
 from cudalens.simulate.state import DeviceState, not_rehearsed
 
-CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CPU: Final = torch.device("cpu")
 
 # On CUDA these wait for the device, because the shape of the result or the answer is data.
-SYNC_OPS: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        "nonzero",
-        "nonzero.out",
-        "masked_select",
-        "masked_select.out",
-        "_unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "unique_dim_consecutive",
-        "equal",
-        "bincount",
-        "is_nonzero",
-    )
+SYNC_OPS: Final = aten_ops(
+    "nonzero nonzero.out masked_select masked_select.out equal is_nonzero bincount _unique _unique2"
+    " unique_dim unique_consecutive unique_dim_consecutive _coalesce _to_sparse"
+    " _to_sparse.sparse_dim"
+)
+# What a sparse tensor says of itself, and what is made of ops that reach the device one by one.
+_METADATA: Final = aten_ops(
+    "_nnz _dimI _dimV sparse_dim dense_dim is_coalesced _coalesced_ _to_dense"
 )
 SpecialKernel = Callable[..., Any]
 
@@ -55,6 +58,7 @@ class Runtime:
     generator: Any = field(default_factory=new_device_generator)
     rules: Mapping[str, Rule] = field(default_factory=lambda: ASSERTS)
     special: Mapping[str, SpecialKernel] = field(default_factory=dict)
+    special_layouts: Mapping[str, SpecialKernel] = field(default_factory=dict)
 
 
 def _bind(facts: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -87,9 +91,38 @@ def lower(runtime: Runtime, facts: OpSchema, values: Sequence[Any]) -> list[Any]
     for i in facts.tensors:
         if isinstance(host[i], (bool, int, float, complex)):
             host[i] = number_tensor(host[i], facts, host)
+    if facts.is_writing:
+        _share_memory(facts, values, host)
     if facts.generator is not None:
         host[facts.generator] = _generator(runtime, host[facts.generator])
     return host
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return is_plain(tensor) and not tensor._is_zerotensor()
+
+
+def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> None:
+    """Let tensors of one device storage share a host storage, which is how overlap is found."""
+    places = [(values, host, i) for i in facts.tensors]
+    for i in facts.lists:
+        if isinstance(values[i], (list, tuple)):
+            places += [(values[i], host[i], k) for k in range(len(values[i]))]
+    by_storage: dict[int, list[Any]] = {}
+    for given, aliases, i in places:
+        value = given[i]
+        if isinstance(value, Tensor) and value.is_cuda and _has_storage(value):
+            key = value.untyped_storage()._cdata
+            by_storage.setdefault(key, []).append((value, aliases, i))
+    for group in by_storage.values():
+        value, aliases, i = group[0]
+        if all(other is value for other, _, _ in group):
+            for _, others, k in group:
+                others[k] = aliases[i]
+        else:
+            shared = to_host_sharing([value for value, _, _ in group])
+            for alias, (_, aliases, i) in zip(shared, group, strict=True):
+                aliases[i] = alias
 
 
 def _generator(runtime: Runtime, given: Any) -> Any:
@@ -107,21 +140,20 @@ def apply_rule(runtime: Runtime, facts: OpSchema, host: list[Any]) -> AssertHit 
     rule = runtime.rules.get(facts.name)
     if rule is None:
         return None
-    names = [argument.name for argument in facts.arguments]
-    outcome = rule(dict(zip(names, host, strict=True)))
+    outcome = rule(dict(zip(facts.names, host, strict=True)))
     if outcome is None:
         return None
     for name, value in outcome.repaired.items():
-        host[names.index(name)] = value
+        host[facts.names.index(name)] = value
     return outcome if isinstance(outcome, AssertHit) else None
 
 
-def call_cpu(facts: OpSchema, host: Sequence[Any]) -> Any:
+def call_cpu(facts: OpSchema, host: Sequence[Any], keys: Any = CPU_KEYS) -> Any:
     """Run the CPU kernel: below autograd, autocast and the user's modes."""
     n = facts.positional
-    kwargs = {a.name: v for a, v in zip(facts.arguments[n:], host[n:], strict=True)}
+    kwargs = dict(zip(facts.names[n:], host[n:], strict=True))
     try:
-        return facts.op.redispatch(CPU_KEYS, *host[:n], **kwargs)
+        return facts.op.redispatch(keys, *host[:n], **kwargs)
     except NotImplementedError as error:
         if str(error).startswith("Could not run"):
             raise not_rehearsed(f"{facts.name}, which has no CPU kernel,") from error
@@ -129,24 +161,35 @@ def call_cpu(facts: OpSchema, host: Sequence[Any]) -> Any:
 
 
 def adopt(out: Tensor, result: Tensor) -> None:
-    """Let a device tensor take over the memory and shape of a CPU result."""
-    labelled = to_device(result)
-    _rewire(out, labelled.untyped_storage(), labelled.storage_offset(), labelled)
+    """Let a device tensor take over the shape and values of a CPU result, as ``resize_`` does."""
+    if not is_plain(out):
+        torch.ops.aten.copy_sparse_to_sparse_.default.redispatch(
+            SPARSE_KEYS, out, to_device(result)
+        )
+        return
+    result = result.resolve_conj().resolve_neg()
+    reach(out, result.shape, result.stride())
+    set_memory(out, out.untyped_storage(), out.storage_offset(), result)
+    to_host(out).copy_(result)
 
 
-def _rewire(out: Tensor, storage: Any, offset: Any, shaped: Tensor) -> None:
-    torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
-        CPU_KEYS, out, storage, offset, shaped.shape, shaped.stride()
+def reach(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Let the storage of a device tensor grow until this shape fits behind its offset."""
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    count = (
+        (int(tensor.storage_offset()) + last + 1) * tensor.element_size() if 0 not in shape else 0
     )
+    if count > tensor.untyped_storage().nbytes():
+        resize_storage(tensor.untyped_storage(), count)
 
 
-def _call_with_outs(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> Any:
+def _call_with_outs(facts: OpSchema, values: Sequence[Any], host: list[Any], keys: Any) -> Any:
     """Run an ``out=`` overload; the storage of a label cannot grow, so an empty out is replaced."""
     for i in facts.outs:
-        if isinstance(host[i], Tensor) and host[i].numel() == 0:
+        if isinstance(host[i], Tensor) and is_plain(host[i]) and host[i].numel() == 0:
             host[i] = torch.empty(0, dtype=host[i].dtype)
     try:
-        result = call_cpu(facts, host)
+        result = call_cpu(facts, host, keys)
     except RuntimeError as error:
         if "not resizable" not in str(error):
             raise
@@ -154,20 +197,21 @@ def _call_with_outs(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> 
             if isinstance(values[i], Tensor):
                 # Not host[i]: the kernel gave it a shape that its memory does not hold.
                 host[i] = to_host(values[i]).clone()
-        result = call_cpu(facts, host)
+        result = call_cpu(facts, host, keys)
     for i in facts.outs:
-        _settle_out(values[i], host[i])
+        settle(values[i], host[i])
     return result
 
 
-def _settle_out(out: Any, host: Any) -> None:
-    if not isinstance(out, Tensor) or not out.is_cuda:
+def settle(out: Any, host: Any) -> None:
+    """Give a tensor that an op wrote what its host alias became."""
+    if not isinstance(out, Tensor) or not out.is_cuda or out.is_nested:
         return
-    if out.data_ptr() != host.data_ptr():
+    if not is_plain(out) or out.data_ptr() != host.data_ptr():
         adopt(out, host)
     elif out.shape != host.shape:
         # An alias keeps its tensor alive but not the tensor's old storage: stay with that one.
-        _rewire(out, out.untyped_storage(), out.storage_offset(), host)
+        set_memory(out, out.untyped_storage(), out.storage_offset(), host)
 
 
 def lift(facts: OpSchema, result: Any, values: Sequence[Any], host: Sequence[Any]) -> Any:
@@ -195,41 +239,51 @@ def _lifted(result: Any, alias: int | None, values: Sequence[Any]) -> Any:
 
 
 class GenericKernel:
-    """Serve every op that reaches the CUDA dispatch key."""
+    """Serve every op that reaches the CUDA dispatch key, or another layout's on the device.
 
-    def __init__(self, runtime: Runtime) -> None:
+    keys: of the CPU kernels that do the work.
+    """
+
+    def __init__(self, runtime: Runtime, keys: Any = CPU_KEYS) -> None:
         self._runtime = runtime
+        self._keys = keys
+        self._special = runtime.special if keys is CPU_KEYS else runtime.special_layouts
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Serve one call as the dispatcher makes it."""
         # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
         with torch._C.DisableTorchFunction():
             facts = schema_of(op)
-            if facts.is_view:
+            if facts.is_view and self._keys is CPU_KEYS:
                 return op.redispatch(CPU_KEYS, *args, **kwargs)
-            serve: SpecialKernel = self._runtime.special.get(facts.name, run)
+            if facts.is_view or facts.name in _METADATA:
+                return call_cpu(facts, _bind(facts, args, kwargs), self._keys)
+            serve: SpecialKernel = self._special.get(facts.name, run)
             try:
-                return serve(self._runtime, facts, _bind(facts, args, kwargs))
+                return serve(self._runtime, facts, _bind(facts, args, kwargs), self._keys)
             except RuntimeError as error:
                 if (refused := out_of_memory(error)) is not None:
                     raise refused from None
                 raise
 
 
-def run(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Any:
+def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KEYS) -> Any:
     """Launch one op: check devices, run its assert rule, run the CPU kernel, label the results."""
     runtime.state.launch()
     if has_mixed_devices(facts, values):
         if facts.is_composite:
             # Its parts meet the tensors as they are: the one that minds raises CUDA's own error.
-            return call_cpu(facts, values)
+            return call_cpu(facts, values, keys)
         check_devices(facts, values)
     _check_determinism(facts, values)
     host = lower(runtime, facts, values)
     hit = apply_rule(runtime, facts, host)
     if _waits(facts, host):
-        runtime.state.sync()
-    result = _call_with_outs(facts, values, host) if facts.outs else call_cpu(facts, host)
+        runtime.state.synchronizing()
+    if facts.outs:
+        result = _call_with_outs(facts, values, host, keys)
+    else:
+        result = call_cpu(facts, host, keys)
     if hit is not None:
         # Only now: a call that torch refuses on the host never reaches the device.
         runtime.state.device_assert(facts.name, hit.text)
@@ -237,14 +291,19 @@ def run(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Any:
         # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
         for i in facts.written_lists:
             torch.autograd.graph.increment_version(values[i])
+    if keys is not CPU_KEYS and facts.is_writing and not facts.outs:
+        settle(values[0], host[0])
+    if keys is not CPU_KEYS and _CPU in values:
+        runtime.state.synchronizing()
+        return result  # a copy to the host
     return lift(facts, result, values, host)
 
 
 def _check_determinism(facts: OpSchema, values: Sequence[Any]) -> None:
     """Refuse, or warn of, an op that has no deterministic kernel on CUDA."""
     if torch.are_deterministic_algorithms_enabled():
-        names = [argument.name for argument in facts.arguments]
-        kernel = kernel_without_determinism(facts.name, dict(zip(names, values, strict=True)))
+        arguments = dict(zip(facts.names, values, strict=True))
+        kernel = kernel_without_determinism(facts.name, arguments)
         if kernel is not None:
             alert_not_deterministic(kernel)
 
@@ -259,6 +318,6 @@ def _waits(facts: OpSchema, host: Sequence[Any]) -> bool:
     return any(
         item is not None and item.dtype in (torch.bool, torch.uint8)
         for i in facts.lists
-        if facts.arguments[i].name == "indices"
+        if facts.names[i] == "indices"
         for item in host[i]
     )

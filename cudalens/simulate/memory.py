@@ -9,7 +9,6 @@ from collections import deque
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 BLOCK_BYTES: Final = 512  # CUDA's caching allocator rounds every request up to this
 TOTAL_BYTES: Final = 16 * 2**30  # what the pretended device has; only the host refuses more
@@ -26,31 +25,38 @@ class MemoryMeter:
         self._freed: deque[weakref.ref[Any]] = deque()
         self._allocated = 0
         self.peak_bytes = 0
+        self.fraction = 1.0
 
     @property
     def allocated_bytes(self) -> int:
         """The bytes of the device storages that live now."""
         with self._lock:
             while self._freed:
-                size = self._sizes.get(self._freed[0], 0)
+                size = self._sizes.get(self._freed[0])
                 # No call in between, so no interrupt: the size is counted once.
-                self._allocated -= size
-                if size:
+                if size is not None:
+                    self._allocated -= size
                     del self._sizes[self._freed[0]]
                 self._freed.popleft()
             return self._allocated
 
-    def track(self, tensor: Tensor) -> None:
-        """Count the storage of this newly labelled tensor until it is freed."""
-        storage = tensor.untyped_storage()
+    def track(self, storage: Any) -> None:
+        """Count a newly labelled storage until it is freed, or one that has another size now."""
         size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        if not size:
-            return
         reference = weakref.ref(storage, self._freed.append)
         with self._lock:
+            before = self._sizes.get(reference, 0)
+            if not size and not before:
+                return
+            # A dictionary keeps the key that it has: one reference calls back, once.
             self._sizes[reference] = size
-            self._allocated += size
+            self._allocated += size - before
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def storages(self) -> list[Any]:
+        """Return the device storages that live now, but for those that never held a byte."""
+        with self._lock:
+            return [storage for item in list(self._sizes) if (storage := item()) is not None]
 
     def reset_peak(self) -> None:
         """Start `peak_bytes` again from what is allocated now."""
@@ -85,6 +91,15 @@ def _size(count: int) -> str:
 # --- torch.cuda's functions -----------------------------------------------------------------------
 
 
+def constant(value: Any) -> Any:
+    """Return a function that answers this, whatever it is asked."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return answer
+
+
 def _allocated(device: Any = None) -> int:
     return METER.allocated_bytes
 
@@ -93,22 +108,25 @@ def _peak(device: Any = None) -> int:
     return METER.peak_bytes
 
 
-def _statistics(device: Any = None) -> dict[str, int]:
-    current, peak = METER.allocated_bytes, METER.peak_bytes
+def _nested_statistics(device: Any = None) -> dict[str, Any]:
+    counted = {"current": METER.allocated_bytes, "peak": METER.peak_bytes}
     return {
-        f"{kind}_bytes.{pool}.{field}": value
+        f"{kind}_bytes": {pool: dict(counted) for pool in ("all", "large_pool", "small_pool")}
         for kind in ("allocated", "active", "reserved", "requested")
-        for pool in ("all", "large_pool", "small_pool")
-        for field, value in (("current", current), ("peak", peak))
+    }
+
+
+def _statistics(device: Any = None) -> dict[str, int]:
+    return {
+        f"{kind}.{pool}.{field}": value
+        for kind, pools in _nested_statistics().items()
+        for pool, fields in pools.items()
+        for field, value in fields.items()
     }
 
 
 def _summary(device: Any = None, abbreviated: bool = False) -> str:
     return f"{METER.allocated_bytes} bytes in live tensors, peak {METER.peak_bytes}"
-
-
-def _snapshot(*args: Any, **kwargs: Any) -> list[Any]:
-    return []
 
 
 def _free_and_total(device: Any = None) -> tuple[int, int]:
@@ -119,29 +137,29 @@ def _reset_peak(device: Any = None) -> None:
     METER.reset_peak()
 
 
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _set_fraction(fraction: float, device: Any = None) -> None:
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    METER.fraction = fraction
 
 
-MEMORY_FUNCTIONS = {
-    "memory_allocated": _allocated,
-    "memory_reserved": _allocated,
-    "memory_cached": _allocated,
-    "device_memory_used": _allocated,
-    "max_memory_allocated": _peak,
-    "max_memory_reserved": _peak,
-    "max_memory_cached": _peak,
+_ANSWERS: Final[dict[str, Any]] = {
+    "memory_allocated memory_reserved memory_cached device_memory_used": _allocated,
+    "max_memory_allocated max_memory_reserved max_memory_cached": _peak,
     "memory_stats": _statistics,
+    "memory_stats_as_nested_dict": _nested_statistics,
+    "host_memory_stats host_memory_stats_as_nested_dict": lambda device=None: {},
     "memory_summary": _summary,
-    "memory_snapshot": _snapshot,
-    "mem_get_info": _free_and_total,
-    "get_memory_info": _free_and_total,
-    "reset_peak_memory_stats": _reset_peak,
-    "reset_max_memory_allocated": _reset_peak,
-    "reset_max_memory_cached": _reset_peak,
-    "reset_accumulated_memory_stats": _do_nothing,
-    "empty_cache": _do_nothing,
-    "empty_host_cache": _do_nothing,
-    "set_per_process_memory_fraction": _do_nothing,
+    "memory_snapshot": lambda *args, **kwargs: [],
+    "mem_get_info get_memory_info": _free_and_total,
+    "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": _reset_peak,
+    "reset_accumulated_memory_stats reset_accumulated_host_memory_stats": constant(None),
+    "reset_peak_host_memory_stats empty_cache empty_host_cache ipc_collect": constant(None),
+    "set_per_process_memory_fraction": _set_fraction,
+    "get_per_process_memory_fraction": lambda device=None: METER.fraction,
+    "get_allocator_backend": constant("native"),
+}
+MEMORY_FUNCTIONS: Final = {
+    name: answer for names, answer in _ANSWERS.items() for name in names.split()
 }
 """Answers by the name that torch.cuda and torch.accelerator give them."""

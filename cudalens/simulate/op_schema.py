@@ -9,10 +9,12 @@ from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+from cudalens.core._torch import has_kernel
 
 _FUNC = re.compile(r"- func: ([\w.]+)")
 _DEVICE_CHECK = re.compile(r"  device_check: NoCheck(?:\s*#\s*(.*))?")
@@ -27,13 +29,12 @@ class DeviceCheck(Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
-class YamlFacts:
+class YamlFacts(NamedTuple):
     """What native_functions.yaml says that schemas do not."""
 
     check: dict[str, DeviceCheck]
-    structured: frozenset[str]
-    has_cuda_kernel: frozenset[str]
+    structured: set[str]
+    has_cuda_kernel: set[str]
 
 
 def _yaml_path() -> Path:
@@ -46,9 +47,7 @@ def _yaml_path() -> Path:
 @cache
 def yaml_facts() -> YamlFacts:
     """Read native_functions.yaml of the installed torch."""
-    check: dict[str, DeviceCheck] = {}
-    structured: set[str] = set()
-    has_cuda_kernel: set[str] = set()
+    facts = YamlFacts(check={}, structured=set(), has_cuda_kernel=set())
     name = ""
     for line in _yaml_path().read_text(encoding="utf-8").splitlines():
         if found := _FUNC.match(line):
@@ -56,16 +55,12 @@ def yaml_facts() -> YamlFacts:
         elif found := _DEVICE_CHECK.match(line):
             # Lists fall back to one op per tensor; the rest is TensorIterator, said or not.
             is_list = (found[1] or "").startswith("foreach kernels")
-            check[name] = DeviceCheck.NONE if is_list else DeviceCheck.ITERATOR
+            facts.check[name] = DeviceCheck.NONE if is_list else DeviceCheck.ITERATOR
         elif line.startswith(("  structured: True", "  structured_delegate:")):
-            structured.add(name)
+            facts.structured.add(name)
         elif _CUDA_ENTRY.match(line):
-            has_cuda_kernel.add(name)
-    return YamlFacts(
-        check=check,
-        structured=frozenset(structured),
-        has_cuda_kernel=frozenset(has_cuda_kernel),
-    )
+            facts.has_cuda_kernel.add(name)
+    return facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +85,7 @@ class OpSchema:
 
     op: Any
     name: str
+    names: tuple[str, ...]
     arguments: tuple[SchemaArgument, ...]
     positional: int
     aliases: tuple[int | None, ...]
@@ -97,11 +93,17 @@ class OpSchema:
     tensors: tuple[int, ...]
     lists: tuple[int, ...]
     written_lists: tuple[int, ...]
+    is_writing: bool
     generator: int | None
     is_view: bool
     is_composite: bool
     check: DeviceCheck
     is_structured: bool
+
+
+def aten_ops(names: str) -> frozenset[str]:
+    """Return the full names of torch's own ops, given as ``"copy_ add.Tensor"``."""
+    return frozenset(f"aten::{name}" for name in names.split())
 
 
 def full_name(schema: Any) -> str:
@@ -139,37 +141,31 @@ def schema_of(op: Any) -> OpSchema:
     arguments = tuple(_argument(a) for a in raw)
     name = full_name(schema)
     facts = yaml_facts()
-    check = facts.check.get(name, _default_check(name))
+    default = DeviceCheck.WRAPPER if name.startswith("aten::") else DeviceCheck.NONE
+    check = facts.check.get(name, default)
     has_wrapper = name in facts.has_cuda_kernel and check is not DeviceCheck.NONE
+    lists = tuple(i for i, a in enumerate(arguments) if a.is_tensor_list)
     outs = tuple(i for i, a in enumerate(arguments) if a.is_written and a.is_kwarg_only)
     return OpSchema(
         op=op,
         name=name,
+        names=tuple(a.name for a in raw),
         arguments=arguments,
         positional=sum(not a.is_kwarg_only for a in arguments),
         aliases=tuple(_alias_source(r, raw) for r in schema.returns),
         outs=outs,
         tensors=tuple(i for i, a in enumerate(arguments) if a.is_tensor),
-        lists=tuple(i for i, a in enumerate(arguments) if a.is_tensor_list),
-        written_lists=tuple(
-            i for i, a in enumerate(arguments) if a.is_written and a.is_tensor_list
-        ),
+        lists=lists,
+        written_lists=tuple(i for i in lists if arguments[i].is_written),
+        is_writing=any(a.is_written for a in arguments),
         generator=next((i for i, a in enumerate(raw) if "Generator" in str(a.type)), None),
         is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
-        is_composite=_has_kernel(name, "CompositeExplicitAutograd")
-        and not _has_kernel(name, "CPU")
+        is_composite=has_kernel(name, "CompositeExplicitAutograd")
+        and not has_kernel(name, "CPU")
         and not has_wrapper,
         check=check,
         is_structured=name in facts.structured,
     )
-
-
-def _has_kernel(name: str, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
-
-
-def _default_check(name: str) -> DeviceCheck:
-    return DeviceCheck.WRAPPER if name.startswith("aten::") else DeviceCheck.NONE
 
 
 # --- tensors of different devices, in the words of CUDA's compiled kernels ------------------------
@@ -178,11 +174,9 @@ def _default_check(name: str) -> DeviceCheck:
 _TWO_DEVICES: Final = (
     "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 )
-_INDEX_OPS: Final = frozenset(
-    {"aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_"}
-)
+_INDEX_OPS: Final = aten_ops("index.Tensor index.Tensor_out _index_put_impl_")
 # Their kernel makes its result before TensorIterator sees the operands.
-_NO_SCALARS: Final = frozenset({"aten::binary_cross_entropy", "aten::binary_cross_entropy.out"})
+_NO_SCALARS: Final = aten_ops("binary_cross_entropy binary_cross_entropy.out")
 
 
 def _tensors(facts: OpSchema, values: Sequence[Any]) -> Iterator[tuple[str, bool, Tensor]]:

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from cudalens.core._python import raise_if_outside
+from cudalens.simulate._internals import swap_memory
 from cudalens.simulate.memory import METER
 from cudalens.simulate.state import not_rehearsed
 
 _HOST_LABEL: Final = 1  # DLDevice is two int32: (device type, index), read here as one int64
 _DEVICE_LABEL: Final = 2
 _DEVICE_FIELD: Final = 8  # DLTensor starts with the data pointer
+
+_aten: Final = torch.ops.aten
+CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+SPARSE_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
+NESTED_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
 
 _to_capsule: Any = torch._C._to_dlpack
 _from_capsule: Any = torch._C._from_dlpack
@@ -38,27 +45,114 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
     return result
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is one block of memory; a sparse or nested one consists of others."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _rebuilt(tensor: Tensor, relabel: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """Return a sparse or nested tensor over the relabelled memory of the tensors in it."""
+    if tensor.is_nested:
+        buffer, *parts = (
+            getattr(_aten, name).default.redispatch(NESTED_KEYS, tensor)
+            for name in (
+                "values",
+                # The sizes of a nested tensor are a CPU tensor on every device.
+                "_nested_tensor_size",
+                "_nested_tensor_strides",
+                "_nested_tensor_storage_offsets",
+            )
+        )
+        view: Tensor = _aten._nested_view_from_buffer.default.redispatch(
+            CPU_KEYS, relabel(buffer), *parts
+        )
+        return view
+    if tensor.layout is not torch.sparse_coo:
+        raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}")
+    sparse_dim, dense_dim, indices, values, is_coalesced = (
+        getattr(_aten, name).default.redispatch(SPARSE_KEYS, tensor)
+        for name in ("sparse_dim", "dense_dim", "_indices", "_values", "is_coalesced")
+    )
+    made: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default.redispatch(
+        SPARSE_KEYS,
+        sparse_dim,
+        dense_dim,
+        tensor.shape,
+        relabel(indices),
+        relabel(values),
+        dtype=tensor.dtype,
+        layout=torch.sparse_coo,
+        device=device,
+        pin_memory=False,
+        is_coalesced=is_coalesced,
+    )
+    return made
+
+
 def to_device(tensor: Tensor) -> Tensor:
     """Return a CUDA-labelled tensor over the memory of this CPU tensor."""
-    if tensor.is_conj():
-        tensor = tensor.resolve_conj()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    result = _relabelled(tensor, _DEVICE_LABEL)
-    METER.track(result)
+    if not is_plain(tensor):
+        return _rebuilt(tensor, to_device, torch.device("cuda", 0))
+    result = _relabelled(tensor.resolve_conj().resolve_neg(), _DEVICE_LABEL)
+    METER.track(result.untyped_storage())
     return result
 
 
 def to_host(tensor: Tensor) -> Tensor:
     """Return a CPU-labelled alias of this CUDA-labelled tensor, with its conj and neg bits."""
+    if not is_plain(tensor):
+        return _rebuilt(tensor, to_host, torch.device("cpu"))
     if tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    result = _relabelled(tensor, _HOST_LABEL)
+    return _with_bits(_relabelled(tensor, _HOST_LABEL), tensor)
+
+
+def _with_bits(result: Tensor, tensor: Tensor) -> Tensor:
     if tensor.is_conj():
         result = torch._conj(result)
     if tensor.is_neg():
         result = torch._neg_view(result)
     return result
+
+
+def set_memory(tensor: Tensor, storage: Any, offset: Any, shaped: Tensor) -> Tensor:
+    """Let a tensor be a view of this storage, with the shape and strides of another."""
+    _aten.set_.source_Storage_storage_offset.redispatch(
+        CPU_KEYS, tensor, storage, offset, shaped.shape, shaped.stride()
+    )
+    return tensor
+
+
+def to_host_sharing(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return CPU-labelled aliases of tensors of one device storage, over one host storage.
+
+    The CPU kernels find overlapping memory by comparing storages.
+    """
+    shared = _host_bytes(tensors[0].untyped_storage()).untyped_storage()
+    return [
+        _with_bits(set_memory(torch.empty(0, dtype=t.dtype), shared, t.storage_offset(), t), t)
+        for t in tensors
+    ]
+
+
+def _host_bytes(storage: Any) -> Tensor:
+    """Return the bytes of a device storage as a CPU-labelled alias."""
+    owner = to_device(torch.empty(0, dtype=torch.uint8))
+    _aten.set_.source_Storage_storage_offset.redispatch(
+        CPU_KEYS, owner, storage, 0, (storage.nbytes(),), (1,)
+    )
+    return to_host(owner)
+
+
+def resize_storage(storage: Any, count: int) -> None:
+    """Give a device storage memory of this many bytes; all tensors that share it go on doing so."""
+    old = _host_bytes(storage)
+    memory = torch.empty(count, dtype=torch.uint8)
+    kept = min(count, storage.nbytes())
+    memory[:kept].copy_(old[:kept])
+    del old
+    swap_memory(storage, to_device(memory).untyped_storage())
+    METER.track(storage)
 
 
 # --- generators -----------------------------------------------------------------------------------
@@ -67,6 +161,13 @@ def to_host(tensor: Tensor) -> Tensor:
 # The dispatcher hands a generator over as its C++ object; this address tells whose it is.
 # No callback: what a signal handler raises in one is lost.
 _device_generators: dict[int, weakref.ref[Any]] = {}
+
+
+def _refusal(what: str) -> Any:
+    def refuse(self: Any, *args: Any) -> Any:
+        raise not_rehearsed(what)
+
+    return refuse
 
 
 class DeviceGenerator(torch._C.Generator):
@@ -82,6 +183,10 @@ class DeviceGenerator(torch._C.Generator):
         copy = new_device_generator()
         copy.set_state(self.get_state())
         return copy  # type: ignore[no-any-return]
+
+    # The CPU's random stream has no offset, and there is no device that could capture a graph.
+    set_offset = get_offset = _refusal("the offset of a random generator")
+    graphsafe_set_state = graphsafe_get_state = _refusal("a CUDA graph")
 
     def __reduce__(self) -> Any:
         return _restore_generator, (self.get_state(),)

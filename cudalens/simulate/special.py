@@ -1,96 +1,147 @@
 """Kernels for the ops whose CUDA form differs from the CPU's, or that the CPU lacks.
 
-Copies, resizing, softmax; and the fused cells and norms that C++ picks for CUDA tensors.
+Copies, resizing, softmax; and the fused cells that C++ picks for CUDA tensors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from cudalens.simulate.kernels import CPU_KEYS, Runtime, SpecialKernel, adopt
-from cudalens.simulate.op_schema import OpSchema, check_devices
-from cudalens.simulate.relabel import to_device, to_host
+from cudalens.simulate.kernels import Runtime, SpecialKernel, adopt, lower, reach, run, settle
+from cudalens.simulate.op_schema import OpSchema, aten_ops, check_devices, has_mixed_devices
+from cudalens.simulate.relabel import CPU_KEYS, is_plain, set_memory, to_device, to_host
 
 aten: Final = torch.ops.aten
+_SCALAR_TYPES: Final = {
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+}
+_CONTIGUOUS: Final = torch.contiguous_format
 
 
-def _host(tensor: Tensor) -> Tensor:
-    return to_host(tensor) if tensor.is_cuda else tensor
-
-
-def _copy(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _copy(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     """Copy between or within devices; across them it waits unless non_blocking."""
     self, source, non_blocking = values
     runtime.state.launch()
     if self.is_cuda != source.is_cuda and not non_blocking:
-        runtime.state.sync()
-    aten.copy_.default.redispatch(CPU_KEYS, _host(self), _host(source), False)
+        runtime.state.synchronizing()
+    host = lower(runtime, facts, values)
+    aten.copy_.default.redispatch(keys, host[0], host[1], False)
+    if not is_plain(self):
+        settle(self, host[0])
     return self  # type: ignore[no-any-return]
 
 
-def _copy_and_resize(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _copy_and_resize(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     source, destination = values
     if destination.shape != source.shape:
         destination.resize_(source.shape)
-    return _copy(runtime, facts, [destination, source, False])
+    return _copy(runtime, facts, [destination, source, False], keys)
 
 
-def _local_scalar(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Any:
+def _local_scalar(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any:
     """Read one element: this is where item(), float() and bool() wait for the device."""
     runtime.state.launch()
-    runtime.state.sync()
+    runtime.state.synchronizing()
     return facts.op.redispatch(CPU_KEYS, to_host(values[0]))
 
 
-def _resize(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
-    """Resize in place; a labelled storage cannot grow, so a larger one is adopted."""
+def _resize(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
+    """Resize in place: the storage grows for all that share it, elements stay where they are."""
     self, size, memory_format = values
-    # The CPU kernel writes the new shape before it finds that the storage is too small.
-    old = to_host(self).reshape(-1) if self.numel() else torch.empty(0, dtype=self.dtype)
-    try:
-        facts.op.redispatch(CPU_KEYS, self, size, memory_format=memory_format)
-    except RuntimeError as error:
-        if "not resizable" not in str(error):
-            raise
-        grown = torch.empty(size, dtype=self.dtype)
-        grown.view(-1)[: old.numel()].copy_(old)
-        if memory_format is not None and memory_format is not torch.preserve_format:
-            grown = grown.contiguous(memory_format=memory_format)
-        adopt(self, grown)
+    reach(self, size, torch.empty(size, dtype=self.dtype, device="meta").stride())
+    facts.op.redispatch(keys, self, size, memory_format=memory_format)
     return self  # type: ignore[no-any-return]
 
 
-def _set_on_device(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _set_on_device(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     """Share another device storage: the CPU kernel only rewires metadata."""
     facts.op.redispatch(CPU_KEYS, *values)
     return values[0]  # type: ignore[no-any-return]
 
 
-def _set_empty(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
-    adopt(values[0], torch.empty(0, dtype=values[0].dtype))
+def _set_empty(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
+    empty = to_device(torch.empty(0, dtype=values[0].dtype))
+    set_memory(values[0], empty.untyped_storage(), 0, empty)
     return values[0]  # type: ignore[no-any-return]
 
 
-def _nothing(runtime: Runtime, facts: OpSchema, values: list[Any]) -> None:
-    return None
+def _add(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any:
+    """Add a sparse tensor as CUDA does: the CPU does not look at the positions."""
+    one, other = values[0], values[1]
+    if (
+        getattr(other, "layout", None) is not torch.sparse_coo
+        or one.is_nested
+        or one.shape != other.shape
+        or has_mixed_devices(facts, values)
+    ):
+        return run(runtime, facts, values, keys)
+    runtime.state.launch()
+    total = (_dense_sum if is_plain(one) else _sparse_sum)(*values[:3])
+    if not facts.is_writing:
+        return total
+    target = values[facts.outs[0]] if facts.outs else one
+    return target.resize_as_(total).copy_(total)
 
 
-def _no(runtime: Runtime, facts: OpSchema, values: list[Any]) -> bool:
-    return False
+def _sparse_sum(one: Tensor, other: Tensor, alpha: Any) -> Tensor:
+    """Join the elements of both; only too many of them are put together."""
+    dtype = torch.result_type(one, other)
+    data = [one._values().to(dtype), other._values().to(dtype) * alpha]
+    total = torch.sparse_coo_tensor(
+        torch.cat([one._indices(), other._indices()], 1),
+        torch.cat(data),
+        one.shape,
+        check_invariants=False,
+    )
+    return total.coalesce() if total._nnz() > total.numel() else total
 
 
-def _zeros(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _dense_sum(dense: Tensor, sparse: Tensor, alpha: Any) -> Tensor:
+    """Add with `index_add_` on flat positions."""
+    indices, data = sparse._indices(), sparse._values()
+    rows = math.prod(sparse.shape[: sparse.sparse_dim()])
+    flat = torch.zeros_like(indices[0])
+    for size, index in zip(sparse.shape, indices, strict=False):
+        flat = flat * size + index
+    if sparse.is_coalesced():
+        # The kernel for those asserts nothing; what it writes elsewhere is lost.
+        inside = (flat >= 0) & (flat < rows)
+        flat = flat.where(inside, 0)
+        data = data.where(inside.view(-1, *[1] * (data.dim() - 1)), 0)
+    total = dense.to(torch.result_type(dense, sparse), copy=True, memory_format=_CONTIGUOUS)
+    if total.numel():
+        matrix = total.view(rows, -1)
+        data = data.to(total.dtype).reshape(len(flat), matrix.shape[1])
+        matrix.index_add_(0, flat, data, alpha=alpha)
+    return total
+
+
+def _embedding_bag(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any:
+    """Look up bags of rows; CUDA has its own words for weights of another dtype."""
+    table, scale = values[0], values[facts.names.index("per_sample_weights")]
+    if scale is not None and scale.dtype != table.dtype:
+        wanted, found = (_SCALAR_TYPES.get(t.dtype, str(t.dtype)) for t in (table, scale))
+        raise RuntimeError(f"expected scalar type {wanted} but found {found}")
+    return run(runtime, facts, values, keys)
+
+
+def _zeros(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     """Return real zeros: a ZeroTensor has no memory that could be labelled."""
     runtime.state.launch()
     return to_device(torch.zeros(values[0], dtype=values[1]))
 
 
-def _native_dropout(runtime: Runtime, facts: OpSchema, values: list[Any]) -> tuple[Tensor, Tensor]:
+def _native_dropout(
+    runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any
+) -> tuple[Tensor, Tensor]:
     """Drop out with the device's own random stream, which the schema does not mention."""
     data, p, train = values
     runtime.state.launch()
@@ -104,36 +155,37 @@ def _native_dropout(runtime: Runtime, facts: OpSchema, values: list[Any]) -> tup
     return to_device(host.mul(mask).mul_(scale)), to_device(mask)
 
 
-def _softmax(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _softmax(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     """Softmax; half_to_float exists on CUDA only, so widen first."""
     runtime.state.launch()
-    data, dim, half_to_float = values[0], values[1], values[2]
+    data, dim, half_to_float = values[:3]
     host = to_host(data).float() if half_to_float else to_host(data)
-    op = aten._softmax if facts.name.startswith("aten::_softmax") else aten._log_softmax
-    result = op.default.redispatch(CPU_KEYS, host, dim, False)
-    return _into(values, facts, result)
+    return _into(values, facts, _plain_overload(facts).redispatch(CPU_KEYS, host, dim, False))
 
 
-def _softmax_backward(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _softmax_backward(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     runtime.state.launch()
     check_devices(facts, values)
-    grad, output, dim, dtype = values[0], values[1], values[2], values[3]
-    name = facts.name.removeprefix("aten::").partition(".")[0]
-    op = getattr(aten, name).default
-    result = op.redispatch(CPU_KEYS, to_host(grad), to_host(output), dim, grad.dtype)
+    grad, output, dim, dtype = values[:4]
+    result = _plain_overload(facts).redispatch(
+        CPU_KEYS, to_host(grad), to_host(output), dim, grad.dtype
+    )
     return _into(values, facts, result.to(dtype))
 
 
-def _matmul_to_dtype(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Tensor:
+def _matmul_to_dtype(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
     """Multiply half-precision matrices into a wider dtype: an overload that only CUDA has."""
     runtime.state.launch()
     check_devices(facts, values)
-    names = [argument.name for argument in facts.arguments]
-    dtype = values[names.index("out_dtype")]
-    operands = [to_host(v).to(dtype) for v in values[: names.index("out_dtype")]]
-    scales = {n: v for n, v in zip(names, values, strict=True) if n in ("beta", "alpha")}
-    op = getattr(aten, facts.name.removeprefix("aten::").partition(".")[0]).default
-    return _into(values, facts, op.redispatch(CPU_KEYS, *operands, **scales))
+    last = facts.names.index("out_dtype")
+    dtype = values[last]
+    operands = [to_host(v).to(dtype) for v in values[:last]]
+    scales = {n: v for n, v in zip(facts.names, values, strict=True) if n in ("beta", "alpha")}
+    return _into(values, facts, _plain_overload(facts).redispatch(CPU_KEYS, *operands, **scales))
+
+
+def _plain_overload(facts: OpSchema) -> Any:
+    return getattr(aten, facts.name.removeprefix("aten::").partition(".")[0]).default
 
 
 def _into(values: list[Any], facts: OpSchema, result: Tensor) -> Tensor:
@@ -147,7 +199,7 @@ def _into(values: list[Any], facts: OpSchema, result: Tensor) -> Tensor:
     return out  # type: ignore[no-any-return]
 
 
-# --- fused cells and norms ------------------------------------------------------------------------
+# --- fused cells ---------------------------------------------------------------------------------
 
 
 HostCell = Callable[..., tuple[Tensor | None, ...]]
@@ -217,41 +269,8 @@ def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[T
     return grad_input, grad_hidden, grad_hy * update, *biases
 
 
-def _rms_norm(
-    data: Tensor, shape: list[int], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor, ...]:
-    dims = list(range(data.dim() - len(shape), data.dim()))
-    wide = data.float() if data.dtype in (torch.float16, torch.bfloat16) else data
-    tiny = torch.finfo(wide.dtype).eps if eps is None else eps
-    scale = wide.square().mean(dims, keepdim=True).add(tiny).rsqrt()
-    result = wide * scale
-    if weight is not None:
-        result = result * weight
-    return result.to(data.dtype), scale
-
-
-def _rms_norm_backward(
-    grad: Tensor,
-    data: Tensor,
-    shape: list[int],
-    scale: Tensor,
-    weight: Tensor | None,
-    wanted: list[bool],
-) -> tuple[Tensor | None, ...]:
-    dims = list(range(data.dim() - len(shape), data.dim()))
-    grad_wide, wide = grad.to(scale.dtype), data.to(scale.dtype)
-    normal = wide * scale
-    weighted = grad_wide if weight is None else grad_wide * weight
-    inner = (weighted * normal).mean(dims, keepdim=True)
-    grad_data = (scale * (weighted - normal * inner)).to(data.dtype) if wanted[0] else None
-    grad_weight = None
-    if weight is not None and wanted[1]:
-        grad_weight = (grad_wide * normal).sum_to_size(weight.shape).to(weight.dtype)
-    return grad_data, grad_weight
-
-
-def _on_device(cell: HostCell) -> Callable[[Runtime, OpSchema, list[Any]], Any]:
-    def kernel(runtime: Runtime, facts: OpSchema, values: list[Any]) -> Any:
+def _on_device(cell: HostCell) -> SpecialKernel:
+    def kernel(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any:
         runtime.state.launch()
         check_devices(facts, values)
         host = [to_host(v) if isinstance(v, Tensor) and v.is_cuda else v for v in values]
@@ -260,48 +279,34 @@ def _on_device(cell: HostCell) -> Callable[[Runtime, OpSchema, list[Any]], Any]:
     return kernel
 
 
-CELL_KERNELS: Final[Mapping[str, Callable[[Runtime, OpSchema, list[Any]], Any]]] = MappingProxyType(
-    {
-        "aten::_thnn_fused_lstm_cell": _on_device(_lstm),
-        "aten::_thnn_fused_lstm_cell_backward_impl": _on_device(_lstm_backward),
-        "aten::_thnn_fused_gru_cell": _on_device(_gru),
-        "aten::_thnn_fused_gru_cell_backward": _on_device(_gru_backward),
-        "aten::_fused_rms_norm": _on_device(_rms_norm),
-        "aten::_fused_rms_norm_backward": _on_device(_rms_norm_backward),
-    }
-)
-
-
-SPECIAL_KERNELS: Final[Mapping[str, SpecialKernel]] = MappingProxyType(
-    {
-        "aten::copy_": _copy,
-        "aten::_copy_from_and_resize": _copy_and_resize,
-        "aten::_local_scalar_dense": _local_scalar,
-        "aten::resize_": _resize,
-        "aten::set_": _set_empty,
-        "aten::set_.source_Storage": _set_on_device,
-        "aten::set_.source_Storage_storage_offset": _set_on_device,
-        "aten::set_.source_Tensor": _set_on_device,
-        "aten::record_stream": _nothing,
-        "aten::native_dropout": _native_dropout,
-        "aten::_efficientzerotensor": _zeros,
-        "aten::_softmax": _softmax,
-        "aten::_softmax.out": _softmax,
-        "aten::_log_softmax": _softmax,
-        "aten::_log_softmax.out": _softmax,
-        "aten::_softmax_backward_data": _softmax_backward,
-        "aten::_softmax_backward_data.out": _softmax_backward,
-        "aten::_log_softmax_backward_data": _softmax_backward,
-        "aten::_log_softmax_backward_data.out": _softmax_backward,
-        "aten::_use_cudnn_ctc_loss": _no,
-        "aten::_use_cudnn_ctc_loss.Tensor": _no,
-        "aten::_use_miopen_ctc_loss": _no,
-        "aten::_use_miopen_ctc_loss.Tensor": _no,
-        **{
-            f"aten::{name}.{overload}": _matmul_to_dtype
-            for name in ("mm", "bmm", "addmm", "baddbmm")
-            for overload in ("dtype", "dtype_out")
-        },
-        **CELL_KERNELS,
-    }
-)
+_KERNELS: Final[dict[str, SpecialKernel]] = {
+    "copy_": _copy,
+    "_copy_from_and_resize": _copy_and_resize,
+    "_local_scalar_dense": _local_scalar,
+    "resize_": _resize,
+    "set_": _set_empty,
+    "set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor": _set_on_device,
+    "record_stream": lambda *call: None,
+    "_embedding_bag _embedding_bag_forward_only": _embedding_bag,
+    "native_dropout": _native_dropout,
+    "_efficientzerotensor": _zeros,
+    "_softmax _softmax.out _log_softmax _log_softmax.out": _softmax,
+    "_softmax_backward_data _softmax_backward_data.out": _softmax_backward,
+    "_log_softmax_backward_data _log_softmax_backward_data.out": _softmax_backward,
+    "_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor": lambda *call: False,
+    "_use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor": lambda *call: False,
+    "mm.dtype bmm.dtype addmm.dtype baddbmm.dtype": _matmul_to_dtype,
+    "mm.dtype_out bmm.dtype_out addmm.dtype_out baddbmm.dtype_out": _matmul_to_dtype,
+    "_thnn_fused_lstm_cell": _on_device(_lstm),
+    "_thnn_fused_lstm_cell_backward_impl": _on_device(_lstm_backward),
+    "_thnn_fused_gru_cell": _on_device(_gru),
+    "_thnn_fused_gru_cell_backward": _on_device(_gru_backward),
+}
+SPECIAL_KERNELS: Final[Mapping[str, SpecialKernel]] = {
+    name: kernel for names, kernel in _KERNELS.items() for name in aten_ops(names)
+}
+LAYOUT_KERNELS: Final[Mapping[str, SpecialKernel]] = {
+    "aten::copy_": _copy,
+    **dict.fromkeys(aten_ops("add.Tensor add_.Tensor add.out"), _add),
+}
+"""Those for sparse and nested tensors."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import warnings
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +36,8 @@ _ASYNC_TEXT: Final = (
     " stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
 )
 _DSA_TEXT: Final = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+_SYNC_TEXT: Final = "called a synchronizing CUDA operation"
+_RAISES: Final = 2
 _STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
 
 
@@ -57,25 +60,21 @@ class DeviceState:
         self._lag = lag
         self._random = random.Random(seed) if seed is not None else None
         self._launches_left: int | None = None
-        self._failure: DeviceFailure | None = None
-        self._is_poisoned = False
+        self.failure: DeviceFailure | None = None
+        """The first failure, reported or not."""
+        self.is_poisoned = False
+        """Whether the error has been raised, after which every launch raises it again."""
         self._process = os.getpid()
-
-    @property
-    def is_poisoned(self) -> bool:
-        """Return whether the error has been raised, after which every launch raises it again."""
-        return self._is_poisoned
+        self.sync_debug_mode = 0
+        """What torch.cuda.set_sync_debug_mode sets: at a wait of the host 1 warns, 2 raises."""
+        self.sync_count = 0
+        """How often the host waited in a call that this mode speaks of."""
 
     @property
     def pending(self) -> str | None:
         """Return the assert line of a failure that no call has reported yet."""
-        failure = self._failure
-        return failure.text if failure is not None and not self._is_poisoned else None
-
-    @property
-    def failure(self) -> DeviceFailure | None:
-        """Return the first failure, reported or not."""
-        return self._failure
+        failure = self.failure
+        return failure.text if failure is not None and not self.is_poisoned else None
 
     @property
     def is_blocking(self) -> bool:
@@ -87,26 +86,29 @@ class DeviceState:
     def reset(self) -> None:
         """Forget pending and sticky errors; no CUDA call can do this."""
         with self._lock:
-            self._failure = None
-            self._is_poisoned = False
+            self.failure = None
+            self.is_poisoned = False
             self._launches_left = None
+            self.sync_debug_mode = 0
 
     def device_assert(self, op: str, text: str) -> None:
         """Record an assert of a kernel that was just launched; the first one wins."""
         with self._lock:
-            if self._failure is not None:
+            if self.failure is not None:
                 return
-            self._failure = DeviceFailure(op=op, text=text)
-            self._launches_left = self._draw_lag()
+            self.failure = DeviceFailure(op=op, text=text)
+            self._launches_left = self._lag
+            if self._lag is not None and self._random is not None:
+                self._launches_left = self._random.randint(0, self._lag)
         if self.is_blocking:
             self._raise()
 
     def launch(self) -> None:
         """Account for one kernel launch; raise what an earlier one left behind once it is due."""
         self.check_process()
-        if self._failure is None:
+        if self.failure is None:
             return
-        if not self._is_poisoned:
+        if not self.is_poisoned:
             with self._lock:
                 if self._launches_left is None:
                     return
@@ -115,23 +117,30 @@ class DeviceState:
                     return
         self._raise()
 
+    def synchronizing(self) -> None:
+        """Wait for the device in a call that the debugging mode of synchronisation speaks of.
+
+        Not ``torch.cuda.synchronize`` and not an event's: those say themselves that they wait.
+        """
+        self.sync_count += 1
+        if self.sync_debug_mode == _RAISES:
+            raise RuntimeError(_SYNC_TEXT)
+        if self.sync_debug_mode:
+            warnings.warn(_SYNC_TEXT, stacklevel=2)
+        self.sync()
+
     def sync(self) -> None:
         """Wait for the device: raise what is pending."""
         self.check_process()
-        if self._failure is not None:
+        if self.failure is not None:
             self._raise()
-
-    def _draw_lag(self) -> int | None:
-        if self._lag is None or self._random is None:
-            return self._lag
-        return self._random.randint(0, self._lag)
 
     def _raise(self) -> None:
         with self._lock:
-            failure, is_first = self._failure, not self._is_poisoned
+            failure, is_first = self.failure, not self.is_poisoned
             if failure is None:
                 return
-            self._is_poisoned = True
+            self.is_poisoned = True
         if is_first:
             os.write(_STDERR_FD, f"{failure.text}\n".encode())
         raise self._error(_ASSERT_TEXT, ASSERT_ERROR_CODE)

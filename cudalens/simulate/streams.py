@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cudalens.core._python import Frameless
 from cudalens.simulate.state import not_rehearsed
 
 if TYPE_CHECKING:
@@ -53,14 +54,17 @@ class Stream(torch.Stream):
         """Return the priority, always 0."""
         return 0
 
+    @Frameless
     def query(self) -> bool:
         """Return whether all work is done; raise what is pending."""
         _wait()
         return True
 
+    @Frameless
     def synchronize(self) -> None:
         """Wait for the device: raise what is pending."""
-        _wait()
+        if _Bound.state is not None:
+            _Bound.state.synchronizing()
 
     def wait_event(self, event: Any) -> None:
         """Return at once: the event is over."""
@@ -105,15 +109,18 @@ class Event(torch.Event):
     def wait(self, stream: Any = None) -> None:
         """Return at once: all work is done."""
 
+    @Frameless
     def query(self) -> bool:
         """Return whether the recorded work is done; raise what is pending."""
         _wait()
         return True
 
+    @Frameless
     def synchronize(self) -> None:
         """Wait for the device: raise what is pending."""
         _wait()
 
+    @Frameless
     def elapsed_time(self, end_event: Any) -> float:
         """Return milliseconds of host time between two recorded events with timing."""
         _wait()
@@ -123,6 +130,7 @@ class Event(torch.Event):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         return float(end_event._time_s - self._time_s) * 1000.0
 
+    @Frameless
     def ipc_handle(self) -> bytes:
         """Refuse: there is no other process that could see the event."""
         raise not_rehearsed("an interprocess event")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
 
+from cudalens.core._python import Frameless
 from cudalens.simulate import streams
 from cudalens.simulate._internals import storage_deleter
 from cudalens.simulate.kernels import Runtime
-from cudalens.simulate.memory import MEMORY_FUNCTIONS, TOTAL_BYTES
-from cudalens.simulate.relabel import new_device_generator, to_device
+from cudalens.simulate.memory import MEMORY_FUNCTIONS, TOTAL_BYTES, constant
+from cudalens.simulate.relabel import new_device_generator, resize_storage, to_device
 from cudalens.simulate.state import not_rehearsed
 
 DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
@@ -40,13 +41,7 @@ class DeviceProperties:
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
     uuid: str = "00000000-0000-0000-0000-000000000000"
-
-
-def _constant(value: Any) -> Any:
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        return value
-
-    return answer
+    gcnArchName: str = ""  # noqa: N815 - torch's own name
 
 
 def _index_of(device: Any) -> int | None:
@@ -69,33 +64,30 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         state.check_device_index(index)
         return 0 if index >= 0 else -1
 
+    def can_access_peer(device: Any, peer_device: Any) -> bool:
+        state.check_device_index(_index_of(device))
+        state.check_device_index(_index_of(peer_device))
+        return False
+
     def synchronize(device: Any = None) -> None:
         state.check_device_index(_index_of(device))
         state.sync()
 
-    return {
+    functions = {
         "_lazy_init": state.check_process,
         "init": state.check_process,
-        "is_initialized": _constant(True),
-        "is_available": _constant(True),
-        "device_count": _constant(1),
-        "current_device": _constant(0),
         "set_device": checked(None),
         "synchronize": synchronize,
         "get_device_name": checked(DEVICE_NAME),
         "get_device_capability": checked(CAPABILITY),
         "get_device_properties": checked(DeviceProperties()),
-        "get_arch_list": _constant([]),
-        "is_bf16_supported": _constant(True),
-        "is_tf32_supported": _constant(False),
-        "is_current_stream_capturing": _constant(False),
-        "current_blas_handle": _constant(0),
+        "can_device_access_peer": can_access_peer,
         "_exchange_device": exchange_device,
         # Another function: the compiler takes none under two names.
         "_maybe_exchange_device": partial(exchange_device),
         "_is_in_bad_fork": lambda: state.is_forked,
-        "_sleep": _constant(None),
     }
+    return {name: Frameless(function) for name, function in functions.items()}
 
 
 def _random_functions(runtime: Runtime) -> dict[str, Any]:
@@ -106,9 +98,6 @@ def _random_functions(runtime: Runtime) -> dict[str, Any]:
 
     def seed() -> None:
         generator.seed()
-
-    def get_state(device: Any = "cuda") -> torch.Tensor:
-        return generator.get_state()  # type: ignore[no-any-return]
 
     def set_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
         generator.set_state(new_state)
@@ -123,7 +112,7 @@ def _random_functions(runtime: Runtime) -> dict[str, Any]:
         "seed": seed,
         "seed_all": seed,
         "initial_seed": generator.initial_seed,
-        "get_rng_state": get_state,
+        "get_rng_state": lambda device="cuda": generator.get_state(),
         "set_rng_state": set_state,
         "get_rng_state_all": lambda: [generator.get_state()],
         "set_rng_state_all": set_states,
@@ -131,6 +120,38 @@ def _random_functions(runtime: Runtime) -> dict[str, Any]:
     }
 
 
+_SYNC_MODES: Final = {"default": 0, "warn": 1, "error": 2}
+
+
+def _sync_debug_functions(runtime: Runtime) -> dict[str, Any]:
+    state = runtime.state
+
+    def set_sync_debug_mode(debug_mode: int | str) -> None:
+        mode = _SYNC_MODES.get(debug_mode) if isinstance(debug_mode, str) else debug_mode
+        if mode is None or mode not in _SYNC_MODES.values():
+            msg = "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+            raise RuntimeError(msg)
+        state.sync_debug_mode = mode
+
+    return {
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "get_sync_debug_mode": lambda: state.sync_debug_mode,
+    }
+
+
+_CONSTANTS: Final = {
+    "is_initialized": constant(True),
+    "is_available": constant(True),
+    "device_count": constant(1),
+    "current_device": constant(0),
+    "get_arch_list": constant([]),
+    "is_bf16_supported": constant(True),
+    "is_tf32_supported": constant(False),
+    "is_current_stream_capturing": constant(False),
+    "current_blas_handle": constant(0),
+    "current_solver_handle": constant(0),
+    "_sleep": constant(None),
+}
 _STREAMS: Final = {
     "Stream": streams.Stream,
     "Event": streams.Event,
@@ -145,30 +166,68 @@ _STREAMS: Final = {
 def _markers() -> ModuleType:
     """Return a module that accepts NVTX ranges: nobody listens."""
     module = ModuleType("nvtx")
-    for name in ("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"):
-        setattr(module, name, _constant(0))
-    for name in ("rangeEnd", "markA", "deviceRangeEnd"):
-        setattr(module, name, _constant(None))
+    numbered = dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"), 0)
+    for name, value in {
+        **numbered,
+        "rangeEnd": None,
+        "markA": None,
+        "deviceRangeEnd": None,
+    }.items():
+        setattr(module, name, constant(value))
     return module
 
 
-class CUDAGraph:
-    """Refuse: there is no device that could replay a graph."""
+def _refusal(what: str) -> type:
+    """Return a class that says on every call what is not rehearsed."""
 
-    def __init__(self, keep_graph: bool = False) -> None:
-        raise not_rehearsed("a CUDA graph")
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise not_rehearsed(what)
 
-
-class GraphContext:
-    """Refuse: there is no device that could capture a graph."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise not_rehearsed("a CUDA graph")
+    return type("NotRehearsed", (), {"__init__": Frameless(refuse)})
 
 
-def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
-    """Refuse: there is no device that could capture a graph."""
-    raise not_rehearsed("a CUDA graph")
+_REFUSED: Final = {
+    "a CUDA graph": "CUDAGraph graph make_graphed_callables graph_pool_handle",
+    "a stream of another library": "ExternalStream get_stream_from_external",
+    "another memory allocator": "CUDAPluggableAllocator MemPool use_mem_pool"
+    " change_current_allocator caching_allocator_alloc caching_allocator_delete"
+    " caching_allocator_enable",
+    "what the driver measures": "memory_usage utilization temperature power_draw clock_rate"
+    " list_gpu_processes",
+}
+"""Names of torch.cuda that only hardware could answer, by what is refused."""
+
+
+class CudaStatus(int):
+    """A result code of the CUDA runtime."""
+
+    success: int = 0
+
+
+def _runtime_library() -> SimpleNamespace:
+    """Return what `torch.cuda.cudart` gives: the calls that PyTorch programs make."""
+    return SimpleNamespace(
+        cudaError=CudaStatus,
+        cudaGetErrorString="CUDA error {}".format,
+        cudaProfilerStart=constant(0),
+        cudaProfilerStop=constant(0),
+        cudaMemGetInfo=MEMORY_FUNCTIONS["mem_get_info"],
+    )
+
+
+def _compile_for_device(patches: Patches) -> None:
+    """Run compiled graphs of the device op by op: inductor would make code for a GPU."""
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    def call(self: Any, model_: Any, inputs_: Any, **kwargs: Any) -> Any:
+        for node in model_.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                return model_.forward
+        return original(self, model_, inputs_, **kwargs)
+
+    patches.set(wrapper, "__call__", call)
 
 
 def _scatter(tensor: Any, devices: Any, chunk_sizes: Any, dim: int, streams: Any) -> Any:
@@ -181,35 +240,50 @@ def _patch_private(patches: Patches, runtime: Runtime) -> None:
     # dynamo keeps a rule per function object: these must not be the objects that torch.cuda got.
     functions = _device_functions(runtime)
     # dynamo imports this name as soon as it takes the build for a CUDA build.
-    patches.set(torch._C, "_cuda_getCurrentRawStream", _constant(0))
+    patches.set(torch._C, "_cuda_getCurrentRawStream", constant(0))
     patches.set(torch._C, "_scatter", _scatter)
+    for name, answer in _sync_debug_functions(runtime).items():
+        patches.set(torch._C, f"_cuda_{name}", answer)
     for name, answer in {
-        "_cuda_init": _constant(None),
-        "_cuda_getDevice": _constant(0),
-        "_cuda_getDeviceCount": _constant(1),
+        "_cuda_init": constant(None),
+        "_cuda_getDevice": constant(0),
+        "_cuda_getDeviceCount": constant(1),
         "_cuda_setDevice": functions["set_device"],
         "_cuda_exchangeDevice": functions["_exchange_device"],
         "_cuda_maybeExchangeDevice": functions["_exchange_device"],
         "_cuda_synchronize": functions["synchronize"],
-        "_cuda_isCurrentStreamCapturing": _constant(False),
-        "_cuda_emptyCache": _constant(None),
+        "_cuda_isCurrentStreamCapturing": constant(False),
+        "_cuda_emptyCache": constant(None),
     }.items():
         patches.replace(torch._C, name, answer)
+    # DistributedDataParallel's log of run times asks for a timer of CUDA's.
+    logger = getattr(getattr(torch._C, "_distributed_c10d", None), "Logger", None)
+    patches.replace(logger, "set_runtime_stats_and_log", constant(None))
 
 
 def patch_surface(patches: Patches, runtime: Runtime) -> None:
     """Patch every public name that answers for the device; `patches` undoes it."""
     streams.bind_state(runtime.state)
     functions = _device_functions(runtime)
-    everything = {**functions, **MEMORY_FUNCTIONS, **_random_functions(runtime), **_STREAMS}
+    everything = {
+        **functions,
+        **MEMORY_FUNCTIONS,
+        **_random_functions(runtime),
+        **_sync_debug_functions(runtime),
+        **_STREAMS,
+        **_CONSTANTS,
+    }
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         for name, value in everything.items():
             patches.replace(owner, name, value)
-    patches.replace(torch.cuda.graphs, "is_current_stream_capturing", _constant(False))
-    patches.replace(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _constant(False))
-    patches.replace(torch.cuda, "CUDAGraph", CUDAGraph)
-    patches.replace(torch.cuda, "graph", GraphContext)
-    patches.replace(torch.cuda, "make_graphed_callables", make_graphed_callables)
+    for name in ("is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"):
+        patches.replace(torch.cuda.graphs, name, constant(False))
+    for what, names in _REFUSED.items():
+        for name in names.split():
+            for owner in (torch.cuda, torch.cuda.memory):
+                patches.replace(owner, name, _refusal(what))
+    patches.set(torch.cuda, "_cudart", _runtime_library())
+    _compile_for_device(patches)
     # torch.utils.checkpoint saves and replays the device's random state only when this is set.
     patches.set(torch.cuda, "_initialized", True)
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
@@ -260,18 +334,7 @@ class Patches:
 # --- tensors, storages and generators -------------------------------------------------------------
 
 
-_LEGACY_TENSORS: Final = {
-    "FloatTensor": torch.float32,
-    "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16,
-    "LongTensor": torch.int64,
-    "IntTensor": torch.int32,
-    "ShortTensor": torch.int16,
-    "CharTensor": torch.int8,
-    "ByteTensor": torch.uint8,
-    "BoolTensor": torch.bool,
-}
+_LEGACY_TENSORS: Final = "Float Double Half BFloat16 Long Int Short Char Byte Bool"
 
 
 def _is_device(device: Any) -> bool:
@@ -308,7 +371,24 @@ def _patch_storage(patches: Patches) -> None:
         host = torch.empty(0, dtype=torch.uint8).set_(data)
         return to_device(host).untyped_storage()
 
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        if not _is_device(self.device):
+            return resize(self, size)
+        resize_storage(self, size)
+        return self
+
+    empty: Any = torch.UntypedStorage.new
+
+    def like(self: Any) -> Any:
+        if not _is_device(self.device):
+            return empty(self)
+        return to_device(torch.empty(0, dtype=torch.uint8)).untyped_storage()
+
     patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
+    patches.set(torch.UntypedStorage, "new", like)
+    patches.set(torch.UntypedStorage, "resize_", Frameless(resize_))
 
 
 def _patch_pinning(patches: Patches) -> None:
@@ -329,29 +409,23 @@ def _patch_pinning(patches: Patches) -> None:
 
 def _patch_exchange(patches: Patches) -> None:
     """Refuse to hand the memory to other GPU libraries: the pointer is a host pointer."""
-    original = torch.Tensor.__dlpack__
-    array_interface: Any = torch.Tensor.__cuda_array_interface__
-    to_dlpack: Any = vars(torch.utils.dlpack)["to_dlpack"]
 
-    def dlpack(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.is_cuda:
-            raise not_rehearsed("DLPack exchange of a cuda tensor")
-        return original(self, *args, **kwargs)
+    def host_only(original: Any, what: str) -> Any:
+        def exchange(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cuda:
+                raise not_rehearsed(what)
+            return original(tensor, *args, **kwargs)
 
-    def interface(self: torch.Tensor) -> Any:
-        if self.is_cuda:
-            raise not_rehearsed("__cuda_array_interface__")
-        return array_interface.fget(self)
+        return Frameless(exchange)
 
-    def capsule(tensor: torch.Tensor) -> Any:
-        if tensor.is_cuda:
-            raise not_rehearsed("DLPack exchange of a cuda tensor")
-        return to_dlpack(tensor)
-
-    patches.set(torch.Tensor, "__dlpack__", dlpack)
-    patches.set(torch.Tensor, "__cuda_array_interface__", property(interface))
-    patches.set(torch.utils.dlpack, "to_dlpack", capsule)
-    patches.replace(torch, "to_dlpack", capsule)
+    words = "DLPack exchange of a cuda tensor"
+    interface: Any = torch.Tensor.__cuda_array_interface__
+    interface = property(host_only(interface.fget, "__cuda_array_interface__"))
+    to_dlpack = host_only(vars(torch.utils.dlpack)["to_dlpack"], words)
+    patches.set(torch.Tensor, "__dlpack__", host_only(torch.Tensor.__dlpack__, words))
+    patches.set(torch.Tensor, "__cuda_array_interface__", interface)
+    patches.set(torch.utils.dlpack, "to_dlpack", to_dlpack)
+    patches.replace(torch, "to_dlpack", to_dlpack)
 
 
 def _legacy_tensor(name: str, dtype: torch.dtype) -> Any:
@@ -379,5 +453,6 @@ def patch_tensor_surface(patches: Patches) -> None:
     _patch_storage(patches)
     _patch_pinning(patches)
     _patch_exchange(patches)
-    for name, dtype in _LEGACY_TENSORS.items():
-        patches.set(torch.cuda, name, _legacy_tensor(name, dtype))
+    for name in _LEGACY_TENSORS.split():
+        dtype = getattr(torch, f"{name}Tensor").dtype
+        patches.set(torch.cuda, f"{name}Tensor", _legacy_tensor(f"{name}Tensor", dtype))

@@ -6,11 +6,12 @@ straight into C++, the running expression names it (``running_call``), if its va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 from cudalens.source.files import is_torch_file, torch_path
-from cudalens.source.running_call import RunningCall, class_name, is_tensor_method
-from cudalens.source.safe_eval import is_module
+from cudalens.source.running_call import IsTensor, RunningCall, class_name, is_tensor_method
+from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import Place
 
 # Classes whose method is what the user calls, not the functions inside it.
@@ -19,7 +20,7 @@ _METHOD_HOMES = ("distributions/", "optim/")
 
 def api_name(
     places: Sequence[Place],
-    is_tensor: Callable[[object], bool],
+    is_tensor: IsTensor = is_tensor,
     argument_names: Collection[str] = (),
 ) -> str | None:
     """Name the function that was called to reach the op, ``None`` when that cannot be proven.
@@ -43,12 +44,8 @@ def api_name(
 
 def _torch_frames(places: Sequence[Place]) -> list[Place]:
     """Return the frames of torch at the inner end of the stack, outermost of them first."""
-    group: list[Place] = []
-    for place in reversed(places):
-        if not is_torch_file(place.filename):
-            break
-        group.insert(0, place)
-    return group
+    group = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
+    return list(group)[::-1]
 
 
 def _of_frames(group: Sequence[Place]) -> str | None:
@@ -65,7 +62,7 @@ def _of_frames(group: Sequence[Place]) -> str | None:
             return f"torch.autograd.{name}"
         owner = place.variables.get("self")
         if path.startswith(_METHOD_HOMES) and not name.startswith(("_", "<", "wrapper")):
-            kind = None if owner is None else class_name(type(owner))
+            kind = class_name(type(owner))
             if kind is not None:
                 return f"{kind}.{name}"
     return None

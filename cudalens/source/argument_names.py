@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cudalens.source.files import is_torch_file
 from cudalens.source.running_call import ABSENT, IsTensor, RunningCall, signature_of
 from cudalens.source.running_node import Running, Span, expressions_in, span_of, text_of
-from cudalens.source.safe_eval import is_module, items_of
+from cudalens.source.safe_eval import is_array, is_module, items_of
 from cudalens.source.stack import Place
 
 Same = Callable[[object, object], bool]
@@ -36,87 +36,65 @@ class Name(NamedTuple):
     span: Span | None
 
 
-class Other(NamedTuple):
-    """Another tensor on the failing line, under no argument's name."""
+class LineTensor(NamedTuple):
+    """A tensor that an expression of the line is."""
 
-    key: None
     expression: str
     span: Span | None
     value: object
 
 
-class LibraryName(NamedTuple):
-    """The variable under which a library's function holds an argument of the op."""
-
-    key: str
-    name: str
-    function: str
-    file: str
-
-
-class Candidate(NamedTuple):
-    """A tensor that an expression of the line is; a lower rank is nearer to the call."""
-
-    rank: int
-    text: str
-    span: Span | None
-    value: object
-
-
-def candidates(run: Running, call: RunningCall, callee: Place | None) -> tuple[Candidate, ...]:
+def tensors_on(run: Running, call: RunningCall, callee: Place | None) -> tuple[LineTensor, ...]:
     """Find the expressions of the running line that are tensors, nearest and shortest first."""
-    found: dict[tuple[str, int], Candidate] = {}
+    found: dict[tuple[str, int], tuple[int, LineTensor]] = {}
     for read in _read(run, call, callee):
-        for extra, text, tensor in _tensors_of(read, run.lines, call.is_tensor):
-            candidate = Candidate(read.rank + extra, text, span_of(read.node, run.lines), tensor)
+        for extra, text, node, tensor in _tensors_of(read, run.lines, call.is_tensor):
+            rank = read.rank + extra
             # The same text twice may be two tensors: two calls of one function.
             key = text, id(tensor)
-            if key not in found or found[key].rank > candidate.rank:
-                found[key] = candidate
-    return tuple(sorted(found.values(), key=lambda item: (item.rank, len(item.text))))
+            if key not in found or found[key][0] > rank:
+                found[key] = rank, LineTensor(text, span_of(node, run.lines), tensor)
+    ordered = sorted(found.values(), key=lambda item: (item[0], len(item[1].expression)))
+    return tuple(item for _, item in ordered)
 
 
 def name_values(
-    found: Sequence[Candidate], values: Mapping[str, object], same: Same
+    found: Sequence[LineTensor], values: Mapping[str, object], same: Same
 ) -> tuple[Name, ...]:
     """Name each value by the first expression that is proven to be it."""
     names = []
     for key, value in values.items():
         proven = next((item for item in found if same(item.value, value)), None)
         if proven is not None:
-            names.append(Name(key, proven.text, proven.span))
+            names.append(Name(key, proven.expression, proven.span))
     return tuple(names)
 
 
 def other_tensors(
-    found: Sequence[Candidate], values: Mapping[str, object], same: Same
-) -> tuple[Other, ...]:
+    found: Sequence[LineTensor], values: Mapping[str, object], same: Same
+) -> tuple[LineTensor, ...]:
     """List the tensors on the line that are none of ``values``, each once, in reading order."""
-    kept: list[Candidate] = []
+    kept: list[LineTensor] = []
     for item in found:
         known = [*values.values(), *(other.value for other in kept)]
         if not any(same(item.value, value) for value in known):
             kept.append(item)
-    kept = sorted(kept[:_MAX_OTHERS], key=lambda item: item.span or (1 << 31, 0, 0))
-    return tuple(Other(None, item.text, item.span, item.value) for item in kept)
+    return tuple(sorted(kept[:_MAX_OTHERS], key=lambda item: item.span or (1 << 31, 0, 0)))
 
 
 def library_names(
     places: Sequence[Place], values: Mapping[str, object], same: Same, is_tensor: IsTensor
-) -> tuple[LibraryName, ...]:
-    """Find the variables that hold each value in library frames, innermost frame first."""
-    found: list[LibraryName] = []
+) -> tuple[tuple[str, str], ...]:
+    """Return each key with the variables that hold its value in library frames, innermost first."""
+    found: list[tuple[str, str]] = []
     for place in reversed(places):
         if is_torch_file(place.filename):
             continue  # its parameters are called as in the schema
         variables = [pair for pair in place.variables.items() if is_tensor(pair[1])]
         for key, value in values.items():
-            if sum(item.key == key for item in found) >= _MAX_LIBRARY_NAMES:
-                continue
-            for name, variable in variables:
-                if same(variable, value):
-                    found.append(LibraryName(key, name, place.code.co_name, place.filename))
-                    break
+            name = next((name for name, variable in variables if same(variable, value)), None)
+            if name is not None and sum(known == key for known, _ in found) < _MAX_LIBRARY_NAMES:
+                found.append((key, name))
     return tuple(found)
 
 
@@ -144,26 +122,34 @@ def _read(run: Running, call: RunningCall, callee: Place | None) -> Iterator[_Re
             seen.add(id(node))
     if callee is not None:
         for node, value in _bound_arguments(call, callee):
-            if value is not ABSENT:
-                yield _Read(0, node, value)
+            yield _Read(0, node, value)
 
 
 def _tensors_of(
     read: _Read, lines: Sequence[str], is_tensor: IsTensor
-) -> Iterator[tuple[int, str, object]]:
-    """Return the tensor that an expression is, or the tensors in the batch that it is."""
+) -> Iterator[tuple[int, str, ast.expr, object]]:
+    """Return the tensor that an expression is, or the tensors in the batch that it is.
+
+    An item of a tuple or list that the line spells is named by its own expression.
+    """
     node, value = read.node, read.value
     if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
         return
     if is_tensor(value):
-        yield 0, text_of(node, lines), value
+        yield 0, text_of(node, lines), node, value
         return
     held = items_of(value, _MAX_ITEMS) if read.is_whole else []
     tensors = [(key, item) for key, item in held if type(key) in (str, int) and is_tensor(item)]
     text = text_of(node, lines) if tensors else ""
+    spelled = node.elts if isinstance(node, ast.Tuple | ast.List) else []
+    if any(isinstance(item, ast.Starred) for item in spelled) or len(spelled) != len(held):
+        spelled = []
     for key, item in tensors:
+        if spelled and isinstance(key, int):
+            yield 1, text_of(spelled[key], lines), spelled[key], item
+            continue
         shown = f'"{key}"' if isinstance(key, str) and key.isidentifier() else ascii(key)
-        yield 1, f"{text}[{shown}]", item
+        yield 1, f"{text}[{shown}]", node, item
 
 
 def _bound_arguments(call: RunningCall, callee: Place) -> Iterator[tuple[ast.expr, object]]:
@@ -177,21 +163,22 @@ def _bound_arguments(call: RunningCall, callee: Place) -> Iterator[tuple[ast.exp
     if code is not callee.code or callee.frame is None:
         return
     rebound = {step.argval for step in dis.get_instructions(callee.code) if step.opname in _REBINDS}
-    held: dict[str, object] = {}
     signature = signature_of(callee.code)
+    variables = callee.variables
+    held = {
+        name: variables[name]
+        for name in signature.parameters
+        if name in variables and name not in rebound
+    }
     for name, parameter in signature.parameters.items():
-        value = _parameter(callee.variables, name, rebound)
-        held[name] = value
+        value = held.get(name)
         if parameter.kind is parameter.VAR_POSITIONAL and type(value) is tuple:
             held |= {f"{name}[{at}]": item for at, item in enumerate(value)}
         elif parameter.kind is parameter.VAR_KEYWORD and type(value) is dict:
             held = {**value, **held}
-    for item in call.bind(signature, skipped=skipped) or ():
-        yield item.node, held.get(item.name, ABSENT)
-
-
-def _parameter(variables: Mapping[str, object], name: str, rebound: set[str]) -> object:
-    return ABSENT if name in rebound else variables.get(name, ABSENT)
+    for name, node in (call.bind(signature, skipped=skipped) or {}).items():
+        if name in held:
+            yield node, held[name]
 
 
 def _code_of(function: object) -> tuple[object, int]:
@@ -201,11 +188,7 @@ def _code_of(function: object) -> tuple[object, int]:
     if type(function) is MethodType:
         return _code_of(function.__func__)[0], 1
     if is_module(function):
-        call = next(
-            (vars(base)["__call__"] for base in type(function).__mro__ if "__call__" in vars(base)),
-            None,
-        )
-        return _code_of(call)[0], 1
+        return _code_of(inspect.getattr_static(type(function), "__call__", None))[0], 1
     return None, 0
 
 
@@ -254,7 +237,7 @@ def direct_names(
     elif function.rstrip("_") == op and home in _HOMES:
         is_method = home == "torch.Tensor"
         bound = call.bind(signature.parameters, is_method=is_method, is_whole=True)
-        matches = [(item.name, item.node) for item in bound or ()]
+        matches = list((bound or {}).items())
         if bound is None and is_method and call.receiver is not None:
             matches = [("self", call.receiver)]
     return tuple(
@@ -291,4 +274,6 @@ def _is_index(node: ast.expr, call: RunningCall) -> bool | None:
         return None
     if call.is_tensor(value):
         return True if getattr(value, "ndim", 0) else None
+    if is_array(value):
+        return bool(getattr(value, "ndim", 0))
     return None if isinstance(value, list) else False

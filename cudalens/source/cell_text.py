@@ -10,15 +10,6 @@ import tokenize
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = [
-    "comment_out",
-    "ends_in_semicolon",
-    "lines_above",
-    "split_lines",
-    "transformed",
-    "typed_lines",
-]
-
 _NO_CODE = (tokenize.COMMENT, tokenize.ENDMARKER, tokenize.NEWLINE, tokenize.NL)
 
 

@@ -7,8 +7,8 @@ A cell has one of three kinds of file name: ``/tmp/ipykernel_PID/HASH.py`` (ipyk
 
 from __future__ import annotations
 
+import csv
 import functools
-import itertools
 import linecache
 import os
 import re
@@ -19,25 +19,29 @@ from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any, cast
 
-_numbers: dict[str, int] = {}
+_numbers: dict[str, int | None] = {}
 _typed: dict[str, tuple[str, ...]] = {}
 _shared: set[str] = set()
 _noted: dict[str, int] = {}
+_sources: dict[str, Source] = {}
+"""The files that were read last; the newest is last."""
+_MAX_SOURCES = 16
 _IPYTHON_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _IPYKERNEL_NAME = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py")
 # Names in angle brackets are generated code, except where a person typed the lines.
 _CELL_NAME = "<cell line: "
 """So begins the name of a cell's code before IPython 8."""
 _TYPED = ("<stdin>", "<python-input-", "<doctest ")
-_MACHINERY = frozenset({"IPython", "ipykernel"})
+_MACHINERY = ("IPython", "ipykernel")
 
 
 def register_cell(
-    filename: str, number: int, lines: Sequence[str], typed: Sequence[str] = ()
+    filename: str, number: int | None, lines: Sequence[str], typed: Sequence[str] = ()
 ) -> None:
     """Tell that code compiled as ``filename`` is cell ``number`` and reads ``lines``.
 
-    ``typed`` are its first lines, or all, as the user typed them: some may be no Python.
+    ``number`` is ``None`` for a text of the user's that is no cell of its own.  ``typed`` are its
+    first lines, or all, as the user typed them: some may be no Python.
     """
     _numbers[filename] = number
     note_typed(filename, typed)
@@ -49,14 +53,15 @@ def register_cell(
 
 
 def note_typed(filename: str, typed: Sequence[str]) -> None:
-    """Return how the user typed the first lines of a cell that the shell knows already."""
+    """Tell how the user typed the first lines of a cell that the shell knows already."""
     _typed[filename] = tuple(typed)
 
 
 def forget_cell(filename: str) -> None:
     """Undo :func:`register_cell`; a name that was never registered is fine."""
     _typed.pop(filename, None)
-    if _numbers.pop(filename, None) is not None:
+    if filename in _numbers:
+        del _numbers[filename]
         for cache in _line_caches():
             cache.pop(filename, None)
 
@@ -86,14 +91,10 @@ def cells_of(shell: Any) -> Mapping[str, int]:
     return names if isinstance(names, dict) else _noted
 
 
-def share_name(filename: str) -> None:
-    """Tell that code of several cells is compiled as ``filename``: the name tells no cell."""
-    _shared.add(filename)
-
-
-def unshare_name(filename: str) -> None:
-    """Undo :func:`share_name`; a name that was never told is fine."""
-    _shared.discard(filename)
+def share_names(*filenames: str) -> None:
+    """Tell as which names code of several cells is compiled: such a name tells no cell."""
+    _shared.clear()
+    _shared.update(filenames)
 
 
 def is_shared(filename: str) -> bool:
@@ -105,14 +106,29 @@ def cell_number(filename: str) -> int | None:
     """Return the number of the cell that was compiled as ``filename``, ``None`` for other code."""
     number = _numbers.get(filename)
     if number is None:
-        number = _compiler_map().get(filename)
-    if number is None and (match := _IPYTHON_NAME.fullmatch(filename)):
-        number = int(match[1])
+        shell = running_shell()
+        names = {} if shell is None else cells_of(shell)
+        number = names.get(filename)
+        # A shell that keeps a map knows its cells: what it runs for %run is not the next of them.
+        if number is None and not names and (match := _IPYTHON_NAME.fullmatch(filename)):
+            number = int(match[1])
     return number
 
 
-def source_lines(filename: str) -> list[str]:
-    """Read the lines of a file or cell, without line breaks; empty when there is no source."""
+class Source:
+    """The lines of one version of a file or cell; two are equal when they are the same one."""
+
+    def __init__(self, cached: list[str]) -> None:
+        self.cached = cached
+        """As linecache holds them: another list is another version."""
+        self.lines = [line.rstrip("\r\n") for line in cached]
+
+
+def source(filename: str) -> Source:
+    """Read a file or cell; without lines when there is no source.
+
+    It is the same object until the source changes, so what is worked out of it can be kept.
+    """
     entry = linecache.cache.get(filename)
     linecache.checkcache(filename)
     lines = linecache.getlines(filename)
@@ -120,7 +136,18 @@ def source_lines(filename: str) -> list[str]:
         # The entry described something that is no file: checkcache was wrong to drop it.
         linecache.cache[filename] = entry
         lines = linecache.getlines(filename)
-    return [line.rstrip("\r\n") for line in lines]
+    known = _sources.pop(filename, None)
+    if known is None or known.cached is not lines:
+        known = Source(lines)
+    _sources[filename] = known
+    while len(_sources) > _MAX_SOURCES:
+        _sources.pop(next(iter(_sources)), None)
+    return known
+
+
+def source_lines(filename: str) -> list[str]:
+    """Return the lines of a file or cell, without line breaks; empty when there is no source."""
+    return source(filename).lines
 
 
 def typed_of(filename: str) -> tuple[str, ...]:
@@ -144,11 +171,11 @@ def is_user_file(filename: str) -> bool:
 
     The standard library, installed packages, generated code and this package are not.
     """
-    if filename.startswith("<"):
-        is_known = filename.startswith(_TYPED) or is_shared(filename)
-        return is_known or cell_number(filename) is not None
-    if _IPYKERNEL_NAME.search(filename) or cell_number(filename) is not None:
+    if cell_number(filename) is not None or _IPYKERNEL_NAME.search(filename):
         return True
+    if filename.startswith("<"):
+        is_typed = filename.startswith(_TYPED) or _IPYTHON_NAME.fullmatch(filename) is not None
+        return is_typed or is_shared(filename) or filename in _numbers
     return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
 
 
@@ -184,10 +211,8 @@ def is_machinery(filename: str) -> bool:
     parts = PurePath(filename).parts
     if parts and parts[-1] == "runpy.py" and _is_library_path(filename):
         return True
-    return any(
-        here in {"site-packages", "dist-packages"} and package in _MACHINERY
-        for here, package in itertools.pairwise(parts)
-    )
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in _MACHINERY)
+    return any(_is_below(filename, str(PurePath(file).parent)) for file in files if file)
 
 
 _OWN_ROOT = str(Path(__file__).absolute().parents[1])
@@ -198,11 +223,6 @@ def running_shell() -> Any:
     ipython = sys.modules.get("IPython")
     get_shell = getattr(ipython, "get_ipython", None)
     return get_shell() if get_shell is not None else None
-
-
-def _compiler_map() -> Mapping[str, int]:
-    shell = running_shell()
-    return {} if shell is None else cells_of(shell)
 
 
 def _torch_root() -> str | None:
@@ -226,7 +246,41 @@ def _is_library_path(filename: str) -> bool:
     parts = PurePath(path).parts
     if "site-packages" in parts or "dist-packages" in parts:
         return True
-    return any(_is_below(path, root) for root in _library_roots())
+    return any(_is_below(path, root) for root in _library_roots()) or _is_installed(path)
+
+
+def _is_installed(path: str) -> bool:
+    """Return whether a folder of the search path holds the file as a part of an installed package.
+
+    ``pip install --target`` leaves the list of a package's files beside it, in its ``dist-info``:
+    a script of the user's in the same folder is not on it.
+    """
+    for entry in dict.fromkeys(map(os.path.abspath, sys.path)):
+        if _is_below(path, entry):
+            name = path[len(entry) + 1 :].replace(os.sep, "/")
+            try:
+                changed = Path(entry).stat().st_mtime_ns
+            except OSError:
+                continue
+            if name in _installed_files(entry, changed):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=64)
+def _installed_files(folder: str, changed: int) -> frozenset[str]:
+    """Return the Python files of the packages that were installed into a folder.
+
+    ``changed`` is when the folder was changed last: a package may be installed meanwhile.
+    """
+    found: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        try:
+            with record.open(encoding="utf-8", newline="") as file:
+                found |= {row[0] for row in csv.reader(file) if row and row[0].endswith(".py")}
+        except (OSError, ValueError, csv.Error):
+            continue
+    return frozenset(found)
 
 
 @functools.cache

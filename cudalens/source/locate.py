@@ -1,4 +1,4 @@
-"""From a stack or a traceback to the user's line, and to his own words for what is on it.
+"""From a stack or a traceback to the user's line, and to their own words for what is on it.
 
 Everything is read, nothing is run: no user code, no ``repr``, no property.  What could not be
 read is said in ``limits``; no function here raises because of what it met on the stack.
@@ -6,72 +6,33 @@ read is said in ``limits``; no function here raises because of what it met on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from cudalens.core.limits import Limits
-from cudalens.core.report_types import CodeLine, Frame, SourceSpan
+from cudalens.core.report_types import CodeLine, Frame, LineRef, SourceSpan
 from cudalens.source.api_name import api_name
 from cudalens.source.argument_names import (
-    Candidate,
-    LibraryName,
+    LineTensor,
     Name,
     OpSignature,
-    Other,
     Same,
-    candidates,
     direct_names,
     library_names,
     name_values,
     other_tensors,
+    tensors_on,
 )
-from cudalens.source.files import (
-    cell_number,
-    forget_cell,
-    is_own_file,
-    is_user_file,
-    register_cell,
-    typed_line,
-)
+from cudalens.source.files import cell_number, typed_line
 from cudalens.source.module_path import ModulePath, module_path
 from cudalens.source.running_call import IsTensor, RunningCall
 from cudalens.source.running_node import Running, column_of, running
-from cudalens.source.safe_eval import is_module, is_tensor
-from cudalens.source.stack import (
-    Entry,
-    Place,
-    Position,
-    StackEntry,
-    entries_from_traceback,
-    frames_of,
-    place_of,
-    places_of,
-    stack_of,
-)
-
-__all__ = [
-    "CallSite",
-    "OpSignature",
-    "StackEntry",
-    "entries_from_traceback",
-    "forget_cell",
-    "frames_of",
-    "is_module",
-    "is_own_file",
-    "is_tensor",
-    "is_user_file",
-    "locate",
-    "locate_entries",
-    "register_cell",
-    "runs_torch",
-    "stack_of",
-]
+from cudalens.source.safe_eval import is_tensor
+from cudalens.source.stack import Entry, Place, Position, frames_of, place_of, places_of
 
 _CONTEXT = 4
 _MAX_CONTEXT = 40
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,19 +50,18 @@ class CallSite:
     frames: tuple[Frame, ...] = ()
     names: tuple[Name, ...] = ()
     """Each argument of the op that an expression of the line is."""
-    others: tuple[Other, ...] = ()
+    others: tuple[LineTensor, ...] = ()
     """Each other tensor on the line; they hold the tensors, so a site is not for keeping."""
-    library_names: tuple[LibraryName, ...] = ()
-    """The variables that hold an argument in library functions, innermost first."""
+    library_names: tuple[tuple[str, str], ...] = ()
+    """An argument and the variable that holds it in a library's function, innermost first."""
     limits: tuple[str, ...] = ()
 
 
 def locate(
-    entries: Sequence[Entry] | TracebackType | None,
+    entries: Sequence[Entry],
     values: Mapping[str, object],
     same: Same,
     is_tensor: IsTensor = is_tensor,
-    is_module: Callable[[object], bool] = is_module,
     signature: OpSignature | None = None,
 ) -> CallSite:
     """Find the user's line for a call and name the tensors on it.
@@ -111,34 +71,38 @@ def locate(
         values: the op's tensor arguments by schema name; keys such as ``indices[1]`` are fine.
         same: whether two values are the same tensor; only such an expression names an argument.
         is_tensor: whether a value is a tensor.
-        is_module: whether a value is an ``nn.Module``.
         signature: what the op takes, where the innermost entry is known to be running it.
     """
-    guard = _Guard()
-    places = guard.run("frames", places_of, entries) or []
-    user = guard.run("source", _deepest_user, places)
-    run = None if user is None else guard.run("source", running, places[user])
-    call = None if run is None else guard.run("names", _call_of, run, is_tensor)
-    found: tuple[Candidate, ...] = ()
-    if run is not None and call is not None:
-        found = guard.run("names", _candidates, run, call, places) or ()
-    modules = guard.run("module path", module_path, places, is_module) or ModulePath()
-    library = [] if user is None else places[user + 1 :]
-    api = guard.run("api", api_name, places, is_tensor, values.keys())
-    names = guard.run("names", name_values, found, values, same) or ()
-    if call is not None and signature is not None and not library:
-        names += guard.run("names", _placed, run, call, api, signature, values, names) or ()
+    limits = Limits()
+    attempt = limits.attempt
+    places = attempt("frames", lambda: places_of(entries), list)
+    run, library = attempt("source", lambda: _users_run(places), lambda: (None, []))
+    modules = attempt("module path", lambda: module_path(places), ModulePath)
+    api = attempt("api", lambda: api_name(places, is_tensor, values.keys()))
+    found: tuple[LineTensor, ...] = ()
+    placed: tuple[Name, ...] = ()
+    if run is not None and run.place.frame is not None:
+        call = RunningCall(run.place, run.node, is_tensor)
+        callee = library[0] if library else None
+        found = attempt("names", lambda: tensors_on(run, call, callee), tuple)
+        if signature is not None and not library:
+            names_by_place = partial(direct_names, run, call, api, signature, values.keys())
+            placed = attempt("names", names_by_place, tuple)
+    names = attempt("names", lambda: name_values(found, values, same), tuple)
+    known = {item.key for item in names}
     return CallSite(
-        source=None if run is None else guard.run("source", span_of_run, run),
-        call_text=None if run is None else guard.run("call text", lambda: run.call_text),
+        source=None if run is None else attempt("source", lambda: _span_of(run)),
+        call_text=None if run is None else attempt("call text", lambda: run.call_text),
         api=api,
         module_path=modules.path,
         module_type=modules.type_name,
-        frames=guard.run("frames", frames_of, entries) or (),
-        names=names,
-        others=guard.run("names", other_tensors, found, values, same) or (),
-        library_names=guard.run("names", library_names, library, values, same, is_tensor) or (),
-        limits=tuple(guard.lines),
+        frames=attempt("frames", lambda: frames_of(entries), tuple),
+        names=names + tuple(item for item in placed if item.key not in known),
+        others=attempt("names", lambda: other_tensors(found, values, same), tuple),
+        library_names=attempt(
+            "names", lambda: library_names(library, values, same, is_tensor), tuple
+        ),
+        limits=tuple(limits.lines),
     )
 
 
@@ -147,19 +111,38 @@ def locate_entries(entries: Sequence[Entry]) -> SourceSpan | None:
 
     ``None`` when no entry is the user's or its source cannot be read.
     """
-    guard = _Guard()
-    places = guard.run("frames", places_of, entries) or []
-    user = guard.run("source", _deepest_user, places)
-    run = None if user is None else guard.run("source", running, places[user])
-    return None if run is None else guard.run("source", span_of_run, run)
+    run = Limits().attempt("source", lambda: _users_run(places_of(entries))[0])
+    return None if run is None else Limits().attempt("source", lambda: _span_of(run))
 
 
-def runs_torch(entry: Entry, *, is_tensor: IsTensor = is_tensor) -> bool:
+def locate_line(entries: Sequence[Entry]) -> LineRef | None:
+    """Return the line that :func:`locate_entries` finds, in short.
+
+    Where several statements share the line, the text is that of the running one.
+    """
+
+    def found() -> LineRef | None:
+        run, _ = _users_run(places_of(entries))
+        if run is None:
+            return None
+        line, alone = _span_of(run).ref, run.statement_text
+        return line if alone in (None, run.text) else replace(line, text=alone)
+
+    return Limits().attempt("source", found)
+
+
+def runs_torch(entry: Entry) -> bool:
     """Return whether the running expression of an entry is proven to use torch or a tensor."""
-    return bool(_Guard().run("api", _uses_torch, entry, is_tensor))
+    return bool(Limits().attempt("api", lambda: RunningCall.at(place_of(entry)).uses_torch()))
 
 
-def span_of_run(run: Running) -> SourceSpan:
+def _users_run(places: Sequence[Place]) -> tuple[Running | None, Sequence[Place]]:
+    """Return what the user's deepest entry of a stack is running, and the entries below it."""
+    user = next((at for at in reversed(range(len(places))) if places[at].is_user), None)
+    return (None, []) if user is None else (running(places[user]), places[user + 1 :])
+
+
+def _span_of(run: Running) -> SourceSpan:
     """Describe the running expression of an entry and the lines around it."""
     place, lines, position = run.place, run.lines, run.place.position
     line = end_line = place.lineno
@@ -200,46 +183,3 @@ def _is_as_typed(place: Place, lines: Sequence[str], position: Position) -> bool
         return False
     is_one_line = position.line == position.end_line
     return is_one_line or typed_line(place.filename, lines, position.end_line) == last
-
-
-class _Guard(Limits):
-    """Runs one stage after another; a stage that fails becomes a line in ``limits``."""
-
-    def run(self, stage: str, function: Callable[..., _T], *args: object) -> _T | None:
-        """Return what ``function`` returns, ``None`` when it raises."""
-        return self.attempt(stage, lambda: function(*args))
-
-
-def _deepest_user(places: Sequence[Place]) -> int | None:
-    return next((i for i in range(len(places) - 1, -1, -1) if places[i].is_user), None)
-
-
-def _uses_torch(entry: Entry, is_tensor: IsTensor) -> bool:
-    return RunningCall.at(place_of(entry), is_tensor).uses_torch()
-
-
-def _call_of(run: Running, is_tensor: IsTensor) -> RunningCall | None:
-    """Return the running call of an entry whose frame lives, with positions in its file."""
-    return None if run.place.frame is None else RunningCall(run.place, is_tensor, run.node)
-
-
-def _placed(
-    run: Running,
-    call: RunningCall,
-    api: str | None,
-    signature: OpSignature,
-    values: Mapping[str, object],
-    names: tuple[Name, ...],
-) -> tuple[Name, ...]:
-    """Name by their places in the call what no value names."""
-    if len(names) == len(values):
-        return ()
-    known = {item.key for item in names}
-    found = direct_names(run, call, api, signature, values.keys())
-    return tuple(item for item in found if item.key not in known)
-
-
-def _candidates(run: Running, call: RunningCall, places: Sequence[Place]) -> tuple[Candidate, ...]:
-    after = places.index(run.place) + 1
-    callee = places[after] if after < len(places) else None
-    return candidates(run, call, callee)

@@ -6,7 +6,7 @@ Modules are read as they are stored; nothing of theirs is called, so a module wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cudalens.source.safe_eval import is_module, registered
@@ -22,9 +22,7 @@ class ModulePath(NamedTuple):
     type_name: str | None = None
 
 
-def running_modules(
-    places: Sequence[Place], is_module: Callable[[object], bool] = is_module
-) -> list[object]:
+def running_modules(places: Sequence[Place]) -> list[object]:
     """Return the modules whose methods are on the stack, outermost first, each once in a row."""
     found: list[object] = []
     for place in places:
@@ -36,15 +34,13 @@ def running_modules(
     return found
 
 
-def module_path(
-    places: Sequence[Place], is_module: Callable[[object], bool] = is_module
-) -> ModulePath:
+def module_path(places: Sequence[Place]) -> ModulePath:
     """Name the innermost running module by its path below the outermost one.
 
     The path is ``None`` when both are the same.  A module that the outermost one does not hold
     is left to the nearest module around it that has a path.
     """
-    stack = running_modules(places, is_module)
+    stack = running_modules(places)
     if not stack:
         return ModulePath()
     paths = _paths(stack[0], wanted={id(module) for module in stack})

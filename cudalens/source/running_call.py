@@ -2,8 +2,6 @@
 
 One reader for a call, a subscript, an operator: the public name of what runs, the receiver, each
 operand by the name of its parameter, and its value where it can be read without running code.
-Only the running expression is parsed; where its positions in the file matter, give the node of
-:func:`cudalens.source.running_node.running`.
 
 Not here: what the frames of torch itself are called (``api_name``), and which tensor an
 expression is (``argument_names``).
@@ -14,16 +12,17 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property, partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any
 
-from cudalens.source.running_node import kind_sources, running_segment
+from cudalens.source.running_node import kind_sources, running
 from cudalens.source.safe_eval import (
     SafeEvaluator,
     evaluator_for,
     instance_dict,
+    is_tensor,
     value_or,
 )
 from cudalens.source.stack import Place
@@ -32,35 +31,28 @@ IsTensor = Callable[[object], bool]
 
 ABSENT = object()
 """In place of a value that cannot be read without running code."""
-_OPERATORS = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.MatMult: "matmul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
+_METHODS = {
+    "Mult": "mul",
+    "MatMult": "matmul",
+    "Div": "truediv",
+    "BitAnd": "and",
+    "BitOr": "or",
+    "BitXor": "xor",
+    "NotEq": "ne",
+    "LtE": "le",
+    "GtE": "ge",
+    "In": "contains",
+    "NotIn": "contains",
+    "Is": None,
+    "IsNot": None,
+    "USub": "neg",
+    "UAdd": "pos",
+    "Not": "bool",
 }
-_COMPARISONS = {
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.In: "contains",
-    ast.NotIn: "contains",
-}
+"""Methods of operators whose node is called otherwise: that of ``ast.Add`` is ``__add__``."""
 # What decides by itself what it does with a tensor.
 _BUILTIN_OWNERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
 _DISPLAYS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr, ast.ListComp)
-_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "bool"}
 _SUBSCRIPTS = {"STORE": "setitem", "DELETE": "delitem", "BINARY": "getitem"}
 _TENSOR_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 # Functions and methods that give one tensor whatever their arguments are.
@@ -74,42 +66,34 @@ _GIVE_TENSORS = frozenset(
 )
 
 
-class Operand(NamedTuple):
-    """An expression that the running call works on, by the name of the parameter that it is."""
-
-    name: str
-    node: ast.expr
-    value: object
-    """``ABSENT`` where it cannot be read without running code."""
-
-
 class RunningCall:
     """What one entry of the stack is calling, indexing or computing.
 
     Args:
         place: the entry.
-        is_tensor: whether a value is a tensor.
         node: the running expression, ``None`` where it is not known.
+        is_tensor: whether a value is a tensor.
     """
 
-    def __init__(self, place: Place, is_tensor: IsTensor, node: ast.AST | None) -> None:
+    def __init__(self, place: Place, node: ast.AST | None, is_tensor: IsTensor = is_tensor) -> None:
         self.place = place
         self.is_tensor = is_tensor
         self.node = node
-        self.evaluator: SafeEvaluator | None = (
-            None if place.frame is None else evaluator_for(place.frame)
-        )
 
     @classmethod
-    def at(cls, place: Place, is_tensor: IsTensor) -> RunningCall:
-        """Read what an entry runs from that piece of its file alone: positions mean nothing."""
-        return cls(place, is_tensor, running_segment(place))
+    def at(cls, place: Place, is_tensor: IsTensor = is_tensor) -> RunningCall:
+        """Find what an entry runs in its file."""
+        return cls(place, running(place).node, is_tensor)
 
     # --- the operands ----------------------------------------------------------------------------
 
     def value(self, node: ast.expr) -> object:
         """Return the value of an expression, ``ABSENT`` where it cannot be read."""
-        return value_or(self.evaluator, node, ABSENT)
+        return value_or(self._evaluator, node, ABSENT)
+
+    @cached_property
+    def _evaluator(self) -> SafeEvaluator | None:
+        return None if self.place.frame is None else evaluator_for(self.place.frame)
 
     @property
     def receiver(self) -> ast.expr | None:
@@ -124,7 +108,7 @@ class RunningCall:
         is_method: bool = False,
         skipped: int = 0,
         is_whole: bool = False,
-    ) -> tuple[Operand, ...] | None:
+    ) -> dict[str, ast.expr] | None:
         """Return the arguments of the running call by the parameters that take them.
 
         Args:
@@ -154,14 +138,26 @@ class RunningCall:
             bound = bind(*node.args, **given).arguments
         except TypeError:
             return None
-        found = list(_flat(bound, signature))
-        if is_method and self.receiver is not None:
-            found.insert(0, ("self", self.receiver))
-        return tuple(Operand(name, item, self.value(item)) for name, item in found)
+        found = dict(_flat(bound, signature))
+        return {"self": self.receiver, **found} if is_method and self.receiver else found
 
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> dict[str, ast.expr]:
         """Return what a running operator or subscript works on, as a tensor's method calls it."""
-        return tuple(Operand(name, item, self.value(item)) for name, item in _parts(self.node))
+        node = self.node
+        if isinstance(node, ast.BinOp):
+            return {"self": node.left, "other": node.right}
+        if isinstance(node, ast.AugAssign):
+            return {"self": node.target, "other": node.value}
+        if isinstance(node, ast.Compare):
+            return {"self": node.left, "other": node.comparators[0]}
+        if isinstance(node, ast.UnaryOp):
+            return {"self": node.operand}
+        if not isinstance(node, ast.Subscript):
+            return {}
+        if not isinstance(node.slice, ast.Tuple):
+            return {"self": node.value, "indices": node.slice}
+        indices = {f"indices[{at}]": part for at, part in enumerate(node.slice.elts)}
+        return {"self": node.value, **indices}
 
     def indices(self) -> tuple[ast.expr, ...]:
         """Return the parts of a running subscript, empty where it is none."""
@@ -187,14 +183,12 @@ class RunningCall:
 
     def uses_torch(self) -> bool:
         """Return whether it is proven to call, index or combine what is torch's."""
-        if (self.api() or "").startswith("torch.") and self._is_proven():
-            return True
-        return self._works_on_tensor() or self._wraps_torch()
-
-    def _is_proven(self) -> bool:
-        """Return whether a method that is called on an unknown result is one of torch's."""
         node = self.node
-        return isinstance(node, ast.Call) and self._rests_on_torch(node)
+        if not isinstance(node, ast.Call):
+            return self._works_on_tensor()
+        # A method that is called on an unknown result may be another's.
+        is_named = (self._of_call(node) or "").startswith("torch.")
+        return (is_named and self._rests_on_torch(node)) or self._is_wrapper(node.func)
 
     def _rests_on_torch(self, node: ast.expr) -> bool:
         """Return whether a chain of calls starts at a tensor or at a function of torch's."""
@@ -213,21 +207,15 @@ class RunningCall:
         A tensor as the index of a list or as the key of a dict is not worked on.
         """
         node = self.node
-        operands: Sequence[ast.expr] = ()
+        operands = list(self.operands().values())
         if isinstance(node, ast.Subscript):
-            operands = (node.value,)
-        elif isinstance(node, ast.UnaryOp):
-            operands = (node.operand,)
+            operands = [node.value]
         elif isinstance(node, ast.Compare):
             is_search = isinstance(node.ops[0], ast.In | ast.NotIn)
-            operands = node.comparators if is_search else (node.left, *node.comparators)
-        elif isinstance(node, ast.BinOp) and not self._is_pythons(node.left):
-            operands = (node.left, node.right)
-        elif isinstance(node, ast.AugAssign) and not self._is_pythons(node.target):
-            operands = (node.target, node.value)
-        return any(
-            self._is_tensor(item) is True and self._rests_on_torch(item) for item in operands
-        )
+            operands = node.comparators if is_search else [node.left, *node.comparators]
+        elif isinstance(node, ast.BinOp | ast.AugAssign) and self._is_pythons(operands[0]):
+            return False
+        return any(self._is_tensor(item) and self._rests_on_torch(item) for item in operands)
 
     def _is_pythons(self, node: ast.expr) -> bool:
         """Return whether a list, a text or the like is what an operator works on.
@@ -236,15 +224,11 @@ class RunningCall:
         """
         return isinstance(node, _DISPLAYS) or isinstance(self.value(node), _BUILTIN_OWNERS)
 
-    def _wraps_torch(self) -> bool:
-        """Return whether a function or method of torch's is called under another name.
+    def _is_wrapper(self, node: ast.expr) -> bool:
+        """Return whether a function or method of torch's goes by another name.
 
         Which argument is which does not follow from the call then: only that it is torch's.
         """
-        node = self.node
-        return isinstance(node, ast.Call) and self._is_wrapper(node.func)
-
-    def _is_wrapper(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Call) or not node.args:
             return self._is_torchs(node)
         maker, first = self.value(node.func), node.args[0]
@@ -269,16 +253,18 @@ class RunningCall:
             known = self._is_tensor(node.value)
             if known or (known is None and is_indexed):
                 return _SUBSCRIPTS.get(self.place.operation.partition("_")[0])
-        elif isinstance(node, ast.BinOp):
-            return self._of_operator(node)
+        elif isinstance(node, ast.BinOp) and not self._is_pythons(node.left):
+            left = self._is_tensor(node.left)
+            if left or (left is False and self._is_tensor(node.right)):
+                return f"{'' if left else 'r'}{_method_of(node.op)}"
         elif isinstance(node, ast.AugAssign) and self._is_tensor(node.target):
-            return f"i{_OPERATORS[type(node.op)]}"
+            return f"i{_method_of(node.op)}"
         elif isinstance(node, ast.Compare):
             is_search = isinstance(node.ops[0], ast.In | ast.NotIn)
             if self._is_tensor(node.comparators[0] if is_search else node.left):
-                return _COMPARISONS.get(type(node.ops[0]))
+                return _method_of(node.ops[0])
         elif isinstance(node, ast.UnaryOp) and self._is_tensor(node.operand):
-            return _UNARY[type(node.op)]
+            return _method_of(node.op)
         return None
 
     def _is_tensor(self, node: ast.expr) -> bool | None:
@@ -302,15 +288,6 @@ class RunningCall:
             return (name.startswith("torch.") and name.split(".")[-1] in _GIVE_TENSORS) or None
         return None
 
-    def _of_operator(self, node: ast.BinOp) -> str | None:
-        if self._is_pythons(node.left):
-            return None
-        name = _OPERATORS[type(node.op)]
-        left = self._is_tensor(node.left)
-        if left:
-            return name
-        return f"r{name}" if left is False and self._is_tensor(node.right) else None
-
     def _of_call(self, node: ast.Call) -> str | None:
         function = node.func
         if isinstance(function, ast.Attribute):
@@ -330,7 +307,12 @@ class RunningCall:
             node = node.value
             module = self.value(node)
             if issubclass(type(module), ModuleType):
-                return below_module(str(instance_dict(module).get("__name__")), names)
+                path = str(instance_dict(module).get("__name__"))
+                package = path.partition(".")[0]
+                # What is reached from another package over several names says little.
+                is_known = package == "torch" or len(names) == 1
+                is_said = is_known and package not in sys.stdlib_module_names
+                return ".".join([path, *names]) if is_said else None
         return None
 
 
@@ -345,17 +327,8 @@ _KIND = inspect.Parameter
 
 def signature_of(code: CodeType) -> inspect.Signature:
     """Return what a function of Python takes, as its code says: nothing of it can lie or run."""
-    names, flags = iter(code.co_varnames), code.co_flags
-    count, first = code.co_argcount, code.co_posonlyargcount
-    named = [_KIND(next(names), _KIND.POSITIONAL_ONLY) for _ in range(first)]
-    named += [_KIND(next(names), _KIND.POSITIONAL_OR_KEYWORD) for _ in range(count - first)]
-    keyword_only = [_KIND(next(names), _KIND.KEYWORD_ONLY) for _ in range(code.co_kwonlyargcount)]
-    if flags & inspect.CO_VARARGS:
-        named.append(_KIND(next(names), _KIND.VAR_POSITIONAL))
-    named += keyword_only
-    if flags & inspect.CO_VARKEYWORDS:
-        named.append(_KIND(next(names), _KIND.VAR_KEYWORD))
-    return inspect.Signature(named)
+    cells = tuple(CellType() for _ in code.co_freevars)
+    return inspect.signature(FunctionType(code, {}, closure=cells))
 
 
 def _keywords(node: ast.Call, signature: inspect.Signature) -> Iterator[tuple[str, ast.expr]]:
@@ -382,25 +355,13 @@ def _flat(bound: Mapping[str, Any], signature: inspect.Signature) -> Iterator[tu
             yield name, given
 
 
+def _method_of(operator: ast.AST) -> str | None:
+    name = type(operator).__name__
+    return _METHODS.get(name, name.lower())
+
+
 def _is_starred(node: ast.expr) -> bool:
     return isinstance(node, ast.Starred)
-
-
-def _parts(node: ast.AST | None) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(node, ast.BinOp):
-        yield from (("self", node.left), ("other", node.right))
-    elif isinstance(node, ast.AugAssign):
-        yield from (("self", node.target), ("other", node.value))
-    elif isinstance(node, ast.Compare):
-        yield from (("self", node.left), ("other", node.comparators[0]))
-    elif isinstance(node, ast.UnaryOp):
-        yield "self", node.operand
-    elif isinstance(node, ast.Subscript):
-        yield "self", node.value
-        if not isinstance(node.slice, ast.Tuple):
-            yield "indices", node.slice
-        else:
-            yield from ((f"indices[{at}]", part) for at, part in enumerate(node.slice.elts))
 
 
 # --- the name under which torch offers a function or class to its ---------------------------------
@@ -420,14 +381,6 @@ def is_tensor_method(name: str) -> bool:
     """Return whether tensors have an attribute of this name."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", object)
     return any(name in vars(base) for base in tensor.__mro__[:-1])
-
-
-def below_module(module: str, names: Sequence[str]) -> str | None:
-    """Name what is reached from a module, ``None`` where that says little."""
-    package = module.partition(".")[0]
-    if package in sys.stdlib_module_names or (package != "torch" and len(names) > 1):
-        return None
-    return ".".join([module, *names])
 
 
 def of_value(value: Any) -> str | None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from cudalens.core._python import parse
-from cudalens.source.files import source_lines, typed_line
+from cudalens.source.files import Source, source, typed_line
 from cudalens.source.stack import Place, Position
 
 Span: TypeAlias = tuple[int, int, int]
@@ -23,7 +26,6 @@ Span: TypeAlias = tuple[int, int, int]
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ELSEWHERE = (ast.stmt, ast.ExceptHandler, ast.match_case, *_SCOPES)
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
-_NO_CALL = ("CALL_INTRINSIC",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +56,23 @@ class Running:
     def text(self) -> str | None:
         """The first line of the running statement, stripped."""
         line = self.place.lineno
-        if self.statement is not None and not _in_decorator(self.statement, line):
-            line = self.statement.lineno
+        if self.statement is not None:  # above it stand its decorators
+            line = min(line, self.statement.lineno)
         text = line_text(self.lines, line)
         return text and typed_line(self.place.filename, self.lines, line).strip()
+
+    @property
+    def statement_text(self) -> str | None:
+        """As :attr:`text`, but only the running statement where others share its line."""
+        node, line = self.statement, self.text
+        if node is None or line is None or node.lineno != node.end_lineno:
+            return line
+        number, whole = node.lineno, self.lines[node.lineno - 1]
+        start = column_of(whole, node.col_offset)
+        end = column_of(whole, node.end_col_offset or 0)
+        others = whole[:start].rstrip().endswith(";") or whole[end:].lstrip().startswith(";")
+        is_as_typed = typed_line(self.place.filename, self.lines, number) == whole
+        return whole[start:end] if others and is_as_typed else line
 
     @property
     def call_text(self) -> str | None:
@@ -70,52 +85,85 @@ class Running:
 
 def running(place: Place) -> Running:
     """Find what an entry of the stack is running."""
-    lines = source_lines(place.filename)
-    if not lines:
+    text = source(place.filename)
+    if not text.lines:
         return Running(place=place)
-    try:
-        tree = _tree("\n".join(lines))
-    except (SyntaxError, ValueError):
-        return Running(place=place, lines=lines)
-    position = place.position
-    path = () if position is None else _path_to(tree, position, place)
+    path: tuple[ast.AST, ...] = ()
+    if place.position is not None:
+        trees = _trees_around(text, place)
+        path = next(filter(None, (_path_to(tree, place.position, place) for tree in trees)), ())
     if not path:
-        statement = _statement_at(tree, place.lineno)
-        return Running(place=place, lines=lines, statement=statement)
-    *parents, node = path
-    statements = [item for item in path if isinstance(item, ast.stmt)]
+        tree = _whole(text)
+        statement = None if tree is None else _statement_at(tree, place.lineno)
+        return Running(place=place, lines=text.lines, statement=statement)
+    statement = next((item for item in reversed(path) if isinstance(item, ast.stmt)), None)
     return Running(
-        place=place,
-        lines=lines,
-        node=node,
-        parents=tuple(parents),
-        statement=statements[-1] if statements else None,
+        place=place, lines=text.lines, node=path[-1], parents=path[:-1], statement=statement
     )
 
 
-@functools.lru_cache(maxsize=4)
-def _tree(text: str) -> ast.Module:
-    """Parse a file or cell once: a report looks at the same one again and again."""
-    return parse(text)
+# --- as much of a file as is needed, parsed once --------------------------------------------------
 
 
-def running_segment(place: Place) -> ast.AST | None:
-    """Parse only the expression or assignment that an entry runs; its positions mean nothing.
+_SHORT = 400
+"""A source of so many lines is parsed whole."""
+_STARTS = 20
+_TOP = re.compile(r"(?!(?:elif|else|except|finally|case)\b)[@\w]")
+"""How a line begins that may begin a statement of the module."""
 
-    Library files are thousands of lines long: this reads the few that matter.
+
+def _trees_around(text: Source, place: Place) -> Iterator[ast.Module]:
+    """Yield what may hold the running code: in a long source top-level statements, then all."""
+    if len(text.lines) > _SHORT:
+        for first, last in _blocks_around(text.lines, place):
+            if (tree := _block(text, first, last)) is not None:
+                yield tree
+    if (tree := _whole(text)) is not None:
+        yield tree
+
+
+def _blocks_around(lines: Sequence[str], place: Place) -> Iterator[tuple[int, int]]:
+    """Yield first and last line of what may be the statement around a place, nearest first.
+
+    Lines inside strings may look like a statement: those do not parse, or hold no such position.
     """
-    position = place.position
-    lines = source_lines(place.filename)
-    if position is None or not 0 < position.end_line <= len(lines):
+    assert place.position is not None
+    inside, end = place.position.line, place.position.end_line
+    if place.code.co_flags & inspect.CO_OPTIMIZED:  # a function's: all of it is in one statement
+        inside = min(inside, place.code.co_firstlineno)
+    # Behind a decorator stands what it decorates.
+    after = (n for n in range(end, len(lines)) if _TOP.match(lines[n]) and lines[n - 1][:1] != "@")
+    last = next(after, len(lines))
+    starts = (n for n in range(min(inside, len(lines)), 0, -1) if _TOP.match(lines[n - 1]))
+    for first in itertools.islice(starts, _STARTS):
+        yield first, last
+
+
+def _parsed_lines(text: Source, first: int, last: int) -> ast.Module | None:
+    """Parse some lines, with their numbers in the file."""
+    tree = _parse_or_none("\n".join(text.lines[first - 1 : last]))
+    return None if tree is None else ast.increment_lineno(tree, first - 1)
+
+
+def _parse_or_none(text: str) -> ast.Module | None:
+    try:
+        return parse(text)
+    except (SyntaxError, ValueError):
         return None
-    text = _segment(lines, position)
-    before = lines[position.line - 1].encode()[: position.column].decode(errors="replace")
-    # In a chain of calls over several lines the position starts at the last method's name.
-    # The lambda stands for the receiver: an expression that nobody can evaluate.
-    if before.rstrip().endswith("."):
-        text = f"(lambda: 0).{text}"
-    node = _parsed(f"({text}\n)") or _parsed(text)
-    return node if node is not None and _fits(node, place) else None
+
+
+_block = functools.lru_cache(maxsize=32)(_parsed_lines)
+
+
+@functools.lru_cache(maxsize=4)
+def _whole(text: Source) -> ast.Module | None:
+    """Parse a file or cell once: a report looks at the same one again and again."""
+    return _parsed_lines(text, 1, len(text.lines))
+
+
+def parsed_source(filename: str) -> ast.Module | None:
+    """Return the syntax tree of a whole file or cell, ``None`` where it cannot be read."""
+    return _whole(source(filename))
 
 
 def expressions_in(root: ast.AST) -> Iterator[ast.expr]:
@@ -184,13 +232,11 @@ def _written(node: ast.AST, lines: Sequence[str]) -> str | None:
 
 def _parsed(text: str) -> ast.AST | None:
     """Parse one expression or statement."""
-    try:
-        body = parse(text).body
-    except (SyntaxError, ValueError):
+    tree = _parse_or_none(text)
+    if tree is None or len(tree.body) != 1:
         return None
-    if len(body) != 1:
-        return None
-    return body[0].value if isinstance(body[0], ast.Expr) else body[0]
+    (node,) = tree.body
+    return node.value if isinstance(node, ast.Expr) else node
 
 
 def _segment(lines: Sequence[str], position: Position) -> str:
@@ -226,11 +272,9 @@ def _matches(node: ast.AST, position: Position, place: Place) -> bool:
     ends = (node.end_lineno, node.end_col_offset) == (position.end_line, position.end_column)
     # A method call over several lines starts at the method's name; no two calls end together.
     same_start = (node.lineno, node.col_offset) == (position.line, position.column)
-    return ends and (same_start or (isinstance(node, ast.Call) and _is_call(place.operation)))
-
-
-def _is_call(operation: str) -> bool:
-    return operation.startswith(("CALL", "PRECALL")) and not operation.startswith(_NO_CALL)
+    if not isinstance(node, ast.Call) or place.operation.startswith("CALL_INTRINSIC"):
+        return ends and same_start
+    return ends and (same_start or place.operation.startswith(("CALL", "PRECALL")))
 
 
 def _fits(node: ast.AST, place: Place) -> bool:
@@ -257,15 +301,8 @@ def _knows(known: set[str], name: str) -> bool:
 def _statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
     """Return the innermost statement that covers a line."""
     for child in ast.iter_child_nodes(tree):
-        if not _covers(child, Position(line, line, 0, 0)):
-            continue
-        inner = _statement_at(child, line)
-        if inner is not None:
-            return inner
-        if isinstance(child, ast.stmt):
-            return child
+        if _covers(child, Position(line, line, 0, 0)):
+            found = _statement_at(child, line) or child
+            if isinstance(found, ast.stmt):
+                return found
     return None
-
-
-def _in_decorator(statement: ast.stmt, line: int) -> bool:
-    return line < statement.lineno

@@ -59,9 +59,9 @@ class SafeEvaluator(Evaluator):  # type: ignore[misc]  # pure_eval comes without
         left, right = self[node.left], self[node.right]
         if not all(type(side) is int and abs(side) < _MAX_INT for side in (left, right)):
             raise CannotEval
-        if isinstance(node.op, ast.Add | ast.Sub):
-            return int(left + right if isinstance(node.op, ast.Add) else left - right)
-        raise CannotEval
+        if not isinstance(node.op, ast.Add | ast.Sub):
+            raise CannotEval
+        return int(left + right if isinstance(node.op, ast.Add) else left - right)
 
 
 def evaluator_for(frame: FrameType) -> SafeEvaluator:
@@ -89,6 +89,11 @@ def is_tensor(value: object) -> bool:
 def is_module(value: object) -> bool:
     """Return whether a value is a ``torch.nn.Module``, by its type's own bases."""
     return _has_base(value, "torch.nn.modules.module", "Module")
+
+
+def is_array(value: object) -> bool:
+    """Return whether a value is a ``numpy.ndarray``, by its type's own bases."""
+    return _has_base(value, "numpy", "ndarray")
 
 
 def instance_dict(value: object) -> dict[str, object]:
@@ -136,19 +141,19 @@ def item(value: object, key: object) -> Any:
     base = _base_of(value, "__getitem__")
     if base is dict:
         return _entry(value, key)
-    if base in (list, tuple) and type(key) is int:
-        try:
-            return base.__getitem__(value, key)
-        except IndexError:
-            raise CannotEval from None
-    raise CannotEval
+    if base not in (list, tuple) or type(key) is not int:
+        raise CannotEval
+    try:
+        return base.__getitem__(value, key)
+    except IndexError:
+        raise CannotEval from None
 
 
 def _attribute(value: object, name: str) -> Any:
     found = _class_attribute(type(value), name)
     if type(found) is _FIELD:
         return found.__get__(value, type(value))  # type: ignore[attr-defined]
-    if _has_plain_getattribute(value):
+    if _class_attribute(type(value), "__getattribute__") is object.__getattribute__:
         if is_module(value) and found is _ABSENT:
             for kind in ("_parameters", "_buffers", "_modules"):
                 if name in registered(value, kind):
@@ -171,16 +176,15 @@ def _store(value: object) -> Mapping[object, object] | None:
     return None
 
 
-def _children(module: object) -> Mapping[object, object] | None:
+def _children(module: object) -> Mapping[Any, object] | None:
     """Return the children of a module that is a plain list or dict of modules."""
     if not any(type(module) is _loaded("torch.nn", name) for name in _MODULE_LISTS):
         return None
     children = registered(module, "_modules")
     if type(module) is _loaded("torch.nn", "ModuleDict"):
-        return {name: child for name, child in children.items()}  # noqa: C416  widens the key type
-    count = len(children)
-    numbered: dict[object, object] = dict(enumerate(children.values()))
-    return numbered | {index - count: child for index, child in enumerate(children.values())}
+        return children
+    held = list(children.values())
+    return {at: held[at] for at in range(-len(held), len(held))}
 
 
 def _entry(mapping: object, key: object) -> Any:
@@ -201,10 +205,6 @@ def _base_of(value: object, method: str) -> Any:
         if _class_attribute(type(value), method) is _class_attribute(base, method):
             return base
     return None
-
-
-def _has_plain_getattribute(value: object) -> bool:
-    return _class_attribute(type(value), "__getattribute__") is object.__getattribute__
 
 
 def _class_attribute(kind: type, name: str) -> object:

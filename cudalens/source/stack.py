@@ -6,7 +6,6 @@ Every sequence here is ordered outermost first.
 from __future__ import annotations
 
 import dis
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from cudalens.source.files import (
     torch_path,
     typed_line,
 )
+from cudalens.source.inner_cells import inner_home
 from cudalens.source.safe_eval import instance_dict
 from cudalens.source.timed_cells import Home, home_of
 
@@ -52,9 +52,22 @@ class StackEntry(NamedTuple):
     code: CodeType
     lineno: int
     lasti: int
+    frame: FrameType | None = None
+    """The frame, where it is known to run still: its variables may be others by now."""
 
 
 Entry: TypeAlias = FrameType | TracebackType | StackEntry
+
+
+def frame_of(entry: FrameType | TracebackType) -> FrameType:
+    """Return a frame, or that of one link of a traceback."""
+    return entry.tb_frame if isinstance(entry, TracebackType) else entry
+
+
+def line_of(code: CodeType, lasti: int) -> int:
+    """Return the line of an instruction, that of the function where the code does not say."""
+    line = _origin_of(code, lasti)[0]
+    return code.co_firstlineno if line is None else line
 
 
 class Position(NamedTuple):
@@ -92,7 +105,7 @@ class Place(NamedTuple):
 
         Such code has the file and the name of the user's function, and no columns.
         """
-        line, _, column, _ = _origin(self.code, self.lasti)
+        line, _, column, _ = _origin_of(self.code, self.lasti)
         is_function = not is_top(self.code.co_name)
         is_first = is_function and line == self.code.co_firstlineno
         return is_first and column is None and _HAS_COLUMNS
@@ -100,7 +113,7 @@ class Place(NamedTuple):
     @property
     def position(self) -> Position | None:
         """Where the running instruction comes from, ``None`` when the code does not say."""
-        line, end_line, column, end_column = _origin(self.code, self.lasti)
+        line, end_line, column, end_column = _origin_of(self.code, self.lasti)
         if line is None or end_line is None or column is None or end_column is None:
             return None
         _, lines, columns = self.home or Home("")
@@ -113,7 +126,7 @@ class Place(NamedTuple):
         """The name of the running instruction, such as ``CALL`` or ``STORE_SUBSCR``."""
         code, at = self.code.co_code, self.lasti
         # Each instruction may be followed by cache slots, which belong to it.
-        while 0 <= at < len(code) and at > 0 and dis.opname[code[at]] == "CACHE":
+        while 0 < at < len(code) and dis.opname[code[at]] == "CACHE":
             at -= 2
         return dis.opname[code[at]] if 0 <= at < len(code) else ""
 
@@ -123,16 +136,29 @@ class Place(NamedTuple):
         return {} if self.frame is None else self.frame.f_locals
 
 
-def _origin(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return lines and columns of an instruction, ``None`` where the code does not say."""
-    if lasti < 0:
-        return (None, None, None, None)
-    found = next(itertools.islice(code.co_positions(), lasti // 2, None), None)
-    return found or (None, None, None, None)
+_Origin: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+_MOST_TABLES = 8
+_tables: dict[int, tuple[CodeType, list[_Origin]]] = {}
+"""By the ``id`` of a code object where each of its instructions comes from."""
+
+
+def _origin_of(code: CodeType, lasti: int) -> _Origin:
+    """Return lines and columns of an instruction, ``None`` where the code does not say.
+
+    Python reads its own table from the start each time: a report asks for hundreds of places in
+    one long cell.
+    """
+    known = _tables.get(id(code))
+    if known is None or known[0] is not code:
+        while len(_tables) >= _MOST_TABLES:
+            _tables.pop(next(iter(_tables)), None)
+        known = _tables[id(code)] = (code, list(code.co_positions()))
+    table, at = known[1], lasti // 2
+    return table[at] if 0 <= at < len(table) else (None, None, None, None)
 
 
 # Python can be told to keep no columns; then nobody can tell.
-_HAS_COLUMNS = any(item[2] is not None for item in _origin.__code__.co_positions())
+_HAS_COLUMNS = any(item[2] is not None for item in _origin_of.__code__.co_positions())
 
 
 def place_of(entry: Entry) -> Place:
@@ -145,8 +171,8 @@ def place_of(entry: Entry) -> Place:
         line = entry.f_lineno or entry.f_code.co_firstlineno
         place = Place(entry.f_code, line, entry.f_lasti, entry)
     else:
-        place = Place(entry.code, entry.lineno, entry.lasti, None)
-    if (home := home_of(place.code)) is None:
+        place = Place(*entry)
+    if (home := inner_home(place.code.co_filename) or home_of(place.code)) is None:
         return place
     return place._replace(home=home, lineno=place.lineno + home.lines)
 
@@ -165,9 +191,8 @@ def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType
     if not entries:
         return None
     outside = stack_of(entries[0].tb_frame)[:-1]
-    frames = [*outside, *(item.tb_frame for item in entries)]
-    alike = [item for item in frames if item.f_code is code]
-    return alike[-1] if alike else None
+    frames = (*outside, *map(frame_of, entries))
+    return next((item for item in reversed(frames) if item.f_code is code), None)
 
 
 def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
@@ -179,10 +204,8 @@ def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackTy
     return tuple(found)
 
 
-def places_of(entries: Sequence[Entry] | TracebackType | None) -> list[Place]:
+def places_of(entries: Sequence[Entry]) -> list[Place]:
     """Read a stack, outermost first, without the frames of whoever is looking at it."""
-    if entries is None or isinstance(entries, TracebackType):
-        entries = entries_from_traceback(entries)
     places = [place for place in map(place_of, entries) if not is_own_file(place.filename)]
     # In a traceback the innermost frame is where it was raised, whoever's it is.
     is_live = bool(entries) and not isinstance(entries[-1], TracebackType)
@@ -200,7 +223,7 @@ def _as_written(places: Sequence[Place]) -> Iterator[Place]:
         if not place.is_generated:
             yield place
         elif (line := _traced_line(place.code, places[at + 1 :])) is not None:
-            yield place._replace(lineno=line + (0 if place.home is None else place.home.lines))
+            yield place._replace(lineno=line + (place.home.lines if place.home else 0))
 
 
 def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
@@ -212,26 +235,22 @@ def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
             number = lines.get(place.lineno - graph_module.get("_prologue_start", 0))
             trace = None if number is None else list(graph.nodes)[number].stack_trace
             found = _TRACED.findall(trace or "")
-            here = [int(n) for file, n, name in found if (file, name) == _named(code)]
+            own = code.co_filename, code.co_name
+            here = [int(n) for file, n, name in found if (file, name) == own]
             return here[-1] if here else None
     return None
 
 
-def _named(code: CodeType) -> tuple[str, str]:
-    return code.co_filename, code.co_name
-
-
-def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, ...]:
+def frames_of(entries: Sequence[Entry]) -> tuple[Frame, ...]:
     """Describe a stack: without this package, without what runs cells, at most ``MAX_FRAMES``.
 
     Frames outside the user's first one belong to the front end and are left out too, unless no
     frame is the user's.
     """
-    if entries is None or isinstance(entries, TracebackType):
-        entries = entries_from_traceback(entries)
     # What runs a cell was called from a cell itself: only the code inside it is the user's call.
-    files = [place_of(item).filename for item in entries]
-    runner = max((i for i, file in enumerate(files) if _runs_cells(file)), default=-1)
+    # A cell that awaits is run by this package alone: the shell waits further out.
+    files = enumerate(place_of(item).filename for item in entries)
+    runner = max((at for at, file in files if file == _RUNNER or is_machinery(file)), default=-1)
     places = places_of(entries[runner + 1 :])
     first = next((index for index, place in enumerate(places) if place.is_user), 0)
     places = places[first:]
@@ -240,19 +259,14 @@ def frames_of(entries: Sequence[Entry] | TracebackType | None) -> tuple[Frame, .
     return tuple(map(_describe, places))
 
 
-def _runs_cells(filename: str) -> bool:
-    # A cell that awaits is run by this package alone: the shell waits further out.
-    return filename == _RUNNER or is_machinery(filename)
-
-
 def _describe(place: Place) -> Frame:
-    lines, number = source_lines(place.filename), place.lineno
-    is_known = 0 < number <= len(lines)
+    lines = source_lines(place.filename)
+    is_known = 0 < place.lineno <= len(lines)
     return Frame(
         file=place.filename,
         line=place.lineno,
         function="<module>" if is_top(place.code.co_name) else place.code.co_name,
-        text=typed_line(place.filename, lines, number).strip() if is_known else "",
+        text=typed_line(place.filename, lines, place.lineno).strip() if is_known else "",
         is_user=place.is_user,
         cell=cell_number(place.filename),
     )

@@ -11,26 +11,25 @@ IPython is only talked to, never imported.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cudalens.core._python import parse
+from cudalens.core.limits import Limits
 from cudalens.source.cell_text import comment_out, transformed
 from cudalens.source.files import (
     forget_cell,
     is_shared,
     register_cell,
     running_shell,
-    share_name,
-    unshare_name,
+    share_names,
 )
-
-__all__ = ["Home", "forget", "home_of", "note"]
 
 _NAMES = ("<timed exec>", "<timed eval>")
 _MAX_CELLS = 256
@@ -55,12 +54,8 @@ class Home(NamedTuple):
     """``None`` where the text that ran is not the typed one: its columns mean nothing."""
 
 
-class _Part(NamedTuple):
-    """A text of a cell that is compiled by itself."""
-
-    text: str
-    lines: int
-    columns: int | None
+_Moved: TypeAlias = tuple[int, int | None]
+"""How many lines and columns a text of a cell that is compiled by itself is moved by."""
 
 
 @dataclass(kw_only=True)
@@ -70,7 +65,7 @@ class _TimedCell:
     number: int
     lines: tuple[str, ...]
     """As typed, from the line on that counts as the first."""
-    codes: list[tuple[CodeType, _Part]] | None = field(default=None, repr=False)
+    codes: list[tuple[CodeType, _Moved]] | None = None
     """What the magic makes of it, once somebody has asked."""
 
 
@@ -91,26 +86,30 @@ def note(number: int, raw: str) -> None:
     """Remember a cell, before it runs, when something in it is timed."""
     if "%time" not in raw:
         return
-    lines = raw.rstrip().split("\n")
-    if not raw.lstrip().startswith("%%cudacheck"):  # the shell drops the blank lines above others
-        while lines and not lines[0].strip():
-            lines.pop(0)
+    lines = counted_lines(raw)
     name = f"<timed-input-{number}-{zlib.crc32(raw.encode(errors='replace')):08x}>"
     _memory.cells.pop(name, None)
     _memory.cells[name] = _TimedCell(number=number, lines=tuple(lines))
-    for shared in _NAMES:
-        share_name(shared)
+    share_names(*_NAMES)
     while len(_memory.cells) > _MAX_CELLS:
         _forget(next(iter(_memory.cells)))
     _memory.answers = {}
+
+
+def counted_lines(raw: str) -> list[str]:
+    """Return the lines of a cell as typed, from the one on that counts as the first."""
+    lines = raw.rstrip().split("\n")
+    if raw.lstrip().startswith("%%cudacheck"):
+        return lines
+    # The shell drops the blank lines above others.
+    return list(itertools.dropwhile(lambda line: not line.strip(), lines))
 
 
 def forget() -> None:
     """Undo every :func:`note`."""
     for name in list(_memory.cells):
         _forget(name)
-    for shared in _NAMES:
-        unshare_name(shared)
+    share_names()
     _memory.answers = {}
 
 
@@ -126,7 +125,10 @@ def home_of(code: CodeType) -> Home | None:
     answers = _memory.answers
     found = answers.get(id(code))
     if found is None or found[0] is not code:
-        found = answers[id(code)] = (code, _certain(code))
+        shell = running_shell()
+        # A transformer that somebody gave the shell may fail.
+        home = None if shell is None else Limits().attempt("cell", lambda: _find(shell, code))
+        found = answers[id(code)] = (code, home)
     return found[1]
 
 
@@ -135,20 +137,18 @@ def _forget(name: str) -> None:
     forget_cell(name)
 
 
-def _certain(code: CodeType) -> Home | None:
-    shell = running_shell()
-    try:
-        return None if shell is None else _find(shell, code)
-    except Exception:  # of a transformer that somebody gave the shell
-        return None
-
-
 def _find(shell: Any, code: CodeType) -> Home | None:
     home = text = None
     for name, cell in reversed(list(_memory.cells.items())):
         if text is not None and cell.lines == text:
             continue
-        places = {part[1:] for item, part in _codes_of(shell, cell) if _is_same(code, item)}
+        if cell.codes is None:
+            cell.codes = [
+                (item, moved)
+                for body, moved in _parts(shell, cell.lines)
+                for item in _codes(shell, body)
+            ]
+        places = {moved for item, moved in cell.codes if _is_same(code, item)}
         if not places:
             continue
         if len(places) > 1 or text is not None:
@@ -160,33 +160,27 @@ def _find(shell: Any, code: CodeType) -> Home | None:
 
 
 def _home(shell: Any, name: str, cell: _TimedCell, number: int, columns: int | None) -> Home | None:
-    lines = _as_python(shell, cell.lines)
+    lines = as_python(shell, cell.lines)
     if len(lines) != len(cell.lines):
         return None  # a magic over several lines: nobody can tell which line is which
     register_cell(name, cell.number, lines, cell.lines)
     return Home(name, number, columns)
 
 
-def _codes_of(shell: Any, cell: _TimedCell) -> list[tuple[CodeType, _Part]]:
-    if cell.codes is None:
-        parts = list(_parts(shell, cell.lines))
-        cell.codes = [(code, part) for part in parts for code in _codes(shell, part.text)]
-    return cell.codes
-
-
-def _parts(shell: Any, lines: Sequence[str]) -> Iterator[_Part]:
+def _parts(shell: Any, lines: Sequence[str]) -> Iterator[tuple[str, _Moved]]:
+    """Return the texts of a cell that the magic compiles by themselves, and where they stand."""
     above = _magics_above(lines)
     if above and _magic(lines[above - 1]) == "time":
         body = "\n".join(lines[above:])
         # The shell drops the blank lines above, and the code counts without them.
         blank = body.count("\n", 0, len(body) - len(body.lstrip()))
-        yield _Part(shell.transform_cell(body), above + blank, 0)
+        yield shell.transform_cell(body), (above + blank, 0)
     for number, line in enumerate(lines):
         if number >= above and (found := _LINE.match(line)):
             text = line[found.end() :]
-            yield _Part(shell.transform_cell(text), number, found.end())
+            yield shell.transform_cell(text), (number, found.end())
             if (other := _as_arguments(text)) not in (None, text):
-                yield _Part(shell.transform_cell(other), number, None)
+                yield shell.transform_cell(other), (number, None)
 
 
 def _as_arguments(text: str) -> str | None:
@@ -199,7 +193,7 @@ def _as_arguments(text: str) -> str | None:
         return None
 
 
-def _as_python(shell: Any, lines: Sequence[str]) -> list[str]:
+def as_python(shell: Any, lines: Sequence[str]) -> list[str]:
     """Return the lines of a cell as Python: its magics as comments or as calls of the shell."""
     above = _magics_above(lines)
     text = comment_out(lines[:above]) + transformed(shell, "\n".join(lines[above:]))

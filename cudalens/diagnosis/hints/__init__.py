@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import RuleEntry, matching, rule, table
@@ -18,11 +19,11 @@ for _module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def find_hints(evidence: Evidence, troubles: list[str] | None = None) -> tuple[Hint, ...]:
+def find_hints(evidence: Evidence, limits: Limits) -> tuple[Hint, ...]:
     """Return the hints that the evidence carries, surest first, at most ``MAX_HINTS``.
 
     Args:
         evidence: what was collected about the failure.
-        troubles: takes one line for each rule that failed.
+        limits: takes one line for each rule that failed.
     """
-    return tuple(matching(evidence, [] if troubles is None else troubles))[:MAX_HINTS]
+    return tuple(matching(evidence, limits))[:MAX_HINTS]

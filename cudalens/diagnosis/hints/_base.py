@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 
 Rule = Callable[[Evidence], "Hint | None"]
+LAST = 99
+"""The priority of a rule that speaks only where every other one is silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +48,16 @@ def table() -> tuple[RuleEntry, ...]:
     return tuple(sorted(_rules, key=lambda entry: (entry.priority, entry.name)))
 
 
-def matching(evidence: Evidence, troubles: list[str]) -> Iterator[Hint]:
-    """Return the hints of all rules that fire, each under its rule's name.
+def matching(evidence: Evidence, limits: Limits) -> Iterator[Hint]:
+    """Return the hints of all rules that fire, each under its own name or that of its rule.
 
-    A rule that fails leaves one line in ``troubles``, and the others are asked all the same.
+    A rule that fails leaves one line in ``limits``, and the others are asked all the same.
     """
+    has_spoken = False
     for entry in table():
-        try:
-            hint = entry.apply(evidence)
-        except Exception as trouble:
-            troubles.append(f"hint {entry.name} failed: {type(trouble).__name__}: {trouble}")
-            continue
+        if entry.priority == LAST and has_spoken:
+            return
+        hint = limits.attempt(f"hint {entry.name}", partial(entry.apply, evidence))
         if hint is not None:
-            yield replace(hint, rule=entry.name)
+            has_spoken = True
+            yield replace(hint, rule=hint.rule or entry.name)

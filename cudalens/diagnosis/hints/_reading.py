@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from cudalens.core._python import parse
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, Offender, TensorFact
+from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import parsed
@@ -18,7 +20,7 @@ GARBAGE = 1 << 48
 """No table has this many rows: an integer of this size was never an id."""
 LOST_NUMBERS = frozenset({-(1 << 63), (1 << 63) - 1, -(1 << 31)})
 """What NaN and the infinities become when they are cast to an integer type."""
-_BY_CHANCE = 0.05
+BY_CHANCE = 0.05
 _MANY = 5
 """When each of so many numbers but 0 occurs, it is no chance that 0 is the one left out."""
 _NEARLY_ALL = 0.9
@@ -82,10 +84,26 @@ def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None
     if not distinct or distinct[0] != 1 or distinct[-1] != size:
         return False
     # With one number more than the size, all equally frequent, so probable is it to see no 0.
-    is_long = count is not None and (size / (size + 1)) ** count <= _BY_CHANCE
+    is_long = count is not None and (size / (size + 1)) ** count <= BY_CHANCE
     if len(distinct) == size:
         return is_long or size >= _MANY
     return is_long and len(distinct) >= _NEARLY_ALL * size
+
+
+def fills_row_ends(ids: Ids) -> bool:
+    """Return whether the only bad number fills the ends of the rows, all on the same side."""
+    long = [size for size in ids.fact.shape if size != 1]
+    if len(ids.bad) != 1 or not ids.all_listed or len(long) != 2 or ids.fact.shape[-1] == 1:
+        return False
+    length = ids.fact.shape[-1]
+    rows = [
+        [item.position[-1] for item in items]
+        for _, items in groupby(ids.offenders, key=lambda item: item.position[:-1])
+    ]
+    right = all(row == list(range(length - len(row), length)) for row in rows)
+    left = all(row == list(range(len(row))) for row in rows)
+    # A single id at the end of each row may be an added end token as well.
+    return (right or left) and max(len(row) for row in rows) > 1
 
 
 def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
@@ -179,13 +197,11 @@ def cast_source(evidence: Evidence) -> TensorFact | None:
     node = parsed(found[1].expression or "") if found else None
     if found is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    if node.func.attr not in ("long", "int", "to", "type"):
+    item = _on_line(evidence, node.func.value)
+    if item is None or node.func.attr not in ("long", "int", "to", "type"):
         return None
-    for item in evidence.tensors:
-        if "float" in item.dtype and item.expression and item.shape == found[1].shape:
-            is_it = _same(parsed(item.expression), node.func.value)
-            return item if is_it and _holds_no_ids(item) else None
-    return None
+    is_cast = "float" in item.dtype and item.shape == found[1].shape
+    return item if is_cast and _holds_no_ids(item) else None
 
 
 _KEEPING = frozenset(
@@ -214,26 +230,21 @@ def shifted_source(evidence: Evidence) -> TensorFact | None:
     node = parsed(found[1].expression)
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
         return None
-    for item in evidence.tensors:
-        if item.expression and _same(parsed(item.expression), node.left):
-            return item if _is_inside(item, evidence) else None
-    return None
+    item, high = _on_line(evidence, node.left), found[0].bounds.max
+    if item is None or not isinstance(high, int) or "float" in item.dtype:
+        return None
+    ends = (item.summary.min, item.summary.max)
+    is_inside = all(isinstance(end, int) and 0 <= end <= high for end in ends)
+    return item if is_inside else None
 
 
-def _is_inside(fact: TensorFact, evidence: Evidence) -> bool:
-    bounds = evidence.violation.bounds if evidence.violation else None
-    ends = (fact.summary.min, fact.summary.max)
-    if bounds is None or not isinstance(bounds.max, int) or "float" in fact.dtype:
-        return False
-    return all(isinstance(end, int) and 0 <= end <= bounds.max for end in ends)
-
-
-def shifting_step(evidence: Evidence) -> str | None:
+def shifting_step(evidence: Evidence) -> LineRef | None:
     """Return the recorded line whose sum or difference first took the values out of the bound."""
     first = next((step for step in reversed(evidence.provenance) if step.op), None)
-    text = first.source.text if first is not None and first.source is not None else None
+    line = first.source if first is not None else None
     name = "" if first is None else (first.op or "").removeprefix("aten::").split(".")[0]
-    return text if text and name.rstrip("_") in ("add", "sub", "rsub") and _adds(text) else None
+    is_sum = name.rstrip("_") in ("add", "sub", "rsub")
+    return line if is_sum and line is not None and _adds(line.text or "") else None
 
 
 def _adds(line: str) -> bool:
@@ -247,10 +258,7 @@ def _adds(line: str) -> bool:
 
 def numel(fact: TensorFact) -> int:
     """Return the number of elements."""
-    count = 1
-    for size in fact.shape:
-        count *= size
-    return count
+    return math.prod(fact.shape)
 
 
 def _holds_zero(fact: TensorFact | None) -> bool:
@@ -280,35 +288,36 @@ def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterator[TensorFact]:
             node = node.func.value if node.func.attr in _KEEPING else None
         else:
             node = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
-        if node is not None:
-            for item in evidence.tensors:
-                if _same(parsed(item.expression or ""), node):
-                    yield item
+        if node is not None and (item := _on_line(evidence, node)) is not None:
+            yield item
 
 
-def _same(left: ast.expr | None, right: ast.expr) -> bool:
-    return left is not None and ast.dump(left) == ast.dump(right)
+def _on_line(evidence: Evidence, node: ast.expr) -> TensorFact | None:
+    """Return the tensor of the line that an expression reads."""
+    for item in evidence.tensors:
+        own = parsed(item.expression or "")
+        if own is not None and ast.dump(own) == ast.dump(node):
+            return item
+    return None
 
 
-# --- the floating-point numbers at fault, in the form in which th ---------------------------------
+# --- where values come from -----------------------------------------------------------------------
 
 
-ROUNDING = 1e-2
-"""So far from 0 and 1 the rounding errors of a sum or product go."""
-HALVES = ("float16", "bfloat16")
+_COPIES = frozenset({"_to_copy", "clone", "copy_", "lift_fresh", "contiguous"})
 
 
-def numbers_of(evidence: Evidence, *ops: str) -> tuple[str, TensorFact] | None:
-    """Return the argument at fault and its tensor when it holds floating-point numbers."""
-    found = fault(evidence)
-    if found is None or evidence.op.name not in ops or "float" not in found[1].dtype:
-        return None
-    return found[0].argument, found[1]
+def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield the ops that made the values at fault, the last one first, with `` in line 7``.
 
-
-def ends_of(fact: TensorFact) -> tuple[float, float] | None:
-    """Return the smallest and the largest number, ``None`` unless all are finite."""
-    low, high = fact.summary.min, fact.summary.max
-    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
-        return None
-    return None if fact.summary.nan or fact.summary.inf else (float(low), float(high))
+    Ops that copy or move values are left out.  Where nothing was recorded, autograd may know the
+    last op.
+    """
+    for step in evidence.provenance:
+        name = (step.op or "").removeprefix("aten::").partition(".")[0]
+        if name and name not in _COPIES:
+            yield name, f" in line {step.source.line}" if step.source else ""
+    if not evidence.provenance:
+        for node in evidence.graph.nodes:
+            if node.role == "bad_input" and node.op:
+                yield node.op.removeprefix("aten::").partition(".")[0], ""

@@ -2,86 +2,129 @@
 
 from __future__ import annotations
 
-import ast
+import math
+from collections.abc import Callable
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, TensorFact
+from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import LOST_NUMBERS
+from cudalens.diagnosis.hints._reading import LOST_NUMBERS, numel
 from cudalens.diagnosis.hints._roles import bad_values, fault
-from cudalens.diagnosis.user_code import parsed, rewritten, spliced
 
-_HALF = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
-_DIVISIONS = frozenset({"aten::div", "aten::div_", "aten::reciprocal", "aten::reciprocal_"})
-_ELEMENTWISE = frozenset({"aten::add", "aten::div", "aten::mul", "aten::pow", "aten::sub"})
-_LOGS = frozenset({"aten::log", "aten::log_", "aten::log2", "aten::log10", "aten::log1p"})
-_EXPONENTIALS = frozenset({"aten::exp", "aten::exp_", "aten::expm1", "aten::expm1_"})
-_ROOTS = frozenset({"aten::sqrt", "aten::sqrt_", "aten::rsqrt"})
-_SPREADS = frozenset({"aten::std", "aten::var", "aten::std_mean", "aten::var_mean"})
+_UNIT = "numbers from -1 to 1, and rounding may take one beyond: clamp it"
+_DOMAINS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "log1p": (lambda x: x > -1, "numbers above -1"),
+    "sqrt": (
+        lambda x: x >= 0,
+        "numbers from 0 on, and rounding may take a difference below: clamp(min=0)",
+    ),
+    "rsqrt": (lambda x: x > 0, "numbers above 0"),
+    "acosh": (lambda x: x >= 1, "numbers from 1 on"),
+    "atanh": (lambda x: -1 < x < 1, "numbers between -1 and 1"),
+    "acos": (lambda x: -1 <= x <= 1, _UNIT),
+    "asin": (lambda x: -1 <= x <= 1, _UNIT),
+    **dict.fromkeys(
+        ("log", "log2", "log10"),
+        (lambda x: x > 0, "numbers above 0; x * log(y) is 0 at x = 0 with torch.xlogy(x, y)"),
+    ),
+}
+"""Of which inputs a function has a finite result, and what is said where it has none."""
+_LARGEST = {
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "float16": 65504.0,
+    "bfloat16": 3.39e38,
+    "float32": 3.4e38,
+    "float64": 1.8e308,
+}
+"""The largest number of each type, the narrowest first."""
+_WITH_POLE = ("div", "reciprocal", "pow")
+_SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
+_EXPONENTIALS = frozenset({"exp", "expm1", "exp2"})
+_STEEP = ("sqrt", "norm(", "pow(", "**", "log", "std(", "cdist")
+"""What has an infinite slope at 0, as it is written."""
+_HIDDEN = (
+    "where() hides the value in forward, but in backward the branch that is not taken still "
+    "multiplies its infinite gradient by 0: replace the bad inputs before the op"
+)
 
 
-def _made(evidence: Evidence, names: frozenset[str]) -> bool:
+def _made(evidence: Evidence) -> str:
+    """Return the name of the op that made the first NaN or infinity, without ``aten::``."""
     violation = evidence.violation
-    return violation is not None and violation.is_nonfinite and violation.op in names
+    if violation is None or not violation.is_nonfinite:
+        return ""
+    return violation.op.removeprefix("aten::").rstrip("_")
 
 
-def _input(evidence: Evidence, name: str) -> str | None:
-    """Return an input of the op at the position of the first NaN or infinity."""
-    return dict(evidence.violation.inputs).get(name) if evidence.violation else None
+def _input(evidence: Evidence, name: str) -> float:
+    """Return an input of the op at the position of the first NaN or infinity, NaN if not known."""
+    text = dict(evidence.violation.inputs).get(name) if evidence.violation else None
+    try:
+        return float(text or "nan")
+    except ValueError:  # a complex number
+        return math.nan
 
 
-def _smallest(evidence: Evidence, *arguments: str) -> tuple[str | None, float] | None:
-    """Return the expression and the minimum of the first of the arguments that is known."""
-    for name in arguments:
-        fact = evidence.tensor(name)
-        if fact is not None and isinstance(fact.summary.min, (int, float)):
-            return fact.expression, float(fact.summary.min)
-    return None
+def _line(evidence: Evidence) -> str:
+    place = evidence.forward_source or evidence.source
+    return (place.text if place is not None else None) or ""
 
 
-@rule(priority=10)
-def division_by_zero(evidence: Evidence) -> Hint | None:
-    """The divisor holds a zero."""
-    if not _made(evidence, _DIVISIONS) or evidence.phase == "backward":
-        return None
-    key = "self" if evidence.op.name in ("aten::reciprocal", "aten::reciprocal_") else "other"
-    if _input(evidence, key) not in ("0", "0.0", "-0.0"):
+@rule(priority=8)
+def grown_parameter(evidence: Evidence) -> Hint | None:
+    """The optimizer had made a parameter huge: the op only met its values."""
+    grown = evidence.grown
+    if grown is None or grown.step is None:
         return None
     return Hint(
-        text="the divisor is 0 there: dividing by 0 gives inf, 0 / 0 gives nan",
-        fix=_off_zero(evidence, evidence.tensor(key)),
+        text=f"{grown.name or 'a parameter'} holds values up to {grown.largest:.2g}, which "
+        f"{grown.step.format()} wrote: the learning rate is too large, or a gradient has no bound"
     )
 
 
-def _off_zero(evidence: Evidence, divisor: TensorFact | None) -> str | None:
-    """Return the user's division with a small number added to the divisor."""
-    is_half = any(fact.dtype in _HALF for fact in evidence.tensors)
-    small = "1e-3" if is_half else "1e-6"
-    fix = rewritten(evidence, divisor, f"{{x}} + {small}")
-    if fix is not None:
-        return fix
-    call = evidence.call_text
-    tree = parsed(call) if call and "#" not in call else None
-    if call is None or not isinstance(tree, ast.BinOp) or not isinstance(tree.op, ast.Div):
-        return None
-    written = ast.get_source_segment(f"({call}\n)", tree.right)
-    return spliced(call, tree.right, f"({written} + {small})") if written else None
-
-
 @rule(priority=10)
-def logarithm_of_zero(evidence: Evidence) -> Hint | None:
-    """The logarithm of 0 is -inf, of a negative number nan."""
-    if not _made(evidence, _LOGS):
+def outside_domain(evidence: Evidence) -> Hint | None:
+    """A function was given a number for which it has no finite result."""
+    op, given = _made(evidence), _input(evidence, "self")
+    if evidence.phase == "backward" or op not in (*_DOMAINS, *_WITH_POLE):
         return None
-    found = _smallest(evidence, "self")
-    bound = -1.0 if evidence.op.name == "aten::log1p" else 0.0
-    if found is None or found[1] > bound:
+    text = None
+    if op in _DOMAINS:
+        holds, needs = _DOMAINS[op]
+        if not math.isnan(given) and not holds(given):
+            text = f"{op}({given:g}) is not finite: {op} takes {needs}"
+            if "softmax(" in _line(evidence) and op == "log":
+                text = f"{op}({given:g}) is not finite: log_softmax computes it without the 0"
+    elif op == "pow":
+        text = _of_power(given, _input(evidence, "exponent"))
+    else:
+        text = _of_division(evidence, given, _input(evidence, "other"))
+    if text is None:
         return None
-    name, low = found
-    return Hint(
-        text=f"the smallest input is {low:g}: the logarithm needs more than {bound:g}",
-        fix=f"{name}.clamp(min=1e-8)" if name else None,
-    )
+    is_hidden = "where(" in _line(evidence) and any(item.requires_grad for item in evidence.tensors)
+    return Hint(text=f"{text}; {_HIDDEN}" if is_hidden else text)
+
+
+def _of_power(base: float, exponent: float) -> str | None:
+    if base < 0 and not exponent.is_integer() and math.isfinite(exponent):
+        return f"({base:g}) ** {exponent:g} is not real: the base of a fraction must be at least 0"
+    return f"0 ** {exponent:g} divides by 0" if base == 0 and exponent < 0 else None
+
+
+def _of_division(evidence: Evidence, above: float, below: float) -> str | None:
+    if math.isnan(below):
+        return "the divisor is 0 there: dividing by 0 gives inf" if above == 0 else None
+    if below != 0:
+        return None
+    if above != 0:
+        return "the divisor is 0 there: dividing by 0 gives inf"
+    one, two = evidence.tensor("self"), evidence.tensor("other")
+    name = one.expression if one and two and one.expression == two.expression else None
+    if name:
+        return f"{name} is 0 there, and {name} / {name} is 0 / 0, which gives nan and not 1"
+    safe = "F.normalize" if "norm(" in _line(evidence) else "clamp(min=…)"
+    return f"both are 0 there, and 0 / 0 gives nan: keep the divisor above 0, as {safe} does"
 
 
 @rule(priority=10)
@@ -95,110 +138,78 @@ def all_masked(evidence: Evidence) -> Hint | None:
     )
 
 
-@rule(priority=10)
-def exponent_too_large(evidence: Evidence) -> Hint | None:
-    """exp() leaves the range of the dtype."""
-    value = _input(evidence, "self")
-    if not _made(evidence, _EXPONENTIALS) or evidence.phase == "backward" or value is None:
-        return None
-    return Hint(
-        text=f"exp({value}) is beyond the dtype's range: subtract the maximum first, or work with "
-        "logarithms (logsumexp, log_softmax)"
-    )
-
-
-@rule(priority=10)
-def root_of_negative(evidence: Evidence) -> Hint | None:
-    """The square root of a negative number is nan, the reciprocal root of 0 inf."""
-    if not _made(evidence, _ROOTS):
-        return None
-    found = _smallest(evidence, "self")
-    is_reciprocal = evidence.op.name == "aten::rsqrt"
-    if found is None or found[1] > 0 or (found[1] == 0 and not is_reciprocal):
-        return None
-    name, low = found
-    needs = "more than 0" if is_reciprocal else "at least 0"
-    return Hint(
-        text=f"the smallest input is {low:g}: the root needs {needs}",
-        fix=f"{name}.clamp(min=1e-8)" if name else None,
-    )
-
-
 @rule(priority=12)
 def slope_at_zero(evidence: Evidence) -> Hint | None:
     """A root, norm or power has an infinite slope at 0; where() does not stop its gradient."""
-    violation = evidence.violation
-    if violation is None or not violation.is_nonfinite or evidence.phase != "backward":
+    line = _line(evidence)
+    if not _made(evidence) or evidence.phase != "backward":
         return None
-    place = evidence.forward_source or evidence.source
-    line = place.text if place is not None else None
-    words = ("sqrt", "norm(", "pow(", "**", "log", "std(", "cdist")
-    if not line or not any(word in line for word in words):
+    if not any(word in line for word in _STEEP):
         return None
     if "where(" in line:
-        return Hint(
-            text="where() hides the value in forward, but in backward the branch that is not taken "
-            "still multiplies its infinite gradient by 0: replace the bad inputs before the op",
-            fix="safe = torch.where(ok, x, 1.0)  # then the op on safe, then where(ok, …)",
-        )
+        return Hint(text=_HIDDEN)
     return Hint(
         text="the gradient of this op is infinite at 0: keep its input away from 0, with a small "
-        "eps inside the root, norm or logarithm",
+        "eps inside the root, norm or logarithm"
     )
 
 
 @rule(priority=14)
-def half_precision_overflow(evidence: Evidence) -> Hint | None:
-    """The result is beyond what half precision can hold."""
-    violation = evidence.violation
-    if violation is None or not violation.is_nonfinite:
+def overflow(evidence: Evidence) -> Hint | None:
+    """The result is beyond the largest number of its type."""
+    op, violation = _made(evidence), evidence.violation
+    first = violation.offenders.first if violation is not None else ()
+    if not op or not first or first[0].value not in ("inf", "-inf"):
         return None
-    halves = {fact.dtype for fact in evidence.tensors} & _HALF
-    first = violation.offenders.first
-    if "float16" not in halves or not first or first[0].value not in ("inf", "-inf"):
+    if op in _DOMAINS or evidence.grown or outside_domain(evidence) or slope_at_zero(evidence):
         return None
-    named = [fact for fact in evidence.tensors if fact.argument and fact.dtype == "float16"]
-    # A product takes one dtype; what works element by element takes the wider of two.
-    takes_two = len(named) == 1 or evidence.op.name in _ELEMENTWISE
-    only = named[0] if takes_two and len({fact.expression for fact in named}) == 1 else None
-    return Hint(
-        text="float16 holds at most 65504: the result overflowed to infinity; compute this op in "
-        "float32, or autocast to bfloat16",
-        fix=rewritten(evidence, only, "{x}.float()"),
-    )
+    if op in _WITH_POLE and (evidence.phase == "backward" or (violation and violation.overwritten)):
+        return None  # what was divided by is not known
+    given = [item for item in evidence.tensors if item.argument] or evidence.tensors
+    kind = next((name for name in _LARGEST if any(item.dtype == name for item in given)), None)
+    if kind is None:
+        return None
+    if op in _EXPONENTIALS and not math.isnan(power := _input(evidence, "self")):
+        return Hint(
+            text=f"{op}({power:g}) is beyond the range of {kind}: subtract the maximum first, or "
+            "work with logarithms (logsumexp, log_softmax)"
+        )
+    cure = "; compute this op in float32, or autocast to bfloat16" if kind == "float16" else ""
+    return Hint(text=f"{kind} holds at most {_LARGEST[kind]:.6g}: the result overflowed{cure}")
 
 
 @rule(priority=10)
-def spread_of_one_sample(evidence: Evidence) -> Hint | None:
-    """The unbiased deviation of a single value is 0 / 0."""
-    if not _made(evidence, _SPREADS):
+def of_too_few(evidence: Evidence) -> Hint | None:
+    """A mean of no number, or an unbiased deviation of a single one, is 0 / 0."""
+    fact, op = evidence.tensor("self"), _made(evidence)
+    if fact is None or op not in (*_SPREADS, "mean"):
         return None
-    fact = evidence.tensor("self")
-    if fact is None or 1 not in (*fact.shape, *([1] if not fact.shape else [])):
+    if numel(fact) == 0:
+        return Hint(
+            text=f"the shape is {list(fact.shape)}: the {op} of no element is 0 / 0; leave this "
+            "case out"
+        )
+    if op == "mean" or 1 not in (fact.shape or (1,)):
         return None
     return Hint(
-        text=f"the unbiased deviation of a single value is 0 / 0; the shape is {list(fact.shape)}",
-        fix="correction=0",
+        text=f"the unbiased deviation of a single value is 0 / 0; the shape is {list(fact.shape)}; "
+        "with correction=0 it is 0"
     )
 
 
 @rule(priority=10)
 def all_labels_ignored(evidence: Evidence) -> Hint | None:
     """Every label is ignore_index: the mean over no label is 0 / 0."""
-    names = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward"})
-    if not _made(evidence, names):
-        return None
     labels, ignored = evidence.tensor("target"), evidence.scalar("ignore_index") or "-100"
-    if labels is None or (str(labels.summary.min), str(labels.summary.max)) != (ignored, ignored):
+    if _made(evidence) not in ("nll_loss_forward", "nll_loss2d_forward") or labels is None:
+        return None
+    if (str(labels.summary.min), str(labels.summary.max)) != (ignored, ignored):
         return None
     return Hint(
-        text=f"all {_count(labels.shape)} labels are {ignored} (ignore_index): the mean over no "
+        text=f"all {numel(labels)} labels are {ignored} (ignore_index): the mean over no "
         "labels is 0 / 0; skip batches without labels, or use reduction='sum' divided by "
-        "max(count, 1)",
+        "max(count, 1)"
     )
-
-
-# --- NaN that no op made -------------------------------------------------------------------------
 
 
 @rule(priority=29)
@@ -216,14 +227,4 @@ def nan_came_in(evidence: Evidence) -> Hint | None:
         given = f"{op}{where} read it from {name} ({first.values})"
     elif op.startswith("aten::lift_fresh"):
         given = f"a tensor was made{where} of numbers that held it"
-    return Hint(
-        text=f"the first NaN in this block was not computed in it: {given}",
-        fix=f"assert {name}.isfinite().all()  # where it was changed last" if name else None,
-    )
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+    return Hint(text=f"the first NaN in this block was not computed in it: {given}")

@@ -3,51 +3,84 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
-from cudalens.diagnosis.hints._reading import HALVES, ROUNDING, ends_of, numbers_of
+from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault
-from cudalens.diagnosis.user_code import last_name, parsed, renamed, rewritten, with_keyword
+from cudalens.diagnosis.user_code import parsed, renamed, rewritten
 
 _BCE = "aten::binary_cross_entropy"
-_IMAGE = 32.0
+_DRAWS = ("aten::bernoulli", "aten::bernoulli_")
+_ROUNDING = 1e-2
+"""So far from 0 and 1 the rounding errors of a sum or product go."""
+_PERCENT = 100
+_HALVES = ("float16", "bfloat16")
+_SCORES = frozenset({"addmm", "mm", "bmm", "addmv", "baddbmm", "linear", "convolution"})
+"""Ops that end a network without an activation."""
+_ACTIVATIONS = frozenset(
+    {"relu", "leaky_relu", "tanh", "gelu", "elu", "silu", "softplus", "hardtanh", "clamp_min"}
+)
+"""Functions whose results go beyond 0 … 1."""
+
+
+def _numbers(evidence: Evidence, *ops: str) -> tuple[str, TensorFact, float, float] | None:
+    """Return the argument at fault when it holds finite numbers, with the smallest and largest."""
+    found = fault(evidence)
+    if found is None or evidence.op.name not in ops or "float" not in found[1].dtype:
+        return None
+    fact = found[1]
+    low, high = fact.summary.min, fact.summary.max
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    if fact.summary.nan or fact.summary.inf:
+        return None
+    return found[0].argument, fact, float(low), float(high)
 
 
 def _probabilities(evidence: Evidence) -> tuple[TensorFact, float, float] | None:
     """Return a finite argument that should be probabilities, with its ends."""
-    ops = (_BCE, "aten::bernoulli", "aten::bernoulli_")
-    found = numbers_of(evidence, *ops)
-    ends = ends_of(found[1]) if found else None
-    if found is None or ends is None or (found[0] == "target" and evidence.op.name == _BCE):
+    found = _numbers(evidence, _BCE, *_DRAWS)
+    if found is None or (found[0] == "target" and evidence.op.name == _BCE):
         return None
-    return found[1], *ends
+    return found[1:]
+
+
+def _is_rounded(low: float, high: float) -> bool:
+    return low >= -_ROUNDING and high <= 1 + _ROUNDING
 
 
 @rule(priority=12)
-def logits_as_probabilities(evidence: Evidence) -> Hint | None:
-    """Scores of a network without sigmoid are given where probabilities are wanted."""
+def not_probabilities(evidence: Evidence) -> Hint | None:
+    """Scores of a network, or results of another activation, stand for probabilities."""
     found = _probabilities(evidence)
-    if found is None or (found[1] >= -ROUNDING and found[2] <= 1 + ROUNDING):
+    if found is None or _is_rounded(*found[1:]) or _scale(evidence, *found[1:]):
         return None
     fact, low, high = found
-    if low >= 0 and high > _IMAGE:
-        return None
-    fix: str | None
+    text = f"the input runs from {low:.4g} to {high:.4g}, "
+    made, line = next(way_of(evidence), ("", ""))
+    if made in _ACTIVATIONS:
+        return Hint(text=f"{text}made by {made}{line}: end with a sigmoid in its place")
+    if made not in _SCORES and low >= 0:
+        percent = "; percentages are to be divided by 100" if 2 < high <= _PERCENT else ""
+        return Hint(text=f"{text}and a probability is at most 1{percent}")
+    if made not in _SCORES and low >= -1 and high <= 1:
+        return Hint(
+            text=f"{text}as tanh or a cosine gives it: a sigmoid ends a network of probabilities; "
+            "for scores use the loss that takes logits"
+        )
+    fix, cure = None, "use a sigmoid"
     if evidence.op.name == _BCE:
+        cure = "use the loss that takes logits, or a sigmoid"
         fix = renamed(evidence, "binary_cross_entropy", "binary_cross_entropy_with_logits")
         fix = fix or renamed(evidence, "BCELoss", "BCEWithLogitsLoss")
-        fix = fix or rewritten(evidence, fact, "torch.sigmoid({x})") or "nn.BCEWithLogitsLoss()"
-        cure = "use the loss that takes logits, or a sigmoid"
-    else:
-        fix = rewritten(evidence, fact, "torch.sigmoid({x})") or "torch.sigmoid(logits)"
-        cure = "use a sigmoid"
+    why = f"the scores of a layer{line}" if made in _SCORES else "these look like logits"
     return Hint(
-        text=f"the input runs from {low:.4g} to {high:.4g}, which no sigmoid gives: these look "
-        f"like logits; {cure}",
-        fix=fix,
+        text=f"{text}which no sigmoid gives: {why}; {cure}",
+        fix=fix or rewritten(evidence, fact, "torch.sigmoid({x})"),
     )
 
 
@@ -55,58 +88,96 @@ def logits_as_probabilities(evidence: Evidence) -> Hint | None:
 def rounded_out_of_interval(evidence: Evidence) -> Hint | None:
     """Probabilities leave [0, 1] by a rounding error of the arithmetic that made them."""
     found = _probabilities(evidence)
-    if found is None or found[1] < -ROUNDING or found[2] > 1 + ROUNDING:
+    if found is None or evidence.violation is None or not _is_rounded(*found[1:]):
         return None
-    fact, low, high = found
-    worst = low if low < 0 else high
-    half = f" in {fact.dtype}" if fact.dtype in HALVES else ""
+    listed = (item.value for item in evidence.violation.offenders.first)
+    values = [float(value) for value in listed if isinstance(value, (int, float))]
+    worst = max(values, key=lambda value: max(-value, value - 1), default=None)
+    if worst is None:
+        return None
     return Hint(
-        text=f"the input is outside 0 … 1 by only {max(-low, high - 1):.1e} ({worst!r}): a "
-        f"rounding error{half} of the sum or product that made it",
-        fix=rewritten(evidence, fact, "{x}.clamp(0, 1)") or "probabilities.clamp(0, 1)",
+        text=f"the input is outside 0 … 1 by only {max(-worst, worst - 1):.1e} ({worst!r}), as "
+        f"rounding in {found[0].dtype} can make it",
+        fix=rewritten(evidence, found[0], "{x}.clamp(0, 1)"),
     )
+
+
+def _scale(evidence: Evidence, low: float, high: float) -> tuple[int, str] | None:
+    """Return by what whole numbers are to be divided to be probabilities, and what they are."""
+    if low < 0 or not _PERCENT <= high <= 255 or not _are_whole(evidence, low, high):
+        return None
+    return (100, "percentages") if high == _PERCENT else (255, "the bytes of an image")
+
+
+def _are_whole(evidence: Evidence, low: float, high: float) -> bool:
+    """Return whether the ends and the bad values that are listed are whole numbers."""
+    listed = evidence.violation.offenders.first if evidence.violation else ()
+    seen = [low, high, *(item.value for item in listed)]
+    return all(float(item).is_integer() for item in seen if isinstance(item, (int, float)))
 
 
 @rule(priority=12)
 def image_not_divided(evidence: Evidence) -> Hint | None:
-    """An image or mask of bytes is used as probabilities without dividing it by 255."""
-    found = numbers_of(evidence, _BCE)
-    ends = ends_of(found[1]) if found else None
-    if found is None or ends is None or ends[0] < 0 or not _IMAGE < ends[1] <= 255:
+    """Bytes of an image, or percentages, are used as probabilities without dividing them."""
+    found = _numbers(evidence, _BCE, *_DRAWS)
+    scale = _scale(evidence, *found[2:]) if found else None
+    if found is None or scale is None:
         return None
+    name, fact, low, high = found
+    whole, what = scale
     return Hint(
-        text=f"the {_argument(found[0])} runs from {ends[0]:g} to {ends[1]:g}, like the bytes of "
-        "an image: divide by 255",
-        fix=rewritten(evidence, found[1], "{x} / 255") or "mask = mask / 255",
+        text=f"the {'target' if name == 'target' else 'input'} runs from {low:g} to {high:g}, like "
+        f"{what}: divide by {whole}",
+        fix=rewritten(evidence, fact, f"{{x}} / {whole}"),
     )
 
 
-def _argument(name: str) -> str:
-    return "input" if name == "self" else name
+_CODED = {(-1.0, 1.0): (1, -1, "({x} + 1) / 2"), (1.0, 2.0): (1, 2, "{x} - 1")}
+"""Two classes by their smallest and largest number: the number within 0 … 1, the one outside, and
+what makes 0 and 1 of them."""
 
 
 @rule(priority=14)
 def labels_as_binary_target(evidence: Evidence) -> Hint | None:
     """Labels such as -1 and 1, 1 and 2, or of three classes, are the target of a binary loss."""
-    found = numbers_of(evidence, _BCE)
-    ends = ends_of(found[1]) if found else None
-    if found is None or found[0] != "target" or ends is None or ends[1] > _IMAGE:
+    found = _numbers(evidence, _BCE)
+    violation = evidence.violation
+    if found is None or violation is None or found[0] != "target":
         return None
-    low, high = ends
-    if low != int(low) or high != int(high):
+    if _scale(evidence, *found[2:]):
         return None
-    change = {(-1.0, 1.0): "({x} + 1) / 2", (1.0, 2.0): "{x} - 1"}.get((low, high))
-    if change is not None:
-        text = f"the target goes from {low:g} to {high:g}: this loss takes 0 and 1"
-        return Hint(text=text, fix=rewritten(evidence, found[1], change))
-    if low < 0:
+    _, fact, low, high = found
+    bad = violation.offenders
+    if bad.count == 1 and bad.total > 2 and low >= 0 and high > 2:
+        first = bad.first[0]
+        row = (
+            list(first.position) if first.sample is None else f"row {first.sample} of the data set"
+        )
         return Hint(
-            text=f"the target goes down to {low:g}: if that marks values to leave out, this loss "
-            "does not ignore it"
+            text=f"only {first.value} at {row} is outside 0 … 1, of {bad.total} values: a bad "
+            "row of data; if it is a third class, cross_entropy takes a column of scores for each"
+        )
+    if not _are_whole(evidence, low, high):
+        return Hint(
+            text=f"the target runs from {low:.4g} to {high:.4g}, this loss takes probabilities: "
+            "scale it to 0 … 1, or use a loss of real numbers such as mse_loss"
+        )
+    inside, outside, change = _CODED.get((low, high), (0, 0, ""))
+    # The mean tells whether these two numbers are the only ones.
+    mean = fact.summary.mean
+    total = mean * bad.total if isinstance(mean, (int, float)) else math.nan
+    if change and abs(total - (bad.count * outside + (bad.total - bad.count) * inside)) < 0.5:
+        text = f"the target goes from {low:g} to {high:g}: this loss takes 0 and 1"
+        return Hint(text=text, fix=rewritten(evidence, fact, change))
+    if low < 0:
+        what = f"is {low:g} everywhere" if low == high else f"goes down to {low:g}"
+        return Hint(
+            text=f"the target {what}: this loss takes 0 … 1, and does not ignore a number that "
+            "marks values to leave out"
         )
     return Hint(
-        text=f"the target has labels up to {high:g}: more than two classes need cross_entropy",
-        fix="F.cross_entropy(logits, target.long())  # one column of logits per class",
+        text=f"the target has labels up to {high:g}: more than two classes need cross_entropy and "
+        "one column of scores for each"
     )
 
 
@@ -122,19 +193,32 @@ def nan_before(evidence: Evidence) -> Hint | None:
         return None
     fact = found[1]
     count = f"{fact.summary.nan} of {found[0].offenders.total or fact.summary.nan} values"
+    where, is_open = _where_from(evidence, fact)
+    more = "; %%cudacheck --nan stops at the first one" if is_open and not watch else ""
+    return Hint(text=f"{count} were NaN before this op, which only received them{where}{more}")
+
+
+def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
+    """Say how far back the NaN is known, and whether it may come from further back."""
     proven = (step.source for step in evidence.provenance if step.note == FIRST_BAD)
-    first = next(proven, None)
-    where = f"; the first recorded op that produced one is in line {first.line}" if first else ""
-    return Hint(
-        text=f"{count} were NaN before this op, which only received them{where}",
-        fix=None if watch else "%%cudacheck --nan",
-    )
+    if first := next(proven, None):
+        return f"; the first recorded op that produced one is in line {first.line}", True
+    steps = [step for step in evidence.provenance if step.op and step.source is not None]
+    names = [(step.op or "").removeprefix("aten::").partition(".")[0] for step in steps]
+    if steps and names[-1] == "lift_fresh" and set(names) <= {"lift_fresh", "_to_copy", "clone"}:
+        return f"; line {steps[-1].source.line} made it of numbers that held them", False  # type: ignore[union-attr]
+    others = (item for item in evidence.tensors if item is not fact and item.expression)
+    holder = next((item for item in others if item.summary.nan), None)
+    if holder is not None:
+        return f"; {holder.expression} holds {holder.summary.nan} of them", True
+    return "", True
 
 
 # --- weights to draw from -------------------------------------------------------------------------
 
 
-_FILTER = re.compile(r"top_?[kp]\b|nucleus|min_p\b|masked_fill|filter", re.IGNORECASE)
+_MASKS = frozenset({"masked_fill", "where", "scatter", "index_put"})
+"""Ops with which a filter or a mask leaves candidates out."""
 _TEMPERATURES = ("temperature", "temp", "tau")
 _COLD = {"float16": 1e-3}
 _FREEZING = 1e-30
@@ -142,9 +226,10 @@ _FREEZING = 1e-30
 
 
 def _weights(evidence: Evidence) -> TensorFact | None:
-    found = numbers_of(evidence, "aten::multinomial")
-    is_silent = evidence.violation is not None and evidence.violation.is_silent
-    return None if found is None or is_silent else found[1]
+    found = fault(evidence)
+    if found is None or evidence.op.name != "aten::multinomial" or found[0].is_silent:
+        return None
+    return found[1] if "float" in found[1].dtype else None
 
 
 def _context(evidence: Evidence) -> str:
@@ -154,44 +239,52 @@ def _context(evidence: Evidence) -> str:
 
 
 @rule(priority=12)
-def logits_as_weights(evidence: Evidence) -> Hint | None:
-    """Scores without softmax are given as weights to draw from."""
-    weights = _weights(evidence)
-    ends = ends_of(weights) if weights else None
-    if weights is None or ends is None or ends[0] >= 0:
+def bad_weights(evidence: Evidence) -> Hint | None:
+    """Weights are negative as scores are, infinite, or all 0 in a row."""
+    weights, found = _weights(evidence), _numbers(evidence, "aten::multinomial")
+    if weights is None or weights.summary.nan:
         return None
-    if ends[0] > -ROUNDING and ends[1] <= 1 + ROUNDING:
+    if weights.summary.inf:
+        first = next((step.op for step in evidence.provenance if step.note == FIRST_BAD), None)
+        is_power = (first or "").startswith("aten::exp")
+        why = f": exp overflowed in {weights.dtype}" if is_power else ""
+        return Hint(
+            text=f"{weights.summary.inf} weights are infinite{why}; softmax, which subtracts the "
+            "largest score first, does not overflow"
+        )
+    if found is None:
         return None
-    return Hint(
-        text=f"the weights run from {ends[0]:.4g} to {ends[1]:.4g}: these look like logits, "
-        "softmax is missing",
-        fix=rewritten(evidence, weights, "torch.softmax({x}, dim=-1)"),
-    )
+    low, high = found[2:]
+    if low >= 0:
+        return _nothing_to_draw(evidence, weights)
+    if _is_rounded(low, high):
+        return None
+    text, made = f"the weights run from {low:.4g} to {high:.4g}", next(way_of(evidence), ("", ""))
+    if made[0] not in (*_SCORES, "_log_softmax") and low >= -1 and high <= 1 + _ROUNDING:
+        return Hint(text=f"{text}, and none may be below 0: softmax makes weights of scores")
+    fix = rewritten(evidence, weights, "torch.softmax({x}, dim=-1)")
+    return Hint(text=f"{text}: these look like logits, softmax is missing", fix=fix)
 
 
-@rule(priority=12)
-def nothing_to_draw(evidence: Evidence) -> Hint | None:
+def _nothing_to_draw(evidence: Evidence, weights: TensorFact) -> Hint | None:
     """All weights of a row are 0: everything was filtered out, or underflowed."""
-    weights = _weights(evidence)
-    ends = ends_of(weights) if weights else None
-    if weights is None or ends is None or ends[0] < 0 or evidence.violation is None:
+    rows = evidence.violation.offenders if evidence.violation else None
+    if rows is None or not rows.first or any(item.value not in (0, 0.0) for item in rows.first):
         return None
-    rows = evidence.violation.offenders
-    if not rows.first or any(item.value not in (0, 0.0) for item in rows.first):
-        return None
-    causes = []
-    if _FILTER.search(_context(evidence)):
-        causes.append("top-k, top-p or a mask may have left no candidate")
-    if weights.dtype in HALVES:
-        causes.append(f"the weights may be too small for {weights.dtype}")
-    why = "".join(f"{cause}; " for cause in causes)
+    mask = _masking_op(evidence)
+    why = f"{mask} may have left no candidate; " if mask else ""
+    if weights.dtype in _HALVES:
+        why += f"the weights may be too small for {weights.dtype}; "
     return Hint(
         text=f"{rows.count} of {rows.total} rows sum to 0: {why}keep at least one weight above 0 "
-        "in each row",
+        "in each row"
     )
 
 
-# --- NaN -----------------------------------------------------------------------------------------
+def _masking_op(evidence: Evidence) -> str | None:
+    """Return the op that left candidates out on the way of the weights, and its line."""
+    found = ((name, line) for name, line in way_of(evidence) if name.rstrip("_") in _MASKS)
+    return next((f"{name}{line}" for name, line in found), None)
 
 
 @rule(priority=11)
@@ -203,24 +296,10 @@ def temperature_of_zero(evidence: Evidence) -> Hint | None:
     name, value = found
     if abs(value) > _COLD.get(weights.dtype, _FREEZING):
         return None
-    if last_name(_function(evidence)) == "generate":
-        fix = with_keyword(evidence, ("generate",), "do_sample", "False")
-    else:
-        fix = f"{name} = max({name}, 1e-2)" if parsed(name) and not _is_number(name) else None
     return Hint(
-        text=f"the temperature is {value:g}: softmax of scores divided by it gives NaN; to "
-        "always pick the largest score, use argmax instead of sampling",
-        fix=fix,
+        text=f"{name} is {value:g}: softmax of scores divided by it gives NaN; to always pick the "
+        "largest score, use argmax (do_sample=False) instead of sampling"
     )
-
-
-def _function(evidence: Evidence) -> ast.expr:
-    tree = parsed(evidence.call_text or "")
-    return tree.func if isinstance(tree, ast.Call) else ast.Name("")
-
-
-def _is_number(text: str) -> bool:
-    return isinstance(parsed(text), ast.Constant)
 
 
 def _temperature(evidence: Evidence) -> tuple[str, float] | None:
@@ -241,35 +320,13 @@ def _temperature(evidence: Evidence) -> tuple[str, float] | None:
 
 @rule(priority=12)
 def not_a_number_weights(evidence: Evidence) -> Hint | None:
-    """A softmax gave the first NaN: over a row of -inf only, or over infinities."""
-    weights = _weights(evidence)
-    if weights is None or not weights.summary.nan or not _softmax_was_first(evidence):
+    """A softmax gave the NaN: over a row of -inf only, or over infinities."""
+    weights, mask = _weights(evidence), _masking_op(evidence)
+    if weights is None or not weights.summary.nan:
         return None
-    causes = []
-    if _FILTER.search(_context(evidence)):
-        causes.append("a row in which top-k, top-p or a mask left no candidate")
-    if weights.dtype in HALVES:
+    if "softmax" not in next((name for name, _ in way_of(evidence)), ""):
+        return None
+    causes = [f"a row of -inf alone, as {mask} may leave it"] if mask else []
+    if weights.dtype in _HALVES and evidence.provenance[0].note == FIRST_BAD:
         causes.append(f"logits beyond the largest {weights.dtype}")
-    if not causes:
-        return None
-    return Hint(text=f"softmax gives NaN for {', or '.join(causes)}")
-
-
-def _softmax_was_first(evidence: Evidence) -> bool:
-    """Return whether the recorder saw the first NaN come out of a softmax."""
-    first = next((step.op for step in evidence.provenance if step.note == FIRST_BAD), None)
-    return "softmax" in (first or "")
-
-
-@rule(priority=12)
-def infinite_weights(evidence: Evidence) -> Hint | None:
-    """A weight is infinite: exp overflowed, as it does early in half precision."""
-    weights = _weights(evidence)
-    if weights is None or not weights.summary.inf or weights.summary.nan:
-        return None
-    half = weights.dtype == "float16"
-    why = "float16 ends at 65504, exp of 11.1" if half else f"exp overflowed in {weights.dtype}"
-    return Hint(
-        text=f"{weights.summary.inf} weights are infinite: {why}; softmax in float32 does not "
-        "overflow",
-    )
+    return Hint(text=f"softmax gives NaN for {', or '.join(causes)}") if causes else None

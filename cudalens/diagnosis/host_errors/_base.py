@@ -170,13 +170,15 @@ class _Fields(dict[str, str]):
     """What templates may name: the groups of the match, and a few words of the evidence.
 
     ``{tensor}`` is the user's expression for the tensor, ``{its_shape}`` its shape after a colon,
-    ``{of_shape}`` the same after "of", ``{restart}`` what to do when the device is lost.
+    ``{of_shape}`` the same after "of", ``{for_input}`` that of a loss's scores,
+    ``{restart}`` what to do when the device is lost.
     """
 
     def __init__(self, evidence: Evidence, match: re.Match[str], tensors: tuple[str, ...]) -> None:
         super().__init__({key: _Text(value) for key, value in groups(match).items()})
-        fact = named(evidence, *tensors)
+        fact, scores = named(evidence, *tensors), evidence.tensor("input")
         self.argument = fact.argument if fact else None
+        self["for_input"] = f" for input {format_shape(scores.shape)}" if scores else ""
         self["tensor"] = expression_of(fact) or "the tensor"
         self["its_shape"] = its_shape(fact)
         self["of_shape"] = f" of shape {format_shape(fact.shape)}" if fact else ""

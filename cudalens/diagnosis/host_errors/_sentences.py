@@ -12,6 +12,7 @@ _SENTENCES = (
     r"\w+\(\) received an invalid combination of arguments - got \(",
     # Python itself names what is missing in single quotes.
     r"\w+\(\) missing \d+ required positional arguments?: \"\w+\"",
+    r"unsupported operand type\(s\) for [^:]+: (?:'Tensor' and '|'[\w.]+' and 'Tensor')",
     r"descriptor '\w+' for 'torch\._C\.",
     r"only integer tensors of a single element can be converted to an index",
     r"expected Tensor as element \d+ in argument \d+, but got ",

@@ -11,6 +11,9 @@ from cudalens.diagnosis.user_code import api_function
 
 Shape = tuple[int, ...]
 
+MAX_HEADLINE = 100
+"""Characters; what a headline has no room for stands in the explanation."""
+
 STICKY = (
     "device-side assert triggered",  # not the advice that torch prints under every CUDA error
     "illegal memory access",
@@ -40,15 +43,6 @@ _DTYPES = {
     "bool": "bool",
     "complexfloat": "complex64",
     "complexdouble": "complex128",
-}
-_CASTS = {
-    "float32": ".float()",
-    "float64": ".double()",
-    "float16": ".half()",
-    "bfloat16": ".bfloat16()",
-    "int64": ".long()",
-    "int32": ".int()",
-    "bool": ".bool()",
 }
 _TENSOR_TYPE = re.compile(
     r"torch\.(?:(cuda|sparse|mps|xpu)\.)?(\w+)Tensor|\b(CPU|CUDA|MPS|XPU)([A-Z]\w+)Type\b"
@@ -84,11 +78,6 @@ def device_type(text: str) -> str | None:
     """Return the device type in a name such as ``torch.cuda.FloatTensor``."""
     match = _TENSOR_TYPE.search(text)
     return None if match is None else match[1] or (match[3] or "cpu").lower()
-
-
-def cast(name: str) -> str:
-    """Write the method call that turns a tensor into a dtype."""
-    return _CASTS.get(name, f".to(torch.{name})")
 
 
 # --- what the evidence holds ---------------------------------------------------------------------
@@ -152,6 +141,12 @@ def expression_of(fact: TensorFact | None) -> str | None:
     return text if re.fullmatch(r"[\w.\[\]\"'()]+", text) else f"({text})"
 
 
+def in_headline(text: str, rest: str) -> str:
+    """Return a headline that begins with the user's code, which is cut where it is too long."""
+    room = MAX_HEADLINE - len(rest)
+    return (text if len(text) <= room else f"{text[: room - 1].rstrip()}…") + rest
+
+
 def its_shape(fact: TensorFact | None) -> str:
     """Return the end of a headline: the shape of a tensor, where it is known."""
     return f": its shape is {format_shape(fact.shape)}" if fact else ""
@@ -169,7 +164,8 @@ def name_of(fact: TensorFact | None, otherwise: str) -> str:
 
 
 def owner(evidence: Evidence) -> str:
-    """Name the module at whose parameters the call met its input."""
-    if evidence.module_path:
-        return f"module {evidence.module_path}"
-    return evidence.module_type or "the weight"
+    """Name the module at whose parameters the call met its input: ``Linear net.4``."""
+    path = evidence.module_path
+    if not path:
+        return evidence.module_type or "the weight"
+    return f"{evidence.module_type or 'module'} {dict(evidence.module_names).get(path, path)}"

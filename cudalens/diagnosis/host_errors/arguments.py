@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, HostVerdict, groups, host, pattern, row
-from cudalens.diagnosis.host_errors._words import argument_name, format_shape, ints
-from cudalens.diagnosis.user_code import api_function
+from cudalens.diagnosis.host_errors._words import argument_name, format_shape, ints, name_of
+from cudalens.diagnosis.host_errors.autograd_errors import number_for_loss
+from cudalens.diagnosis.user_code import api_function, called_name, list_items, parsed
+
+_METHODS = ("method", "builtin_function_or_method", "function")
+_NO_GRADIENT = (
+    "{x} is None: there is no gradient here",
+    "A leaf has one after the backward of a loss that depends on it, until zero_grad() takes it "
+    "away; the result of an op keeps none without retain_grad().",
+)
+
+
+def _kind(name: str) -> str:
+    """Return what a value is, by the name of its type."""
+    if name.rpartition(".")[2].split(" ")[0] in _METHODS:
+        return "a method that was not called"
+    if name == "NoneType":
+        return "None"
+    if not name.startswith(("numpy.", "torch.d")):
+        name = name.rpartition(".")[2]
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _only_argument(evidence: Evidence) -> str | None:
+    """Return the text of the only argument of the running call."""
+    tree = parsed(evidence.call_text or "")
+    args = [*tree.args, *tree.keywords] if isinstance(tree, ast.Call) else []
+    return ast.unparse(args[0]) if len(args) == 1 and isinstance(args[0], ast.expr) else None
+
+
+def _of_kind(evidence: Evidence, got: str, what: str, where: str, argument: str | None) -> Answer:
+    """Say that something is no tensor, and what that kind of value is."""
+    text = _only_argument(evidence) or what
+    if got == "NoneType" and text.endswith(".grad"):
+        yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
+        return
+    array = "A NumPy array is not a tensor: it has no device and no graph."
+    reason = array if got.startswith("numpy") else "Nothing is converted silently."
+    yield host(f"{what} is {_kind(got)}, {where}", reason, argument)
+    if got in _INSTEAD:
+        yield Hint(rule="other_kind", text=_INSTEAD[got].format(x=text))
+
+
+_INSTEAD = {
+    "NoneType": "{x} is None here: what was to set it did not run, or a function returned nothing",
+    "torch.device": "{x} is a device and holds no values: perhaps another argument was meant",
+    "torch.dtype": "{x} is a dtype and holds no values: perhaps another argument was meant",
+}
 
 
 @pattern(
@@ -19,52 +66,58 @@ from cudalens.diagnosis.user_code import api_function
 def argument_type(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A function of torch's got something that is no tensor, or no number."""
     odd = evidence.refused_call.odd_argument
-    name, got = argument_name(evidence, match["name"]), match["got"]
-    kind = odd.kind if odd else got
-    yield host(
-        f"{name} is a {kind}, {match['op']} takes a {match['want']}",
-        "A NumPy array is not a tensor: it has no device and no graph."
-        if got.startswith("numpy")
-        else "Nothing is converted silently.",
-        name,
-    )
-    if match["want"] in ("Tensor", "Tensor or Number"):
-        yield from _tensor_of(evidence, got, kind)
+    got = odd.kind if odd and match["got"] != "NoneType" else match["got"]
+    name = argument_name(evidence, match["name"])
+    yield from _of_kind(evidence, got, name, f"{match['op']} takes {_kind(match['want'])}", name)
+
+
+@pattern(r"expected Tensor as element (?P<at>\d+) in argument \d+, but got (?P<got>[\w.]+)")
+def item_type(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A list of tensors holds something that is none."""
+    item = dict(enumerate(list_items(evidence))).get(int(match["at"]), f"item {match['at']}")
+    where = f"all items of the list for {api_function(evidence) or 'the call'} are tensors"
+    yield from _of_kind(evidence, match["got"], item, where, None)
 
 
 @pattern(
-    r"^'int' object is not callable|^'(?P<kind>numpy\.ndarray|list|tuple)' object has no attribute "
+    r"unsupported operand type\(s\) for (?P<op>[^:]+): '(?P<a>[\w.]+)' and '(?P<b>[\w.]+)'",
+    is_distinct=False,
+)
+def operand_type(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """An operator stands between a tensor, or what a tensor gave, and something that is none."""
+    kinds, tree = [match["a"], match["b"]], parsed(evidence.call_text or "")
+    at = next((at for at in (1, 0) if kinds[at] in (*_METHODS, "NoneType")), kinds[0] == "Tensor")
+    sides = [tree.left, tree.right] if isinstance(tree, ast.BinOp) else []
+    text = ast.unparse(sides[at]) if sides else "the other operand"
+    if kinds[at] == "NoneType" and text.endswith(".grad"):
+        yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
+        return
+    other = "a tensor" if kinds[not at] == "Tensor" else _kind(kinds[not at])
+    yield host(f"the operator {match['op'].strip()} stands between {other} and {_kind(kinds[at])}")
+    if kinds[at] in _INSTEAD:
+        yield Hint(rule="other_kind", text=_INSTEAD[kinds[at]].format(x=text))
+
+
+@pattern(
+    r"^'(?P<kind>int)' object is not callable|^'(?P<kind2>[\w.]+)' object has no attribute "
     r"'(?P<name>\w+)'",
     is_distinct=False,
 )
-def array_in_library(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A library asked an array or list what only a tensor knows."""
-    odd = evidence.refused_call.odd_argument
-    if odd is None:
-        return
+def no_tensor(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Something was asked for what only a tensor knows."""
+    odd, kind = evidence.refused_call.odd_argument, match["kind"] or match["kind2"]
     asked = match["name"] or api_function(evidence) or "size"
-    yield host(
-        f"{odd.name} is a {odd.kind}, a tensor is wanted: it was asked for .{asked}",
-        "Models take tensors; an array or a list is not converted.",
-        odd.name,
-    )
-    yield from _tensor_of(evidence, odd.kind.split(" ", 1)[0], odd.kind)
-
-
-def _tensor_of(evidence: Evidence, got: str, kind: str) -> Answer:
-    """Make a tensor of an array or list, with the dtype and device that a weight has."""
-    if got not in ("numpy.ndarray", "list"):
-        return
-    is_array = got == "numpy.ndarray"
-    odd = evidence.refused_call.odd_argument
-    fix = None
-    if odd is not None and odd.expression:
-        weight = evidence.tensor("weight")
-        fix = f"torch.{'from_numpy' if is_array else 'tensor'}({odd.expression})"
-        fix += ".float()" if is_array and "float64" in kind else ""
-        fix += f'.to("{weight.device}")' if weight and weight.device != "cpu" else ""
-    what = "array" if is_array else "list"
-    yield Hint(rule="array_to_tensor", text=f"make a tensor of the {what}", fix=fix)
+    wanted = f"a tensor is wanted: it was asked for .{asked}"
+    text = (evidence.call_text or "").partition("(")[0].removesuffix(f".{asked}")
+    if evidence.frames and evidence.frames[-1].is_user and kind == "NoneType":
+        yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
+    elif asked == "backward":
+        yield from number_for_loss(evidence, text, kind)
+    elif odd is not None:
+        yield from _of_kind(evidence, odd.kind, odd.name, wanted, odd.name)
+    else:
+        text = _only_argument(evidence) or "an argument"
+        yield from _of_kind(evidence, kind, text, wanted, None)
 
 
 @pattern(r"(?P<f>[\w.]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'", is_distinct=False)
@@ -144,6 +197,36 @@ def model_input_missing(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
+@pattern(r"^repeats can not be negative")
+def negative_repeats(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """An element cannot be repeated less than no times."""
+    known = [item for item in evidence.tensors if isinstance(item.summary.min, int)]
+    fact = next((item for item in known if item.summary.min < 0), None)  # type: ignore[operator]
+    low = f": the smallest is {fact.summary.min}" if fact else ""
+    yield host(
+        f"{name_of(fact, 'repeats')} holds negative numbers{low}",
+        "Each number says how many times an element is repeated.",
+        "repeats",
+    )
+    text = "a difference of offsets that do not grow, or a mark such as -1, is negative"
+    yield Hint(rule="negative_repeats", text=text)
+
+
+@pattern(
+    r"argument '(?P<name>\w+)'[^.]*? failed to unpack the object at pos (?P<at>\d+) with error "
+    r"\"type must be tuple of ints, ?but got (?P<got>\w+)\""
+    r"|argument '(?P<name2>size)' \(.*\) must be tuple of ints, but found element of type "
+    r"(?P<got2>\w+)"
+)
+def size_no_integer(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A size is a float, or a method that was not called."""
+    found = groups(match)
+    which = f"size number {match['at']}" if match["at"] else "one of the sizes"
+    reason = "In Python 6 / 2 is a float, 6 // 2 is a whole number." * (found["got"] == "float")
+    headline = f"{which} is {_kind(found['got'])}, and a size is a whole number"
+    yield host(headline, reason, found["name"])
+
+
 row(
     "model_input_twice",
     r"[Yy]ou cannot specify both (?P<a>\w+) and (?P<b>\w+) at the same time",
@@ -207,6 +290,13 @@ def many_to_scalar(evidence: Evidence, match: re.Match[str]) -> Answer:
 @pattern(r"Boolean value of Tensor with (?P<n>more than one|no) values? is ambiguous")
 def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A tensor of several elements is neither true nor false."""
+    if any(item.function == "__init__" and not item.is_user for item in evidence.frames):
+        made = called_name(evidence) or "a layer"
+        yield host(
+            f"{made} is made with a tensor as one of its settings",
+            "A layer is made first, with its settings, and is called with tensors after that.",
+        )
+        return
     values = "no values" if match["n"] == "no" else "more than one value"
     yield host(
         f"a tensor with {values} is used as a condition",
@@ -258,11 +348,21 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
         else "stack joins tensors of the same shape.",
         "batch" if in_loader else other,
     )
-    if in_loader and a and len(a) == len(b) and a[1:] == b[1:]:
+    if len(a) == len(b) == 3 and a[1:] == b[1:]:
+        text = f"the samples are images of {a[0]} and of {b[0]} channels: read all as the same "
+        yield Hint(rule="size_images", text=text + "kind, with convert('RGB') or convert('L')")
+    elif len(a) == len(b) >= 3:
+        text = "the samples are images of different sizes: resize, crop or pad them to one size "
+        text += "before they are stacked"
+        keep = "; for a model that takes a list of images, a collate_fn leaves them in one"
+        yield Hint(rule="size_images", text=text + keep * in_loader)
+    elif a and len(a) == len(b) and a[1:] == b[1:]:
         yield Hint(
             rule="pad_samples",
-            text=f"the samples are sequences of {a[0]} and {b[0]} steps: pad them in a collate_fn",
-            fix="torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)",
+            text=f"sequences of {a[0]} and {b[0]} steps: pad them with "
+            "torch.nn.utils.rnn.pad_sequence"
+            + ", in a collate_fn of the loader that stacks the labels beside them"
+            * in_loader,
         )
 
 
@@ -279,12 +379,34 @@ row(
     "It takes tensors, arrays, numbers, strings, and dicts and lists of them.",
     "batch",
 )
+
+
+@pattern(r"^object of type 'NoneType' has no len", is_distinct=False)
+def no_sample(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """The dataset returned nothing for a sample."""
+    if _is_collating(evidence):
+        text = "The __getitem__ of the dataset returned nothing for it."
+        yield host("a sample of the batch is None", text, "batch")
+
+
+row(
+    "texts_in_tensor",
+    r"too many dimensions 'str'|new\(\): invalid data type 'str'",
+    "data holds texts, and a tensor holds numbers",
+    "Class names are numbered first, words are given ids by a tokenizer or a vocabulary.",
+    "data",
+)
 row(
     "unequal_lists",
     r"each element in list of batch should be of equal size",
     "the samples of the batch are lists of different lengths",
     "default_collate joins the first elements, the second ones, and so on.",
     "batch",
+    hint=Hint(
+        rule="pad_lists",
+        text="let the dataset return tensors and pad them in a collate_fn of the loader, or let a "
+        "collate_fn leave them lists",
+    ),
 )
 
 
@@ -301,6 +423,35 @@ def sample_key(evidence: Evidence, match: re.Match[str]) -> Answer:
 
 
 row(
+    "image_size",
+    r"Input image size \((?P<got>\d+\*\d+)\) doesn't match model \((?P<want>\d+\*\d+)\)",
+    "the images are {got}, the model takes {want}",
+    "Its table of positions has one row for each patch of an image of that size.",
+    "pixel_values",
+    hint=Hint(
+        rule="image_size",
+        text="let the model's own processor resize them; or interpolate_pos_encoding=True",
+    ),
+)
+row(
+    "audio_length",
+    r"Whisper expects the mel input features to be of length (?P<want>\d+), but found (?P<got>\d+)",
+    "input_features has {got} frames, the model takes {want}",
+    "Its encoder takes pieces of 30 seconds, padded.",
+    "input_features",
+    hint=Hint(rule="audio_length", text="let the model's own feature extractor pad or cut them"),
+)
+row(
+    "image_channels",
+    r"channel dimension of the pixel values match with the one set in the configuration\.?"
+    r"(?: Expected (?P<want>\d+) but got (?P<got>\d+))?",
+    "pixel_values has another number of channels than the model takes{its_shape}",
+    "It reads them in dimension 1.",
+    "pixel_values",
+    tensors=("pixel_values",),
+    hint=Hint(rule="image_channels", text="a gray image is made one of three with convert('RGB')"),
+)
+row(
     "unequal_tokens",
     r"Unable to create tensor, you should probably activate truncation and/or padding"
     r"|Unable to create tensor returning overflowing tokens",
@@ -309,7 +460,6 @@ row(
     "padding",
     hint=Hint(
         rule="pad_tokens",
-        text="let the tokenizer make the rows equal",
-        fix="tokenizer(texts, padding=True, truncation=True)",
+        text="let the tokenizer make the rows equal: padding=True, truncation=True",
     ),
 )

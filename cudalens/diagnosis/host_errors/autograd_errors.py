@@ -5,13 +5,20 @@ Not here: saved tensors that were changed (in_place), graphs that were freed (fr
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import CodeLine, Hint, TensorFact
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern, row
-from cudalens.diagnosis.host_errors._words import expression_of, format_shape, ints, named
+from cudalens.diagnosis.host_errors._words import (
+    expression_of,
+    format_shape,
+    in_headline,
+    ints,
+    named,
+)
 from cudalens.diagnosis.user_code import api_function, parsed, rewritten
 
 
@@ -28,12 +35,8 @@ def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
         fact.argument if fact else None,
     )
     if cause is not None:
-        _, key, line, code = cause
-        removed, fix = _REMOVED.get(key), None
-        # What is left of torch.tensor(x.item()) is no better.
-        if removed and code.count(removed) == 1 and "tensor(" not in code:
-            fix = code.replace(removed, "")
-        yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}", fix=fix)
+        _, key, line = cause
+        yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}")
 
 
 @pattern(r"grad can be implicitly created only for scalar outputs")
@@ -48,12 +51,15 @@ def not_a_scalar(evidence: Evidence, match: re.Match[str]) -> Answer:
         "first.",
         fact.argument if fact else None,
     )
-    if fact is not None and fact.expression:
-        yield Hint(
-            rule="reduce_loss",
-            text="reduce it to one number: mean() or sum()",
-            fix=rewritten(evidence, fact, "{x}.mean()"),
-        )
+    call = parsed(evidence.call_text or "")
+    is_method = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    text = ast.unparse(call.func.value) if is_method else None  # type: ignore[union-attr]
+    loss = TensorFact(argument="self", expression=text)
+    yield Hint(
+        rule="reduce_loss",
+        text="reduce it to one number: mean() or sum()",
+        fix=rewritten(evidence, loss, "{x}.mean()"),
+    )
 
 
 @pattern(
@@ -105,7 +111,6 @@ def gradient_count(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield Hint(
             rule="count_of_gradients",
             text="an input without a gradient, such as a number or a flag, has None in its place",
-            fix="return grad" + ", None" * (want - got) if got == 1 else None,
         )
 
 
@@ -117,19 +122,18 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A leaf that requires grad was changed in place."""
     what = "a view of a leaf" if match["view"] else "a leaf"
     yield autograd(
-        f"{expression_of(named(evidence, 'self')) or 'the tensor'} is {what} that requires grad, "
-        f"and {api_function(evidence) or 'an op'} changes it in place",
+        in_headline(
+            expression_of(named(evidence, "self")) or "the tensor",
+            f" is {what} that requires grad, and {api_function(evidence) or 'an op'} changes it in "
+            "place",
+        ),
         "The gradient of a leaf belongs to its values before the change, which would be lost.",
         "self",
     )
-    text = evidence.source.text if evidence.source else None
-    if text is not None:
-        is_whole = parsed(text) is not None or text.rstrip().endswith(")") or "=" in text
-        yield Hint(
-            rule="change_without_graph",
-            text="change a parameter under no_grad, so that the change is no part of the graph",
-            fix=f"with torch.no_grad(): {text}" if is_whole and not text.endswith(":") else None,
-        )
+    yield Hint(
+        rule="change_without_graph",
+        text="change a parameter under torch.no_grad(), so that the change is no part of the graph",
+    )
 
 
 @pattern(
@@ -141,17 +145,13 @@ def multi_view_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     fact = named(evidence, "self")
     op = match["node"].removesuffix("0").removesuffix("Backward").lower()
     yield autograd(
-        f"{expression_of(fact) or 'output ' + match['at']} is one of several views that {op} "
-        "returned, and is changed in place",
+        in_headline(
+            expression_of(fact) or f"output {match['at']}",
+            f" is one of several views that {op} returned, and is changed in place",
+        ),
         "Autograd cannot follow a change of one of them through the others.",
         "self",
     )
-    if fact is not None and fact.expression:
-        yield Hint(
-            rule="split_out_of_place",
-            text="change a copy of it",
-            fix=rewritten(evidence, fact, "{x}.clone()"),
-        )
 
 
 @pattern(
@@ -188,13 +188,51 @@ row(
     tensors=("self",),
 )
 row(
-    "anomalous_gradient",
-    r"Function '(?P<f>\w+)' returned nan values in its (?P<at>\d+)th output",
-    "{f} returned NaN as gradient {at}",
-    "Anomaly detection stops at the first NaN; the forward op of this node met a value at the edge "
-    "of its domain, or a gradient that was infinite already.",
+    "checkpoint_differs",
+    r"torch\.utils\.checkpoint: (?:A different number of tensors was saved during the original "
+    r"forward and recomputation|Recomputed values for the following tensors have different)",
+    "the checkpointed function computed something else when backward ran it again",
+    "Checkpointing runs a forward pass twice, and both must save the same tensors.",
     kind="autograd_error",
+    hint=Hint(
+        rule="checkpoint_state",
+        text="what the first run changes (a counter, a cache, a flag of the module) must not "
+        "decide what the second one does: change it outside of the checkpointed function",
+    ),
 )
+
+
+@pattern(r"Function '(?P<f>\w+)' returned nan values in its (?P<at>\d+)th output")
+def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Anomaly detection met the first NaN of a backward pass."""
+    stem = match["f"].removesuffix("0").removesuffix("Backward").lower()
+    made = [item for item in evidence.history if _stem(item.op) == stem and item.source]
+    lines = {item.source.format(): item.source for item in made if item.source}
+    place = f", the backward of {next(iter(lines))}" if len(lines) == 1 else ""
+    yield autograd(
+        f"{match['f']} returned NaN as gradient {match['at']}{place}",
+        "Anomaly detection stops at the first NaN; the forward op of this node met a value at the "
+        "edge of its domain, or a gradient that was infinite already.",
+    )
+    if stem in _STEEP:
+        text = f"{_STEEP[stem]}: keep its input away from there before the op, not after it"
+        yield Hint(rule="steep_gradient", text=text)
+
+
+_STEEP = {
+    "sqrt": "the slope of a root is infinite at 0, and 0 * inf is NaN",
+    "pow": "the slope of a power below 1 is infinite at 0, and 0 * inf is NaN",
+    "log": "the slope of the logarithm is infinite at 0, and 0 * inf is NaN",
+    "linalgvectornorm": "a norm has no slope at 0",
+    "norm": "a norm has no slope at 0",
+    "acos": "the slope of acos is infinite at -1 and 1",
+    "asin": "the slope of asin is infinite at -1 and 1",
+    "div": "a quotient has no slope where its divisor is 0",
+}
+
+
+def _stem(op: str) -> str:
+    return op.removeprefix("aten::").split(".")[0].replace("_", "")
 
 
 # --- what cut a tensor off its graph, as far as the lines before the failing one show it ---------
@@ -209,7 +247,6 @@ _REMEDIES = {
     "tensor": "combine the tensors themselves, with torch.stack or +",
     "no_grad": "compute the loss outside of no_grad",
 }
-_REMOVED = {"item": ".item()", "tolist": ".tolist()", "detach": ".detach()", "data": ".data"}
 _DETACHES = (
     ("item", r"\.item\(\)", "item() gives a Python number, which has no graph"),
     ("tolist", r"\.tolist\(\)", "tolist() gives Python numbers, which have no graph"),
@@ -225,12 +262,11 @@ _LIBRARIES = {"F", "nn", "torch"}
 _NO_GRAD = re.compile(r"^\s*with\b.*\b(?:no_grad|inference_mode|set_grad_enabled\(False\))")
 
 
-def _detaching(evidence: Evidence, fact: TensorFact | None) -> tuple[str, str, int, str] | None:
+def _detaching(evidence: Evidence, fact: TensorFact | None) -> tuple[str, str, int] | None:
     """Find, in the lines around the failing one, what cut a tensor off its graph.
 
     Returns:
-        a sentence, the cause's name, the line's number and its text; ``None`` when the lines do
-        not show it.
+        a sentence, the cause's name and the line's number; ``None`` when the lines do not show it.
     """
     source = evidence.source
     if source is None or source.line is None or fact is None or not fact.expression:
@@ -239,7 +275,19 @@ def _detaching(evidence: Evidence, fact: TensorFact | None) -> tuple[str, str, i
     return _cut(fact.expression, before, "it")
 
 
-def _cut(name: str, before: Sequence[CodeLine], called: str) -> tuple[str, str, int, str] | None:
+def number_for_loss(evidence: Evidence, name: str, kind: str) -> Answer:
+    """backward was asked of a Python number that the loss had become."""
+    cause = _detaching(evidence, TensorFact(argument="self", expression=name))
+    why = f" {cause[0]}" if cause else ""
+    yield autograd(
+        f"{name} is a {kind}: it has no graph, and no backward",
+        f"Autograd follows the graph of a tensor.{why}",
+    )
+    if cause is not None:
+        yield Hint(rule="detached_loss", text=f"line {cause[2]}: {_REMEDIES[cause[1]]}")
+
+
+def _cut(name: str, before: Sequence[CodeLine], called: str) -> tuple[str, str, int] | None:
     """Find what cut ``name`` off: in the line that made it, or in that of the one it is made of.
 
     Of several variables any may have been without a graph, as a target is.
@@ -249,19 +297,29 @@ def _cut(name: str, before: Sequence[CodeLine], called: str) -> tuple[str, str, 
         assigned = target.match(before[at].text)
         if assigned is None:
             continue
-        number, text = before[at].line, before[at].text.strip()
+        number = before[at].line
         for cause, regex, words in _DETACHES:
             if re.search(regex, assigned["value"]):
-                return f"Line {number} detached {called}: {words}.", cause, number, text
-        found = _under_no_grad([item.text for item in before[: at + 1]], number, text)
+                return f"Line {number} detached {called}: {words}.", cause, number
+        found = _under_no_grad([item.text for item in before[: at + 1]], number)
         if found is not None:
             return found
-        parts = list(set(_NAME.findall(assigned["value"])) - _LIBRARIES)
-        return _cut(parts[0], before[:at], parts[0]) if len(parts) == 1 else None
+        parts = set(_NAME.findall(assigned["value"])) - _LIBRARIES
+        if len(parts) > 1 and assigned["value"].count("(") != 1:
+            return None  # another call in it may lead to the parameters
+        cuts = {part: _cut(part, before[:at], part) for part in parts}
+        # What no line makes is data, which has no graph that could have been cut.
+        unknown = [part for part in parts if not cuts[part] and _is_made(part, before[:at])]
+        named = [found for found in cuts.values() if found]
+        return named[0] if len(named) == 1 and not unknown else None
     return None
 
 
-def _under_no_grad(lines: list[str], number: int, text: str) -> tuple[str, str, int, str] | None:
+def _is_made(name: str, before: Sequence[CodeLine]) -> bool:
+    return any(re.match(rf"^\s*{re.escape(name)}\s*=(?!=)", item.text) for item in before)
+
+
+def _under_no_grad(lines: list[str], number: int) -> tuple[str, str, int] | None:
     depth = _depth(lines[-1])
     for line in reversed(lines[:-1]):
         if line.strip() and _depth(line) < depth:
@@ -269,7 +327,7 @@ def _under_no_grad(lines: list[str], number: int, text: str) -> tuple[str, str, 
                 words = (
                     f"Line {number} ran under {line.strip().removesuffix(':')}: no graph is made."
                 )
-                return words, "no_grad", number, text
+                return words, "no_grad", number
             depth = _depth(line)
     return None
 

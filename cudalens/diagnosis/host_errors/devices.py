@@ -6,12 +6,17 @@ import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
-from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
-from cudalens.diagnosis.host_errors._words import argument_name, expression_of, name_of, named
+from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
+from cudalens.diagnosis.host_errors._words import (
+    argument_name,
+    device_type,
+    dtype,
+    expression_of,
+    name_of,
+    named,
+)
 from cudalens.diagnosis.user_code import (
-    called_name,
     list_items,
-    passed,
     receiver,
     renamed,
     rewritten,
@@ -24,98 +29,83 @@ _ONE_DEVICE = "An op needs all its tensors on one device."
 
 
 @pattern(
-    r"Expected all tensors to be on the same device, but got (?P<name>\w+) is on (?P<here>[\w:]+), "
-    r"different from other tensors on (?P<there>[\w:]+) \(when checking argument in method "
-    r"(?P<method>\w+)\)"
+    r"Expected all tensors to be on the same device, but got (?P<name>\w+) is on (?P<a>[\w:]+), "
+    r"different from other tensors on (?P<b>[\w:]+) \(when checking argument in method "
     r"|Expected all tensors to be on the same device, but found at least two devices, "
-    r"(?P<a>[\w:]+) and (?P<b>[\w:]+?)!"
+    r"(?P<a2>[\w:]+) and (?P<b2>[\w:]+?)!"
+    r"|indices should be either on [\w:]+ or on the same device as the indexed tensor "
+    r"\((?P<b3>[\w:]+)\)"
+    r"|expected self and mask to be on the same device, but got (?P<name4>mask) on (?P<a4>[\w:]+) "
+    r"and self on (?P<b4>[\w:]+)"
+    r"|Input type \((?P<a6>[^)]+)\) and (?:weight|bias) type \((?P<b6>[^)]+)\) should be the same"
 )
 def two_devices(evidence: Evidence, match: re.Match[str]) -> Answer:
     """The tensors of one call lie on different devices."""
-    devices = [match["here"], match["there"]] if match["name"] else [match["a"], match["b"]]
-    is_list = match["name"] == "tensors"
-    stray = _stray_item(evidence, match) or _stray(evidence, devices, is_list=is_list)
-    if stray is not None:
-        there = next((item for item in devices if item != stray.device), devices[-1])
-        yield from _of_stray(evidence, stray, there)
+    found = groups(match)
+    if match["a6"]:
+        here, there = device_type(match["a6"]), device_type(match["b6"])
+        if here == there or dtype(match["a6"]) != dtype(match["b6"]):
+            return  # it is the dtype that differs
+        found |= {"a": here or "", "b": there or "", "name": "input"}
+    known = {item.device for item in evidence.tensors} - {found["b"]}
+    devices = [found.get("a") or next(iter(known), "another device"), found["b"]]
+    strays = _strays(evidence, devices, is_list=match["name"] == "tensors")
+    rest = [item for item in evidence.tensors if item not in strays]
+    if strays:
+        there = next((item for item in devices if item != strays[0].device), devices[-1])
+        is_model = strays[0].argument in _PARAMETERS and strays[0].expression is None
+        subject = " and ".join(name_of(item, "a tensor") for item in strays)
+        subject += f" {'is' if len(strays) == 1 else 'are'} on {strays[0].device}"
+        other = name_of(rest[0], "") if len(rest) == 1 and rest[0].expression else ""
+        if is_model:
+            headline = f"{strays[0].argument} of the module is on {strays[0].device}, its input is "
+            headline += f"on {there}"
+        else:
+            rest_is = f"{other} is" if other else "the other tensors are"
+            headline = f"{subject}, {rest_is} on {there}"
+        yield host(headline, f"{_devices(evidence)}{_ONE_DEVICE}", strays[0].argument)
         return
     name, headline = None, f"tensors on {devices[0]} and on {devices[1]} meet in one op"
-    if match["name"]:
-        name = argument_name(evidence, match["name"])
-        who = "one of tensors" if is_list else name_of(evidence.tensor(name), name)
-        headline = f"{who} is on {match['here']}, the other tensors are on {match['there']}"
+    if "name" in found:
+        name = argument_name(evidence, found["name"])
+        who = "one of tensors" if name == "tensors" else name_of(evidence.tensor(name), name)
+        headline = f"{who} is on {devices[0]}, the other tensors are on {devices[1]}"
     yield host(headline, f"{_devices(evidence)}{_ONE_DEVICE}", name)
-    yield from move(evidence, name, *devices)
 
 
-def _of_stray(evidence: Evidence, stray: TensorFact, there: str) -> Answer:
-    is_model = stray.argument in _PARAMETERS and stray.expression is None
-    other = _elsewhere(evidence, stray)
-    if is_model:
-        headline = f"{stray.argument} of the module is on {stray.device}, its input is on {there}"
-    else:
-        rest = [item for item in evidence.tensors if item.device != stray.device]
-        name = name_of(other, "") if len(rest) == 1 else ""
-        headline = f"{name_of(stray, 'a tensor')} is on {stray.device}, "
-        headline += f"{name} is on {there}" if name else f"the other tensors are on {there}"
-    yield host(headline, f"{_devices(evidence)}{_ONE_DEVICE}", stray.argument)
-    item = _item_of(evidence, stray)
-    known = TensorFact(argument=stray.argument, expression=item) if item else None
-    if known is None:
-        yield from _left_behind(evidence, stray.argument, (stray.device, there))
-    if is_model:
-        yield _move_model(evidence, stray.device, there)
-    else:
-        yield from _move_tensor(evidence, stray.argument, stray.device, there, other, known)
-
-
-def _stray(evidence: Evidence, devices: list[str], *, is_list: bool) -> TensorFact | None:
-    """Return the one tensor that has to move: the input on the CPU, or the first parameter there.
+def _strays(evidence: Evidence, devices: list[str], *, is_list: bool) -> list[TensorFact]:
+    """Return the tensors that have to move: inputs on the CPU, or the first parameter there.
 
     A tensor without dimensions may stay on the CPU.
 
     Args:
         is_list: whether a list of tensors was given, where its items have names.
     """
+    if is_list and (item := _stray_item(evidence, set(devices))):
+        return [item]
     if "cpu" not in devices:
-        return None
-    found = [item for item in evidence.tensors if item.device == "cpu"]
+        return []
     # What else is on the line may be what an item is made of.
-    found = [item for item in found if item.argument or not is_list]
+    meant = [item for item in evidence.tensors if item.argument or not is_list]
+    here = [item for item in meant if item.device == "cpu"]
     elsewhere = [item for item in evidence.tensors if item.device != "cpu"]
-    parameters = [item for item in found if item.argument in _PARAMETERS and not item.expression]
-    if found and len(found) == len(parameters):
-        return parameters[0]
-    found = [item for item in found if item.shape and item not in parameters]
-    return found[0] if len(found) == 1 and (elsewhere or len(evidence.tensors) == 1) else None
+    parameters = [item for item in here if item.argument in _PARAMETERS and not item.expression]
+    if here and len(here) == len(parameters):
+        return parameters[:1]
+    found = [item for item in here if item.shape and item not in parameters]
+    is_sure = len(found) == 1 or all(item.argument and item.expression for item in found)
+    return found if is_sure and (elsewhere or len(evidence.tensors) == 1) else []
 
 
-def _stray_item(evidence: Evidence, match: re.Match[str]) -> TensorFact | None:
+def _stray_item(evidence: Evidence, devices: set[str]) -> TensorFact | None:
     """Return the one item of the line's list that no variable holds, when all others fit."""
-    if match["name"] != "tensors":
-        return None
     items = [evidence.tensor(f"tensors[{at}]") for at in range(len(list_items(evidence)))]
     missing = [at for at, item in enumerate(items) if item is None]
-    here = {item.device for item in items if item is not None}
     # torch found two devices: the only item that is not known lies on the other one.
-    there = {match["here"], match["there"]} - here
-    if len(missing) != 1 or len(here) != 1 or len(there) != 1:
+    there = devices - {item.device for item in items if item is not None}
+    if len(missing) != 1 or len(there) != 1 or len(items) == 1:
         return None
     return TensorFact(argument=f"tensors[{missing[0]}]", device=there.pop())
-
-
-def _item_of(evidence: Evidence, stray: TensorFact) -> str | None:
-    """Return the expression in the line's list that is an item without a name."""
-    if stray.expression or not (place := re.fullmatch(r"tensors\[(\d+)\]", stray.argument or "")):
-        return None
-    items = list_items(evidence)
-    return items[int(place[1])] if int(place[1]) < len(items) else None
-
-
-def _elsewhere(evidence: Evidence, stray: TensorFact) -> TensorFact | None:
-    found = [item for item in evidence.tensors if item.device != stray.device and item.expression]
-    names = [item for item in found if "(" not in (item.expression or "")]
-    return next(iter(names or found), None)
 
 
 def _devices(evidence: Evidence) -> str:
@@ -130,148 +120,45 @@ def _devices(evidence: Evidence) -> str:
     return f"{', '.join(parts)}. " if parts else ""
 
 
-# --- what has to move ----------------------------------------------------------------------------
-
-
-def move(evidence: Evidence, argument: str | None, here: str, there: str) -> Answer:
-    """Yield how the argument gets to the device of the others."""
-    yield from _move_tensor(evidence, argument, here, there)
-    yield from _left_behind(evidence, argument, (here, there))
-
-
-def _move_tensor(
-    evidence: Evidence,
-    argument: str | None,
-    here: str,
-    there: str,
-    other: TensorFact | None = None,
-    item: TensorFact | None = None,
-) -> Answer:
-    fact = item or evidence.tensor(argument or "")
-    if fact is None or not fact.expression:
-        return
-    text = expression_of(other)
-    # Only a name is read a second time: a call, such as the model's, would run again.
-    target = f"{text}.device" if text and "(" not in text else f'"{there}"'
-    moved = f"{{x}}.to({target})"
-    if fact.expression.endswith(".cpu()"):
-        moved = fact.expression.removesuffix(".cpu()")
-    yield Hint(
-        rule="move_tensor",
-        text=f"{fact.expression} is still on {here}: move it to {there}",
-        fix=rewritten(evidence, fact, moved),
-    )
-
-
-def _left_behind(evidence: Evidence, argument: str | None, devices: tuple[str, str]) -> Answer:
-    """A model was given one tensor on the CPU, and met a part of it further in."""
-    inner = evidence.tensor(argument or "")
-    if "cpu" not in devices or inner is None or inner.expression or inner.device != "cpu":
-        return
-    line = [item for item in evidence.tensors if item.argument is None and item.shape]
-    left = [item for item in line if item.device == "cpu"]
-    there = {item.device for item in line} - {"cpu"}
-    if len(left) == len(there) == 1:
-        device = there.pop()
-        yield Hint(
-            rule="left_behind",
-            text=f"of the tensors on this line, only {left[0].expression} is on cpu: move it to "
-            f"{device}",
-            fix=rewritten(evidence, left[0], f'{{x}}.to("{device}")'),
-        )
-
-
-def _move_model(evidence: Evidence, here: str, there: str) -> Hint:
-    """The model was left on another device than its input."""
-    there = there if here == "cpu" else here
-    model = called_name(evidence)
-    return Hint(
-        rule="move_model",
-        text=f"the parameters are not on {there}: move the model",
-        fix=f'{model}.to("{there}")' if model else None,
-    )
-
-
-def convolution_device(evidence: Evidence, which: str, here: str, there: str) -> Answer:
-    """A convolution's input and its parameters lie on different devices."""
-    fact, is_model = named(evidence, "input"), "cpu" in there
-    argument = "input" if there != "cpu" else which
-    yield host(
-        f"input is on {fact.device if fact else here}, the {which} is on {there}",
-        _ONE_DEVICE,
-        argument,
-    )
-    if is_model:
-        yield from _left_behind(evidence, argument, (here, there))
-        yield _move_model(evidence, here, there)
-    else:
-        yield from move(evidence, argument, here, there)
-
-
-@pattern(
-    r"indices should be either on (?P<a>[\w:]+) or on the same device as the indexed tensor "
-    r"\((?P<there>[\w:]+)\)"
-)
-def index_device(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """An index on the GPU selects from a tensor on the CPU."""
-    there = match["there"]
-    found = [item for item in evidence.tensors if item.device not in ("cpu", there)]
-    where = found[0].device if len(found) == 1 else "another device"
-    yield host(
-        f"the index is on {where}, the indexed tensor on {there}",
-        "The other way round, an index on the CPU into a tensor on the GPU, works.",
-        "indices",
-    )
-    yield from move(evidence, "indices", where, there)
-
-
-@pattern(
-    r"expected self and mask to be on the same device, but got mask on (?P<mask>[\w:]+) and self "
-    r"on (?P<self>[\w:]+)"
-)
-def mask_device(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A mask lies on another device than what it masks."""
-    here, there = match["mask"], match["self"]
-    yield host(f"mask is on {here}, self on {there}", _ONE_DEVICE, "mask")
-    yield from _move_tensor(evidence, "mask", here, there, named(evidence, "self"))
-    yield from _left_behind(evidence, "mask", (here, there))
-
-
 @pattern(
     r"Input and (?P<what>hidden|parameter) tensors are not at the same device, found input tensor "
     r"at (?P<input>[\w:]+) and (?:hidden|parameter) tensor at (?P<other>[\w:]+)"
 )
 def rnn_device(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A recurrent layer's input lies on another device than its state or parameters."""
-    what, here, there = match["what"], match["input"], match["other"]
-    is_input = here == "cpu"
-    argument = "input" if is_input else ("hx" if what == "hidden" else "weight")
+    is_state, here, there = match["what"] == "hidden", match["input"], match["other"]
+    states = [item for item in evidence.tensors if _is_state(item)] if is_state else []
+    stray = [item for item in states if item.device == there]
+    others = {item.device for item in evidence.tensors if item.argument not in (None, "input")}
+    argument = "hx" if is_state else "weight"
+    if stray:
+        # Where nothing of the call but the input is on its device, the input has to move.
+        argument = "input" if others == {there} else (stray[0].argument or argument)
+    elif here == "cpu":
+        argument = "input"
+    names = [item.expression for item in stray if item.expression]
+    other = "state" if is_state else "parameters"
+    if names and len(names) == len(stray):
+        other = f"state{'s' * (len(names) > 1)} {' and '.join(names)}"
     yield host(
-        f"input is on {here}, the {'state' if what == 'hidden' else 'parameters'} on {there}",
+        f"input is on {here}, the {other} on {there}",
         "A layer needs its input, its state and its parameters on one device.",
         argument,
     )
-    devices = (here, there) if is_input else (there, here)
-    if argument == "weight":
-        yield from _left_behind(evidence, argument, devices)
-        yield _move_model(evidence, *devices)
-    else:
-        yield from move(evidence, argument, *devices)
 
 
-@pattern(
+def _is_state(fact: TensorFact) -> bool:
+    return fact.argument == "hx" or (fact.argument or "").startswith("hx[")
+
+
+row(
+    "parallel_device",
     r"module must have its parameters and buffers on device (?P<want>[\w:]+) \(device_ids\[0\]\) "
-    r"but found one of them on device: (?P<got>[\w:]+)"
+    r"but found one of them on device: (?P<got>[\w:]+)",
+    "a parameter of the module is on {got}, DataParallel wants {want}",
+    "It copies the module from its first device to the others.",
+    "module",
 )
-def parallel_device(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """DataParallel wants its module on its first device."""
-    yield host(
-        f"a parameter of the module is on {match['got']}, DataParallel wants {match['want']}",
-        "It copies the module from its first device to the others.",
-        "module",
-    )
-    yield _move_model(evidence, match["got"], match["want"])
-
 
 # --- what only works on the host -----------------------------------------------------------------
 
@@ -323,7 +210,6 @@ def pinned_cuda(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield Hint(
             rule="pin_on_host",
             text="the dataset returns tensors on the GPU: return CPU tensors, or do not pin them",
-            fix="DataLoader(..., pin_memory=False)",
         )
 
 
@@ -333,11 +219,7 @@ row(
     "generator is on {got}, the tensor to fill is on {want}",
     "Each device has random generators of its own.",
     "generator",
-    hint=Hint(
-        rule="generator_of_device",
-        text="the generator has to be one of {want}",
-        fix='torch.Generator(device="{want}")',
-    ),
+    hint=Hint(rule="generator_of_device", text="make the generator with device='{want}'"),
 )
 
 
@@ -355,10 +237,3 @@ def packed_lengths(evidence: Evidence, match: re.Match[str]) -> Answer:
         "pack_padded_sequence cuts the batch on the host, and reads the lengths for it.",
         "lengths",
     )
-    if device != "cpu":
-        text = passed(evidence, "pack_padded_sequence", 1, "lengths")
-        yield Hint(
-            rule="lengths_on_host",
-            text="only the lengths go to the host; the sequences stay where they are",
-            fix=rewritten(evidence, TensorFact(argument="lengths", expression=text), "{x}.cpu()"),
-        )

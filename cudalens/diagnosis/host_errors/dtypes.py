@@ -9,44 +9,16 @@ from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
 from cudalens.diagnosis.host_errors._words import (
     argument_name,
-    cast,
-    device_type,
     dtype,
     name_of,
     named,
 )
-from cudalens.diagnosis.host_errors.devices import convolution_device
-from cudalens.diagnosis.user_code import api_function, rewritten
+from cudalens.diagnosis.user_code import api_function
 
 _TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _LAYER = "A layer computes in the dtype of its parameters and converts nothing."
 _SILENT = "Nothing is converted silently."
-
-
-def cast_needed(
-    evidence: Evidence, argument: str | None, have: str | None, want: str | None
-) -> Answer:
-    """Yield the cast of an argument to the dtype that the call takes."""
-    if argument is None or not want or want == have:
-        return
-    fact = evidence.tensor(argument)
-    subject = (fact.expression if fact else None) or argument
-    twins = [item for item in evidence.tensors if fact and item.expression == fact.expression]
-    yield Hint(
-        rule="cast_needed",
-        text=f"{subject} is {have or 'of another dtype'}: cast it to {want}",
-        # The same expression for two arguments: only one of the places is meant.
-        fix=rewritten(evidence, fact, _cast_to(evidence, fact, want)) if len(twins) == 1 else None,
-    )
-
-
-def _cast_to(evidence: Evidence, fact: TensorFact | None, want: str) -> str:
-    """Write the cast, or leave the user's own cast out where the tensor before it was right."""
-    text = fact.expression if fact and fact.expression else ""
-    before = re.sub(r"\.(?:float|double|half|bfloat16|int|long|bool)\(\)$", "", text)
-    is_right = any(item.expression == before and item.dtype == want for item in evidence.tensors)
-    return before if before != text and is_right else "{x}" + cast(want)
 
 
 def _only_of(evidence: Evidence, name: str) -> TensorFact | None:
@@ -60,14 +32,9 @@ def _only_of(evidence: Evidence, name: str) -> TensorFact | None:
     r"be the same"
 )
 def layer_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A convolution's input and its parameters differ in dtype, or lie on different devices."""
-    here, there = device_type(match["input"]), device_type(match["other"])
+    """A convolution's input and its parameters differ in dtype."""
     have, want = dtype(match["input"]), dtype(match["other"])
-    if here != there and have == want:
-        yield from convolution_device(evidence, match["which"], here or "", there or "")
-        return
     yield host(f"input is {have}, the {match['which']} is {want}", _LAYER, "input")
-    yield from cast_needed(evidence, "input", have, want)
 
 
 @pattern(
@@ -81,7 +48,6 @@ def product_dtypes(evidence: Evidence, match: re.Match[str]) -> Answer:
     one, two = map(dtype, groups(match).values())
     if api_function(evidence) == "linear":
         yield host(f"input is {one}, the weight is {two}", _LAYER, "input")
-        yield from cast_needed(evidence, "input", one, two)
         return
     fact = named(evidence, "other", "mat2", "tensor", "vec")
     argument = fact.argument if fact is not None and fact.dtype == two else None
@@ -90,7 +56,6 @@ def product_dtypes(evidence: Evidence, match: re.Match[str]) -> Answer:
         "A matrix product needs one dtype and converts nothing.",
         argument or "other",
     )
-    yield from cast_needed(evidence, argument or "other", two, one)
 
 
 @pattern(
@@ -98,51 +63,56 @@ def product_dtypes(evidence: Evidence, match: re.Match[str]) -> Answer:
     r"(?P<got>\w+)"
     r"|expected scalar type (?P<want2>\w+) but found (?P<got2>\w+)"
     r"|\"(?P<kernel>nll_loss\w*|cross_entropy\w*)\" not implemented for '(?P<got3>\w+)'"
+    r"|Expected tensor for argument #\d+ '(?P<name>\w+)' to have one of the following scalar "
+    r"types: (?P<want4>[\w, ]+); but got (?P<got4>\S+) instead \(while checking arguments for "
+    r"(?P<op4>\w+)\)"
+    r"|tensors used as (?P<name5>indices) must be (?P<want5>long, int, byte or bool) tensors"
+    r"|(?P<op6>\w+)\(\): [Ee]xpected dtype int32(?:/int64| or int64) for (?P<name6>index)"
+    r"|(?P<op7>\w+)\(\): Expected dtype int64 for (?P<name7>index)"
+    r"|where expected (?P<name8>condition) to be a (?P<want8>bool)ean tensor, but got a tensor "
+    r"with dtype (?P<got8>\w+)"
+    r"|masked_fill_? only supports (?P<want9>bool)ean (?P<name9>mask)s, but got (?:mask with )?"
+    r"dtype (?P<got9>\w+)"
+    r"|masked_select: expected (?P<want10>Bool)Tensor for (?P<name10>mask)"
+    r"|(?P<op11>one_hot) is only applicable to index (?P<name11>tensor) of type"
 )
-def scalar_type(evidence: Evidence, match: re.Match[str]) -> Answer:
+def wanted_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A tensor has another dtype than the op takes; for a loss, its labels."""
-    found = groups(match)
-    want, got = dtype(found.get("want", "Long")), dtype(found["got"])
-    is_loss = bool(match["want"] or match["kernel"]) or api_function(evidence) in _TARGETS
-    fact = named(evidence, "target") if is_loss else _only_of(evidence, got)
-    fact = fact if fact is not None and fact.dtype == got else None
-    argument = "target" if is_loss else (fact.argument if fact else None)
+    found, function = groups(match), api_function(evidence)
+    is_loss = bool(match["want"] or match["kernel"]) or function in _TARGETS
+    name = "target" if is_loss else found.get("name")
+    want = [dtype(item) for item in re.split(r", | or |,", found.get("want", "Long"))]
+    if name == "indices" and match["name"] is None:
+        odd = [item for item in evidence.tensors if "float" in item.dtype]
+        odd = [item for item in odd if item.argument != "self"]
+        fact = odd[0] if len(odd) == 1 else None
+    elif name is not None:
+        name = argument_name(evidence, name)
+        fact = named(evidence, name, *(("self", "input") if name == "tensor" else ()))
+    else:
+        fact = _only_of(evidence, dtype(found["got"]))
+    got = dtype(found["got"]) if "got" in found else fact.dtype if fact else "of another dtype"
+    if fact is not None and (fact.dtype == got or not is_loss):
+        name = fact.argument or name
+    who = name if is_loss or match["want4"] else name_of(fact, name or "a tensor")
+    op = "this call" if is_loss or name is None else found.get("op", function)
+    op = "indexing" if op == "__getitem__" else op
+    kinds = " or ".join(filter(None, [", ".join(want[:-1]), want[-1]]))
     yield host(
-        f"{argument or name_of(fact, 'a tensor')} is {got}, this call takes {want}",
+        f"{who} is {got}, {op} takes {kinds}",
         "Class labels are numbers of type int64." if is_loss else _SILENT,
-        argument,
-    )
-    yield from cast_needed(evidence, argument, got, want)
-
-
-@pattern(r"Expected floating point type for target with class probabilities, got (?P<got>\w+)")
-def target_probabilities(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A target of the input's shape is read as probabilities, and holds integers."""
-    got = dtype(match["got"])
-    yield host(
-        f"target is {got} and has the shape of input, so it is read as class probabilities",
-        "Probabilities are floating point; class numbers have the shape of the scores without "
-        "dimension 1.",
-        "target",
-    )
-    yield from cast_needed(evidence, "target", got, "float32")
-
-
-@pattern(
-    r"Expected tensor for argument #(?P<n>\d+) '(?P<name>\w+)' to have one of the following scalar "
-    r"types: (?P<want>[\w, ]+); but got (?P<got>\S+) instead \(while checking arguments for "
-    r"(?P<op>\w+)\)"
-)
-def argument_scalar_type(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A lookup or bag got indices that are no integers."""
-    got, name = dtype(match["got"]), argument_name(evidence, match["name"])
-    want = [dtype(item) for item in match["want"].split(",")]
-    yield host(
-        f"{name} is {got}, {match['op']} takes {' or '.join(want)}",
-        "Rows of a table are numbered by integers.",
         name,
     )
-    yield from cast_needed(evidence, name, got, want[0])
+
+
+row(
+    "target_probabilities",
+    r"Expected floating point type for target with class probabilities, got (?P<got>\w+)",
+    "target is {got:dtype} and has the shape of input, so it is read as class probabilities",
+    "Probabilities are floating point; class numbers have the shape of the scores without "
+    "dimension 1.",
+    "target",
+)
 
 
 @pattern(
@@ -167,7 +137,6 @@ def loss_target_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
         "The loss computes with the target itself, and converts nothing.",
         "target",
     )
-    yield from cast_needed(evidence, "target", target.dtype, scores.dtype)
 
 
 row(
@@ -176,6 +145,11 @@ row(
     "the result is {result:dtype} and cannot be stored in place in a tensor of {out:dtype}",
     "An in-place op keeps the dtype of its tensor.",
     "self",
+    hint=Hint(
+        rule="in_place_dtype",
+        text="make the tensor {result:dtype} where it is made, or let the op make a new one, "
+        "as in x = x / 2",
+    ),
 )
 
 
@@ -198,7 +172,6 @@ def unsupported_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
         "It computes in floating point." if is_int else f"No kernel was written for {got}.",
         argument,
     )
-    yield from cast_needed(evidence, argument, got, "float32" if is_int else None)
 
 
 @pattern(r"Found dtype (?P<got>\w+) but expected (?P<want>\w+)")
@@ -235,45 +208,9 @@ def gradient_of_integers(evidence: Evidence, match: re.Match[str]) -> Answer:
     have = f"{fact.dtype} tensor" if fact else "tensor that is not floating point"
     argument = fact.argument if fact else None
     yield host(f"a {have} cannot require gradients", "Gradients are real numbers.", argument)
-    yield from cast_needed(evidence, argument, fact.dtype if fact else None, "float32")
 
 
 # --- indices and masks, and what is written at them ----------------------------------------------
-
-
-@pattern(r"tensors used as indices must be long, int, byte or bool tensors")
-def index_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A floating-point tensor was used as an index."""
-    found = [
-        item
-        for item in evidence.tensors
-        if item.dtype.startswith(("float", "bfloat", "complex")) and item.argument != "self"
-    ]
-    have = found[0].dtype if len(found) == 1 else None
-    yield host(
-        f"the index {f'is {have}' if have else 'has a floating-point dtype'}; int64, int32, uint8 "
-        "or bool are possible",
-        "An index counts elements, or is a mask of them.",
-        "indices",
-    )
-    yield from cast_needed(evidence, "indices", have, "int64")
-
-
-@pattern(
-    r"(?P<op>\w+)\(\): Expected dtype (?:int32/)?int64 for index"
-    r"|(?P<op2>index_select|index_add_?|index_copy_?|index_fill_?)\(\): [Ee]xpected dtype "
-    r"int32(?:/int64| or int64) for index"
-)
-def gather_index_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """gather, scatter and their kin got an index of another dtype."""
-    fact = named(evidence, "index")
-    have = fact.dtype if fact else None
-    yield host(
-        f"index is {have or 'of another dtype'}, {groups(match)['op']} takes int64",
-        "An index counts elements.",
-        "index",
-    )
-    yield from cast_needed(evidence, "index", have, "int64")
 
 
 @pattern(
@@ -300,30 +237,6 @@ def written_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
         "Writing at indices converts nothing.",
         name,
     )
-    yield from cast_needed(evidence, name, have, to)
-
-
-@pattern(
-    r"where expected condition to be a boolean tensor, but got a tensor with dtype (?P<got>\w+)"
-    r"|masked_fill_? only supports boolean masks, but got (?:mask with )?dtype (?P<got2>\w+)"
-    r"|masked_select: expected BoolTensor for mask|one_hot is only applicable to index tensor of "
-    r"type"
-)
-def mask_or_index_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A condition, a mask or the classes of one_hot have another dtype."""
-    is_one_hot = "one_hot" in match[0]
-    names = ("tensor", "self", "input") if is_one_hot else ("condition", "mask")
-    fact, got = named(evidence, *names), groups(match).get("got")
-    have = dtype(got) if got else (fact.dtype if fact else "of another dtype")
-    want = "int64" if is_one_hot else "bool"
-    default = "condition" if "where" in match[0] else "tensor" if is_one_hot else "mask"
-    argument = (fact.argument if fact else None) or default
-    yield host(
-        f"{name_of(fact, argument)} is {have}, and has to be {want}",
-        "Class numbers are int64." if is_one_hot else "A mask is true or false.",
-        argument,
-    )
-    yield from cast_needed(evidence, argument, have, want)
 
 
 @pattern(

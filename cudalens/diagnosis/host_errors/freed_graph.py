@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph
@@ -11,18 +12,11 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import expression_of, named
-from cudalens.diagnosis.user_code import parsed
 
 _GENERAL = (
     "backward frees what the forward pass had saved. A second backward of the same loss, or a "
     "tensor kept from an earlier step (a hidden state, a running loss), leads into that part."
 )
-_CUTS = {
-    "tensor": "{name}.detach()",
-    "tuple": "tuple(item.detach() for item in {name})",
-    "list": "[item.detach() for item in {name}]",
-}
-_BACKWARD = re.compile(r"\.backward\(\s*(?P<more>\)?)")
 
 
 @pattern(r"Trying to backward through the graph a second time")
@@ -40,11 +34,13 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     if not by:
         yield from _backward_above(evidence, name)
     elif not freed.read:
-        yield _backward_twice(freed, name)
+        yield _carried_names(evidence, freed) or _backward_twice(
+            freed, is_same_line=_is_line(freed.freed, evidence)
+        )
     elif freed.is_made_again:
         yield _carried_state(freed)
     else:
-        yield _made_once(freed, name)
+        yield _made_once(freed)
 
 
 def _explanation(freed: FreedGraph) -> str:
@@ -79,40 +75,67 @@ def _where(line: LineRef | None) -> str:
 
 def _carried_state(freed: FreedGraph) -> Hint:
     """A state or a running sum goes from step to step with the graph of all steps before."""
-    name, by = freed.name, _where(freed.freed)
-    text = f"{name} goes on to the next step with the graph of this one: cut it off after the "
-    text += f"backward in {by}"
-    if name is None:
+    by = _where(freed.freed)
+    text = f"{freed.name} goes on to the next step with the graph of this one: detach it"
+    if freed.name is None:
         text = f"{_where(freed.read)} reads what {_where(freed.kept)} made in an earlier step: "
-        text += f"detach it after the backward in {by}"
-    fix = f"{name} = {_CUTS[freed.container or 'tensor'].format(name=name)}" if name else None
-    return Hint(rule="carried_state", text=text, fix=fix)
+        text += "detach it"
+    return Hint(rule="carried_state", text=f"{text} after the backward in {by}")
 
 
-def _made_once(freed: FreedGraph, loss: str | None) -> Hint:
+def _made_once(freed: FreedGraph) -> Hint:
     """A result is read on both sides of a backward that frees its graph."""
     name, read = freed.name, _where(freed.read)
     text = f"{name or 'the result'} of {_where(freed.kept)} serves one backward: "
     if not freed.has_stepped:
-        text += f"keep its graph in {_where(freed.freed)}, or make it again before {read}"
-        return Hint(rule="made_once", text=text, fix=_keeping_graph(freed, loss))
+        text += f"keep its graph in {_where(freed.freed)} (retain_graph=True), or make it again "
+        text += f"before {read}"
+        if name:
+            text += f"; a pass that is not to train what made {name} takes {name}.detach()"
+        return Hint(rule="made_once", text=text)
     text += f"make it again before {read}"
     if name:
         text += f", or give {name}.detach() to the pass that does not train it"
-    code = (freed.kept.text if freed.kept else None) or ""
-    return Hint(rule="made_once", text=text, fix=code if _is_assignment(code) else None)
+    return Hint(rule="made_once", text=text)
 
 
-def _backward_twice(freed: FreedGraph, loss: str | None) -> Hint:
+def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
+    """A line of a loop reads what it made in the step before: ``out, h = rnn(x, h)``."""
+    made, by, here = freed.made, freed.freed, evidence.source
+    if made is None or by is None or here is None or by.line != here.line or not made.line:
+        return None
+    lines = [item.text for item in here.context if made.line <= item.line <= (here.line or 0)]
+    depths = [len(text) - len(text.lstrip()) for text in lines if text.strip()]
+    if not depths or depths[0] == 0 or min(depths) < depths[0]:
+        return None  # no loop holds both lines
+    try:
+        (step,) = parse(made.text or "").body
+    except (SyntaxError, ValueError):
+        return None
+    names = [item for item in ast.walk(step) if isinstance(item, ast.Name)]
+    stored = {item.id for item in names if isinstance(item.ctx, ast.Store)}
+    kept = sorted(stored & {item.id for item in names if isinstance(item.ctx, ast.Load)})
+    if len(kept) != 1 or not isinstance(step, ast.Assign):
+        return None
+    return _carried_state(replace(freed, name=kept[0]))
+
+
+def _backward_twice(freed: FreedGraph, *, is_same_line: bool) -> Hint:
     """Two losses share a graph, or one loss is used twice."""
     by = _where(freed.freed)
-    text, fix = f"keep the graph in {by}, or add the losses and run backward once", None
-    if freed.has_stepped:
+    text = f"keep the graph in {by} (retain_graph=True), or add the losses and run backward once"
+    if is_same_line:
+        text = f"the loop of {by} runs backward again through what {_where(freed.made)} made once: "
+        text += f"make it in the loop, before {by}"
+    elif freed.has_stepped:
         text = f"the optimizer has changed the parameters since the backward in {by}: run the "
         text += "forward pass again before this one"
-    else:
-        fix = _keeping_graph(freed, loss)
-    return Hint(rule="backward_twice", text=text, fix=fix)
+    return Hint(rule="backward_twice", text=text)
+
+
+def _is_line(line: LineRef | None, evidence: Evidence) -> bool:
+    here = evidence.source
+    return line is not None and here is not None and line.line == here.line
 
 
 def _backward_above(evidence: Evidence, name: str | None) -> Answer:
@@ -126,29 +149,6 @@ def _backward_above(evidence: Evidence, name: str | None) -> Answer:
     if earlier:
         yield Hint(
             rule="backward_above",
-            text=f"line {earlier[-1]} already ran backward on {name}: keep its graph there, or run "
-            "the forward pass again",
-            fix=f"{name}.backward(retain_graph=True)",
+            text=f"line {earlier[-1]} already ran backward on {name}: keep its graph there "
+            "(retain_graph=True), or run the forward pass again",
         )
-
-
-def _keeping_graph(freed: FreedGraph, loss: str | None) -> str | None:
-    """Write the backward that freed the graph so that it keeps it."""
-    code = (freed.freed.text if freed.freed else None) or ""
-    calls = _BACKWARD.findall(code)
-    if len(calls) == 1 and parsed(code) is not None and "retain_graph" not in code:
-        return _BACKWARD.sub(lambda at: _keeping(at["more"]), code)
-    return f"{loss}.backward(retain_graph=True)" if loss and len(calls) > 1 else None
-
-
-def _keeping(rest: str) -> str:
-    return ".backward(retain_graph=True" + (")" if rest else ", ")
-
-
-def _is_assignment(code: str) -> bool:
-    """Return whether a line is one whole assignment, to be run again as it stands."""
-    try:
-        body = parse(code).body
-    except SyntaxError:
-        return False
-    return len(body) == 1 and isinstance(body[0], ast.Assign)

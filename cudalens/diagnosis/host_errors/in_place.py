@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 
 from cudalens.core._python import parse
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, ProvenanceStep
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
-from cudalens.diagnosis.host_errors._words import dtype, format_shape, ints
+from cudalens.diagnosis.host_errors._words import (
+    MAX_HEADLINE,
+    dtype,
+    format_shape,
+    in_headline,
+    ints,
+)
 
 _MAX_SAVERS = 3
-_OPERATORS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Pow: "**",
-    ast.MatMult: "@",
-}
-_NO_TWIN = re.compile(
-    "(apply|bernoulli|cauchy|copy|exponential|fill|fill_diagonal|geometric|log_normal|map|map2"
-    "|normal|random|requires_grad|resize|resize_as|set|share_memory|uniform)_"
-)
-"""Methods in place without one that makes a new tensor of the same values."""
+_CHANGED = " changed a tensor that backward needs"
 _IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
 _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
 """Functions in place that change gradients only, and no tensor that backward needs."""
-_WRITES_ITEM = re.compile(r"aten::(copy_|fill_|index_put_|_index_put_impl_)\b")
-"""Ops by which ``tensor[key] += value`` ends; of a list's item nothing is written by them."""
 _IN_ORDER = "run backward through this graph before it, or the forward pass again after it"
 
 
@@ -40,20 +33,43 @@ _IN_ORDER = "run backward through this graph before it, or the forward pass agai
 )
 def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A tensor that backward needs was changed in place after it had been saved."""
-    modified = _format_step(evidence.modified.modified if evidence.modified else None)
-    source = f", output {match['at']} of {match['node']}," if match["node"] else ""
-    headline = "a tensor that backward needs was changed in place: "
-    if modified:
-        headline = f"{modified} changed a tensor that backward needs: "
+    step = evidence.modified.modified if evidence.modified else None
+    found, saved = match["found"], match["saved"]
+    tensor = [f"{dtype(match['kind'])} {format_shape(ints(match['shape']))}"]
+    tensor += [f"output {match['at']} of {match['node']}"] if match["node"] else []
+    if step is None:
+        headline = _filled("a tensor that backward needs was changed in place", tensor)
+    else:
+        versions = f"version {found}, saved at version {saved}"
+        headline = _filled(in_headline(_writer(evidence, step), _CHANGED), [versions])
+    changed = f"It was changed by {_format_step(step)}. " if step else ""
     yield autograd(
-        f"{headline}{dtype(match['kind'])} {format_shape(ints(match['shape']))}{source} is at "
-        f"version {match['found']}, and was saved at version {match['saved']}",
-        f"{_savers(evidence)}Each in-place op adds one to a tensor's version. backward refuses a "
-        "saved tensor whose version has changed, because its values may no longer be the ones "
-        "that were saved.",
+        headline,
+        f"The tensor, {', '.join(tensor)}, is at version {found}, and was saved at version "
+        f"{saved}. {changed}{_savers(evidence)}Each in-place op adds one to a tensor's version. "
+        "backward refuses a saved tensor whose version has changed, because its values may no "
+        "longer be the ones that were saved.",
     )
     if (hint := _out_of_place(evidence)) is not None:
         yield hint
+
+
+def _filled(headline: str, details: Sequence[str]) -> str:
+    """Return a headline with as many of the details as it has room for."""
+    shown = [", ".join(details[:count]) for count in range(len(details), 0, -1)]
+    lines = (f"{headline}: {item}" for item in shown)
+    return next((line for line in lines if len(line) <= MAX_HEADLINE), headline)
+
+
+def _writer(evidence: Evidence, step: ProvenanceStep) -> str:
+    """Return the line of a write for a headline, its op where the line is not known."""
+    ref, here = step.source, evidence.source
+    if ref is None or not ref.where:
+        return step.op or "an op"
+    is_near = here is not None and (ref.cell, ref.file) == (here.cell, here.file)
+    place, text = f"line {ref.line}" if is_near else ref.where, ref.text
+    whole = f"{place}: {text}" if text else place
+    return whole if not text or len(whole) + len(_CHANGED) <= MAX_HEADLINE else text
 
 
 def _savers(evidence: Evidence) -> str:
@@ -82,12 +98,13 @@ def _format_step(step: ProvenanceStep | None) -> str:
 
 
 def _out_of_place(evidence: Evidence) -> Hint | None:
-    """Write the recorded line that changed the tensor so that it makes a new one."""
+    """Say where a new tensor has to be made instead."""
     known = evidence.modified
     if known is None or known.modified is None or known.modified.source is None:
         return None
     code = known.modified.source.text or ""
-    text, fix = "make a new tensor instead of changing the one that backward needs", None
+    text = f"{known.modified.source.where}: make a new tensor instead of changing the one that "
+    text += "backward needs"
     if _only_steps(code):
         text = f"the step changes the parameters: {_IN_ORDER}"
     elif known.is_parameter:
@@ -95,10 +112,7 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     elif known.module:
         text = f"{known.module} was made with inplace=True and writes over its input: let it make "
         text += "a new tensor"
-        fix = f"{known.module_expression}.inplace = False" if known.module_expression else None
-    else:
-        fix = _new_tensor(code, known.modified.op or "")
-    return Hint(rule="out_of_place", text=text, fix=fix)
+    return Hint(rule="out_of_place", text=text)
 
 
 def _only_steps(code: str) -> bool:
@@ -112,96 +126,3 @@ def _only_steps(code: str) -> bool:
     if any(isinstance(item, ast.AugAssign) for item in nodes):
         return False
     return "step" in names and not any(map(_IN_PLACE.fullmatch, names - _OF_GRADIENTS))
-
-
-def _new_tensor(code: str, op: str) -> str | None:
-    """Write an in-place statement so that it makes a new tensor.
-
-    Args:
-        op: what wrote: the write of an item, or that of an item of a list.
-    """
-    try:
-        body = parse(code.strip()).body
-    except SyntaxError:
-        return None
-    if len(body) != 1:
-        return None
-    statement = body[0]
-    if (written := _subscript_of_name(statement)) is not None:
-        is_list = isinstance(statement, ast.AugAssign) and not _WRITES_ITEM.match(op)
-        return None if is_list else _written_to_copy(statement, written)
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        sign = _OPERATORS.get(type(statement.op))
-        name = statement.target.id
-        value = ast.unparse(statement.value)
-        if not isinstance(statement.value, (ast.Name, ast.Constant, ast.Call, ast.Attribute)):
-            value = f"({value})"
-        return f"{name} = {name} {sign} {value}" if sign else None
-    value_of = getattr(statement, "value", None)
-    if isinstance(value_of, ast.Call) and isinstance(statement, (ast.Expr, ast.Assign)):
-        return _call_of_new_tensor(statement, value_of)
-    return None
-
-
-def _call_of_new_tensor(statement: ast.Expr | ast.Assign, call: ast.Call) -> str | None:
-    function = call.func
-    target = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-    flagged = [item for item in call.keywords if item.arg == "inplace"]
-    if flagged:
-        call.keywords.remove(flagged[0])
-    elif isinstance(function, ast.Attribute) and _IN_PLACE.fullmatch(function.attr):
-        if _NO_TWIN.fullmatch(function.attr):
-            return None
-        target = target or ast.unparse(function.value)
-        if function.attr == "zero_":
-            return f"{target} = torch.zeros_like({ast.unparse(function.value)})"
-        function.attr = function.attr[:-1]
-    else:
-        return None
-    return f"{target} = {ast.unparse(call)}" if target and target.isidentifier() else None
-
-
-def _subscript_of_name(statement: ast.stmt) -> ast.Subscript | None:
-    """Return the target of ``name[key] = value`` and ``name[key] += value``."""
-    match statement:
-        case ast.Assign(targets=[ast.Subscript(value=ast.Name()) as target]):
-            return target
-        case ast.AugAssign(target=ast.Subscript(value=ast.Name()) as target):
-            return target
-    return None
-
-
-def _written_to_copy(statement: ast.stmt, target: ast.Subscript) -> str | None:
-    """Write to a copy; elements chosen by a comparison are filled without one."""
-    name, value = ast.unparse(target.value), getattr(statement, "value", None)
-    if value is None or _mentions(value, name):
-        return None  # what is read of the copy would be saved, and changed, again
-    key = target.slice
-    if isinstance(statement, ast.Assign) and _is_number(value) and _compares(key, name):
-        return f"{name} = {name}.masked_fill({ast.unparse(key)}, {ast.unparse(value)})"
-    if isinstance(statement, ast.AugAssign) and not isinstance(statement.op, ast.Add | ast.Sub):
-        return None  # a product saves the elements before it changes them
-    return f"{name} = {name}.clone(); {ast.unparse(statement)}"
-
-
-def _mentions(expression: ast.expr, name: str) -> bool:
-    return any(isinstance(item, ast.Name) and item.id == name for item in ast.walk(expression))
-
-
-def _is_number(expression: ast.expr) -> bool:
-    match expression:
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-            return True
-        case ast.Constant(value=int() | float()):
-            return True
-    return False
-
-
-def _compares(key: ast.expr, name: str) -> bool:
-    """Return whether a key compares the tensor itself: ``name < 0``, which is a mask of its
-    shape.
-    """
-    match key:
-        case ast.Compare(left=ast.Name(id=left), ops=[op]):
-            return left == name and not isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn)
-    return False

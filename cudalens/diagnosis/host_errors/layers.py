@@ -8,7 +8,6 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
 from cudalens.diagnosis.host_errors._words import (
-    Shape,
     format_shape,
     ints,
     its_shape,
@@ -16,7 +15,12 @@ from cudalens.diagnosis.host_errors._words import (
     of_shape,
     owner,
 )
-from cudalens.diagnosis.user_code import rewritten
+
+
+def _if_input_is_right(name: str, value: object) -> Hint:
+    return Hint(
+        rule="size_of_layer", text=f"if the input is right, {name} of the layer has to be {value}"
+    )
 
 
 @pattern(
@@ -36,38 +40,8 @@ def conv_channels(evidence: Evidence, match: re.Match[str]) -> Answer:
         f"{', '.join(['size'] * spatial)}); the input is {format_shape(shape)}.",
         "input",
     )
-    fact = evidence.tensor("input")
-    if want == 1 and len(shape) == spatial + 1:
-        yield Hint(
-            rule="missing_channels",
-            text="the input has no channel dimension: unsqueeze(1) makes "
-            f"{(shape[0], 1, *shape[1:])} of {shape}",
-            fix=rewritten(evidence, fact, "{x}.unsqueeze(1)"),
-        )
-    if len(shape) != spatial + 2:
-        return
-    if shape[-1] == want != shape[1]:
-        turn, moved = channels_first(shape)
-        yield Hint(
-            rule="channels_last",
-            text=f"the {want} channels are in the last dimension: {turn[1:]} makes {moved} of "
-            f"{shape}",
-            fix=rewritten(evidence, fact, "{x}" + turn),
-        )
-    if want not in shape:
-        yield Hint(
-            rule="other_channels",
-            text=f"no dimension of the input is {want}: in_channels has to be {got}",
-            fix=f"in_channels={got}",
-        )
-
-
-def channels_first(shape: Shape) -> tuple[str, Shape]:
-    """Return the call that moves the last dimension behind the first, and the shape it makes."""
-    rank = len(shape)
-    order = (0, rank - 1, *range(1, rank - 1))
-    turn = ".transpose(1, 2)" if rank == 3 else f".permute({', '.join(map(str, order))})"
-    return turn, tuple(shape[at] for at in order)
+    if len(shape) == spatial + 2 and want not in shape:
+        yield _if_input_is_right("in_channels", got)
 
 
 @pattern(
@@ -97,14 +71,6 @@ row(
 )
 
 
-def _normalised_features(name: str, value: object) -> Hint:
-    return Hint(
-        rule="normalised_features",
-        text=f"if the input is right, {name} has to be {value}",
-        fix=f"{name}={value}",
-    )
-
-
 row(
     "batch_norm_channels",
     r"running_(?:mean|var) should contain (?P<got>\d+) elements not (?P<want>\d+)"
@@ -113,7 +79,7 @@ row(
     "num_features of {owner} must be the number of channels of the layer before it.",
     "input",
     tensors=("input",),
-    hint=_normalised_features("num_features", "{got}"),
+    hint=_if_input_is_right("num_features", "{got}"),
 )
 
 
@@ -134,7 +100,6 @@ def norm_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield Hint(
             rule="dimension_of_norm",
             text=f"for an input of {match['got']} dimensions, use {right}",
-            fix=f"nn.{right}",
         )
 
 
@@ -155,8 +120,7 @@ def batch_norm_one_value(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield Hint(
             rule="batch_of_one",
             text="the batch holds one sample: let the loader drop a last batch that is not full, "
-            "or call model.eval() when not training",
-            fix="DataLoader(..., drop_last=True)",
+            "(drop_last), or call eval() of the model when not training",
         )
 
 
@@ -174,7 +138,7 @@ def layer_norm_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
         f"normalized_shape of {owner(evidence)} must equal the last dimensions of its input.",
         "input",
     )
-    yield _normalised_features("normalized_shape", last[0] if len(last) == 1 else last)
+    yield _if_input_is_right("normalized_shape", last[0] if len(last) == 1 else last)
 
 
 @pattern(
@@ -192,18 +156,15 @@ def group_norm_groups(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(
-    r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)"
+row(
+    "rnn_input_size",
+    r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)",
+    "input has {got} features in its last dimension, the layer takes {want}{its_shape}",
+    "input_size of {owner} must equal the last dimension of its input.",
+    "input",
+    tensors=("input",),
+    hint=_if_input_is_right("input_size", "{got}"),
 )
-def rnn_input_size(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A recurrent layer's input has another number of features."""
-    yield host(
-        f"input has {match['got']} features in its last dimension, the layer takes {match['want']}"
-        f"{its_shape(named(evidence, 'input'))}",
-        f"input_size of {owner(evidence)} must equal the last dimension of its input.",
-        "input",
-    )
-    yield _normalised_features("input_size", match["got"])
 
 
 @pattern(r"Expected hidden(?P<part>\[\d\])? size \((?P<want>[\d, ]+)\), got \[?(?P<got>[\d, ]+)\]?")
@@ -222,6 +183,8 @@ def rnn_hidden_size(evidence: Evidence, match: re.Match[str]) -> Answer:
         "The batch dimension of a state is its second one, also with batch_first=True.",
         argument,
     )
+    text = f"a state has {want[0]} rows (num_layers * num_directions) for a batch of {want[-2]}: "
+    yield Hint(rule="shape_of_state", text=f"{text}make it of shape {format_shape(want)}")
 
 
 @pattern(
@@ -275,6 +238,6 @@ def state_dict_keys(evidence: Evidence, match: re.Match[str]) -> Answer:
     if evidence.error is not None and "module." in evidence.error.message:
         yield Hint(
             rule="wrapped_checkpoint",
-            text="one side has the prefix module. of a DataParallel model",
-            fix='{key.removeprefix("module."): value for key, value in state_dict.items()}',
+            text="one side has the prefix module. of a DataParallel model: take it off, or wrap "
+            "the other side too",
         )

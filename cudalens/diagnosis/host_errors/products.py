@@ -6,11 +6,10 @@ import re
 from math import prod
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, TensorFact
+from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
 from cudalens.diagnosis.host_errors._words import (
     Shape,
-    expression_of,
     format_shape,
     ints,
     its_shape,
@@ -19,7 +18,7 @@ from cudalens.diagnosis.host_errors._words import (
     of_shape,
     owner,
 )
-from cudalens.diagnosis.user_code import api_function, rewritten
+from cudalens.diagnosis.user_code import api_function
 
 _LEFT, _RIGHT = ("self", "input", "mat1"), ("other", "mat2", "weight", "vec", "tensor")
 _MATMUL = "torch.matmul takes any number of dimensions."
@@ -45,19 +44,7 @@ def _linear(evidence: Evidence, left: Shape, right: Shape) -> Answer:
         f"The layer maps {want} features to {out}; its input has {got}.",
         "input",
     )
-    if len(shape) > 2 and prod(shape[1:]) == want:
-        yield Hint(
-            rule="not_flattened",
-            text=f"a sample of {shape[1:]} holds {want} numbers: flatten(1) makes "
-            f"({shape[0]}, {want})",
-            fix=rewritten(evidence, evidence.tensor("input"), "{x}.flatten(1)"),
-        )
-        return
-    yield Hint(
-        rule="in_features",
-        text=f"if the input is right, in_features has to be {got}",
-        fix=f"nn.Linear({got}, {out})",
-    )
+    yield Hint(rule="in_features", text=f"if the input is right, in_features has to be {got}")
 
 
 def _product(evidence: Evidence, left: Shape, right: Shape) -> Answer:
@@ -72,31 +59,6 @@ def _product(evidence: Evidence, left: Shape, right: Shape) -> Answer:
         f"The last dimension of the left operand ({left[1]}) and the first of the right one "
         f"({right[0]}) must be equal.",
         (two.argument if two else None) or "other",
-    )
-    yield from _transposed(evidence, (left, one), (right, two))
-
-
-_Operand = tuple[Shape, TensorFact | None]
-
-
-def _transposed(evidence: Evidence, one: _Operand, two: _Operand) -> Answer:
-    """One operand of a matrix product fits when it is transposed."""
-    left, right = one[0], two[0]
-    if left[:-2] != right[:-2]:
-        return
-    if left[-1] == right[-1]:
-        side, (size, operand) = "right", two
-    elif left[-2] == right[-2]:
-        side, (size, operand) = "left", one
-    else:
-        return
-    name = expression_of(operand)
-    fact = next((item for item in evidence.tensors if name and item.expression == name), None)
-    turn = ".T" if len(right) == 2 else ".transpose(1, 2)"
-    yield Hint(
-        rule="transposed_operand",
-        text=f"the {side} operand fits transposed: {(*size[:-2], size[-1], size[-2])}",
-        fix=rewritten(evidence, fact, "{x}" + turn),
     )
 
 
@@ -124,8 +86,6 @@ def batched_product(evidence: Evidence, match: re.Match[str]) -> Answer:
         "A batched product takes (batch, n, k) and (batch, k, m).",
         right.argument if right else "mat2",
     )
-    if left is not None and right is not None:
-        yield from _transposed(evidence, (left.shape, left), (right.shape, right))
 
 
 @pattern(

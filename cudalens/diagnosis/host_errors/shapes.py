@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from math import prod
+from math import isqrt, prod
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
@@ -17,7 +18,7 @@ from cudalens.diagnosis.host_errors._words import (
     name_of,
     named,
 )
-from cudalens.diagnosis.user_code import api_function, in_library, renamed, rewritten
+from cudalens.diagnosis.user_code import api_function, in_library, parsed, renamed, rewritten
 
 _PAIRS = (
     ("input", "target"),
@@ -62,6 +63,42 @@ def broadcast(evidence: Evidence, match: re.Match[str]) -> Answer:
         "them is 1.",
         right.argument,
     )
+    yield from _other_lengths(evidence, left, right, (a, b))
+
+
+def _other_lengths(
+    evidence: Evidence, left: TensorFact, right: TensorFact, sizes: tuple[int, int]
+) -> Answer:
+    """A table of positions ends before the sequence does, or images have another size."""
+    a, b = sizes
+    table = _short_slice(evidence, left if a < b else right)
+    one, other = isqrt(max(a - 1, 0)), isqrt(max(b - 1, 0))
+    if (one**2 + 1, other**2 + 1) == (a, b) and len(left.shape) == len(right.shape) == 3:
+        yield Hint(
+            rule="patches_of_image",
+            text=f"{a} = {one}² + 1 and {b} = {other}² + 1: patches and a class token of images of "
+            "two sizes; resize the images, or interpolate the position embeddings",
+        )
+    elif table is not None and min(a, b) > 1:
+        yield Hint(
+            rule="table_of_positions",
+            text=f"{table} ends after {min(a, b)} positions, and a slice beyond the end gives what "
+            f"there is: make the table for at least {max(a, b)}, or cut the input to {min(a, b)}",
+        )
+
+
+def _short_slice(evidence: Evidence, fact: TensorFact) -> str | None:
+    """Return the table of which the call takes a slice up to the length of the other tensor."""
+    tree = parsed(evidence.call_text or "")
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Subscript) and any(
+            isinstance(item, ast.Slice) and item.upper is not None and item.lower is None
+            for item in ast.walk(node.slice)
+        ):
+            base = ast.unparse(node.value)
+            if fact.expression in (base, ast.unparse(node)):
+                return base
+    return None
 
 
 _Pair = tuple[TensorFact, TensorFact] | tuple[None, None]
@@ -231,19 +268,23 @@ def dimension_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-@pattern(r"too many indices for tensor of dimension (?P<rank>\d+)")
-def index_count(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """More indices than dimensions."""
-    yield host(
-        f"more indices than the {match['rank']} dimensions of the tensor{_of_shape(evidence)}",
-        "Each index takes one dimension; None adds one and takes none.",
-        "indices",
-    )
-
-
-def _of_shape(evidence: Evidence) -> str:
-    fact = named(evidence, "self", "input")
-    return f" of shape {format_shape(fact.shape)}" if fact else ""
+row(
+    "index_count",
+    r"too many indices for tensor of dimension (?P<rank>\d+)",
+    "more indices than the {rank} dimensions of the tensor{of_shape}",
+    "Each index takes one dimension; None adds one and takes none.",
+    "indices",
+    tensors=("self", "input"),
+)
+row(
+    "permuted_dimensions",
+    r"number of dimensions in the tensor input does not match the length of the desired ordering "
+    r"of dimensions i\.e\. input\.dim\(\) = (?P<rank>\d+) is not equal to len\(dims\) = (?P<n>\d+)",
+    "permute orders {n} dimensions, the tensor{of_shape} has {rank}",
+    "Each dimension is named once.",
+    "dims",
+    tensors=("self", "input"),
+)
 
 
 @pattern(
@@ -260,19 +301,10 @@ def mask_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
         "A mask covers the leading dimensions of the tensor exactly; it does not broadcast.",
         "indices",
     )
-
-
-@pattern(
-    r"number of dimensions in the tensor input does not match the length of the desired ordering "
-    r"of dimensions i\.e\. input\.dim\(\) = (?P<rank>\d+) is not equal to len\(dims\) = (?P<n>\d+)"
-)
-def permuted_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """permute was given more or fewer dimensions than the tensor has."""
-    yield host(
-        f"permute orders {match['n']} dimensions, the tensor{_of_shape(evidence)} has "
-        f"{match['rank']}",
-        "Each dimension is named once.",
-        "dims",
+    yield Hint(
+        rule="mask_of_other_data",
+        text=f"the mask was made for {size} rows: it belongs to another data set or split, or to "
+        "this tensor before it was cut",
     )
 
 
@@ -297,7 +329,6 @@ def _beyond_positions(evidence: Evidence) -> Answer:
     )
     yield Hint(
         rule="input_beyond_positions",
-        text=f"the sequence has {found.tokens} positions, the table {found.rows}: truncate the "
-        "input",
-        fix=f"tokenizer(text, truncation=True, max_length={found.rows})",
+        text=f"the sequence has {found.tokens} positions, the table {found.rows}: let the "
+        f"tokenizer truncate to max_length={found.rows}",
     )

@@ -15,7 +15,7 @@ from cudalens.render.fold import DEFAULT_FOLDING, Box, Folding, fold, is_within
 from cudalens.render.graph import graph_svg
 from cudalens.render.html import draw_part
 from cudalens.render.lens.keys import Keys, Selection
-from cudalens.render.lens.parts import button, details, line, markup, stack
+from cudalens.render.lens.parts import button, details, line, markup, shared, stack
 
 
 class Picture:
@@ -47,75 +47,52 @@ class Picture:
         """Whether any box stands for several nodes."""
         return any(len(box.members) > 1 for box in self._boxes(self._folding).values())
 
-    def grow(self) -> bool:
-        """Draw the nodes one hop further from the failure one by one; tell whether any was."""
+    def step(self, folding: Folding) -> None:
+        """Draw the graph in this way from now on."""
+        self._past.append(self._folding)
+        self._folding = folding
+
+    def back(self) -> None:
+        """Undo the last step."""
+        self._folding = self._past.pop()
+
+    def grown(self) -> Folding | None:
+        """Return the folding with the nodes one hop further from the failure one by one."""
         count = len(self._boxes(self._folding))
         for near in range(self._folding.near + 1, len(self._report.graph.nodes) + 1):
             grown = replace(self._folding, near=near, closed=frozenset())
             if len(self._boxes(grown)) > count:
-                return self._step(grown)
-        return False
+                return grown
+        return None
 
-    def can_open(self, keys: Iterable[str]) -> bool:
-        """Return whether any of these nodes is drawn in a box with others."""
-        return bool(self._folded(keys))
-
-    def can_close(self, keys: Iterable[str]) -> bool:
-        """Return whether a module around the first of these nodes can be drawn as one box."""
-        return self._closed(keys) is not None
-
-    def open(self, keys: Iterable[str]) -> bool:
-        """Draw the nodes of these keys one by one; tell whether they were folded."""
-        inside = self._folded(keys)
+    def opened(self, keys: Iterable[str]) -> Folding | None:
+        """Return the folding with the nodes of these keys one by one, where they are folded."""
+        wanted = {node.id for node in self._nodes(keys)}
+        inside = [
+            node
+            for box in self._boxes(self._folding).values()
+            if len(box.members) > 1 and wanted & {member.id for member in box.members}
+            for node in box.members
+        ]
         if not inside:
-            return False
+            return None
         shut = {m for m in self._folding.closed if any(is_within(node, m) for node in inside)}
         opened = self._folding.opened | {node.id for node in inside}
-        return self._step(replace(self._folding, opened=opened, closed=self._folding.closed - shut))
+        return replace(self._folding, opened=opened, closed=self._folding.closed - shut)
 
-    def close(self, keys: Iterable[str]) -> bool:
-        """Fold the module of the first of these nodes, or the next larger one; tell if any."""
-        folded = self._closed(keys)
-        return folded is not None and self._step(folded)
-
-    def back(self) -> bool:
-        """Undo the last step; tell whether there was one."""
-        if not self._past:
-            return False
-        self._folding = self._past.pop()
-        return True
-
-    def _folded(self, keys: Iterable[str]) -> list[GraphNode]:
-        wanted = {node.id for node in self._nodes(keys)}
-        boxes = self._boxes(self._folding).values()
-        return [
-            node
-            for box in boxes
-            if len(box.members) > 1
-            for node in box.members
-            if wanted & {member.id for member in box.members}
-        ]
-
-    def _closed(self, keys: Iterable[str]) -> Folding | None:
+    def closed(self, keys: Iterable[str]) -> Folding | None:
+        """Return the folding with the module of the first of these nodes, or a larger one, shut."""
         node = next(iter(self._nodes(keys)), None)
         module = (node.module_path or "") if node else ""
         count = len(self._boxes(self._folding))
         while module:
             out = {n.id for n in self._report.graph.nodes if is_within(n, module)}
-            folded = replace(
-                self._folding,
-                opened=self._folding.opened - out,
-                closed=self._folding.closed | {module},
-            )
+            opened, shut = self._folding.opened - out, self._folding.closed | {module}
+            folded = replace(self._folding, opened=opened, closed=shut)
             if len(self._boxes(folded)) < count:
                 return folded
             module = module.rpartition(".")[0]
         return None
-
-    def _step(self, folding: Folding) -> bool:
-        self._past.append(self._folding)
-        self._folding = folding
-        return True
 
     def _boxes(self, folding: Folding) -> dict[str, Box]:
         return fold(self._report.graph, folding)[0]
@@ -141,9 +118,11 @@ class GraphPane:
         self._shown = markup(self._draw())
         self._details = markup("", "cl-details")
         self._chooser = ipywidgets.Dropdown(
-            options=[_NOTHING, *keys.choices()], description="Look at", value=""
+            options=[_NOTHING, *keys.choices()],
+            description="Look at",
+            value="",
+            layout=shared(ipywidgets.Layout, width="auto"),
         )
-        self._chooser.layout.width = "auto"
         self._chooser.observe(self._named, "value")
         self._buttons = {
             "grow": button("+1 hop", "draw one more hop from the failure node by node", self.grow),
@@ -157,26 +136,26 @@ class GraphPane:
 
     def grow(self) -> None:
         """Draw the nodes one hop further from the failure one by one."""
-        self._redraw(self._picture.grow())
+        self._take(self._picture.grown())
 
     def open(self, keys: tuple[str, ...] = ()) -> None:
         """Draw the nodes of a box one by one: of the chosen one when none is named."""
-        self._redraw(self._picture.open(keys or self._selection.chosen))
+        self._take(self._picture.opened(keys or self._selection.chosen))
 
     def close(self, keys: tuple[str, ...] = ()) -> None:
         """Draw the module of a node as one box: of the chosen one when none is named."""
-        self._redraw(self._picture.close(keys or self._selection.chosen))
+        self._take(self._picture.closed(keys or self._selection.chosen))
 
     def back(self) -> None:
         """Undo the last unfolding or folding, else clear the selection."""
         if self._picture.has_past:
-            self._redraw(self._picture.back())
+            self._picture.back()
+            self._redraw()
         else:
             self._selection.choose(())
 
     def _build(self) -> ipywidgets.VBox | None:
-        draw = draw_part
-        heading = markup(draw("lens_heading", self._facts))
+        heading = markup(draw_part("lens_heading", self._facts))
         has_graph = bool(self._report.graph.nodes)
         folds = has_graph and self._picture.has_folds
         tools = line(self._chooser, *(self._buttons.values() if folds else ()), name="cl-tools")
@@ -184,7 +163,7 @@ class GraphPane:
             return None
         if not has_graph:
             return stack(self._details, name="cl-pane cl-bare")
-        twin = markup(draw("graph_table", self._facts))
+        twin = markup(draw_part("graph_table", self._facts))
         name = "cl-pane cl-slim" if self._facts["is_slim"] else "cl-pane"
         return stack(heading, tools, self._shown, self._details, twin, name=name)
 
@@ -192,17 +171,21 @@ class GraphPane:
         graph = self._picture.svg()
         return draw_part("lens_graph", {**self._facts, "graph": graph})
 
-    def _redraw(self, changed: bool) -> None:
-        if changed:
-            self._shown.value = self._draw()
-            self._enable()
+    def _take(self, folding: Folding | None) -> None:
+        if folding is not None:
+            self._picture.step(folding)
+            self._redraw()
+
+    def _redraw(self) -> None:
+        self._shown.value = self._draw()
+        self._enable()
 
     def _enable(self) -> None:
         chosen = self._selection.chosen
         self._buttons["back"].disabled = not self._picture.has_past
         self._buttons["grow"].disabled = not self._picture.has_folds
-        self._buttons["open"].disabled = not self._picture.can_open(chosen)
-        self._buttons["close"].disabled = not self._picture.can_close(chosen)
+        self._buttons["open"].disabled = self._picture.opened(chosen) is None
+        self._buttons["close"].disabled = self._picture.closed(chosen) is None
 
     def _named(self, change: dict[str, Any]) -> None:
         # A choice by name says one key; the same box chosen in the picture may stand for more.

@@ -29,13 +29,6 @@ class LineKey(NamedTuple):
     line: int
 
 
-class Choice(NamedTuple):
-    """One thing that can be chosen by name."""
-
-    label: str
-    key: str
-
-
 def line_key(ref: LineRef | SourceSpan | None) -> LineKey | None:
     """Return the line that ``ref`` points at, ``None`` when it names none."""
     if ref is None or ref.line is None:
@@ -69,9 +62,7 @@ class Keys:
         return tuple(key for key in keys if key in self._links)
 
     def code_line(self, number: int) -> str | None:
-        """Return the key of a line of the code that is drawn, ``None`` when nothing points at
-        it.
-        """
+        """Return the key of a drawn line of code, ``None`` when nothing points at it."""
         source = self._report.source
         if source is None:
             return None
@@ -95,7 +86,7 @@ class Keys:
         names = [node_name(node) for node in members]
         last = members[-1]
         parts = (
-            last.role.replace("_", " ") if last.role not in ("upstream", "downstream") else "",
+            _role(last),
             f"{len(names)} nodes folded" if len(names) > 1 else "",
             words.format_dtype(last.dtype or "") + words.format_shape(last.shape),
             last.module_path or "",
@@ -109,26 +100,22 @@ class Keys:
             "aria_label": clip(one_line(told), 160),
         }
 
-    def choices(self) -> tuple[Choice, ...]:
-        """Return what can be chosen by name: the failure and its graph first, then the tensors."""
-        report = self._report
-        ranked = sorted(
-            enumerate(report.graph.nodes),
-            key=lambda item: (item[1].role not in ("failed", "bad_input"), item[0]),
-        )
-        nodes = [Choice(_node_label(node), f"n{at}") for at, node in ranked]
+    def choices(self) -> list[tuple[str, str]]:
+        """Return name and key of what can be chosen: the failure and its graph come first."""
+        nodes = [
+            (node, _node_label(node), f"n{at}") for at, node in enumerate(self._report.graph.nodes)
+        ]
+        nodes.sort(key=lambda item: item[0].role not in ("failed", "bad_input"))
         tensors = [
-            Choice(
-                clip(f"{words.tensor_name(fact)} {words.format_tensor_type(fact)}", _LABEL),
-                f"t{at}",
-            )
-            for at, fact in enumerate(report.tensors)
+            (f"{words.tensor_name(fact)} {words.format_tensor_type(fact)}", f"t{at}")
+            for at, fact in enumerate(self._report.tensors)
         ]
         lines = [
-            Choice(clip(words.format_place(LineRef(**place._asdict())), _LABEL), key)
+            (words.format_place(LineRef(**place._asdict())), key)
             for place, key in sorted(self._lines.items(), key=str)
         ]
-        return (*nodes, *tensors, *lines)
+        named = [(label, key) for _, label, key in nodes]
+        return [(clip(label, _LABEL), key) for label, key in (*named, *tensors, *lines)]
 
     def _link(self, key: str, *others: str | None) -> None:
         self._links.setdefault(key, set())
@@ -146,31 +133,27 @@ class Keys:
         report = self._report
         is_failed = node.role == "failed"
         where = line_key(node.source) or (line_key(report.source) if is_failed else None)
-        self._link(key, self._line(where))
-        for at, entry in enumerate(report.history):
-            if _is_same_op(node, entry):
-                self._link(key, f"h{at}")
+        ops = [f"h{at}" for at, entry in enumerate(report.history) if _is_same_op(node, entry)]
+        self._link(key, self._line(where), *ops)
 
     def _link_tensor(self, key: str, fact: TensorFact) -> None:
         report = self._report
+        where = None
         if fact.span is not None and report.source is not None:
-            ref = LineRef(cell=report.source.cell, file=report.source.file, line=fact.span[0])
-            self._link(key, self._line(line_key(ref)))
-        else:
-            self._link(key)
-        for node in report.graph.nodes:
-            if _is_value_of(node, fact, report):
-                self._link(key, self._nodes[node.id])
+            where = LineRef(cell=report.source.cell, file=report.source.file, line=fact.span[0])
         made = _producers(fact, report)
-        if len(made) == 1:
-            self._link(key, self._nodes[made[0].id])
+        same = [node for node in report.graph.nodes if _is_value_of(node, fact, report)]
+        nodes = [*same, *(made if len(made) == 1 else ())]
+        self._link(key, self._line(line_key(where)), *(self._nodes[node.id] for node in nodes))
+
+
+def _role(node: GraphNode) -> str:
+    return "" if node.role in ("upstream", "downstream") else node.role.replace("_", " ")
 
 
 def _node_label(node: GraphNode) -> str:
-    role = "" if node.role in ("upstream", "downstream") else f" ({node.role.replace('_', ' ')})"
-    return clip(
-        " ".join(filter(None, (node_name(node), words.format_shape(node.shape)))) + role, _LABEL
-    )
+    role = f"({_role(node)})" if _role(node) else ""
+    return " ".join(filter(None, (node_name(node), words.format_shape(node.shape), role)))
 
 
 def _is_same_op(node: GraphNode, entry: HistoryEntry) -> bool:
@@ -196,10 +179,11 @@ def _is_value_of(node: GraphNode, fact: TensorFact, report: Report) -> bool:
 
 def _producers(fact: TensorFact, report: Report) -> list[GraphNode]:
     """Return the nodes that can have made this tensor: one only is the one that did."""
-    if fact.grad_fn is None:
-        return []
-    made = [node for node in report.graph.nodes if node.name == fact.grad_fn]
-    return [node for node in made if node.shape == fact.shape]
+    return [
+        node
+        for node in report.graph.nodes
+        if fact.grad_fn is not None and (node.name, node.shape) == (fact.grad_fn, fact.shape)
+    ]
 
 
 Follower: TypeAlias = Callable[[tuple[str, ...]], None]

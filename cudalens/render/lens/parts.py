@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import ipywidgets
 
@@ -12,20 +12,32 @@ from cudalens.render import words
 from cudalens.render.graph import graph_rows
 from cudalens.render.words import one_line
 
+_shared: dict[object, ipywidgets.Widget] = {}
+
+
+def shared(make: Callable[..., ipywidgets.Widget], *args: str, **traits: str) -> ipywidgets.Widget:
+    """Return the one widget of these traits that all views have in common.
+
+    One for each part would make a saved notebook larger by a kilobyte a part.
+    """
+    key = (make, args, *traits.items())
+    if key not in _shared or _shared[key].comm is None:  # not made yet, or closed by somebody
+        _shared[key] = make(*args, **traits)
+    return _shared[key]
+
 
 def markup(html: str = "", *names: str) -> ipywidgets.HTML:
     """Show HTML of ours; ``names`` are its classes."""
-    widget = ipywidgets.HTML(html)
-    widget.add_class("cl-part")
-    for name in names:
-        widget.add_class(name)
-    return widget
+    style = shared(ipywidgets.HTML.style.klass)  # ipywidgets 7 has no HTMLStyle
+    widget = ipywidgets.HTML(html, layout=shared(ipywidgets.Layout), style=style)
+    return _classed(widget, "cl-part", *names)
 
 
 def button(label: str, tip: str, pressed: Callable[[], None]) -> ipywidgets.Button:
     """Return a button that calls ``pressed``."""
-    widget = ipywidgets.Button(description=label, tooltip=tip)
-    widget.layout.width = "auto"
+    looks = {"layout": shared(ipywidgets.Layout, width="auto")}
+    looks["style"] = shared(ipywidgets.ButtonStyle)
+    widget = ipywidgets.Button(description=label, tooltip=tip, **looks)
     widget.on_click(lambda _: pressed())
     return widget
 
@@ -37,19 +49,24 @@ def stack(*children: ipywidgets.Widget | None, name: str = "") -> ipywidgets.VBo
 
 def line(*children: ipywidgets.Widget | None, name: str = "") -> ipywidgets.HBox:
     """Put widgets beside each other, wrapping where there is no room."""
-    widget = _box(ipywidgets.HBox, children, name)
-    widget.layout.flex_flow = "row wrap"
-    return widget
+    return _box(ipywidgets.HBox, children, name, flex_flow="row wrap")
 
 
 def _box(
-    kind: type[ipywidgets.Box], children: tuple[ipywidgets.Widget | None, ...], name: str
+    kind: type[ipywidgets.Box],
+    children: tuple[ipywidgets.Widget | None, ...],
+    name: str,
+    **layout: str,
 ) -> ipywidgets.Box:
-    widget = kind([child for child in children if child is not None])
     # ipywidgets scrolls what overflows by default, which cuts focus rings and long code.
-    widget.layout.overflow = "visible"
-    for item in ("cl-box", *name.split()):
-        widget.add_class(item)
+    looks = shared(ipywidgets.Layout, overflow="visible", **layout)
+    widget = kind([child for child in children if child is not None], layout=looks)
+    return _classed(widget, "cl-box", *name.split())
+
+
+def _classed(widget: ipywidgets.DOMWidget, *names: str) -> Any:
+    for name in names:
+        widget.add_class(name)
     return widget
 
 
@@ -59,16 +76,14 @@ _MAX_THINGS = 3
 
 def details(report: Report, keys: tuple[str, ...]) -> tuple[tuple[str, Facts], ...]:
     """Return title and facts of each chosen thing; a folded box is told by its first nodes."""
-    told = [(title, facts) for key in keys[:_MAX_THINGS] for title, facts in _told(report, key)]
+    told: list[tuple[str, Facts]] = []
+    for key in keys[:_MAX_THINGS]:
+        if tell := _THINGS.get(key[0]):
+            title, facts = tell(report, int(key[1:]))
+            told.append((title, tuple((name, value) for name, value in facts if value)))
     if len(keys) > _MAX_THINGS:
         told.append((f"and {len(keys) - _MAX_THINGS} more in this box", ()))
     return tuple(told)
-
-
-def _told(report: Report, key: str) -> list[tuple[str, Facts]]:
-    kind, at = key[0], int(key[1:])
-    tell = {"n": _node, "t": _tensor, "h": _op, "s": _step}.get(kind)
-    return [] if tell is None else [tell(report, at)]
 
 
 def _node(report: Report, at: int) -> tuple[str, Facts]:
@@ -77,12 +92,13 @@ def _node(report: Report, at: int) -> tuple[str, Facts]:
         ("grad_fn", one_line(node.name) if node.op else ""),
         ("role", row.role),
         ("result", row.shape),
+        ("went in", "" if node.value is None else words.format_number(node.value)),
         ("device", one_line(node.device or "")),
         ("module", row.module),
         ("line", row.source),
         ("feeds", row.feeds),
     )
-    return row.name, _known(facts)
+    return row.name, facts
 
 
 def _tensor(report: Report, at: int) -> tuple[str, Facts]:
@@ -98,7 +114,7 @@ def _tensor(report: Report, at: int) -> tuple[str, Facts]:
         ("values", span + words.format_number(summary.max) if span else ""),
         ("mean", "" if summary.mean is None else words.format_number(summary.mean)),
     )
-    return words.tensor_name(fact), _known(facts)
+    return words.tensor_name(fact), facts
 
 
 def _op(report: Report, at: int) -> tuple[str, Facts]:
@@ -110,14 +126,13 @@ def _op(report: Report, at: int) -> tuple[str, Facts]:
         ("module", one_line(entry.module_path or "")),
         ("phase", entry.phase),
     )
-    return one_line(entry.op), _known(facts)
+    return one_line(entry.op), facts
 
 
 def _step(report: Report, at: int) -> tuple[str, Facts]:
     step = report.provenance[at]
     facts = (("line", words.format_line(step.source)), ("note", one_line(step.note or "")))
-    return one_line(step.op or "where the values entered"), _known(facts)
+    return one_line(step.op or "where the values entered"), facts
 
 
-def _known(facts: Facts) -> Facts:
-    return tuple((name, value) for name, value in facts if value)
+_THINGS = {"n": _node, "t": _tensor, "h": _op, "s": _step}

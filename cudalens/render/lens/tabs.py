@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import ipywidgets
@@ -20,72 +19,27 @@ from cudalens.render.words import one_line
 _DIMENSIONS = 2
 
 
-def row_labels(report: Report) -> tuple[str, ...]:
-    """Return the name of each row of the map, empty when there is only one or none to look into.
+def map_rows(report: Report) -> list[tuple[str, Offenders]]:
+    """Return name and bad values of each row of the map, none where it has no rows to look into.
 
     A map has at most 32 rows: where the tensor has more, one row of it stands for several.
     """
-    grid, shape = _grid(report), _shape(report)
+    grid = report.offenders.map if report.offenders else None
+    shape = next((fact.shape for fact in report.tensors if words.is_at_fault(report, fact)), ())
     if grid is None or grid.rows < _DIMENSIONS or len(shape) <= _DIMENSIONS:
-        return ()
-    return tuple(
-        f"{start}" if stop == start + 1 else f"{start}–{stop - 1}"
-        for start, stop in _spans(shape[0], grid.rows)
-    )
-
-
-def first_bad_row(report: Report) -> int:
-    """Return the number of the first row of the map with a bad value."""
-    grid = _grid(report)
-    sums = [sum(_row(grid, at).bad) for at in range(grid.rows)] if grid else []
-    return next((at for at, count in enumerate(sums) if count), 0)
-
-
-def row_title(report: Report, at: int) -> str:
-    """Return the name of row ``at`` with what is wrong in it."""
-    grid = _grid(report)
-    bad = sum(_row(grid, at).bad) if grid else 0
-    name = one_line(report.expression or report.argument or "values")
-    told = "no bad value" if not bad else f"{bad} bad"
-    return f"{name}[{row_labels(report)[at]}]: {told}"
-
-
-def row_svg(report: Report, at: int) -> Markup:
-    """Draw the values of row ``at`` by position, each bar from the least to the greatest."""
-    grid, shape = _grid(report), _shape(report)
-    if grid is None:
-        return Markup("")
-    start, stop = _spans(shape[0], grid.rows)[at]
-    total = (stop - start) * math.prod(shape[1:])
-    line = _row(grid, at)
-    found = Offenders(count=sum(line.bad), total=total, map=line)
-    return value_map_svg(replace(report, offenders=found))
-
-
-def _grid(report: Report) -> OffenderMap | None:
-    return report.offenders.map if report.offenders else None
-
-
-def _shape(report: Report) -> tuple[int, ...]:
-    return next((fact.shape for fact in report.tensors if words.is_at_fault(report, fact)), ())
-
-
-def _row(grid: OffenderMap, at: int) -> OffenderMap:
-    part = slice(at * grid.columns, (at + 1) * grid.columns)
-    return OffenderMap(
-        rows=1,
-        columns=grid.columns,
-        bad=grid.bad[part],
-        low=grid.low[part],
-        high=grid.high[part],
-    )
-
-
-def _spans(size: int, parts: int) -> list[tuple[int, int]]:
-    # As torch.tensor_split cuts: the first ``size % parts`` parts are one longer.
-    sizes = [size // parts + (at < size % parts) for at in range(parts)]
-    ends = list(accumulate(sizes))
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+        return []
+    rows, start = [], 0
+    for at in range(grid.rows):
+        # As torch.tensor_split cuts: the first ``size % parts`` parts are one longer.
+        stop = start + shape[0] // grid.rows + (at < shape[0] % grid.rows)
+        part = slice(at * grid.columns, (at + 1) * grid.columns)
+        values = {name: getattr(grid, name)[part] for name in ("bad", "low", "high")}
+        row = OffenderMap(rows=1, columns=grid.columns, **values)
+        total = (stop - start) * math.prod(shape[1:])
+        label = f"{start}" if stop == start + 1 else f"{start}–{stop - 1}"
+        rows.append((label, Offenders(count=sum(row.bad), total=total, map=row)))
+        start = stop
+    return rows
 
 
 _TEXT_LIMIT = 20_000
@@ -95,46 +49,37 @@ def tabs(report: Report, facts: dict[str, Any]) -> ipywidgets.Tab:
     """Return the tabs that this report has something for, in the order of the questions."""
     shown = facts["tabs"]
     children = [_content(tab.part, report, facts) for tab in shown]
-    widget = ipywidgets.Tab(children, selected_index=0)
-    widget.titles = [
-        tab.label if tab.things is None else f"{tab.label} {tab.things}" for tab in shown
-    ]
-    return widget
+    titles = [tab.label if tab.things is None else f"{tab.label} {tab.things}" for tab in shown]
+    view = ipywidgets.Tab(children, selected_index=0)
+    for at, title in enumerate(titles):
+        view.set_title(at, title)  # ipywidgets 7 takes no list of titles
+    return view
 
 
 def _content(part: str, report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
-    if part == "values":
-        return _values(report, facts)
-    if part == "history":
-        return _history(report, facts)
-    if part == "environment":
-        return _environment(report, facts)
-    return markup(draw_part(part, facts))
+    own = {"values": _values, "history": _history, "environment": _environment}.get(part)
+    return markup(draw_part(part, facts)) if own is None else own(report, facts)
 
 
 def _values(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
     whole = markup(draw_part("values", facts))
-    labels = row_labels(report)
-    if not labels:
+    rows = map_rows(report)
+    if not rows:
         return whole
     slider = ipywidgets.SelectionSlider(
-        options=[(label, at) for at, label in enumerate(labels)],
-        value=first_bad_row(report),
+        options=[(label, at) for at, (label, _) in enumerate(rows)],
+        value=next((at for at, (_, found) in enumerate(rows) if found.count), 0),
         description="row",
         continuous_update=False,
     )
     shown = markup()
 
     def show(change: dict[str, Any]) -> None:
-        at = change["new"]
-        shown.value = draw_part(
-            "lens_row",
-            {
-                **facts,
-                "row_title": row_title(report, at),
-                "row": row_svg(report, at),
-            },
-        )
+        label, found = rows[change["new"]]
+        told = f"{found.count} bad" if found.count else "no bad value"
+        title = f"{one_line(report.expression or report.argument or 'values')}[{label}]: {told}"
+        row = value_map_svg(replace(report, offenders=found))
+        shown.value = draw_part("lens_row", {**facts, "row_title": title, "row": row})
 
     slider.observe(show, "value")
     show({"new": slider.value})
@@ -160,13 +105,8 @@ def _history(report: Report, facts: dict[str, Any]) -> ipywidgets.Widget:
 
 
 def _searched(entry: HistoryEntry) -> str:
-    parts = (
-        entry.op,
-        entry.shapes,
-        words.format_line(entry.source),
-        entry.module_path,
-        entry.phase,
-    )
+    where = words.format_line(entry.source)
+    parts = (entry.op, entry.shapes, where, entry.module_path, entry.phase)
     return " ".join(filter(None, parts)).casefold()
 
 

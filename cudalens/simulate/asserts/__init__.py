@@ -9,35 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cudalens.simulate.asserts import (
-    indexing,
-    lookup,
-    losses,
-    other,
-)
-from cudalens.simulate.asserts.rule import AssertHit, Repair, Rule
+from cudalens.simulate.asserts import indexing, values  # noqa: F401  they enter their rules
+from cudalens.simulate.asserts.rule import RULES, AssertHit, Repair, Rule
 
 __all__ = ["ASSERTS", "NOT_SIMULATED", "AssertHit", "Repair", "Rule"]
 
-ASSERTS: Mapping[str, Rule] = MappingProxyType(
-    {
-        **indexing.RULES,
-        **lookup.RULES,
-        **losses.RULES,
-        **other.RULES,
-    }
-)
+ASSERTS: Mapping[str, Rule] = MappingProxyType(RULES)
 """Rules by full overload name, such as `aten::index.Tensor` or `aten::embedding`."""
 
-_SPARSE = "sparse tensors are not rehearsed on the simulated device"
 _HOPPER = "runs on compute capability 9.0 or newer only; the simulated device is older"
 
 NOT_SIMULATED: Mapping[str, str] = MappingProxyType(
     {
         "scatter_add_tma": _HOPPER,
         "scatter_add_cutedsl": "belongs to an optional package of compiled kernels",
-        "add_dense_sparse": _SPARSE,
-        "index_select_sparse": _SPARSE,
         "ctc_loss_capture": "asserts only while a CUDA graph is captured",
         "grouped_mm_offsets": _HOPPER,
         "grouped_mm_alignment": _HOPPER,

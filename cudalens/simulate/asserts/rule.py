@@ -7,9 +7,10 @@ dimensions) is left to the CPU kernel, whose error is the host error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 class Repair:
     """Arguments to replace: CUDA takes them in silence, the CPU kernel refuses or misreads them."""
 
-    repaired: dict[str, object]
+    repaired: Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,39 +42,61 @@ class AssertHit(Repair):
 
 Outcome = Repair | None
 Rule = Callable[[Arguments], Outcome]
+RULES: dict[str, Rule] = {}
+"""The rules of all modules, by full overload name."""
+_Checked = TypeVar("_Checked", bound=Callable[..., Outcome])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assertion:
-    """One assertion that a rule can hit, and its record in the inventory."""
-
-    record: str
-    site: AssertSite
-
-    def hit(self, /, **repaired: object) -> Repair:
-        """Return the hit for this site, the repaired arguments by schema name.
-
-        A release whose kernel has no such assertion goes on in silence.
-        """
-        line = self.site.text("block: [0,0,0], thread: [0,0,0] ")
-        text = as_printed_by(torch.__version__, line)
-        if text is None:
-            return Repair(repaired=repaired)
-        return AssertHit(text=text, record=self.record, repaired=repaired)
-
-
-def assertion(record: str, key: str | None = None) -> Assertion:
-    """Return an assertion of the table of texts.
+def rule(ops: str, **chosen: Any) -> Callable[[_Checked], _Checked]:
+    """Enter the decorated function for these ops, in place and with ``out=`` too.
 
     Args:
-        key: in the table, where that is not the record's id.
+        chosen: arguments of the function besides those of the call.
     """
-    return Assertion(record=record, site=assert_site(key or record))
+
+    def enter(check: _Checked) -> _Checked:
+        for op in ops.split():
+            RULES.update(dict.fromkeys(_forms(op), partial(check, **chosen)))
+        return check
+
+    return enter
 
 
-def table(rule: Rule, *names: str) -> dict[str, Rule]:
-    """Return the table entries of one rule, names without the `aten::` prefix."""
-    return {f"aten::{name}": rule for name in names}
+# The functional form makes them, and has the rule.
+_WITHOUT_A_RULE = {"_ctc_loss.out", "_ctc_loss.Tensor_out", "_ctc_loss_backward.out"}
+
+
+def _forms(op: str) -> Iterator[str]:
+    """Yield the overloads that take what this one takes."""
+    name, _, overload = op.partition(".")
+    wanted = _inputs(getattr(getattr(torch.ops.aten, name), overload or "default"))
+    for packet in (name, f"{name}_"):
+        for form in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)():
+            found = packet if form == "default" else f"{packet}.{form}"
+            is_same = _inputs(getattr(getattr(torch.ops.aten, packet), form)) == wanted
+            if is_same and found not in _WITHOUT_A_RULE:
+                yield f"aten::{found}"
+
+
+def _inputs(op: Any) -> list[tuple[str, str]]:
+    return [(item.name, str(item.type)) for item in op._schema.arguments if not item.is_out]
+
+
+def hit(record: str, site: AssertSite | str | None = None, /, **repaired: object) -> Repair:
+    """Return the hit of an assertion, the repaired arguments by schema name.
+
+    A release whose kernel has no such assertion goes on in silence.
+
+    Args:
+        site: the assertion, or its key in the table of texts where that is not the record's id.
+    """
+    if not isinstance(site, AssertSite):
+        site = assert_site(site or record)
+    line = site.text("block: [0,0,0], thread: [0,0,0] ")
+    text = as_printed_by(torch.__version__, line)
+    if text is None:
+        return Repair(repaired=repaired)
+    return AssertHit(text=text, record=record, repaired=repaired)
 
 
 def dim_size(tensor: Tensor, dim: int) -> int | None:
@@ -84,16 +107,13 @@ def dim_size(tensor: Tensor, dim: int) -> int | None:
     return tensor.size(dim) if tensor.dim() else 1
 
 
-def broadcast(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
-    """Return the common shape, None where the shapes do not fit; no tensor is made for it."""
-    common = [1] * max(map(len, shapes), default=0)
-    for shape in shapes:
-        for position, size in enumerate(shape, start=len(common) - len(shape)):
-            if size != 1 and common[position] not in (1, size):
-                return None
-            if size != 1:
-                common[position] = size
-    return torch.Size(common)
+def broadcast(*shapes: torch.Size) -> torch.Size | None:
+    """Return the common shape, None where the shapes do not fit."""
+    try:
+        # Not torch.broadcast_shapes: its first call imports the compiler for half a second.
+        return reduce(torch._C._infer_size, shapes, torch.Size())
+    except RuntimeError:
+        return None
 
 
 def outside(index: Tensor, low: int, high: int) -> bool:
@@ -109,16 +129,15 @@ def clamped(index: Tensor, low: int, high: int) -> Tensor:
     return index.clamp(low, high - 1)
 
 
-def truncated(index: Tensor, *, is_signed: bool = False) -> Tensor:
-    """Return the values a kernel compares that reads its indices into a 32-bit integer."""
-    if is_signed:
-        return index.to(torch.int32)
-    return index.to(torch.int64) & 0xFFFFFFFF
+def cut_to_32_bits(index: Tensor, *, is_signed: bool = False) -> Tensor:
+    """Return the values that a kernel compares that reads its indices into 32 bits."""
+    return index.to(torch.int32) if is_signed else index.to(torch.int64) & 0xFFFFFFFF
 
 
-def all_between(values: Tensor, low: float, high: float) -> bool:
-    """Return whether every value lies in low ... high, both included; NaN does not."""
-    return bool(((values >= low) & (values <= high)).all())
+def narrowed(name: str, index: Tensor, size: int, *, is_signed: bool = False) -> Repair | None:
+    """Return the repair of indices that cutting them to 32 bits brings into range."""
+    cut = cut_to_32_bits(index, is_signed=is_signed)
+    return None if outside(cut, 0, size) else Repair(repaired={name: cut.to(index.dtype)})
 
 
 def rows_are_copied_whole(source: Tensor, dim: int) -> bool:

@@ -1,8 +1,8 @@
 """Did a write in place bring the bad values?  Proven from what lives on, or not said.
 
 The elements that a call wrote to are known where it wrote to all of them, to a view, or where its
-mask or indices live on.  What the living tensor holds there now is what the call left there, since
-later writes are judged first.
+mask or indices live on.  Of the followed elements it brought those that it wrote to, since later
+writes are judged first.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.recorder.elements import Elements, Geometry, geometry_of
 from cudalens.recorder.lineage import Lineage, value_inputs
 from cudalens.recorder.ops import Call
-from cudalens.recorder.reads import Placed, Ref
+from cudalens.recorder.tensor_refs import Ref
 
 IsBad = Callable[[Tensor], bool]
-_MAX_MEMORY = 1 << 27
-"""Elements of a tensor's memory that are marked one by one."""
-_MAX_COUNTED = 64
-"""So many bad elements are counted."""
+_MAX_MARKED = 1 << 27
+"""Elements of a tensor that are marked one by one."""
 
 _RESHAPES = frozenset(
     f"aten::{name}_"
@@ -44,6 +43,14 @@ _CHANGES = frozenset(
     for name in ("index_add", "index_reduce", "scatter_add", "scatter_reduce", "fill_diagonal")
 )
 """Calls that change some of the elements."""
+_BY_ONE_INDEX = frozenset(
+    f"aten::{name}_"
+    for name in (
+        *("index_fill", "index_copy", "index_add", "index_reduce"),
+        *("scatter", "scatter_add", "scatter_reduce", "put"),
+    )
+)
+"""Calls whose first index says, in one dimension, to which elements they write."""
 _FILLS = frozenset(
     f"aten::{name}_"
     for name in (
@@ -54,7 +61,7 @@ _FILLS = frozenset(
 """Calls that write to all elements, whatever was there."""
 
 
-class Overwrites:
+class InplaceWrites:
     """Judges the writes to one tensor, newest first."""
 
     def __init__(self, lineage: Lineage, is_bad: IsBad) -> None:
@@ -63,13 +70,12 @@ class Overwrites:
         self.unknown = 0
         """To so many elements, at most, later calls have written nobody knows what."""
 
-    def brought(self, call: Call, current: Ref, shown: Tensor | None) -> bool | None:
-        """Return whether a call brought bad values; ``None`` when neither can be proven.
+    def brought(self, call: Call, current: Ref, elements: Elements | None) -> bool | None:
+        """Return whether a call brought the bad values; ``None`` when neither can be proven.
 
         Args:
             current: the bad tensor as it was right after the call.
-            shown: what lives on of it, whose elements still have the values of then, except where
-                later calls wrote to.
+            elements: those of its bad elements that are followed.
         """
         name = call.facts.name
         if name in _RESHAPES:
@@ -80,45 +86,63 @@ class Overwrites:
         is_view = self._lineage.base_of(call.output) is not None or call.base is not None
         if is_whole and (self._lineage.same(call.output, current) or not is_view):
             return True
-        region = None if shown is None else self._region(call, shown)
-        if shown is not None and region is not None:
-            return self._is_bad_beyond(shown.masked_select(region.to(shown.device)))
-        return None if is_whole else self._by_values(call, current, shown)
+        if elements is None:
+            return None
+        reached = self.reached(call, current, elements)
+        if reached is None:
+            return None if is_whole else self._by_values(call, elements)
+        if not reached.places:
+            return False
+        if not elements.is_exact and len(reached.places) < len(elements.places):
+            return None
+        return True if len(reached.places) > self.unknown else None
 
-    def bad_number(self, call: Call) -> float | None:
-        """Return the one number that a call wrote to some elements, where it is a bad one."""
-        number = call.reads.number if isinstance(call.reads, Placed) else None
-        return None if number is None or not self._is_bad_number(call, number) else number
+    def bad_number(self, call: Call, elements: Elements | None) -> float | None:
+        """Return the one bad number that a call wrote to some elements, where one of the followed
+        elements has it.
+        """
+        number = call.noted.number
+        if number is None or not self._is_bad_number(call, number):
+            return None
+        values = None if elements is None else elements.values()
+        is_theirs = values is None or call.adds or bool((values == number).any())
+        return number if is_theirs else None
 
     def is_filling(self, call: Call) -> bool:
         """Return whether what a call wrote does not depend on what was there."""
         if call.facts.name in _PLACES:
-            return not self._adds(call)
+            return not call.adds
         return call.facts.name in _FILLS
 
     # --- by the elements -------------------------------------------------------------------------
 
-    def _region(self, call: Call, shown: Tensor) -> Tensor | None:
-        """Mark the elements of the living tensor that a call wrote to."""
+    def reached(self, call: Call, current: Ref, elements: Elements) -> Elements | None:
+        """Return those of the elements that a call wrote to; ``None`` where that is not known."""
         living = call.output()
         if call.view is not None:
-            _, dtype, shape, stride, offset = call.view
+            shown: Geometry = (call.view.shape, call.view.stride, call.view.offset)
         elif living is not None:
-            dtype, shape, stride = living.dtype, living.shape, living.stride()
-            offset = int(living.storage_offset())
+            shown = geometry_of(living)
+        elif elements.living is None and self._lineage.same(call.output, current):
+            shown = (elements.shape, (), 0)
         else:
             return None
-        here = (tuple(shown.shape), shown.stride(), int(shown.storage_offset()))
-        needed = max(_extent(*here), _extent(shape, stride, offset))
-        selection = self._selection(call, len(shape))
-        if dtype != shown.dtype or needed > _MAX_MEMORY or selection is None:
+        dtype = self._lineage.meta_of(call.output)[1] if call.view is None else call.view.dtype
+        if elements.living is not None:
+            places = elements.places_in(shown) if dtype == elements.living.dtype else None
+        else:
+            places = list(elements.places) if self._lineage.same(call.output, current) else None
+        selection = self._selection(call, len(shown[0]))
+        if places is None or selection is None or math.prod(shown[0]) > _MAX_MARKED:
             return None
-        memory = torch.zeros(needed, dtype=torch.bool)
+        if selection == (...,):
+            return elements.among([place is not None for place in places])
+        marks = torch.zeros(tuple(shown[0]), dtype=torch.bool)
         try:
-            memory.as_strided(shape, stride, offset)[selection] = True
+            marks[selection] = True
         except (IndexError, RuntimeError):  # its mask or indices are not what they were
             return None
-        return memory.as_strided(*here)
+        return elements.among([place is not None and bool(marks[place]) for place in places])
 
     def _selection(self, call: Call, dimensions: int) -> tuple[Any, ...] | None:
         """Return the mask or the indices with which a call chose, where all of them live on."""
@@ -129,6 +153,8 @@ class Overwrites:
             chosen = call.inputs[1:2]
         elif name == "aten::index_put_":
             chosen = call.inputs[1:-1]
+        elif dimensions == 1 and name in _BY_ONE_INDEX:
+            chosen = call.inputs[1:2]
         else:
             return None
         living = [item() for item in chosen if self._lineage.is_untouched(item, call.seq)]
@@ -140,15 +166,19 @@ class Overwrites:
 
     # --- by the values ---------------------------------------------------------------------------
 
-    def _by_values(self, call: Call, current: Ref, shown: Tensor | None) -> bool | None:
+    def _by_values(self, call: Call, elements: Elements) -> bool | None:
         """Judge a write to elements that nobody knows."""
+        if elements.living is None:
+            return None  # whether they were bad then is not known
         values = [item for item in value_inputs(call) or () if item is not call.output]
         if any(self.carries(item, call.seq) for item in values):
-            return True if self._lineage.same(call.output, current) else None
+            return None
         if self._is_good(call, values):
             return False
         count = self._most_elements(call)
-        if shown is None or count is None or not self._has_more(shown, count + self.unknown):
+        if count is None or not elements.is_exact:
+            return None
+        if len(elements.places) <= count + self.unknown:
             return None
         self.unknown += count
         return False
@@ -166,10 +196,10 @@ class Overwrites:
 
     def _is_good(self, call: Call, values: Sequence[Ref]) -> bool:
         """Return whether all values that a call wrote are proven to be good."""
-        if call.facts.name not in _PLACES or self._adds(call):
+        if call.facts.name not in _PLACES or call.adds:
             return False
-        if isinstance(call.reads, Placed) and call.reads.number is not None:
-            return not self._is_bad_number(call, call.reads.number)
+        if call.noted.number is not None:
+            return not self._is_bad_number(call, call.noted.number)
         dtype = self._lineage.meta_of(call.output)[1]
         return bool(values) and all(
             (living := item()) is not None
@@ -182,10 +212,6 @@ class Overwrites:
     def _is_bad_number(self, call: Call, number: float) -> bool:
         dtype = self._lineage.meta_of(call.output)[1]
         return self.test(torch.tensor([number], dtype=dtype))
-
-    def _adds(self, call: Call) -> bool:
-        is_added = isinstance(call.reads, Placed) and call.reads.adds
-        return is_added or "reduce" in (call.facts.overload or "")
 
     # --- by their count --------------------------------------------------------------------------
 
@@ -207,31 +233,3 @@ class Overwrites:
         rest = sorted(shape)[len(metas) :]
         chosen_at = torch.broadcast_shapes(*(size for size, _ in metas))
         return int(math.prod(chosen_at) * math.prod(rest))
-
-    def _is_bad_beyond(self, elements: Tensor) -> bool | None:
-        """Return whether elements are bad, more of them than unknown calls may have written."""
-        if not self.test(elements):
-            return False
-        return True if self._has_more(elements, self.unknown) else None
-
-    def _has_more(self, tensor: Tensor, count: int) -> bool:
-        """Return whether more than ``count`` elements are bad, by halving."""
-        waiting, left = [tensor.reshape(-1)], count
-        while waiting and left <= _MAX_COUNTED:
-            piece = waiting.pop()
-            if not self.test(piece):
-                continue
-            if piece.numel() > 1:
-                waiting += piece.tensor_split(2)
-                continue
-            left -= 1
-            if left < 0:
-                return True
-        return False
-
-
-def _extent(shape: Sequence[int], stride: Sequence[int], offset: int) -> int:
-    """Return how much of the memory a view reaches."""
-    if 0 in shape:
-        return offset
-    return offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))

@@ -26,7 +26,7 @@ from cudalens.core._torch import wait_for
 __all__ = [
     "ENGINE_FUNCTION",
     "OpOverload",
-    "RecorderMode",
+    "RemovableMode",
     "current_node",
     "current_task",
     "next_sequence_nr",
@@ -55,7 +55,7 @@ _FLAGS = {
 """What a mode saves on entering, and which variable of torch's it saves."""
 
 
-_open: WeakSet[RecorderMode] = WeakSet()
+_open: WeakSet[RemovableMode] = WeakSet()
 """The recorders that are installed, in all threads."""
 _without: dict[str, bool] = {}
 """Torch's flags as they were before the first of them."""
@@ -65,7 +65,7 @@ def _current_flags() -> dict[str, bool]:
     return {name: getattr(_python_dispatch, name) for name in _FLAGS.values()}
 
 
-class RecorderMode(TorchDispatchMode):
+class RemovableMode(TorchDispatchMode):
     """A dispatch mode that costs little and is removed wherever in the stack it is.
 
     Compiled functions stay compiled under it, and ops of higher order pass through it.

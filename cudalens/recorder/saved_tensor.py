@@ -12,8 +12,8 @@ import torch
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
 from cudalens.recorder.ops import Call, is_node_of
-from cudalens.recorder.reads import Ref
 from cudalens.recorder.sites import ModuleCall, SiteReader, entries_of, module_call
+from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
 _COMPLAINT: Final = re.compile(

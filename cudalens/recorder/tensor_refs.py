@@ -44,37 +44,22 @@ NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype,
 _NUMBER_TYPES = frozenset({int, float, bool})
 
 
-class Shifted(list[Ref]):
-    """The tensors that a call read, and the whole number by which it moved them all."""
+class Noted(list[Ref]):
+    """The tensors that a call read, and what else of it can never be found out later."""
 
-    __slots__ = ("by",)
+    shift: int | None = None
+    """The whole number by which it moved every value."""
+    number: float | None = None
+    """The one number that it wrote to some of the elements of the first; ``None`` also where it
+    wrote several, or one that lies on a device."""
+    adds = False
+    """Whether it added to what was there."""
+    versions: tuple[Version, ...] = ()
+    """The tensors that it wrote to, where those are several."""
 
-    def __init__(self, reads: list[Ref], by: int) -> None:
+    def __init__(self, reads: Iterable[Ref] = (), **noted: Any) -> None:
         super().__init__(reads)
-        self.by = by
-
-
-class Placed(list[Ref]):
-    """The tensors that a call read, and how it wrote to some of the elements of the first."""
-
-    __slots__ = ("adds", "number")
-
-    def __init__(self, reads: list[Ref], number: float | None, *, adds: bool) -> None:
-        super().__init__(reads)
-        self.number = number
-        """The one number that it wrote; ``None`` where it wrote several, or on a device."""
-        self.adds = adds
-        """Whether it added to what was there."""
-
-
-class Wrote(list[Ref]):
-    """The tensors that a call read, and those that it wrote to where that are several."""
-
-    __slots__ = ("versions",)
-
-    def __init__(self, reads: list[Ref], versions: tuple[Version, ...]) -> None:
-        super().__init__(reads)
-        self.versions = versions
+        vars(self).update(noted)
 
 
 def references(
@@ -103,10 +88,10 @@ def _with_number(name: str, args: tuple[Any, ...], reads: list[Ref]) -> list[Ref
     """Add the number that a call moved its values by, or wrote."""
     if name in SHIFTS:
         is_shift = len(args) == 2 and type(args[1]) is int
-        return Shifted(reads, SHIFTS[name] * args[1]) if is_shift else reads
+        return Noted(reads, shift=SHIFTS[name] * args[1]) if is_shift else reads
     at, flag = NUMBERS[name], _ACCUMULATES.get(name, len(args))
     number = _number(args[at]) if at < len(args) else None
-    return Placed(reads, number, adds=flag < len(args) and bool(args[flag]))
+    return Noted(reads, number=number, adds=flag < len(args) and bool(args[flag]))
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,141 @@
+"""The seam to torch's compiler: a pass over its graphs, and what tells them apart in its caches.
+
+Nothing here loads the compiler, which takes a second.  Not here: the other private names of torch
+(``_torch.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+COMPILER = "torch._dynamo"
+COMPILER_CONFIG = "torch._inductor.config"
+"""Imported, it has the compiler loaded, which takes a second."""
+_HOOK = "post_grad_custom_pre_pass"
+_RUN_BY_TORCH = frozenset({"eager", "eager_debug", "eager_noexcept", "pre_dispatch_eager"})
+"""Backends that, as those called ``aot_eager…``, have torch's own kernels run each op."""
+
+
+def rewrite_compiled_graphs(
+    config: Any, rewrite: Callable[[Any], None], identity: Callable[[], object | None]
+) -> Callable[[], None]:
+    """Have each graph that inductor compiles in this process rewritten, forward and backward.
+
+    What the user sets belongs to a context (a thread, a cell), and a default would be copied into
+    each: so this stands where an environment variable would, and lets the user's own pass, that of
+    the moment, run first.
+
+    Args:
+        config: the loaded module :data:`COMPILER_CONFIG`.
+        identity: returns what inductor's caches tell the rewritten code by; ``None`` keeps the
+            graph that is being compiled out of them.
+
+    Returns:
+        a function that undoes it.
+
+    Raises:
+        NotImplementedError: this torch has no such hook.
+    """
+    entry: Any = getattr(config, "_config", {}).get(_HOOK)
+    if not hasattr(entry, "env_value_force") or not hasattr(entry, "user_override"):
+        msg = f"this torch has no {_HOOK}"
+        raise NotImplementedError(msg)
+    from torch._inductor import custom_graph_pass as passes
+
+    before = entry.env_value_force
+
+    def others() -> list[Any]:
+        found = entry.user_override
+        found = found.get() if hasattr(found, "get") else found
+        several = found if isinstance(found, list | tuple) else [found]
+        return [item for item in several if callable(item) and not isinstance(item, Pass)]
+
+    class Pass(passes.CustomInferenceAwareGraphPass):
+        def __call__(self, graph: Any, is_inference: bool) -> None:  # type: ignore[override]
+            for item in others():
+                if isinstance(item, passes.CustomInferenceAwareGraphPass):
+                    item(graph, is_inference)
+                else:
+                    item(graph)
+            # Else somebody has kept it beyond its time.
+            if entry.env_value_force is made and not _is_for_another_process():
+                rewrite(graph)
+
+        def uuid(self) -> object | None:
+            known = [item.uuid() if hasattr(item, "uuid") else None for item in others()]
+            if entry.env_value_force is made:
+                known.append(identity())
+            return None if None in known else tuple(known)
+
+    made = entry.env_value_force = Pass()
+
+    def undo() -> None:
+        if entry.env_value_force is made:
+            entry.env_value_force = before
+
+    return undo
+
+
+def tell_of_backends(told: Callable[[str], None]) -> Callable[[], None]:
+    """Have the name of each backend told that compiles something and may make kernels of its own.
+
+    Inductor's are known, and what torch's own kernels run is seen in the dispatcher.
+
+    Returns:
+        a function that undoes it.
+    """
+    wrapper: Any = getattr(torch, "_TorchCompileWrapper", None)
+    if wrapper is None:
+        return lambda: None
+    original = wrapper.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = str(getattr(self, "compiler_name", ""))
+        home = str(getattr(getattr(self, "compiler_fn", None), "__module__", ""))
+        is_known = name in _RUN_BY_TORCH or name.startswith("aot_eager")
+        if not is_known and not home.startswith("torch._inductor"):
+            told(name)
+        return original(self, *args, **kwargs)
+
+    wrapper.__call__ = call
+
+    def undo() -> None:
+        if wrapper.__call__ is call:
+            wrapper.__call__ = original
+
+    return undo
+
+
+def _is_for_another_process() -> bool:
+    """Return whether code is compiled ahead of time: where it will run, nobody knows our op."""
+    from torch._inductor.virtualized import V
+
+    return bool(getattr(V, "aot_compilation", False))
+
+
+def forget_compiled_code() -> None:
+    """Have every compiled function compiled once more at its next call."""
+    compiler = sys.modules.get(COMPILER)
+    if compiler is not None and hasattr(compiler, "reset_code_caches"):
+        compiler.reset_code_caches()
+
+
+def code_being_compiled() -> list[CodeType] | None:
+    """Return the code objects of the graph that is being compiled; ``None`` where not known."""
+    guards = sys.modules.get("torch._guards")
+    context = None if guards is None else guards.TracingContext.try_get()
+    return getattr(context, "traced_code", None) or None
+
+
+def is_data_dependent(size: Any) -> bool:
+    """Return whether a size in a graph that is being compiled depends on values: nonzero's."""
+    if isinstance(size, int):
+        return False
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(size))

@@ -1,0 +1,36 @@
+"""The public functions behind an op, as people write them: ``F.cross_entropy``, ``x[i]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from cudalens.core.text_files import packaged
+
+BACKWARD = "backward of "
+"""Before the function whose backward pass calls the op."""
+
+
+def api_names(op: str) -> tuple[str, ...]:
+    """Return the functions that call an op, best known first; empty for an op of no table.
+
+    Args:
+        op: such as ``aten::index_put_``, with or without namespace and overload.
+    """
+    return _table().get(op.rpartition("::")[2].partition(".")[0].rstrip("_"), ())
+
+
+def api_names_of_all(ops: Iterable[str]) -> tuple[str, ...]:
+    """Return the functions that call one of several ops, each once, best known first.
+
+    Backward passes are named only where no function calls such an op itself.
+    """
+    each = [api_names(op) or (op.removeprefix("aten::"),) for op in ops]
+    names = dict.fromkeys([names[0] for names in each] + [name for names in each for name in names])
+    forward = tuple(name for name in names if not name.startswith(BACKWARD))
+    return forward or tuple(names)
+
+
+@cache
+def _table() -> Mapping[str, tuple[str, ...]]:
+    return {op: tuple(names) for op, names in packaged("api_names.json").items()}

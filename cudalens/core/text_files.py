@@ -1,0 +1,85 @@
+"""Files that users name, logs of any size among them, and those of this package's own data."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+LONGEST_LINE = 1 << 16
+"""Characters that are read at once: a log may hold gigabytes without a line break."""
+
+
+def packaged(name: str) -> Any:
+    """Return what a JSON file of ``core/data`` holds."""
+    file = resources.files("cudalens") / "core" / "data" / name
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def expanded(name: str | Path) -> Path:
+    """Return the path that a user's name means, whose ``~`` is their home."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111  Path's raises without a home
+
+
+def lines_of(name: str) -> Iterator[str]:
+    """Return the lines of a file, or of standard input for ``-``.
+
+    Raises:
+        OSError: it cannot be read; ``filename`` is set.
+    """
+    if name == "-":
+        yield from _lines(sys.stdin.buffer)
+        return
+    with Path(name).open("rb") as file:
+        try:
+            yield from _lines(file)
+        except OSError as error:
+            error.filename = name
+            raise
+
+
+def _lines(file: Any) -> Iterator[str]:
+    # PowerShell writes UTF-16; what is no text stands for itself.
+    is_wide = file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
+    text = io.TextIOWrapper(file, encoding="utf-16" if is_wide else "utf-8", errors="replace")
+    try:
+        while line := text.readline(LONGEST_LINE):
+            yield line
+    finally:
+        text.detach()
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return in a few words why a file could not be read as JSON."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON ({error})"
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def why_unwritable(name: str) -> str | None:
+    """Make the folder of a file; return why the file cannot be written, ``None`` where it can.
+
+    The file itself is neither made nor changed.
+    """
+    path = expanded(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            with path.open("ab"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

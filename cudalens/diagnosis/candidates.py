@@ -1,0 +1,467 @@
+"""Search for the change of the refused call that makes it succeed; each is tried before it is said.
+
+A candidate is the running call with its arguments replaced by what moves make of them, in the
+user's own expressions.  A change after which the call is refused for another reason is one step on
+the way: the next one is looked for behind it.  Not here: what the moves are (``moves.py``), and how
+a call is tried, which needs its live tensors (``evidence/trial.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Protocol
+
+from cudalens.core.evidence_types import Binding
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint, TensorFact, Violation
+from cudalens.diagnosis.moves import CHOICES, OF_KIND, PRODUCTS, Called, Move, made_of, moves
+from cudalens.diagnosis.user_code import (
+    api_function,
+    parsed,
+    renamed_keyword,
+    rewritten,
+    spliced,
+    with_keyword,
+)
+
+MAX_STEPS = 3
+"""Changes of one call together: its device, its dtype, its shape."""
+_MAX_SHOWN = 2
+_MAX_BEGUN = 4
+"""Changes that are followed further at each step, the cheapest ones."""
+_SWAPPED = frozenset(
+    {"embedding", "cross_entropy", "nll_loss", "binary_cross_entropy", "embedding_bag", "kl_div"}
+    | {"binary_cross_entropy_with_logits", "linear", "gather", "conv1d", "conv2d", "one_hot"}
+)
+"""Functions whose first two tensors have different parts to play."""
+_IN_PLACE_OF = "{} and {} stand in each other's place"
+_VIEWS = ("view", "reshape")
+_JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a trial: ``None`` where it could not be made."""
+
+    succeeds: bool | None = None
+    shape: tuple[int, ...] | None = None
+    error: str | None = None
+    """For what reason it failed; two that are equal are one reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collate:
+    """A function that makes a batch of samples of different sizes, tried on copies of them."""
+
+    code: str
+    words: str
+    loader: str | None = None
+    """The user's name for the loader."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What a guard found in the call as a fix had it."""
+
+    fix: str
+    violation: Violation
+    fact: TensorFact
+    """The tensor at fault, as the changed call passed it."""
+    scalars: tuple[tuple[str, str], ...] = ()
+
+
+class Trial(Protocol):
+    """The running call, ready to be tried with changes."""
+
+    def __call__(self, fix: str) -> Outcome:
+        """Run the call as ``fix`` has it, on copies."""
+        ...
+
+    @property
+    def refusals(self) -> Sequence[Refusal]:
+        """What guards found in the calls that were tried, in their order."""
+        ...
+
+    @property
+    def operands(self) -> tuple[TensorFact, ...]:
+        """The tensors that the call works on, each by its text in the call."""
+        ...
+
+    @property
+    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
+        ...
+
+    def binding(self, expression: str) -> Binding | None:
+        """Return where a name, or an attribute of a module, got its value, where it is proven."""
+        ...
+
+    def layer(self, path: str) -> Binding | None:
+        """Return what the user calls the module of a path, and where it was made."""
+        ...
+
+    @property
+    def unregistered(self) -> str | None:
+        """The list of the running module that holds the called one without registering it."""
+        ...
+
+    @property
+    def called(self) -> Called:
+        """What the moves ask of the called module."""
+        ...
+
+    @property
+    def collate(self) -> Collate | None:
+        """How the samples that a loader could not join make a batch."""
+        ...
+
+
+class NoTrial:
+    """Stands in where there is no call to try: nothing succeeds, nothing fails."""
+
+    refusals: Sequence[Refusal] = ()
+    operands: tuple[TensorFact, ...] = ()
+    others: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    called = Called()
+    unregistered: str | None = None
+    collate: Collate | None = None
+
+    def binding(self, expression: str) -> Binding | None:
+        """Return that it is not known."""
+        return None
+
+    def layer(self, path: str) -> Binding | None:
+        """Return that it is not known."""
+        return None
+
+    def __call__(self, fix: str) -> Outcome:
+        """Return that it could not be tried."""
+        return Outcome()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One move, of one tensor or of all that need the same."""
+
+    rules: tuple[str, ...]
+    words: tuple[str, ...]
+    cost: int
+    changes: tuple[tuple[TensorFact, str], ...]
+    """The tensors, and the template that takes the place of each."""
+
+    @property
+    def has_shape(self) -> bool:
+        """Whether the shape of a tensor is another one then."""
+        return not set(self.rules) <= {*OF_KIND, "made_tensor", "choose_one"}
+
+    def __add__(self, other: _Step) -> _Step:
+        """Make one of two that follow each other, also on the same tensor."""
+        changed = {fact.expression: (fact, template) for fact, template in self.changes}
+        for fact, template in other.changes:
+            before = changed.get(fact.expression, (fact, "{x}"))[1]
+            changed[fact.expression] = fact, template.replace("{x}", before)
+        return _Step(
+            rules=(*self.rules, *other.rules),
+            words=(*self.words, *other.words),
+            cost=self.cost + other.cost,
+            changes=tuple(changed.values()),
+        )
+
+
+def tried(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
+    """Return the hints whose fixes succeed, and as words those whose fixes cannot be tried."""
+    found = []
+    for hint in hints:
+        outcome = trial(hint.fix) if hint.fix else Outcome()
+        if outcome.succeeds:
+            found.append(replace(hint, tried=True))
+        elif outcome.succeeds is None:
+            found.append(replace(hint, fix=None, tried=None))
+    return tuple(found)
+
+
+def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
+    """Return the smallest changes of the call with which it succeeds."""
+    operands = [item for item in trial.operands if item.expression]
+    whole = list(_of_whole_call(evidence, trial, operands))
+    steps = [*_of_others(trial), *_of_operands(evidence, operands, trial.called)]
+    found = _followed(evidence, trial, steps, operands, most=1 if whole else None)
+    return _shown([*whole, *found, *_of_product(evidence, trial)])
+
+
+def _followed(
+    evidence: Evidence,
+    trial: Trial,
+    steps: Sequence[_Step],
+    operands: Sequence[TensorFact],
+    *,
+    most: int | None,
+) -> list[Hint]:
+    """Try the steps; where none succeeds, try what follows those that changed the reason.
+
+    Args:
+        most: how much a change may cost at most, where another one is known to succeed.
+    """
+    begun: list[tuple[_Step | None, str | None]] = [(None, trial("").error)]
+    for _ in range(MAX_STEPS):
+        ways = [
+            (step if so_far is None else so_far + step, reason)
+            for so_far, reason in begun
+            for step in steps
+            if so_far is None or _may_follow(so_far, step)
+        ]
+        begun, found = [], []
+        limit = most
+        for way, reason in sorted(ways, key=lambda item: item[0].cost):
+            if limit is not None and way.cost > limit:
+                break
+            fix = _written(evidence, way)
+            outcome = trial(fix) if fix else Outcome()
+            if fix and _holds(evidence, outcome, operands):
+                text = "; ".join(way.words)
+                found.append(Hint(rule=way.rules[0], text=text, fix=fix, tried=True))
+                limit = way.cost
+            elif outcome.succeeds is False and outcome.error != reason:
+                begun.append((way, outcome.error))
+        begun = begun[:_MAX_BEGUN]
+        if found or most is not None:
+            return found
+    return []
+
+
+def _may_follow(before: _Step, step: _Step) -> bool:
+    """Return whether a step adds something to others: two of shape find ways nobody means."""
+    if {"made_tensor", "choose_one"} & set(step.rules) or set(step.rules) & set(before.rules):
+        return False
+    return not (before.has_shape and step.has_shape)
+
+
+def _holds(evidence: Evidence, outcome: Outcome, operands: Sequence[TensorFact]) -> bool:
+    """Return whether a trial succeeded without making every element meet every other."""
+    if not outcome.succeeds or outcome.shape is None or not _is_elementwise(evidence):
+        return bool(outcome.succeeds)
+    # (32,) + (10,) as a table of 32 x 10 runs, and is seldom what was meant.
+    return not outcome.shape or max(prod(item.shape) for item in operands) >= prod(outcome.shape)
+
+
+def _is_elementwise(evidence: Evidence) -> bool:
+    function = api_function(evidence)
+    return not function or function.strip("_").lstrip("ir") in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le"),
+        *("gt", "ge", "and", "or", "xor", "where", "maximum", "minimum", "div", "masked_fill"),
+    )
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def _of_operands(
+    evidence: Evidence, operands: Sequence[TensorFact], called: Called
+) -> Iterator[_Step]:
+    """Yield each move of each tensor, and of all the tensors that need the same."""
+    groups: dict[tuple[str, str, object], list[tuple[TensorFact, Move]]] = {}
+    # Of two factors it is the second one that is transposed, as a rule.
+    for fact in operands[::-1] if api_function(evidence) in PRODUCTS else operands:
+        for move in moves(evidence, fact, operands, called):
+            yield _step([(fact, move)])
+            key = _alike(evidence, move, fact, is_first=fact is operands[0])
+            if key is not None:
+                groups.setdefault((move.rule, move.template, key), []).append((fact, move))
+    for group in groups.values():
+        distinct = {fact.expression: (fact, move) for fact, move in group}
+        if len(distinct) > 1:
+            yield _step(list(distinct.values()))
+        elif len(group) > 1:
+            # A name that stands there twice is changed before the call.
+            fact, move = group[0]
+            yield _step([(replace(fact, span=None), move)])
+
+
+def _alike(evidence: Evidence, move: Move, fact: TensorFact, *, is_first: bool) -> object:
+    """Return what tensors that need the same move have in common, ``None`` where none does."""
+    if move.rule in OF_KIND:
+        return fact.device if move.rule == "move_tensor" else fact.dtype
+    is_state = (evidence.module_type or "").startswith(("LSTM", "GRU", "RNN")) and not is_first
+    return fact.shape if is_state else None
+
+
+def _step(group: Sequence[tuple[TensorFact, Move]]) -> _Step:
+    first = group[0][1]
+    return _Step(
+        rules=(first.rule,),
+        words=tuple(move.words for _, move in group),
+        cost=first.cost + len(group) - 1,
+        changes=tuple((fact, move.template) for fact, move in group),
+    )
+
+
+def _of_others(trial: Trial) -> Iterator[_Step]:
+    """Make a tensor of what is none: of a list, an array, a method that was not called."""
+    for text, kind, parts in trial.others:
+        fact = TensorFact(argument=None, expression=text)
+        for template, words in made_of(text, kind, parts, trial.called.device):
+            cost = 2 if template.endswith(".float()") else 1
+            rule = "choose_one" if kind in CHOICES else "made_tensor"
+            yield _Step(rules=(rule,), words=(words,), cost=cost, changes=((fact, template),))
+
+
+def _written(evidence: Evidence, step: _Step) -> str | None:
+    """Write the call with the changes of a step, or one assignment for each before it."""
+    call = evidence.call_text
+    for fact, template in step.changes:
+        is_first = call == evidence.call_text
+        here = evidence if is_first else replace(evidence, call_text=call, source=None)
+        call = rewritten(here, fact, template)
+        if call is None or parsed(call) is None:
+            break
+    else:
+        return call
+    if len(step.changes) == 1:
+        return call
+    before = replace(evidence, call_text=None)
+    lines = [rewritten(before, fact, template) for fact, template in step.changes]
+    return "\n".join(line or "" for line in lines) if all(lines) else None
+
+
+# --- the whole call -------------------------------------------------------------------------------
+
+
+def _of_whole_call(
+    evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]
+) -> Iterator[Hint]:
+    """Try the arguments in another order or number, and the model on its input's device."""
+    if trial.collate and (found := _collated(evidence, trial.collate)) is not None:
+        yield found
+    tree = parsed(evidence.call_text or "")
+    if isinstance(tree, ast.Call):
+        yield from _of_model(evidence, tree, trial, operands)
+        for words, fix in _of_arguments(evidence, tree, operands):
+            outcome = trial(fix)
+            is_view = api_function(evidence) in _VIEWS
+            batch = operands[0].shape[:1] if operands else None
+            if outcome.succeeds and (not is_view or (outcome.shape or ())[:1] == batch):
+                yield Hint(rule="other_arguments", text=words, fix=fix, tried=True)
+
+
+def _collated(evidence: Evidence, made: Collate) -> Hint | None:
+    """Give the loader a function that joins what its samples are."""
+    loop = re.match(r"for .+? in (?P<over>.+?):\n", f"{evidence.call_text}\n", re.DOTALL)
+    here = replace(evidence, call_text=loop["over"]) if loop else evidence
+    fix = with_keyword(here, ("DataLoader",), "collate_fn", made.code)
+    if fix is None and made.loader:
+        fix = f"{made.loader}.collate_fn = {made.code}"
+    return Hint(rule="collate_fn", text=made.words, fix=fix, tried=True) if fix else None
+
+
+def _of_model(
+    evidence: Evidence, tree: ast.Call, trial: Trial, operands: Sequence[TensorFact]
+) -> Iterator[Hint]:
+    here = trial.called.device
+    device = next((item.device for item in operands if item.device != "cpu"), None)
+    model, call = ast.unparse(tree.func), evidence.call_text or ""
+    fix = spliced(call, tree.func, f'{model}.to("{device}")') if here and device else None
+    if not fix or device == here or not trial(fix).succeeds:
+        return
+    text = f"the parameters of {model} are on {here}: "
+    if trial.unregistered is None:
+        yield Hint(rule="move_model", text=f"{text}move the model", fix=fix, tried=True)
+    else:
+        text += f"{trial.unregistered} is a plain list, and moving the module moves what "
+        text += "is registered: make it an nn.ModuleList"
+        yield Hint(rule="not_registered", text=text)
+
+
+def _of_arguments(
+    evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
+) -> Iterator[tuple[str, str]]:
+    """Write the call with its arguments in another order, or with another size or setting."""
+    call, function = evidence.call_text or "", api_function(evidence)
+    names = {function, (evidence.module_type or "").lower()}
+    is_ordered = _SWAPPED & names or any("loss" in name for name in names)
+    if is_ordered and (swapped := _swapped(call, tree)):
+        yield swapped
+    if function in _VIEWS and len(tree.args) > 1 and operands:
+        fix = spliced(call, tree.args[0], "-1")
+        if fix:
+            yield f"the batch has {operands[0].shape[0]} samples here: leave its size open", fix
+    yield from _of_settings(evidence, tree, operands)
+
+
+def _of_product(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
+    """Try the factors of a matrix product in the other order."""
+    tree = parsed(evidence.call_text or "")
+    swapped = None
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult):
+        one, two = ast.unparse(tree.left), ast.unparse(tree.right)
+        swapped = _IN_PLACE_OF.format(one, two), f"{two} @ {one}"
+    elif isinstance(tree, ast.Call) and api_function(evidence) in ("matmul", "mm", "bmm"):
+        swapped = _swapped(evidence.call_text or "", tree)
+    if swapped and trial(swapped[1]).succeeds:
+        yield Hint(rule="other_arguments", text=swapped[0], fix=swapped[1], tried=True)
+
+
+def _swapped(call: str, tree: ast.Call) -> tuple[str, str] | None:
+    """Write a call with its first two arguments in the other order."""
+    if len(tree.args) < 2:
+        return None
+    one, two = map(ast.unparse, tree.args[:2])
+    again = parsed(spliced(call, tree.args[1], one) or "")
+    if not isinstance(again, ast.Call):
+        return None
+    both = spliced(spliced(call, tree.args[1], one) or "", again.args[0], two)
+    return (_IN_PLACE_OF.format(one, two), both) if both else None
+
+
+def _of_settings(
+    evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
+) -> Iterator[tuple[str, str]]:
+    """Write the call with another number, dimension or flag beside its tensors."""
+    call, function = evidence.call_text or "", api_function(evidence)
+    written: list[tuple[str, str | None]] = []
+    if function in _JOINS and tree.args and not operands:
+        numbers = f"torch.tensor({ast.unparse(tree.args[0])})"
+        written.append(("its items are numbers: make one tensor of them", numbers))
+    if function in _JOINS and operands:
+        if len(tree.args) > 1:
+            items = f"({', '.join(map(ast.unparse, tree.args))})"
+            joined = f"{ast.unparse(tree.func)}({items})"
+            written.append((f"{function} takes its tensors as one list", joined))
+        for dim in range(len(operands[0].shape)):
+            fix = with_keyword(evidence, (function,), "dim", str(dim), position=1)
+            written.append((f"the sizes allow joining along dimension {dim}", fix))
+    elif operands and len(operands[0].shape) == 1:
+        name = operands[0].expression
+        fix = with_keyword(evidence, (function,), "dim", "0") if "dim" in call else None
+        written.append((f"{name} has one dimension, which is number 0", fix))
+    if (fix := with_keyword(evidence, ("flatten",), "start_dim", "1")) and "start_dim" not in call:
+        written.append(("flatten without a number makes one dimension of the batch too", fix))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            whole = f"{ast.unparse(node.left)} // {ast.unparse(node.right)}"
+            words = "a size is a whole number, and / gives a float"
+            written.append((words, spliced(call, node, whole)))
+    fix = with_keyword(evidence, ("pack_padded_sequence",), "enforce_sorted", "False")
+    written.append(("the lengths are not sorted: let it sort them", fix))
+    fix = renamed_keyword(evidence, "attn_mask", "key_padding_mask")
+    written.append(("the mask is (batch, keys), which is key_padding_mask", fix))
+    yield from ((words, fix) for words, fix in written if fix and fix != call)
+
+
+def _shown(found: Sequence[Hint]) -> tuple[Hint, ...]:
+    """Return the first few; when several succeed, each says so."""
+    choices = [item for item in found if item.rule == "choose_one"]
+    if len(choices) > 1:
+        # The call succeeds with each, and only the user knows which one is meant.
+        text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
+        return (Hint(rule="choose_one", text=text),)
+    distinct = list({item.fix: item for item in found}.values())[:_MAX_SHOWN]
+    if len(distinct) < 2:
+        return tuple(distinct)
+    return tuple(
+        replace(item, text=f"{item.text} (one of several changes that succeed)")
+        for item in distinct
+    )

@@ -1,0 +1,314 @@
+"""The changes of one argument of a refused call that are tried, by device, dtype, shape and kind.
+
+A move replaces a tensor by what a template makes of it.  No move drops or invents values, and none
+mixes the samples of a batch.  Not here: which of them are tried together (``candidates.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import TensorFact
+from cudalens.diagnosis.host_errors._words import format_shape
+from cudalens.diagnosis.user_code import api_function, parsed
+
+OF_KIND = ("cast_needed", "move_tensor")
+"""Moves that leave the shape as it is."""
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
+_CASTS = {
+    "float32": ".float()",
+    "float64": ".double()",
+    "float16": ".half()",
+    "bfloat16": ".bfloat16()",
+    "int64": ".long()",
+    "int32": ".int()",
+    "bool": ".bool()",
+}
+PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "einsum"})
+PRODUCTS |= {f"__{name}matmul__" for name in ("", "r", "i")}
+_COUNTED = ("pack_padded_sequence", "_pack_padded_sequence")
+_ON_HOST = ("__getitem__", *_COUNTED)
+"""They take one of their tensors on the CPU, and not on another device."""
+_WHOLE_BATCH = ("linear", "batch_norm", "layer_norm", "group_norm")
+"""Their first dimension is the batch, which stays where it is, as it does in other layers."""
+_OF_IMAGES = (
+    *("conv", "batchnorm", "batch_norm", "max_pool", "maxpool", "avg_pool", "avgpool"),
+    *("adaptive", "instance", "interpolate", "unfold"),
+)
+"""Layers and functions whose channels are dimension 1."""
+_BATCHED = {"conv1d": 3, "conv2d": 4, "conv3d": 5, "lstm": 3, "gru": 3, "rnn": 3}
+"""How many dimensions their input has with a batch; they take one sample without it as well."""
+_SEQUENCES = ("LSTM", "GRU", "RNN", "Multihead", "Transformer")
+_TAKES_RANK = ("expand", "expand_as", "permute")
+"""They name the dimensions that they want, where no other tensor shows how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """A change of one tensor: what it is replaced by, in words and in code."""
+
+    rule: str
+    template: str
+    words: str
+    cost: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Called:
+    """What the moves ask of the call besides its operands."""
+
+    device: str | None = None
+    """Of the parameters of the called module."""
+    is_model: bool = False
+    """Whether a library's model is called, to which another shape means another thing."""
+    is_batch_second: bool = False
+    """Whether a layer for sequences is called that was made without ``batch_first``."""
+
+
+def moves(
+    evidence: Evidence, fact: TensorFact, operands: Sequence[TensorFact], called: Called
+) -> Iterator[Move]:
+    """Yield the changes of one operand that may let the call succeed."""
+    others = [item for item in operands if item.expression != fact.expression]
+    function = api_function(evidence)
+    is_in_place = function.endswith("_") and not function.endswith("__")
+    if is_in_place and function != "requires_grad_" and fact is operands[0]:
+        return  # what is written to a copy is lost
+    yield from _of_device(evidence, fact, others, called.device)
+    yield from _of_dtype(evidence, fact, operands, others)
+    if not called.is_model:
+        yield from _of_shape(evidence, fact, operands, called)
+
+
+def _of_device(
+    evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], module: str | None
+) -> Iterator[Move]:
+    devices = dict.fromkeys([item.device for item in others] + ([module] if module else []))
+    if api_function(evidence) in _COUNTED and fact.dtype == "int64":
+        devices = dict.fromkeys(["cpu"])
+    for device in devices:
+        if device == fact.device:
+            continue
+        at = next((item.expression for item in others if item.device == device), None)
+        # Only a name is read a second time: a call would run again.
+        target = f"{at}.device" if at and "(" not in at and at.isidentifier() else f'"{device}"'
+        is_back = device == "cpu"
+        yield Move(
+            rule="move_tensor",
+            template="{x}.cpu()" if is_back else f"{{x}}.to({target})",
+            words=f"{fact.expression} is on {fact.device}: move it to {device}",
+            cost=3 if is_back and api_function(evidence) not in _ON_HOST else 1,
+        )
+
+
+def _of_dtype(
+    evidence: Evidence,
+    fact: TensorFact,
+    operands: Sequence[TensorFact],
+    others: Sequence[TensorFact],
+) -> Iterator[Move]:
+    seen = [item.dtype for item in others]
+    function = api_function(evidence)
+    if function == "__getitem__" and fact.dtype == "bool":
+        return
+    # Numbers that are added to scores are no mask of them, which 0 and 1 are.
+    is_mask = "attention" in function and fact.dtype in _INTEGERS
+    for name in ("bool",) if is_mask else dict.fromkeys([*seen, "float32", "int64", "bool"]):
+        if name == fact.dtype or name not in _CASTS:
+            continue
+        # Weights are narrower than the input, as a rule; of scores and labels none may lose digits.
+        is_narrower = (name, fact.dtype) == ("float32", "float64")
+        is_loss = _is_loss(evidence)
+        is_late = is_narrower is is_loss if "float64" in (name, fact.dtype) else name not in seen
+        cost = 3 if is_late and "float" in fact.dtype else 1 + is_late
+        # As many flags as rows, each 0 or 1, are a mask of them and no list.
+        is_list = fact.shape != operands[0].shape[: len(fact.shape)] or fact.shape <= (2,)
+        yield Move(
+            rule="cast_needed",
+            template="{x}" + _CASTS[name],
+            words=f"{fact.expression} is {fact.dtype}: cast it to {name}",
+            cost=1 if (function, name, is_list) == ("__getitem__", "bool", False) else cost,
+        )
+
+
+def _of_shape(
+    evidence: Evidence, fact: TensorFact, operands: Sequence[TensorFact], called: Called
+) -> Iterator[Move]:
+    shape, rank = fact.shape, len(fact.shape)
+    others = [item for item in operands if item.expression != fact.expression]
+    function = api_function(evidence)
+    if function == "__getitem__" and fact is operands[0]:
+        return  # another order has other elements at the index
+    is_sequence = (evidence.module_type or "").startswith(_SEQUENCES)
+    is_state = is_sequence and fact is not operands[0]
+    first = int(function.startswith(_WHOLE_BATCH) or (called.device is not None and not is_state))
+    layer = (evidence.module_type or function).lower()
+    # One sample of a batch of such a rank would be read as a batch, a batch as one sample.
+    is_batch = rank <= _BATCHED.get(layer, 0)
+    for dim in range(rank - 1, -1, -1):
+        if shape[dim] == 1 and rank > 1 and not is_batch:
+            left = format_shape((*shape[:dim], *shape[dim + 1 :]))
+            words = f"{_what(fact)}: without its dimension {dim} of size 1 it is {left}"
+            yield Move(rule="extra_dimension", template=f"{{x}}.squeeze({dim})", words=words)
+    yield from _of_missing(evidence, fact, others, called, layer)
+    if rank > 2:
+        words = f"{_what(fact)}: make one dimension of all behind the first"
+        yield Move(rule="not_flattened", template="{x}.flatten(1)", words=words)
+    yield from _of_order(evidence, fact, others, called, first)
+    if _is_loss(evidence):
+        yield from _of_labels(fact, others)
+
+
+def _is_loss(evidence: Evidence) -> bool:
+    name = f"{api_function(evidence)} {evidence.module_type or ''}".lower()
+    return "loss" in name or "entropy" in name
+
+
+def _what(fact: TensorFact) -> str:
+    return f"{fact.expression} has shape {format_shape(fact.shape)}"
+
+
+def _of_missing(
+    evidence: Evidence,
+    fact: TensorFact,
+    others: Sequence[TensorFact],
+    called: Called,
+    layer: str,
+) -> Iterator[Move]:
+    """Add dimensions of size 1: of a batch, of channels, or to line up with another tensor."""
+    shape, rank = fact.shape, len(fact.shape)
+    is_layer = bool(called.device) and "loss" not in (evidence.module_type or "").lower()
+    is_wanted = is_layer or api_function(evidence) in _TAKES_RANK
+    larger = [item.shape for item in others if len(item.shape) == rank + 1]
+    added = {dim: (*shape[:dim], 1, *shape[dim:]) for dim in dict.fromkeys((0, min(1, rank), rank))}
+    # Where one place lines its sizes up with those of another tensor, no other place is meant.
+    lined = {
+        dim
+        for dim, made in added.items()
+        for other in larger
+        if all(a in (1, b) for a, b in zip(made, other, strict=True))
+    }
+    for dim, made in added.items():
+        if api_function(evidence) == "permute" and dim:
+            continue  # what one sample lacks is the batch
+        is_beside = any(rank < len(item.shape) for item in others)
+        if rank < 4 and (is_wanted or is_beside) and (not lined or dim in lined):
+            words = f"{_what(fact)}: with a dimension of size 1 it is {format_shape(made)}"
+            template = f"{{x}}.unsqueeze({dim})"
+            yield Move(rule="missing_dimension", template=template, words=words, cost=2)
+    ends = {(item.shape[0], item.shape[-1]) for item in others if len(item.shape) == 4}
+    if rank == 2 and fact.dtype == "bool" and shape in ends:
+        words = f"{_what(fact)}: a mask of the keys covers heads and queries as "
+        template = "{x}[:, None, None]"
+        words += template.format(x=fact.expression)
+        yield Move(rule="missing_dimension", template=template, words=words, cost=2)
+    channels = {(item.shape[1:2], len(item.shape)) for item in others if len(item.shape) > 2}
+    for rest in (size - 2 for known, size in channels if known == shape):
+        template = "{x}[:" + ", None" * rest + "]"
+        words = f"{_what(fact)}, one number for each channel of dimension 1: "
+        words += f"{template.format(x=fact.expression)} lines it up with them"
+        yield Move(rule="missing_dimension", template=template, words=words, cost=2)
+    if is_layer and rank == 2 and layer.startswith(_OF_IMAGES) and layer.endswith("2d"):
+        words = f"{_what(fact)}: one image of one channel is (1, 1, {shape[0]}, {shape[1]})"
+        yield Move(rule="missing_dimension", template="{x}[None, None]", words=words, cost=3)
+
+
+def _of_order(
+    evidence: Evidence,
+    fact: TensorFact,
+    others: Sequence[TensorFact],
+    called: Called,
+    first: int,
+) -> Iterator[Move]:
+    """Put the dimensions from ``first`` on in another order."""
+    shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)
+    is_product, name = function in PRODUCTS, f"{function} {evidence.module_type or ''}".lower()
+    if rank == 2 and (is_product or not first) and not _is_loss(evidence):
+        is_equal = all(len(item.shape) == 2 for item in others)
+        cost = 2 if is_equal or is_product else 3
+        words = f"{_what(fact)}: transpose it"
+        yield Move(rule="transposed_operand", template="{x}.T", words=words, cost=cost)
+    for one, two in itertools.combinations(range(first, rank), 2):
+        is_common = rank == 3 or (is_product and one > 0 and two - one == 1)
+        if rank > 2 and is_common and shape[one] != shape[two]:
+            words = f"{_what(fact)}: exchange its dimensions {one} and {two}"
+            template = f"{{x}}.transpose({one}, {two})"
+            cost = 2 + (one == 0)
+            yield Move(rule="other_order", template=template, words=words, cost=cost)
+    if rank == 3 and called.is_batch_second and shape[0] != shape[1]:
+        words = f"{_what(fact)}, and the layer takes (length, batch, features): exchange its "
+        words += "dimensions 0 and 1, or make the layer with batch_first=True"
+        yield Move(rule="batch_first", template="{x}.transpose(0, 1)", words=words)
+    is_of_images = any(word.startswith(_OF_IMAGES) for word in name.split())
+    if rank in (3, 4, 5) and (is_of_images or _is_loss(evidence)):
+        order = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
+        if rank == 5:
+            order = (0, 4, 1, 2, 3)
+        words = f"{_what(fact)}: move its last dimension, the channels, before the others"
+        yield Move(rule="channels_last", template=f"{{x}}.permute{order}", words=words)
+
+
+def _of_labels(fact: TensorFact, others: Sequence[TensorFact]) -> Iterator[Move]:
+    shape, rank = fact.shape, len(fact.shape)
+    if any(item.shape == shape for item in others) and rank > 1:
+        # The cast is tried as well: it succeeds where no digit is lost.
+        cast = "" if fact.dtype in _INTEGERS else ".long()"
+        words = f"{_what(fact)} and is one-hot: this loss takes class numbers"
+        yield Move(rule="one_hot_target", template=f"{{x}}{cast}.argmax(1)", words=words)
+    if rank > 1 and any(item.shape[:1] == (prod(shape),) for item in others):
+        words = f"{_what(fact)}, {prod(shape)} labels in all: make one dimension of them"
+        yield Move(rule="labels_not_flat", template="{x}.reshape(-1)", words=words, cost=2)
+
+
+# --- of what is no tensor -------------------------------------------------------------------------
+
+_MADE_OF = {
+    "method": (("{x}()", "{x} is a method: call it"),),
+    "tuple": (("{x}[0]", "{x} is a tuple: its first item is what is wanted"),),
+    "tensors": (
+        ("torch.stack({x})", "{x} is a list of tensors: make one of them, with a new dimension"),
+        ("torch.cat({x})", "{x} is a list of tensors: join them along their first dimension"),
+    ),
+    "list": (("torch.tensor({x})", "{x} is a list: make a tensor of it"),),
+    "numpy.ndarray": (
+        ("torch.from_numpy({x})", "{x} is an array: make a tensor of it"),
+        ("torch.from_numpy({x}).float()", "{x} is an array: make a tensor of it"),
+    ),
+    "text": (("{number}", "{x} is a text: this is the number"),),
+}
+"""What a tensor is made of, by the kind of the value."""
+CHOICES = {
+    "module": ("{x}({part})", "{x} is a module that was not called"),
+    "mapping": ('{x}["{part}"]', "{x} is a dict: one of its entries is wanted"),
+    "output": ("{x}.{part}", "{x} holds all results of a model: one of them is wanted"),
+}
+"""The same of values of which each part may be what is meant."""
+
+
+def made_of(
+    text: str, kind: str, parts: Sequence[str], device: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield templates, and their words, that make a tensor of an argument that is none.
+
+    Args:
+        text, kind, parts: see ``Trial.others``.
+        device: of the called module.
+    """
+    made = list(_MADE_OF.get(kind, ()))
+    layer = parsed(text) if kind == "layer" else None
+    if isinstance(layer, ast.Call) and layer.args:
+        given = ", ".join(map(ast.unparse, (*layer.args, *layer.keywords)))
+        func = ast.unparse(layer.func)
+        made.append((f"{func}()({given})", f"{func} is a layer: make it, and then call it"))
+    template, words = CHOICES.get(kind, ("", ""))
+    made += [(template.replace("{part}", part), words) for part in parts]
+    if device not in (None, "cpu"):
+        moved = f'.to("{device}")'
+        made += [(f"{template}{moved}", words) for template, words in made]
+    for template, words in made:
+        yield template.replace("{number}", text.strip("'\"")), words.replace("{x}", text)

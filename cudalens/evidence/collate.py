@@ -1,0 +1,116 @@
+"""Write a ``collate_fn`` for samples that a loader could not join, and try it on them.
+
+What is written is made of the samples' own structure and runs nothing of the user's.  Only samples
+that this process holds can be looked at: those of a worker process are gone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core import _torch
+from cudalens.core._python import raise_if_outside
+from cudalens.evidence.copied_call import MAX_VALUES
+
+_MAX_FIELDS = 12
+_PADDED = "torch.nn.utils.rnn.pad_sequence({items}, batch_first=True)"
+_LISTED = "this collate_fn leaves tensors of different sizes a list"
+_NUMBERS = (bool, int, float)
+
+
+def collate_fn(frame: FrameType, below: Sequence[FrameType]) -> tuple[str, str] | None:
+    """Return the text of a function that makes a batch, and what it does; ``None`` without one.
+
+    Args:
+        frame: the user's, in which the text is to be read.
+        below: the frames that it called, down to where the samples could not be joined.
+    """
+    batch = next((item for item in below if item.f_code.co_name == "default_collate"), None)
+    samples = None if batch is None else batch.f_locals.get("batch")
+    is_named = frame.f_globals.get("torch") is torch and "torch" not in frame.f_code.co_varnames
+    if type(samples) is not list or not is_named:
+        return None
+    made = _joined(samples)
+    if made is None or _size(samples) > MAX_VALUES:
+        return None
+    text = f"lambda batch: {made}"
+    try:
+        with _torch.plain_torch(), _torch.no_dispatch_modes():
+            eval(text, {"torch": torch})([_copied(item) for item in samples])
+    except Exception as error:  # it is no way to join them then
+        raise_if_outside(error)
+        return None
+    done = "this collate_fn pads the sequences" if "pad_sequence" in made else _LISTED
+    return text, f"{done}, and joins the rest as before" if "(" in made else done
+
+
+def _joined(samples: list[Any]) -> str | None:
+    """Write how samples are joined, field by field."""
+    first = samples[0]
+    if any(type(item) is not type(first) for item in samples):
+        return None
+    if type(first) is dict:
+        if any(item.keys() != first.keys() for item in samples) or len(first) > _MAX_FIELDS:
+            return None
+        made = {key: _field([item[key] for item in samples], f"[{key!r}]") for key in first}
+        texts = [f"{key!r}: {text}" for key, text in made.items()]
+        return "{" + ", ".join(texts) + "}" if all(made.values()) else None
+    if type(first) in (tuple, list):
+        count = len(first)
+        is_record = all(len(item) == count for item in samples) and 0 < count <= _MAX_FIELDS
+        if not is_record or _is_row(list(first)):
+            return None
+        fields = [_field([item[n] for item in samples], f"[{n}]") for n in range(count)]
+        texts = [text for text in fields if text]
+        return f"({', '.join(texts)}{',' * (count == 1)})" if len(texts) == count else None
+    return _field(samples, "") if isinstance(first, Tensor) else None
+
+
+def _field(values: list[Any], key: str) -> str | None:
+    """Write how one field of all samples is joined: stacked, padded, or left a list."""
+    items = f"[item{key} for item in batch]" if key else "batch"
+    first = values[0]
+    if all(isinstance(item, Tensor) for item in values):
+        if len({(item.device, item.dtype) for item in values}) > 1:
+            return None
+        shapes = {tuple(item.shape) for item in values}
+        if len(shapes) == 1:
+            return f"torch.stack({items})"
+        if len({len(shape) for shape in shapes}) > 1:
+            return None
+        # The rows of an image are no steps of a sequence, nor are boxes of four numbers.
+        is_sequence = len({shape[1:] for shape in shapes}) == 1 and len(first.shape) in (1, 2)
+        if is_sequence and first.shape[1:] != (4,):
+            return _PADDED.format(items=items)
+        # Images of other channels are another kind of image.
+        return None if len(first.shape) == 3 and len({s[0] for s in shapes}) > 1 else items
+    if all(type(item) in _NUMBERS for item in values):
+        return f"torch.tensor({items})"
+    if type(first) is list and all(_is_row(item) for item in values):
+        return _PADDED.format(items=f"[torch.tensor(item{key}) for item in batch]")
+    return items if all(isinstance(item, str) for item in values) else None
+
+
+def _is_row(value: object) -> bool:
+    return type(value) is list and all(type(item) in _NUMBERS for item in value)
+
+
+def _size(value: Any) -> int:
+    """Return how many elements the tensors of samples have together."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    items = value.values() if type(value) is dict else value
+    return sum(map(_size, items)) if isinstance(value, (dict, list, tuple)) else 0
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (tuple, list):
+        return type(value)(map(_copied, value))
+    return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value

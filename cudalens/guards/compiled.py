@@ -1,0 +1,262 @@
+"""Guards inside compiled code: the op that hands on what is noted there, and the installation.
+
+A pass has the extremes of each index noted, and the index brought into bounds.  One call of our op
+at the graph's end hands all extremes to the queue of pending checks.  What they mean (op, argument,
+bounds, line) are arguments of that call: code from a warm cache says the same as code just made.
+
+Ops that inductor leaves to torch's own kernels come by the dispatcher, and are guarded there.
+
+Not here: what is put into a graph (``compiled_graph.py``); how a pending check is read and told
+(``pending.py``, ``deferred.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core import _compiler, _torch
+from cudalens.core._python import Uninterrupted, raise_if_outside
+from cudalens.core.errors import DeviceIndexError
+from cudalens.core.late_import import when_imported
+from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.guards import compiled_graph
+from cudalens.guards._dims import NEGATIVES_STOP, NEGATIVES_WRAP
+from cudalens.guards._ranges import format_interval
+from cudalens.guards.captured import CAPTURED
+from cudalens.guards.compiled_graph import CompiledCheck, Rewriter
+from cudalens.guards.past_calls import PastCall, StackLine, running_lines
+from cudalens.guards.pending import PENDING, Check
+
+__all__ = ["CompiledGuards", "violation_of"]
+
+NO_HOOK = "compiled code is not guarded: {reason}"
+OTHER_BACKEND = (
+    "code compiled with backend={name} is guarded only at the ops that torch itself runs"
+)
+NO_ROOM = "a CUDA graph was captured with checks that cannot be noted: guards make room at calls"
+EXTREMES_ALONE = (
+    "positions unavailable: compiled code keeps the smallest and the largest index alone"
+)
+
+
+# --- the op ---------------------------------------------------------------------------------------
+
+
+Tell = Callable[[CompiledCheck, Violation, PastCall], "BaseException | None"]
+
+
+class _Listening:
+    """Who is told what compiled code notes: the guards that are installed, or nobody."""
+
+    tell: Tell | None = None
+    complain: Callable[[str], None]
+
+
+def _note(extremes: Tensor, bounds: Sequence[int], meaning: str) -> None:
+    """Take in the extremes of one run of a compiled graph; the host does not wait for them."""
+    tell = _Listening.tell
+    stack = () if tell is None else running_lines()
+    for at, check in enumerate(_read(meaning)):
+        low, high = bounds[2 * at : 2 * at + 2]
+        pair = extremes[2 * at : 2 * at + 2]
+        if tell is None:
+            _look_now(pair, check, low, high)
+        elif _torch.is_capturing() and not CAPTURED.has_room(extremes.device):
+            _Listening.complain(NO_ROOM)
+        else:
+            pending = Check(low=low, high=high, tell=_teller(tell, check, low, high, stack))
+            PENDING.note(extremes.device, torch.int64, _copier(pair), pending)
+
+
+def _copier(pair: Tensor) -> Callable[[Tensor, Tensor], object]:
+    # The two numbers of a slot lie side by side: one launch fills both.
+    return lambda low, high: low.as_strided((2,), (1,)).copy_(pair)
+
+
+def _teller(
+    tell: Tell, check: CompiledCheck, low: int, high: int, stack: tuple[StackLine, ...]
+) -> Callable[..., Any]:
+    def told(smallest: int, largest: int) -> BaseException | None:
+        lines = tuple(_line(*frame) for frame in check.frames)
+        past = PastCall(
+            stack=stack if check.backward else (*stack, *lines),
+            in_backward=check.backward,
+            forward=lines if check.backward else (),
+            is_whole=False,
+            limits=(EXTREMES_ALONE,),
+        )
+        return tell(check, violation_of(check, low, high, smallest, largest), past)
+
+    return told
+
+
+def _line(file: str, line: int, function: str) -> StackLine:
+    """Return a line of the user's in the form of one that ran: inside compiled code none does."""
+    code = compile("0", file, "exec").replace(co_firstlineno=line, co_name=function)
+    positions = enumerate(code.co_positions())
+    return code, next(2 * at for at, position in positions if position[0] == line)
+
+
+def _look_now(pair: Tensor, check: CompiledCheck, low: int, high: int) -> None:
+    """Look at what code that outlives the guards has noted: nothing else would say it.
+
+    Raises:
+        DeviceIndexError: an index was out of bounds, and another was used in its place.
+    """
+    if _torch.is_capturing():
+        return
+    smallest, largest = pair.tolist()
+    if smallest < low or largest > high:
+        raise DeviceIndexError(violation_of(check, low, high, smallest, largest).sentence())
+
+
+@lru_cache(256)
+def _read(meaning: str) -> tuple[CompiledCheck, ...]:
+    return tuple(
+        CompiledCheck(**{**item, "frames": tuple(map(tuple, item["frames"]))})
+        for item in json.loads(meaning)
+    )
+
+
+def violation_of(
+    check: CompiledCheck, low: int, high: int, smallest: int, largest: int
+) -> Violation:
+    """Describe the finding in compiled code, of which the extremes alone are known."""
+    size = high + 1
+    value = largest if largest > high else smallest
+    item = "" if check.item is None else f"[{check.item}]"
+    return Violation(
+        op=check.op,
+        overload=check.overload,
+        argument=check.argument,
+        headline=f"{{argument}}{item} holds {value}, which is outside dimension {check.dim} "
+        f"(size {size}) of {{related}}",
+        explanation=NEGATIVES_WRAP if check.wraps else NEGATIVES_STOP,
+        offenders=Offenders(),
+        bounds=Bounds(min=low, max=high, text=format_interval(low, high)),
+        related=check.related,
+        size=size,
+        dim=check.dim,
+        list_position=check.item,
+    )
+
+
+@cache
+def _define_op() -> Any:
+    """Define ``cudalens::note`` once for the process: compiled code may outlive the guards."""
+    library = torch.library.Library("cudalens", "DEF")
+    # As an op that writes, it stays in graphs in which nobody uses a result of it.
+    library.define("note(Tensor(a!) extremes, SymInt[] bounds, str meaning) -> ()")
+    library.impl("note", _note, "CompositeExplicitAutograd")
+    library.impl("note", lambda extremes, bounds, meaning: None, "Meta")
+    return library
+
+
+# --- installation ---------------------------------------------------------------------------------
+
+
+class CompiledGuards:
+    """The guards inside compiled code: :meth:`install` puts them in, :meth:`uninstall` takes out.
+
+    Functions that were compiled without them are compiled anew when they are next called, and so
+    are those compiled with them once they are gone.
+
+    Args:
+        tell: makes the report of a finding, of which the extremes and the lines are known, and
+            returns what is to be raised.
+        on_internal_error: told, in one line, when a guard cannot be put in; the code is compiled
+            without it.
+        devices: device types to act on, instead of the accelerators.
+    """
+
+    def __init__(
+        self,
+        tell: Tell,
+        on_internal_error: Callable[[str], None],
+        *,
+        devices: Iterable[str] | None = None,
+    ) -> None:
+        self._tell = tell
+        self._on_internal_error = on_internal_error
+        self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
+        self._undo: list[Callable[[], None]] = []
+        self._backends: set[str] = set()
+        self._lock = threading.RLock()
+
+    def install(self) -> None:
+        """Put the pass in, or wait for the compiler to be imported; does nothing twice."""
+        with Uninterrupted(), self._lock:
+            if self._undo:
+                return
+            _Listening.tell, _Listening.complain = self._tell, self._on_internal_error
+            self._undo.append(_compiler.tell_of_backends(self._tell_of_backend))
+            config = sys.modules.get(_compiler.COMPILER_CONFIG)
+            if config is None:
+                self._undo.append(when_imported(_compiler.COMPILER_CONFIG, self._enter))
+            else:
+                self._enter(config)
+                _compiler.forget_compiled_code()
+
+    def uninstall(self) -> None:
+        """Take the pass out; what is still pending is told as before."""
+        with Uninterrupted(), self._lock:
+            if self._undo:
+                while self._undo:
+                    self._undo.pop()()
+                _Listening.tell = None
+                _compiler.forget_compiled_code()
+
+    def _enter(self, config: ModuleType) -> None:
+        _define_op()
+        try:
+            undo = _compiler.rewrite_compiled_graphs(config, self._rewrite, self._identity)
+            self._undo.append(undo)
+        except NotImplementedError as error:
+            self._on_internal_error(NO_HOOK.format(reason=error))
+
+    def _tell_of_backend(self, name: str) -> None:
+        if name not in self._backends:
+            self._backends.add(name)
+            self._on_internal_error(OTHER_BACKEND.format(name=name))
+
+    def _rewrite(self, graph: Any) -> None:
+        try:
+            Rewriter(graph, self._devices).run()
+        except Exception as failure:  # a guard that fails must never stop a compilation
+            raise_if_outside(failure)
+            kind = type(failure).__name__
+            self._on_internal_error(f"a compiled graph is not guarded: {kind}: {failure}")
+
+    def _identity(self) -> str | None:
+        """Return what tells guarded code in inductor's caches: the lines travel in it.
+
+        The same graph may come from other lines, so that their code objects belong to it.
+        """
+        codes = _compiler.code_being_compiled()
+        if codes is None:
+            return None
+        parts = [_own_source(), *sorted(self._devices), *map(_format_code, codes)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _own_source() -> str:
+    both = b"".join(Path(str(file)).read_bytes() for file in (__file__, compiled_graph.__file__))
+    return hashlib.sha256(both).hexdigest()
+
+
+def _format_code(code: CodeType) -> str:
+    """Return what tells a code object and its lines, in this process and in others."""
+    table = hashlib.sha256(code.co_code + code.co_linetable).hexdigest()
+    return f"{code.co_filename}:{code.co_firstlineno}:{code.co_qualname}:{table}"

@@ -1,0 +1,286 @@
+"""The pass over a graph that inductor is about to compile: it puts the guards in.
+
+Before each op that reads or writes by index, the extremes of the index are computed, and the index
+is brought into bounds, by ops that inductor fuses with what is there.  At the end of the graph one
+call of ``cudalens::note`` is given all extremes, and what they mean.
+
+Not here: that op, and how the pass is installed (``compiled.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core import _compiler
+from cudalens.guards._base import schema_parameters
+from cudalens.guards.engine import INDEX_DTYPES
+
+__all__ = ["CompiledCheck", "Rewriter"]
+
+Frames = tuple[tuple[str, int, str], ...]
+
+
+# --- what is looked at ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where an op of inductor's graphs takes an index, and what bounds it."""
+
+    argument: str = "index"
+    of: str = "self"
+    dim: int | None = None
+    """``None``: the op's own argument ``dim``."""
+
+
+_SITES = {
+    "aten::gather": _Site(),
+    "aten::index_select": _Site(),
+    "aten::scatter": _Site(),
+    "aten::scatter_add": _Site(),
+    "aten::scatter_reduce": _Site(),
+    "aten::embedding": _Site("indices", "weight", 0),
+}
+_LISTS = frozenset({"aten::index", "aten::index_put"})
+"""Take one index for each dimension, and count negative ones from the end."""
+_UNSAFE = frozenset({"aten::_unsafe_index", "aten::_unsafe_index_put"})
+"""The same, made by the compiler, which mostly reckons the indices out itself."""
+_OPS = _SITES.keys() | _LISTS | _UNSAFE
+_SAME_VALUES = frozenset(
+    f"aten::{name}"
+    for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
+)
+"""Ops whose result holds the values of their first argument, each at least once."""
+
+
+@dataclass(frozen=True)
+class CompiledCheck:
+    """What an index of compiled code must hold, as it travels in the compiled code."""
+
+    op: str
+    overload: str
+    argument: str
+    related: str
+    dim: int
+    wraps: bool
+    """Whether negative values count from the end."""
+    item: int | None = None
+    """Place in a list of indices."""
+    backward: bool = False
+    frames: Frames = ()
+    """File, line and function of the user's call, outermost first."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An index in a graph."""
+
+    node: Any
+    index: Any
+    source: Any
+    check: CompiledCheck
+
+
+def _indices(graph: Any) -> Iterator[_Found]:
+    """Yield each integer index of a graph that a kernel of inductor's will use."""
+    for node in graph.nodes:
+        name = _schema_name(node)
+        if node.op != "call_function" or name not in _OPS:
+            continue
+        given = {
+            item.name: item.of(node.args, node.kwargs) for item in schema_parameters(node.target)
+        }
+        found: list[tuple[int | None, Any, int]]
+        if site := _SITES.get(name):
+            found = [(None, given[site.argument], given["dim"] if site.dim is None else site.dim)]
+            source, argument = given[site.of], site.argument
+        else:
+            found = list(_list_items(given["indices"]))
+            source, argument = given["self"], "indices"
+        for item, index, dim in found:
+            if not _is_index(index) or (name in _UNSAFE and not _has_data(index)):
+                continue
+            yield _Found(node, index, source, _check(node, source, argument, item, dim))
+
+
+def _list_items(indices: Sequence[Any]) -> Iterator[tuple[int, Any, int]]:
+    dim = 0
+    for item, index in enumerate(indices):
+        if index is not None:
+            yield item, index, dim
+        is_mask = index is not None and _value(index).dtype in (torch.bool, torch.uint8)
+        dim += _value(index).dim() if is_mask else 1
+
+
+def _check(node: Any, source: Any, argument: str, item: int | None, dim: int) -> CompiledCheck:
+    schema = node.target._schema
+    return CompiledCheck(
+        op=schema.name,
+        overload=node.target._overloadname,
+        argument=argument,
+        related="weight" if schema.name == "aten::embedding" else "self",
+        dim=dim % max(_value(source).dim(), 1),
+        wraps=item is not None,
+        item=item,
+        backward=bool(node.meta.get("autograd_backward")),
+        frames=_frames(node.meta.get("stack_trace") or ""),
+    )
+
+
+def _frames(trace: str) -> Frames:
+    """Return the user's calls of a node's stack trace, as the compiler noted it."""
+    found = re.findall(r'^\s*File "(.+)", line (\d+), in (.+)$', trace, flags=re.MULTILINE)
+    return tuple((file, int(line), function) for file, line, function in found)
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
+def _is_index(node: Any) -> bool:
+    """Return whether a node is an integer tensor that surely has elements.
+
+    The graph of one element of an attention mask, in which nothing can be reduced, holds only
+    indices without dimensions; elsewhere the compiler reads those on the host.
+    """
+    value = getattr(node, "meta", {}).get("val")
+    if not isinstance(value, Tensor) or value.dtype not in INDEX_DTYPES or not value.dim():
+        return False
+    # The size of what nonzero selects is not known yet: no reduction may be made of it.
+    return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
+
+
+def _has_data(node: Any) -> bool:
+    """Return whether the values of a node come from a tensor, and not from shapes alone."""
+    todo, seen = [node], set()
+    while todo:
+        here = todo.pop()
+        if here.op != "call_function":
+            if isinstance(here.meta.get("val"), Tensor):
+                return True
+        elif here not in seen:
+            seen.add(here)
+            todo += here.all_input_nodes
+    return False
+
+
+# --- the pass -------------------------------------------------------------------------------------
+
+
+class Rewriter:
+    """Puts the guards into one graph."""
+
+    def __init__(self, graph: Any, devices: frozenset[str]) -> None:
+        self._graph = graph
+        self._devices = devices
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._checks: dict[torch.device, list[tuple[Any, Any, Any, CompiledCheck]]] = {}
+
+    def run(self) -> None:
+        """Add what looks first; the indices are replaced once nothing can fail any more."""
+        replaced = []
+        for found in list(_indices(self._graph)):
+            device = _value(found.index).device
+            if device.type in self._devices:
+                with self._graph.inserting_before(found.node):
+                    replaced.append((found, self._guarded(found, device)))
+        if self._checks:
+            with self._graph.inserting_before(self._graph.output_node()):
+                for device, checks in self._checks.items():
+                    self._note(device, checks)
+        for found, index in replaced:
+            _replace(found, index)
+
+    def _guarded(self, found: _Found, device: torch.device) -> Any:
+        """Return the index in bounds, and take in its extremes."""
+        index, check = found.index, found.check
+        views = []
+        # A view has the same values: looked at before it is spread, an index stays a view.
+        while _schema_name(index) in _SAME_VALUES:
+            views.append(index)
+            index = index.args[0]
+        size = self._size(found.source, check.dim)
+        low, high = self._bounds(size, wraps=check.wraps)
+        self._checks.setdefault(device, []).append((self._extremes(index), low, high, check))
+        aten = torch.ops.aten
+        is_inside = self._add(
+            aten.bitwise_and.Tensor,
+            self._add(aten.ge.Scalar, index, low),
+            self._add(aten.le.Scalar, index, high),
+        )
+        inside = self._add(aten.mul.Tensor, index, is_inside)
+        for view in reversed(views):
+            inside = self._add(view.target, inside, *view.args[1:], **view.kwargs)
+        return inside
+
+    def _size(self, source: Any, dim: int) -> Any:
+        """Return the size of a dimension: a number, or the node of one that may change."""
+        value = _value(source)
+        size = value.shape[dim] if value.dim() else 1
+        if isinstance(size, int):
+            return size
+        return self._add(torch.ops.aten.sym_size.int, source, dim)
+
+    def _bounds(self, size: Any, *, wraps: bool) -> tuple[Any, Any]:
+        if isinstance(size, int):
+            return -size if wraps else 0, size - 1
+        low = self._add(operator.neg, size) if wraps else 0
+        return low, self._add(operator.sub, size, 1)
+
+    def _extremes(self, index: Any) -> Any:
+        """Return int64[2], the smallest and the largest."""
+        aten = torch.ops.aten
+        ends = []
+        for reduction in (aten.amin.default, aten.amax.default):
+            end = self._add(reduction, index)
+            if _value(end).dtype != torch.int64:
+                end = self._add(torch.ops.prims.convert_element_type.default, end, torch.int64)
+            ends.append(self._add(aten.reshape.default, end, (1,)))
+        return self._add(aten.cat.default, tuple(ends))
+
+    def _add(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the node of a call; equal calls are made once."""
+        key = (target, args, tuple(kwargs.items()))
+        if key not in self._made:
+            given = torch.fx.map_arg((args, kwargs), _value)
+            node = self._graph.call_function(target, _listed(args), kwargs)
+            node.meta["val"] = target(*_listed(given[0]), **given[1])
+            self._made[key] = node
+        return self._made[key]
+
+    def _note(self, device: torch.device, checks: Sequence[Any]) -> None:
+        extremes = self._add(torch.ops.aten.cat.default, tuple(item[0] for item in checks))
+        bounds = [bound for _, low, high, _ in checks for bound in (low, high)]
+        meaning = json.dumps([asdict(item[-1]) for item in checks])
+        self._graph.call_function(torch.ops.cudalens.note.default, (extremes, bounds, meaning))
+
+
+def _listed(args: Any) -> Any:
+    """Return arguments with lists in place of tuples, as torch's own graphs have them."""
+    return tuple(list(item) if isinstance(item, tuple) else item for item in args)
+
+
+def _schema_name(node: Any) -> str:
+    return getattr(getattr(node.target, "_schema", None), "name", "")
+
+
+def _replace(found: _Found, index: Any) -> None:
+    """Let the op take the index that is in bounds."""
+    node, check = found.node, found.check
+    slot = next(item for item in schema_parameters(node.target) if item.name == check.argument)
+    if check.item is not None:
+        given = list(slot.of(node.args, node.kwargs))
+        given[check.item] = index
+        index = given
+    if slot.position < len(node.args):
+        node.update_arg(slot.position, index)
+    else:
+        node.update_kwarg(check.argument, index)

@@ -1,0 +1,379 @@
+"""What guards ask of a call, as data, and the one engine that looks at the device for all of them.
+
+A guard's function knows shapes, dtypes and numbers alone and says what must hold.  While it holds
+the engine makes one reduction and one copy, or copies a few integers as they are; positions, bounds
+and words are collected once something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core._python import raise_if_outside
+from cudalens.core.device_asserts import assert_text
+from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.tensor_values import find_offenders, outside
+from cudalens.guards._ranges import (
+    bad_numbers,
+    extremes,
+    few,
+    format_count,
+    format_offender,
+    lies_within,
+    out_of_range,
+    outside_mask,
+    unexpanded,
+)
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+NARROWED = "The kernel compares the low 32 bits alone: they are another index, and nothing asserts."
+Late = Callable[..., Any]
+"""A function of the guard's own arguments, called only once something is wrong."""
+Asserts = str | tuple[str, str] | Late | None
+"""Key of the assertion in the table; two for a value below the interval and one above it; what
+tells the key once it is needed; ``None`` where the kernel asserts nothing.
+"""
+
+
+# Made in every guarded call: a frozen class would take twice the time.
+@dataclass(slots=True)
+class Within:
+    """Every element of an integer tensor lies in ``[low, high]`` or equals ``besides``."""
+
+    argument: str
+    """Schema name of the tensor, or of the list that holds it."""
+    low: int
+    high: int
+    _: KW_ONLY
+    item: int | None = None
+    """Place in the list."""
+    besides: int | None = None
+    besides_name: str = ""
+    only: Callable[[], Tensor | None] | None = None
+    """Gives bool[shape], true for what the kernel reads; ``None`` where torch refuses the call."""
+    masks_first: bool = False
+    """Exceptions are usual: they are masked before the reduction, else once something is wrong."""
+    is_upper: bool = False
+    """Smaller values than ``low`` pass too."""
+    magnitudes: bool = False
+    """Signs do not count."""
+    unless: Late | None = None
+    """Whether torch refuses the call or launches nothing."""
+    of: str | None = None
+    """Schema name of the argument that sets the bound."""
+    dim: int | None = None
+    unit: str = ""
+    """What is counted: ``row`` for "the 3 rows of …"; else it is a dimension's size."""
+    whole: str = "{related}"
+    place: str = ""
+    """In place of unit and whole."""
+    why: str
+    asserts: Asserts = None
+    narrows: bool | Late = False
+    """Whether the kernel compares 32 bits alone."""
+    is_replay_safe: bool = True
+
+    @property
+    def size(self) -> int:
+        """Return how many values the interval holds from 0, or from its positive start."""
+        return self.high - max(self.low, 0) + 1
+
+
+@dataclass(slots=True)
+class Between:
+    """Every element of a floating-point tensor lies in ``[low, high]``; NaN does not."""
+
+    argument: str
+    low: float
+    high: float
+    _: KW_ONLY
+    bounds: Bounds
+    dtype: torch.dtype | None = None
+    """What the kernel converts the elements to before it compares them."""
+    why: str
+    asserts: str
+
+
+@dataclass(slots=True)
+class Spans:
+    """Spans from one offset to the next lie in ``[0, size]`` where they have elements.
+
+    The offsets lie in the last dimension, one more than there are spans.
+    """
+
+    argument: str
+    size: int
+    _: KW_ONLY
+    of: str
+    dim: int | None = 0
+    unit: str = "row"
+    why: str
+    longest: int | None = None
+    """Elements of a span that are read at most."""
+    item: int | None = None
+
+
+@dataclass(slots=True)
+class Holds:
+    """A condition that is no interval: its own function looks, once, and tells what it found."""
+
+    argument: str
+    find: Callable[[], Violation | None]
+
+
+Requirement = Within | list[Within] | Between | Spans | Holds
+Need = Requirement | None
+"""What a guard's function returns; ``None`` where nothing is launched or torch refuses the call."""
+
+
+def checker(
+    requires: Callable[..., Any], parameters: Sequence[str], is_silent: bool
+) -> Callable[..., Any]:
+    """Return a function of the guard's arguments that looks whether they are as required.
+
+    It returns ``None`` or the :class:`Violation`; what else ``requires`` returns is handed on.
+    """
+    places = {name: place for place, name in enumerate(parameters)}
+
+    # Every call of a guarded op passes here, so speed comes before form.
+    @wraps(requires)
+    def check(*values: Any) -> Any:
+        need = requires(*values)
+        if need is None:
+            return None
+        kind = type(need)
+        if kind is Within:
+            tensor = values[places[need.argument]]
+            if need.item is not None:
+                tensor = tensor[need.item]
+            return None if _lies_within(need, tensor) else _outside(need, tensor, values, is_silent)
+        if kind is list:
+            return _first_outside(need, values[places[need[0].argument]], values, is_silent)
+        if kind is Between:
+            return _not_between(need, values[places[need.argument]])
+        if kind is Spans:
+            return _outside_spans(need, values[places[need.argument]])
+        return need.find() if kind is Holds else need
+
+    return check
+
+
+def quick_checker(
+    requires: Callable[..., Any],
+    parameters: Sequence[str],
+    pick: Callable[[tuple[Any, ...]], Sequence[Any]],
+    last: int,
+) -> Callable[[tuple[Any, ...]], bool]:
+    """Return whether what is asked of one integer tensor holds, given a call's arguments.
+
+    False is no finding: whoever looks once more tells why.  What is no interval is not looked at.
+
+    Args:
+        pick: returns the parameters from the arguments of a call that gives those up to ``last``.
+    """
+    places = {name: place for place, name in enumerate(parameters)}
+
+    def holds(args: tuple[Any, ...]) -> bool:
+        if last >= len(args):
+            return False
+        values = pick(args)
+        try:
+            need = requires(*values)
+            if need is None:
+                return True
+            if type(need) is not Within or need.item is not None or need.only is not None:
+                return False
+            return _lies_within(need, values[places[need.argument]])
+        except Exception as failure:
+            raise_if_outside(failure)
+            return False
+
+    return holds
+
+
+# --- integers in an interval ----------------------------------------------------------------------
+
+
+def _lies_within(need: Within, tensor: Tensor) -> bool:
+    if tensor.numel() == 0:
+        return True
+    low, high, besides = need.low, need.high, need.besides
+    if need.only is None and not need.magnitudes and (values := few(tensor)) is not None:
+        values.discard(besides)
+        return not values or (max(values) <= high and (low <= min(values) or need.is_upper))
+    if need.masks_first:
+        if besides is not None and not low <= besides <= high:
+            if high < low:
+                return extremes(tensor) == (besides, besides)
+            # Exceptions become good values first, so that one reduction answers for the others.
+            tensor = tensor.masked_fill(tensor == besides, low)
+        if need.only is not None:
+            read = need.only()
+            if read is None:
+                return True
+            tensor = tensor.masked_fill(~read, low)
+    if need.magnitudes:
+        tensor = _magnitudes(tensor)
+    smallest, largest = extremes(tensor)
+    return bool(largest <= high and (low <= smallest or need.is_upper))
+
+
+def _first_outside(
+    needs: list[Within], tensors: Any, values: Sequence[Any], is_silent: bool
+) -> Violation | None:
+    """Look at several tensors of a list; those on one device share one buffer and one copy."""
+    if len(needs) == 1:
+        (need,) = needs
+        tensor = tensors[need.item]
+        return None if _lies_within(need, tensor) else _outside(need, tensor, values, is_silent)
+    items = [tensors[need.item] for need in needs]
+    for need, tensor, (smallest, largest) in zip(needs, items, _all_extremes(items), strict=True):
+        if smallest < need.low or largest > need.high:
+            return _outside(need, tensor, values, is_silent)
+    return None
+
+
+def _all_extremes(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(number)
+    found: dict[int, tuple[int, int]] = {}
+    for members in groups.values():
+        buffer = tensors[members[0]].new_empty(len(members), 2)
+        for number, row in zip(members, buffer.unbind(), strict=True):
+            torch.aminmax(unexpanded(tensors[number]), out=row.unbind())
+        found.update(zip(members, buffer.tolist(), strict=True))
+    return [found[number] for number in range(len(tensors))]
+
+
+def _outside(
+    need: Within, tensor: Tensor, values: Sequence[Any], is_silent: bool
+) -> Violation | None:
+    """Describe what lies outside; called only when something seems to."""
+    if need.unless is not None and need.unless(*values):
+        return None
+    bad = _bad_elements(need, tensor)
+    has_exceptions = need.besides is not None or need.only is not None
+    if has_exceptions and not bool(bad.any()):
+        return None
+    narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
+    is_narrowed = narrows and lies_within(tensor.to(torch.int32), 0, need.high)
+    also: tuple[tuple[int, str], ...] = ()
+    if need.besides is not None and not need.low <= need.besides <= need.high:
+        also = ((need.besides, need.besides_name),)
+    place = need.place or (
+        f"the {format_count(need.size, need.unit)} of {need.whole}"
+        if need.unit
+        else f"dimension {need.dim} (size {need.size}) of {need.whole}"
+    )
+    return out_of_range(
+        tensor,
+        argument=need.argument,
+        low=need.low,
+        high=need.high,
+        place=place,
+        why=NARROWED if is_narrowed else need.why,
+        device_text=None if is_narrowed else _device_text(need, tensor, values, bad),
+        also=also,
+        bad=bad,
+        related=need.of,
+        size=need.size,
+        dim=need.dim,
+        list_position=need.item,
+        is_silent=is_silent,
+        is_replay_safe=need.is_replay_safe,
+    )
+
+
+def _magnitudes(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int64).abs()  # that of the smallest int32 is no int32
+
+
+def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
+    # uint8 elements are compared as int64: -100 must not become 156.
+    wide = tensor if tensor.dtype in INDEX_DTYPES else tensor.to(torch.int64)
+    if need.magnitudes:
+        wide = _magnitudes(tensor)
+    bad = wide > need.high if need.is_upper else outside(wide, need.low, need.high)
+    if need.besides is not None:
+        bad &= wide != need.besides
+    read = None if need.only is None else need.only()
+    return bad if read is None else bad & read
+
+
+def _device_text(need: Within, tensor: Tensor, values: Sequence[Any], bad: Tensor) -> str | None:
+    key = need.asserts(*values) if callable(need.asserts) else need.asserts
+    if isinstance(key, tuple):
+        key = key[int(tensor[bad][0].item()) > need.high]
+    return None if key is None else assert_text(key)
+
+
+# --- numbers in an interval -----------------------------------------------------------------------
+
+
+def _not_between(need: Between, tensor: Tensor) -> Violation | None:
+    if tensor.numel() == 0:
+        return None
+    smallest, largest = extremes(tensor)
+    dtype = need.dtype or tensor.dtype
+    if dtype != tensor.dtype:
+        # Rounding keeps the order, so that the two ends stand for all.
+        smallest, largest = torch.tensor([smallest, largest], dtype=dtype).tolist()
+    if need.low <= smallest and largest <= need.high:
+        return None
+    return bad_numbers(
+        tensor,
+        outside_mask(tensor.to(dtype), need.low, need.high),
+        argument=need.argument,
+        bounds=need.bounds,
+        why=need.why,
+        device_text=assert_text(need.asserts),
+    )
+
+
+# --- offsets: spans from one to the next ----------------------------------------------------------
+
+
+def _outside_spans(need: Spans, tensor: Any) -> Violation | None:
+    offsets: Tensor = tensor if need.item is None else tensor[need.item]
+    size = need.size
+    if offsets.dtype not in INDEX_DTYPES or offsets.dim() == 0 or offsets.size(-1) < 2:
+        return None
+    if lies_within(offsets, 0, size):
+        return None
+    bad = _span_ends_outside(offsets, size, need.longest)
+    if not bool(bad.any()):
+        return None
+    offenders = find_offenders(offsets, bad)
+    return Violation(
+        argument=need.argument,
+        headline=f"{format_offender(need.argument, offenders, need.item)} is outside "
+        f"the {format_count(size, need.unit)} of {{related}}",
+        explanation=need.why,
+        offenders=offenders,
+        bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
+        related=need.of,
+        size=size,
+        dim=need.dim,
+        list_position=need.item,
+        is_silent=True,
+        is_replay_safe=False,
+    )
+
+
+def _span_ends_outside(offsets: Tensor, size: int, longest: int | None) -> Tensor:
+    """Mark the ends of spans behind the data, and the starts before it."""
+    offsets = offsets.to(torch.int64)
+    starts, lengths = offsets[..., :-1], offsets.diff(dim=-1)
+    if longest is not None:
+        lengths = lengths.clamp(max=longest)
+    bad = torch.zeros_like(offsets, dtype=torch.bool)
+    bad[..., 1:] |= (starts + lengths > size) & (lengths > 0)
+    bad[..., :-1] |= (starts < 0) & (lengths > 0)
+    return bad

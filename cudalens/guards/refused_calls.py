@@ -1,0 +1,60 @@
+"""Calls that torch refuses on the host before any launch: what guards find there is no finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.core.deterministic_ops import kernel_without_determinism
+from cudalens.guards._base import full_name, schema_parameters
+
+
+def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether torch refuses a call on the host, whatever its values are.
+
+    Asked only of a call in which a guard has found something.
+    """
+    given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
+    devices = _devices(op, given)
+    return (
+        len(devices) > 1
+        or (_forbids_nondeterminism(devices) and _has_no_deterministic_kernel(op, given))
+        or (op._schema.name == "aten::masked_scatter_" and _outgrows_self(given))
+    )
+
+
+def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
+    """Return the devices of the tensors that must be together.
+
+    A number in a tensor without dimensions may stay on the CPU, and so may the indices of
+    ``x[index]`` and the targets and lengths of a CTC loss.
+    """
+    found: set[torch.device] = set()
+    for value in given.values():
+        is_list = isinstance(value, (list, tuple))
+        for tensor in value if is_list else (value,):
+            if isinstance(tensor, Tensor):
+                is_host = tensor.device.type == "cpu"
+                if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
+                    found.add(tensor.device)
+    return found
+
+
+def _forbids_nondeterminism(devices: set[torch.device]) -> bool:
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+        and {device.type for device in devices} == {"cuda"}
+    )
+
+
+def _has_no_deterministic_kernel(op: Any, given: dict[str, Any]) -> bool:
+    return kernel_without_determinism(full_name(op), given) is not None
+
+
+def _outgrows_self(given: dict[str, Any]) -> bool:
+    """Return whether a mask would need a larger tensor than the one that is written in place."""
+    self, mask = given["self"], given["mask"]
+    return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)

@@ -1,0 +1,42 @@
+"""Lightning: ``Trainer(..., callbacks=[CudaCheckCallback()])`` runs under the guards."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from cudalens.integrations.training import TrainingCheck
+
+
+class CudaCheckCallback(Callback):  # type: ignore[misc]
+    """Guards while a ``Trainer`` fits, tests or predicts; a report lies beside the checkpoints.
+
+    Args:
+        deferred: guards that never wait for the device; with ``False`` each looks at once.
+    """
+
+    def __init__(self, *, deferred: bool = True) -> None:
+        self._check = TrainingCheck(deferred=deferred)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Turn the guards on."""
+        manager = trainer.checkpoint_callback
+        folder = getattr(manager, "dirpath", None) or trainer.default_root_dir
+
+        trainer = weakref.proxy(trainer)  # which holds this callback
+
+        def name() -> str:
+            rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+            return f"cudalens-step{trainer.global_step}{rank}"
+
+        self._check.open(folder, name)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Turn them off behind an exception."""
+        self._check.close(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Turn them off."""
+        self._check.close()

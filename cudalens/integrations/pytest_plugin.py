@@ -1,0 +1,148 @@
+"""pytest: ``--cudacheck`` runs each test under the check, and so does the marker ``cudacheck``.
+
+A test that hands an op a bad value fails with the report attached, and CUDA stays usable for the
+tests that follow.  Where the context was lost all the same, a worker of pytest-xdist ends after its
+report, so that a clean one takes over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from cudalens.core.report import Report
+
+MODES: dict[str, dict[str, bool]] = {
+    "on": {},
+    "fast": {"fast": True},
+    "nan": {"nan": True},
+    "deferred": {"deferred": True},
+}
+_REPORT: pytest.StashKey[Report] = pytest.StashKey()
+_IS_LOST = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--cudacheck``."""
+    parser.getgroup("cudalens").addoption(
+        "--cudacheck",
+        nargs="?",
+        const="on",
+        metavar="|".join(MODES),
+        help="run each test under the check of cudalens: fast for the guards alone, nan to stop "
+        "at the first NaN as well, deferred for guards that never wait for the device",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> None:
+    """Let ``pytest --cudacheck tests`` run the tests there: a path is no mode of the option."""
+    for at, word in enumerate(args[:-1]):
+        if word == "--cudacheck" and args[at + 1] not in MODES:
+            args[at] = "--cudacheck=on"
+    known = early_config.known_args_namespace
+    known.file_or_dir = parser.parse_known_args(args).file_or_dir
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker, and watch over a worker of pytest-xdist."""
+    mode = config.getoption("cudacheck")
+    if mode is not None and mode not in MODES:
+        msg = f"--cudacheck: invalid choice: {mode!r} (choose from {', '.join(MODES)})"
+        raise pytest.UsageError(msg)
+    config.addinivalue_line(
+        "markers",
+        "cudacheck(fast=False, nan=False, deferred=False): run the test under cudalens.check with "
+        "these options; cudacheck(False) leaves it out",
+    )
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Worker(config), "cudalens-worker")
+
+
+def _options(item: pytest.Item) -> dict[str, Any] | None:
+    """Return what a test is checked with, ``None`` for one that is not checked."""
+    mode = item.config.getoption("cudacheck")
+    marker = item.get_closest_marker("cudacheck")
+    if marker is None:
+        return None if mode is None else MODES[mode]
+    return None if marker.args == (False,) else dict(marker.kwargs)
+
+
+def _checked(item: pytest.Item, options: dict[str, Any] | None) -> Generator[None, Any, Any]:
+    if options is None:
+        return (yield)
+    from cudalens.session.session import check
+
+    session = check(**options)
+    try:
+        with session:
+            return (yield)
+    finally:
+        if session.report is not None:
+            item.stash[_REPORT] = session.report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Guard what the fixtures do."""
+    return (yield from _checked(item, None if _options(item) is None else {"fast": True}))
+
+
+pytest_runtest_teardown = pytest_runtest_setup
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run the test under the check."""
+    return (yield from _checked(item, _options(item)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the text to a failure, and the finding to the JUnit file."""
+    found = item.stash.get(_REPORT, None)
+    if found is None:
+        return (yield)
+    del item.stash[_REPORT]
+    if found.context_usable is False:
+        item.config.stash[_IS_LOST] = True
+    item.user_properties += [
+        ("cudalens_kind", found.kind),
+        ("cudalens_op", found.op.name),
+        ("cudalens_headline", found.headline_own or found.headline),
+    ]
+    report = yield
+    if report.failed:
+        report.sections.append(("cudalens", found.to_text()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say once that what failed behind a lost context says nothing."""
+    if config.stash.get(_IS_LOST, False):
+        terminalreporter.section("cudalens")
+        terminalreporter.line(
+            "A test lost CUDA for this process: tests behind it that use the GPU fail for that "
+            "reason alone. With pytest-xdist (-n 1) a new worker takes over."
+        )
+
+
+class _Worker:
+    """Ends a worker of pytest-xdist whose context is lost; its controller starts another one."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self) -> None:
+        """End once the test's own reports have been sent."""
+        if self._config.stash.get(_IS_LOST, False):
+            os._exit(1)

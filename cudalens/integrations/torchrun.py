@@ -1,0 +1,152 @@
+"""torchrun: what a rank under ``python -m cudalens`` leaves where torchelastic and people look.
+
+Its failure goes into torchelastic's error file, by torch's own handler, so that the summary shows
+it; the reports of all ranks go into one folder beside it, with an index.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudalens.core.report import RankResult
+from cudalens.session.ranks import combined, is_cut_off, kept, reason, result_of, wait, write_whole
+
+if TYPE_CHECKING:
+    from cudalens.core.report import Report
+    from cudalens.session.options import Options
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def files_of_rank(options: Options) -> Options:
+    """Return the options with a file of its own for each rank: ``report.rank3.html``."""
+    rank = os.environ.get("RANK", "")
+    if not rank.isdigit() or os.environ.get("WORLD_SIZE", "1") == "1":
+        return options
+
+    def own(name: str | None) -> str | None:
+        return name and str(Path(name).with_suffix(f".rank{rank}{Path(name).suffix}"))
+
+    return replace(options, html=own(options.html), json=own(options.json))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """This process as one of those that torchrun has started."""
+
+    number: int
+    local: int
+    siblings: int
+    """How many ranks there are on this machine, this one among them."""
+    error_file: Path
+
+    @classmethod
+    def of_environment(cls) -> Rank | None:
+        """Return the rank that the environment describes, ``None`` outside of torchrun."""
+        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        given = [os.environ.get(name, "") for name in names]
+        file = os.environ.get(_ERROR_FILE)
+        if not file or not all(text.isdigit() for text in given):
+            return None
+        number, local, siblings = map(int, given)
+        return cls(number=number, local=local, siblings=siblings, error_file=Path(file))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of all ranks' reports, beside the folders of their error files."""
+        if self.error_file == Path(os.devnull):
+            run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+            return Path(tempfile.gettempdir()) / f"cudalens-{run}-{os.getppid()}"
+        own = self.error_file.parent
+        return (own.parent if own.name == str(self.local) else own) / "cudalens"
+
+    @property
+    def index(self) -> Path:
+        """The page that shows every rank."""
+        return self.folder / "index.html"
+
+    def conclude(
+        self, error: BaseException | None, report: Report | None, show: Callable[[], None]
+    ) -> None:
+        """Leave everything that this rank knows; call it while ``error`` is being handled.
+
+        Args:
+            error: what ended the script, ``None`` when it ended well.
+            report: what the check made of it.
+            show: prints the report.
+        """
+        cut_off = report is not None and is_cut_off(report)
+        if report is not None:
+            report = replace(report, environment=replace(report.environment, rank=self.number))
+            _attempt(f"the report was not written to {self.folder}", self._keep, report)
+        if cut_off:
+            # It would have the time of the finding, and torchrun shows the first by time.
+            _attempt("the error file stayed", self.error_file.unlink, missing_ok=True)
+        else:
+            self.record(error, report)
+            show()
+        if report is not None and self.folder.is_dir():
+            _attempt("the ranks' pages were not written", self._write_pages, report)
+            if not cut_off:
+                print(f"cudalens: the reports of all ranks: {self.index}", file=sys.stderr)
+            wait(self.folder, report, self.siblings)
+            _attempt("the ranks' pages were not written", self._write_pages, report)
+        if cut_off and self._is_explained():
+            line = f"rank {self.number} lost its connection to a rank whose report is here"
+            print(f"cudalens: {line}: {self.index}", file=sys.stderr)
+        elif cut_off:
+            self.record(error, report)
+            show()
+
+    def record(self, error: BaseException | None, report: Report | None = None) -> None:
+        """Put an exception into the error file, unless torch's own ``@record`` has done so."""
+        is_end = isinstance(error, SystemExit) and error.code in (None, 0)
+        if error is None or is_end or not isinstance(error, (Exception, SystemExit)):
+            return
+        if isinstance(error, SystemExit) and report is None:
+            return  # the script's own way to end
+        if self.error_file.is_file() and self.error_file.stat().st_size:
+            return
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        if report is not None:
+            if isinstance(error, SystemExit) and reason(error) is error:
+                error.add_note(f"cudalens: {report.headline_own}")
+            error.add_note(f"cudalens: the reports of all ranks: {self.index}")
+        line = f"the finding was not written to the error file {self.error_file}"
+        _attempt(line, get_error_handler().record_exception, error)
+
+    def _keep(self, report: Report) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / f"rank{self.number}.json", report.to_json())
+
+    def _is_explained(self) -> bool:
+        """Whether another rank has a finding, by which this one was cut off."""
+        return any(not is_cut_off(report) for report in kept(self.folder).values())
+
+    def _write_pages(self, report: Report) -> None:
+        """Write this rank's page, and the index of what all ranks have left so far."""
+        write_whole(self.folder / f"rank{self.number}.html", report.to_html())
+        results = [
+            result_of(found, page=f"{name}.html") for name, found in kept(self.folder).items()
+        ]
+        first = self.number - self.local
+        missing = {*range(first, first + self.siblings)} - {item.rank for item in results}
+        results += [RankResult(rank=rank, outcome="left no report") for rank in missing]
+        whole = combined(results)
+        if whole is not None:
+            write_whole(self.index, whole.to_html())
+
+
+def _attempt(line: str, act: Callable[..., object], *arguments: object, **named: object) -> None:
+    """Do what may fail: the script's own failure is told whatever becomes of it."""
+    try:
+        act(*arguments, **named)
+    except Exception as failure:
+        print(f"cudalens: {line}: {failure}", file=sys.stderr)

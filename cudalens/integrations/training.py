@@ -1,0 +1,93 @@
+"""A training loop of a framework under the guards, with its report beside the checkpoints.
+
+Used by the callbacks, each of which says when training begins and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cudalens.core.report import Report
+from cudalens.session.session import CheckSession
+
+
+class _Session(CheckSession):
+    """A session that writes a finding down when it is made: nobody tells how training ended."""
+
+    def __init__(self, write: Callable[[Report], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._write = write
+
+    def found(self, report: Report) -> None:
+        """Take note of a finding, and write it to its file."""
+        super().found(report)
+        self._write(report)
+
+
+class TrainingCheck:
+    """The guards around one training, and where its report goes.
+
+    Args:
+        deferred: guards that never wait for the device, which look at their values later.
+    """
+
+    _open: ClassVar[weakref.WeakSet[TrainingCheck]] = weakref.WeakSet()
+
+    def __init__(self, *, deferred: bool = True) -> None:
+        self._options = {"deferred": True} if deferred else {"fast": True}
+        self._session: _Session | None = None
+        self._thread = 0
+        self.written: list[Path] = []
+        """The files of the last training."""
+
+    def open(self, folder: str | Path, name: Callable[[], str]) -> None:
+        """Begin: a training that an exception ended in this thread is over by now.
+
+        Args:
+            folder: of the checkpoints.
+            name: returns what a report that is made now is called, without its suffix.
+        """
+        for other in list(TrainingCheck._open):
+            if other._thread == threading.get_ident():
+                other.close()
+        self.written = []
+        self._thread = threading.get_ident()
+        # Nothing of it may hold this object, with which the guards go at the latest.
+        write = partial(_write, self.written, Path(folder), name)
+        session = _Session(write, **self._options)
+        session.open()
+        self._session = session
+        TrainingCheck._open.add(self)
+        # Frameworks that tell nobody of an exception drop the callback with the trainer.
+        weakref.finalize(self, session.close)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take the guards out; harmless when they are.
+
+        Raises:
+            DeviceAssertError: a deferred finding that nobody has been told of.
+        """
+        session, self._session = self._session, None
+        TrainingCheck._open.discard(self)
+        if session is not None:
+            session.__exit__(None if error is None else type(error), error, None)
+
+
+def _write(written: list[Path], folder: Path, name: Callable[[], str], report: Report) -> None:
+    if report.kind == "silent" and written:
+        return
+    for suffix in (".html", ".json"):
+        path = folder / f"{name()}{suffix}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            written.append(report.save(path))
+        except Exception as failure:  # the finding itself is on its way
+            print(f"cudalens: the report was not written to {path}: {failure}", file=sys.stderr)
+            return
+    print(f"cudalens: the report is in {folder / name()}.html", file=sys.stderr)

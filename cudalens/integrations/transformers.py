@@ -1,0 +1,37 @@
+"""transformers: ``Trainer(..., callbacks=[CudaCheckCallback()])`` trains under the guards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from cudalens.integrations.training import TrainingCheck
+
+
+class CudaCheckCallback(TrainerCallback):  # type: ignore[misc]
+    """Guards while a ``Trainer`` trains; a finding's report lies beside the checkpoints.
+
+    Args:
+        deferred: guards that never wait for the device; with ``False`` each looks at once.
+    """
+
+    def __init__(self, *, deferred: bool = True) -> None:
+        self._check = TrainingCheck(deferred=deferred)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Turn the guards on."""
+
+        def name() -> str:
+            rank = f"-rank{args.process_index}" if args.world_size > 1 else ""
+            return f"cudalens-step{state.global_step}{rank}"
+
+        self._check.open(args.output_dir, name)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Turn them off."""
+        self._check.close()
+
+    def close(self) -> None:
+        """Turn them off behind an exception, of which a ``Trainer`` tells no callback."""
+        self._check.close()

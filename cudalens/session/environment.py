@@ -1,0 +1,32 @@
+"""``CUDALENS=on|fast|nan|deferred`` in the environment: a whole process is checked."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+
+from cudalens.session import process
+from cudalens.session.session import CheckSession
+
+MODES = ("on", "fast", "nan", "deferred")
+
+
+def begin(mode: str) -> None:
+    """Check this process until it ends; another word than those of ``MODES`` is told in one line.
+
+    ``fast`` and ``deferred`` install the guards as :func:`cudalens.install` does; ``on`` and
+    ``nan`` open a block that lasts as long as the process, and print its report at the end.
+    """
+    if mode in ("fast", "deferred"):
+        process.install(deferred=mode == "deferred")
+    elif mode in MODES:
+        session = CheckSession(nan=mode == "nan").open()
+        atexit.register(_end, session)
+    else:
+        print(f"cudalens: CUDALENS={mode!r} is none of {', '.join(MODES)}", file=sys.stderr)
+
+
+def _end(session: CheckSession) -> None:
+    session.close(getattr(sys, "last_value", None))
+    if session.report is not None:
+        print(session.report.to_text(), file=sys.stderr)

@@ -1,0 +1,122 @@
+"""Tracebacks that somebody prints while a check is open: without the frames of this package.
+
+A traceback that leaves the block loses them when the session closes.  What a worker process, a
+thread, ``logging`` or the shell prints earlier has to lose them there.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from cudalens.evidence.call_stack import hide_own_frames, without_own_frames
+from cudalens.guards.process import PROCESS
+
+
+class OwnFramesHidden:
+    """While one is open, ``traceback`` and the hook of threads print none of our frames."""
+
+    _lock = threading.RLock()
+    _open = 0
+    _undo: tuple[Callable[[], None], ...] = ()
+
+    def __enter__(self) -> None:
+        """Take the places where Python makes text of a traceback, unless that is done."""
+        kind = OwnFramesHidden
+        with kind._lock:
+            if kind._open == 0:
+                kind._undo = (
+                    replace_attribute(traceback.TracebackException, "__init__", _init),
+                    replace_attribute(traceback, "extract_tb", _extract_tb),
+                    replace_attribute(threading, "excepthook", _excepthook),
+                )
+            kind._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Put everything back when the last one closes."""
+        own = OwnFramesHidden
+        with own._lock:
+            own._open -= 1
+            if own._open == 0:
+                undo, own._undo = own._undo, ()
+                for step in undo:
+                    step()
+
+
+def hide_in_all(error: BaseException) -> None:
+    """Take our frames out of the traceback of an exception, and of those that led to it."""
+    for item in _with_causes(error):
+        hide_own_frames(item)
+        item.__traceback__ = without_own_frames(item.__traceback__)
+
+
+def shown_by_shell(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback with which the shell is to show an exception of a checked cell.
+
+    Args:
+        error: the exception; what is open takes note that it was shown.
+        trace: its traceback, as the shell got it.
+    """
+    for listener in PROCESS.listeners:
+        if (note := getattr(listener, "note_shown", None)) is not None:
+            note(error)
+    users = without_own_frames(trace)
+    hide_in_all(error)
+    return users
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    todo, met = [error], set()
+    while todo:
+        item = todo.pop()
+        if id(item) in met:
+            continue
+        met.add(id(item))
+        yield item
+        parts = item.exceptions if isinstance(item, BaseExceptionGroup) else ()
+        todo += [part for part in (item.__cause__, item.__context__, *parts) if part is not None]
+
+
+def replace_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace an attribute, and return what puts it back unless somebody else has replaced it."""
+    before = getattr(owner, name)
+    ours = functools.wraps(before)(make(before))
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if getattr(owner, name) is ours:
+            setattr(owner, name, before)
+
+    return undo
+
+
+def _init(init: Any) -> Any:
+    # Named as Python names them: callers may give them by name.
+    def without(
+        self: Any, exc_type: Any, exc_value: Any, exc_traceback: Any, **options: Any
+    ) -> None:
+        init(self, exc_type, exc_value, without_own_frames(exc_traceback), **options)
+
+    return without
+
+
+def _extract_tb(extract: Any) -> Any:
+    def without(tb: TracebackType | None, limit: int | None = None) -> Any:
+        return extract(without_own_frames(tb), limit)
+
+    return without
+
+
+def _excepthook(hook: Any) -> Any:
+    def without(args: Any) -> None:
+        if args.exc_value is not None:
+            hide_in_all(args.exc_value)  # Python's own hook prints what hangs on the exception
+        trace = without_own_frames(args.exc_traceback)
+        kept = (args.exc_type, args.exc_value, trace, args.thread)
+        hook(threading.ExceptHookArgs(kept))
+
+    return without

@@ -1,0 +1,185 @@
+"""Where a name on the running line got its value, as far as the source proves it.
+
+Only one scope is read, and nothing is run.  A binding is named when it is passed on every way to
+the running statement and no other one can come between.  Not here: which op made a tensor, which
+the recorder knows.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+from cudalens.core.evidence_types import Binding
+from cudalens.core.report_types import SourceSpan
+from cudalens.source.files import cell_number, typed_line
+from cudalens.source.running_node import Running, parsed_source, text_of
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_INNER = (*_FUNCTIONS, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_CHANGES = frozenset({"cpu", "cuda", "double", "float", "half", "int", "long", "to", "type"})
+_SETTING = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
+_BLOCK = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def binding_of(run: Running, name: str) -> Binding | None:
+    """Return where ``name``, which the running code reads, was bound; ``None`` where unproven."""
+    scope = next(
+        (item for item in reversed(run.parents) if isinstance(item, (*_INNER, ast.Module))), None
+    )
+    if not isinstance(scope, ast.Module | ast.FunctionDef) or run.statement is None:
+        return None
+    path = run.parents[run.parents.index(scope) + 1 :]
+    statements = [item for item in path if isinstance(item, ast.stmt)]
+    declared = (item for item in ast.walk(scope) if isinstance(item, ast.Global | ast.Nonlocal))
+    if any(name in item.names for item in declared) or run.statement not in statements:
+        return None
+    bindings = list(_bindings(scope, name))
+    sure = [item for item in bindings if _is_passed(item, scope, statements)]
+    if not sure or not isinstance(sure[-1], _SETTING):
+        return None
+    found = sure[-1]
+    loops = [item for item in statements if isinstance(item, _LOOPS) and item is not found]
+    outer = [loop for loop in loops if not _holds(loop, found)]
+    for other in bindings:
+        is_late = other.lineno > found.lineno
+        if is_late and (
+            other.lineno < run.statement.lineno or any(_holds(o, other) for o in outer)
+        ):
+            return None
+    in_loop = any(isinstance(item, _LOOPS) and _holds(item, found) for item in statements)
+    value = None
+    if isinstance(found, ast.Assign) and isinstance(found.targets[-1], ast.Name):
+        value = found.value
+    return Binding(
+        at=_span(run, found),
+        value=None if value is None else text_of(value, run.lines),
+        is_read_again=bool(outer) or _is_read_again(run, found, name, scope),
+        is_in_loop=in_loop or not isinstance(scope, ast.Module),
+        dropped=_dropped(run, found, name, scope),
+        **_called(value),
+    )
+
+
+def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt]:
+    """Yield the statements of a scope that bind a name, in the order of the source."""
+    for statement in _statements(scope):
+        if isinstance(statement, _INNER):
+            is_bound = getattr(statement, "name", None) == name
+        else:
+            # What stands in the statement itself, not in its block.
+            own = (item for item in ast.iter_child_nodes(statement) if not isinstance(item, _BLOCK))
+            names = (node for item in own for node in ast.walk(item) if isinstance(node, ast.Name))
+            is_bound = any(n.id == name and not isinstance(n.ctx, ast.Load) for n in names)
+        if is_bound:
+            yield statement
+
+
+def _statements(block: ast.AST) -> Iterator[ast.stmt]:
+    for part in _BLOCKS:
+        for item in getattr(block, part, ()):
+            if isinstance(item, ast.stmt):
+                yield item
+            if not isinstance(item, _INNER):
+                yield from _statements(item)
+
+
+def _is_passed(binding: ast.stmt, scope: ast.AST, path: Sequence[ast.stmt]) -> bool:
+    """Return whether a statement has run before the last one of ``path``, on every way to it."""
+    if isinstance(binding, ast.For) and binding in path[:-1]:
+        # Not in the else of the loop, nor in what it runs over.
+        return path[path.index(binding) + 1] in binding.body
+    for block, inner in zip((scope, *path), path, strict=False):
+        for part in _BLOCKS:
+            items = getattr(block, part, [])
+            if inner in items and binding in items[: items.index(inner)]:
+                return not isinstance(binding, ast.For)
+    return False
+
+
+def _holds(block: ast.AST, wanted: ast.AST) -> bool:
+    return any(item is wanted for item in ast.walk(block))
+
+
+def _is_read_again(run: Running, found: ast.stmt, name: str, scope: ast.AST) -> bool:
+    """Return whether another line below a binding reads it, and does not cast or move it."""
+    first, last = getattr(run.node, "lineno", 0), getattr(run.node, "end_lineno", 0)
+    # Where another line casts or moves it already, its value is not what is wrong.
+    changed = {
+        id(item.value)
+        for item in ast.walk(scope)
+        if isinstance(item, ast.Attribute) and item.attr in _CHANGES
+    }
+    return any(
+        isinstance(item, ast.Name)
+        and item.id == name
+        and isinstance(item.ctx, ast.Load)
+        and item.lineno > found.lineno
+        and not first <= item.lineno <= last
+        and id(item) not in changed
+        for item in ast.walk(scope)
+    )
+
+
+def _dropped(
+    run: Running, found: ast.stmt, name: str, scope: ast.AST
+) -> tuple[str, SourceSpan] | None:
+    assert run.statement is not None
+    for item in _statements(scope):
+        call = item.value if isinstance(item, ast.Expr) else None
+        function = call.func if isinstance(call, ast.Call) else None
+        if (
+            found.lineno < item.lineno < run.statement.lineno
+            and isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id == name
+            and not function.attr.endswith("_")
+        ):
+            return text_of(item, run.lines), _span(run, item)
+    return None
+
+
+def _span(run: Running, statement: ast.stmt) -> SourceSpan:
+    """Return the place of a statement; of a loop, that of its first line."""
+    filename = run.place.filename
+    cell = cell_number(filename)
+    body = getattr(statement, "body", None)
+    end = statement.end_lineno if body is None else body[0].lineno - 1
+    return SourceSpan(
+        cell=cell,
+        file=filename if cell is None else None,
+        line=statement.lineno,
+        end_line=max(end or 0, statement.lineno),
+        text=typed_line(filename, run.lines, statement.lineno).strip(),
+    )
+
+
+def attribute_binding(code: CodeType, name: str) -> Binding | None:
+    """Return where a method binds the attribute ``name`` of its object, if it does so once."""
+    tree = parsed_source(code.co_filename)
+    owner = code.co_varnames[:1]
+    found: list[ast.Assign] = []
+    for function in ast.walk(tree) if tree is not None and owner else ():
+        if isinstance(function, ast.FunctionDef) and function.lineno == code.co_firstlineno:
+            wanted = f"{owner[0]}.{name}"
+            found += [
+                item
+                for item in _statements(function)
+                if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == wanted
+            ]
+    if len(found) != 1:
+        return None
+    value, cell, line = found[0].value, cell_number(code.co_filename), found[0].lineno
+    at = SourceSpan(cell=cell, file=code.co_filename if cell is None else None, line=line)
+    return Binding(at=at, value=ast.unparse(value), **_called(value))
+
+
+def _called(value: ast.expr | None) -> dict[str, Any]:
+    if not isinstance(value, ast.Call):
+        return {}
+    keywords = tuple(item.arg or "**" for item in value.keywords)
+    return {"called": ast.unparse(value.func), "keywords": keywords}
