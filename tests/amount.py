@@ -20,6 +20,10 @@ class Amount:
     """Texts that try to leave their place in a view: the first 69 each once, then pairs of them."""
     interrupts: int = 200
     """Instants of a training loop at which an interrupt comes."""
+    deferred_steps: int = 1000
+    """Training steps in which no call of ours may wait for the device."""
+    cell_step: int = 1
+    """Of the stored cells with a mistake every n-th is answered."""
     op_step: int = 12
     """Of torch's operator database every n-th runs, and those that a guard looks at."""
     op_samples: int = 2
@@ -27,7 +31,7 @@ class Amount:
 
 
 AMOUNTS: Final = {
-    "quick": Amount(hostile_texts=70, interrupts=40),
+    "quick": Amount(hostile_texts=70, interrupts=20, deferred_steps=50, cell_step=2),
     "thorough": Amount(),
     "all": Amount(op_step=1, op_samples=12),
 }

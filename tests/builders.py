@@ -45,6 +45,15 @@ ENVIRONMENT = Environment(
 )
 
 
+NOTHING_ELSE: dict[str, Any] = {
+    "replay": Replay(outcome="returned"),
+    "device_text": None,
+    "graph": AutogradNeighbourhood(),
+    "provenance": (),
+    "hints": (),
+}
+
+
 def source(lines: tuple[str, ...], at: int, call: str, *, first: int = 9, cell: int = 7) -> Any:
     """Return the span of ``call`` on line number ``first + at`` of a cell."""
     text = lines[at]
@@ -60,12 +69,41 @@ def source(lines: tuple[str, ...], at: int, call: str, *, first: int = 9, cell: 
     )
 
 
-def tensor(line: str, number: int, argument: str | None, expression: str, **facts: Any) -> Any:
-    """Return a tensor whose ``expression`` stands last in ``line``."""
+def fact(argument: str | None, kind: str, expression: str | None = None, **facts: Any) -> Any:
+    dtype, _, sizes = kind.partition("[")
+    shape = tuple(int(size) for size in sizes.rstrip("]").split(",") if size)
+    return TensorFact(argument=argument, expression=expression, shape=shape, dtype=dtype, **facts)
+
+
+def tensor(
+    line: str, number: int, argument: str | None, expression: str, kind: str, **facts: Any
+) -> Any:
+    """Return a tensor of a kind whose ``expression`` stands last in ``line``."""
     column = line.rindex(expression)
     span = (number, column, column + len(expression))
-    defaults: dict[str, Any] = {"device": "cuda:0"}
-    return TensorFact(argument=argument, expression=expression, span=span, **{**defaults, **facts})
+    return fact(argument, kind, expression, span=span, **{"device": "cuda:0", **facts})
+
+
+def op_name(name: str, api: str | None) -> OpName:
+    return OpName(name=name, overload="default", api=api)
+
+
+def user_frame(file: str, line: int, function: str, text: str, cell: int | None = None) -> Frame:
+    return Frame(file=file, line=line, function=function, text=text, is_user=True, cell=cell)
+
+
+def raised(exception: str, message: str) -> Replay:
+    return Replay(outcome="raised", exception=exception, message=message)
+
+
+def offenders(total: int, count: int, **values: Any) -> Offenders:
+    """Return bad values by their positions."""
+    first = [Offender(position=at, value=value) for at, value in values.pop("first")]
+    return Offenders(count=count, total=total, first=tuple(first), **values)
+
+
+def one_row(values: tuple[Any, ...], bad: tuple[int, ...]) -> OffenderMap:
+    return OffenderMap(rows=1, columns=len(values), bad=bad, low=values, high=values)
 
 
 def node(id: str, op: str, role: str = "upstream", **facts: Any) -> GraphNode:
@@ -75,7 +113,6 @@ def node(id: str, op: str, role: str = "upstream", **facts: Any) -> GraphNode:
 
 
 def chain(*ids: str) -> tuple[GraphEdge, ...]:
-    """Return the edges from each node to the next."""
     return tuple(GraphEdge(src=a, dst=b) for a, b in pairwise(ids))
 
 
@@ -116,36 +153,19 @@ def make_report(**overrides: Any) -> Report:
             headline_own="y[17] = 10 is outside the 10 classes of logits",
             explanation="Each label picks one of the 10 columns of logits. The kernel checks it "
             "on the device, where a failed check ends the CUDA context of the whole process.",
-            op=OpName(
-                name="aten::nll_loss_forward",
-                overload="default",
-                api="torch.nn.functional.cross_entropy",
-            ),
+            op=op_name("aten::nll_loss_forward", "torch.nn.functional.cross_entropy"),
             argument="target",
             expression="y",
-            offenders=Offenders(
-                count=3,
-                total=32,
-                first=tuple(Offender(position=(at,), value=10) for at in bad),
-                map=OffenderMap(
-                    rows=1,
-                    columns=32,
-                    bad=tuple(int(value == 10) for value in LABELS),
-                    low=LABELS,
-                    high=LABELS,
-                ),
+            offenders=offenders(
+                32,
+                3,
+                first=[((at,), 10) for at in bad],
+                map=one_row(LABELS, tuple(int(value == 10) for value in LABELS)),
             ),
             bounds=Bounds(min=0, max=9, also_allowed=(-100,), text="0 … 9 or -100 (ignore_index)"),
             source=source(CELL, 3, "F.cross_entropy(logits, y)"),
             frames=(
-                Frame(
-                    file="<ipython-input-7>",
-                    line=12,
-                    function="<module>",
-                    text="loss = F.cross_entropy(logits, y)",
-                    is_user=True,
-                    cell=7,
-                ),
+                user_frame("<ipython-input-7>", 12, "<module>", CELL[3].strip(), 7),
                 Frame(
                     file="/site-packages/torch/nn/functional.py",
                     line=3494,
@@ -153,9 +173,7 @@ def make_report(**overrides: Any) -> Report:
                     text="return torch._C._nn.cross_entropy_loss(",
                 ),
             ),
-            replay=Replay(
-                outcome="raised", exception="IndexError", message="Target 10 is out of bounds."
-            ),
+            replay=raised("IndexError", "Target 10 is out of bounds."),
             device_text="Assertion `t >= 0 && t < n_classes` failed.",
             tensors=_label_tensors(),
             graph=small_graph(),
@@ -172,6 +190,7 @@ def make_report(**overrides: Any) -> Report:
                 Hint(
                     text="the labels run from 1 to 10: they look 1-based",
                     fix="F.cross_entropy(logits, y - 1)",
+                    tried=True,
                     rule="one_based_labels",
                 ),
             ),
@@ -183,41 +202,23 @@ def make_report(**overrides: Any) -> Report:
 
 
 def _label_tensors() -> tuple[TensorFact, ...]:
-    line = CELL[3]
+    scores = TensorSummary(min=-2.125, max=3.0625, mean=0.09375, nan=0, inf=0)
+    values = TensorSummary(
+        min=1,
+        max=10,
+        mean=5.375,
+        nan=0,
+        inf=0,
+        unique=tuple(sorted(set(LABELS))),
+        histogram=Histogram(
+            edges=tuple(0.5 + at for at in range(11)),
+            counts=tuple(LABELS.count(at) for at in range(1, 11)),
+        ),
+    )
+    of_scores = {"stride": (10, 1), "requires_grad": True, "grad_fn": "AddmmBackward0"}
     return (
-        tensor(
-            line,
-            12,
-            "input",
-            "logits",
-            shape=(32, 10),
-            dtype="float32",
-            stride=(10, 1),
-            requires_grad=True,
-            grad_fn="AddmmBackward0",
-            summary=TensorSummary(min=-2.125, max=3.0625, mean=0.09375, nan=0, inf=0),
-        ),
-        tensor(
-            line,
-            12,
-            "target",
-            "y",
-            shape=(32,),
-            dtype="int64",
-            stride=(1,),
-            summary=TensorSummary(
-                min=1,
-                max=10,
-                mean=5.375,
-                nan=0,
-                inf=0,
-                unique=tuple(sorted(set(LABELS))),
-                histogram=Histogram(
-                    edges=tuple(0.5 + at for at in range(11)),
-                    counts=tuple(LABELS.count(at) for at in range(1, 11)),
-                ),
-            ),
-        ),
+        tensor(CELL[3], 12, "input", "logits", "float32[32, 10]", summary=scores, **of_scores),
+        tensor(CELL[3], 12, "target", "y", "int64[32]", summary=values, stride=(1,)),
     )
 
 
@@ -230,11 +231,14 @@ def _history() -> tuple[HistoryEntry, ...]:
         ("aten::addmm", "f32[10], f32[32, 16], f32[16, 10]", "net.3", "Linear"),
         ("aten::_log_softmax", "f32[32, 10]", None, None),
     )
+    return entries(408, ops, source=line)
+
+
+def entries(first: int, ops: tuple[Any, ...], **facts: Any) -> tuple[HistoryEntry, ...]:
+    """Return a history from op, shapes, module path and module type of each call."""
     return tuple(
-        HistoryEntry(
-            seq=408 + at, op=op, shapes=shapes, source=line, module_path=path, module_type=kind
-        )
-        for at, (op, shapes, path, kind) in enumerate(ops)
+        HistoryEntry(seq=at, op=op, shapes=shapes, module_path=path, module_type=kind, **facts)
+        for at, (op, shapes, path, kind) in enumerate(ops, first)
     )
 
 
@@ -291,45 +295,32 @@ def segmentation() -> Report:
     )
     lines = ("for x, mask in loader:", "    loss = F.cross_entropy(net(x), mask)")
     span = source(lines, 1, "F.cross_entropy(net(x), mask)", first=3, cell=4)
+    summary = TensorSummary(min=0, max=255, mean=26.5, unique=(0, 3, 15, 20, 255))
     return make_report(
         headline="mask[0, 0, 0] = 255 is outside the 21 classes of input: allowed 0 … 20, or -100",
         explanation="255 marks the pixels that no class was given to.",
-        op=OpName(
-            name="aten::nll_loss2d_forward",
-            overload="default",
-            api="torch.nn.functional.cross_entropy",
-        ),
+        op=op_name("aten::nll_loss2d_forward", "torch.nn.functional.cross_entropy"),
         expression="mask",
-        offenders=Offenders(
-            count=400,
-            total=4608,
-            first=tuple(Offender(position=(0, at // 12, at % 12), value=255) for at in range(20)),
+        offenders=offenders(
+            4608,
+            400,
+            first=[((0, at // 12, at % 12), 255) for at in range(20)],
             map=OffenderMap(
                 rows=rows,
                 columns=columns,
                 bad=bad,
-                low=tuple(0 if not item else 255 for item in bad),
-                high=tuple(20 if not item else 255 for item in bad),
+                low=tuple(255 if item else 0 for item in bad),
+                high=tuple(255 if item else 20 for item in bad),
             ),
         ),
         bounds=Bounds(min=0, max=20, also_allowed=(-100,), text="0 … 20 or -100 (ignore_index)"),
         source=span,
         tensors=(
-            tensor(
-                lines[1],
-                4,
-                "target",
-                "mask",
-                shape=(24, 16, 12),
-                dtype="int64",
-                summary=TensorSummary(min=0, max=255, mean=26.5, unique=(0, 3, 15, 20, 255)),
-            ),
-            TensorFact(argument="input", shape=(24, 21, 16, 12), dtype="float32", device="cuda:0"),
+            tensor(lines[1], 4, "target", "mask", "int64[24, 16, 12]", summary=summary),
+            fact("input", "float32[24, 21, 16, 12]", device="cuda:0"),
         ),
         graph=AutogradNeighbourhood(),
-        replay=Replay(
-            outcome="raised", exception="IndexError", message="Target 255 is out of bounds."
-        ),
+        replay=raised("IndexError", "Target 255 is out of bounds."),
         provenance=(),
         hints=(
             Hint(
@@ -344,36 +335,25 @@ def segmentation() -> Report:
 def host_error() -> Report:
     """Return a report of a shape mismatch that torch raised itself, CUDA not looked at."""
     lines = ("h = encoder(x)", "scores = torch.matmul(h, queries)")
-    h = tensor(lines[1], 2, "self", "h", shape=(4, 12, 64), dtype="float32", requires_grad=True)
     return Report(
         kind="host_error",
         certainty="proven",
         phase="forward",
         headline="h has 64 columns, queries has 32 rows: matmul needs the same number",
         explanation="The last dimension of the first matrix meets the last but one of the second.",
-        op=OpName(name="aten::matmul", overload="default", api="torch.matmul"),
+        op=op_name("aten::matmul", "torch.matmul"),
         argument="other",
         expression="queries",
         source=source(lines, 1, "torch.matmul(h, queries)", first=1, cell=3),
-        frames=(
-            Frame(
-                file="<ipython-input-3>",
-                line=2,
-                function="<module>",
-                text=lines[1],
-                is_user=True,
-                cell=3,
-            ),
-        ),
-        replay=Replay(
-            outcome="raised",
-            exception="RuntimeError",
-            message="Expected size for first two dimensions of batch2 tensor to be: [4, 64] "
+        frames=(user_frame("<ipython-input-3>", 2, "<module>", lines[1], 3),),
+        replay=raised(
+            "RuntimeError",
+            "Expected size for first two dimensions of batch2 tensor to be: [4, 64] "
             "but got: [4, 32].",
         ),
         tensors=(
-            h,
-            tensor(lines[1], 2, "other", "queries", shape=(4, 32, 7), dtype="float32"),
+            tensor(lines[1], 2, "self", "h", "float32[4, 12, 64]", requires_grad=True),
+            tensor(lines[1], 2, "other", "queries", "float32[4, 32, 7]"),
         ),
         hints=(Hint(text="the two differ in the width of a head", rule="matmul_inner"),),
         environment=ENVIRONMENT,
@@ -395,19 +375,16 @@ def mismatch() -> Report:
         kind="host_error",
         certainty="proven",
         phase="forward",
-        headline="input has 1568 features in its last dimension, module 3 takes 784",
-        op=OpName(name="aten::addmm", overload="default", api="torch.nn.functional.linear"),
+        headline="input has 1568 features in its last dimension, Linear net.3 takes 784",
+        op=op_name("aten::addmm", "torch.nn.functional.linear"),
         argument="input",
         module_path="3",
         source=source(lines, 1, "net(x)", first=1, cell=4),
         tensors=(
-            TensorFact(argument="input", shape=(32, 1568), dtype="float32", device="cpu"),
-            TensorFact(argument="weight", shape=(10, 784), dtype="float32", device="cpu"),
+            fact("input", "float32[32, 1568]", device="cpu"),
+            fact("weight", "float32[10, 784]", device="cpu"),
         ),
-        history=tuple(
-            HistoryEntry(seq=at + 1, op=op, shapes=shapes, module_path=path, module_type=kind)
-            for at, (op, shapes, path, kind) in enumerate(calls)
-        ),
+        history=entries(1, calls),
         environment=ENVIRONMENT,
     )
 
@@ -420,7 +397,7 @@ def autograd_error() -> Report:
         context_usable=True,
         phase="backward",
         headline="h, needed by the backward of sigmoid, was changed in place after it was saved",
-        op=OpName(name="aten::sigmoid", overload="default", api="torch.Tensor.backward"),
+        op=op_name("aten::sigmoid", "torch.Tensor.backward"),
         source=source(("loss = h.sum()", "loss.backward()"), 1, "loss.backward()", first=5),
         forward_source=SourceSpan(cell=7, line=3, end_line=3, text="h = torch.sigmoid(z)"),
         module_path="gate",
@@ -439,38 +416,26 @@ def autograd_error() -> Report:
 
 def silent() -> Report:
     """Return a report of a finding that stops nothing: probabilities that do not sum to one."""
+    values = (0.5, -0.25, 0.75, 0.0, 1.0, "nan")
     lines = ("probs = torch.softmax(logits, 0)", "pick = torch.multinomial(probs, 1)")
     return make_report(
         kind="silent",
         prevented=False,
         headline="probs[0, 1] = -0.25 is negative: the draw does not follow these weights",
         explanation="Neither the CPU nor CUDA complains here, but the samples are wrong.",
-        op=OpName(name="aten::multinomial", overload="default", api="torch.multinomial"),
+        op=op_name("aten::multinomial", "torch.multinomial"),
         argument="self",
         expression="probs",
-        offenders=Offenders(
-            count=2,
-            total=6,
-            first=(
-                Offender(position=(0, 1), value=-0.25),
-                Offender(position=(1, 2), value=float("nan")),
-            ),
-            map=OffenderMap(
-                rows=2,
-                columns=3,
-                bad=(0, 1, 0, 0, 0, 1),
-                low=(0.5, -0.25, 0.75, 0.0, 1.0, "nan"),
-                high=(0.5, -0.25, 0.75, 0.0, 1.0, "nan"),
-            ),
+        offenders=offenders(
+            6,
+            2,
+            first=[((0, 1), -0.25), ((1, 2), float("nan"))],
+            map=OffenderMap(rows=2, columns=3, bad=(0, 1, 0, 0, 0, 1), low=values, high=values),
         ),
         bounds=Bounds(min=0, text="at least 0"),
         source=source(lines, 1, "torch.multinomial(probs, 1)", first=1, cell=2),
-        tensors=(tensor(lines[1], 2, "self", "probs", shape=(2, 3), dtype="float32"),),
-        replay=Replay(outcome="returned"),
-        device_text=None,
-        graph=AutogradNeighbourhood(),
-        provenance=(),
-        hints=(),
+        tensors=(tensor(lines[1], 2, "self", "probs", "float32[2, 3]"),),
+        **NOTHING_ELSE,
         frames=(),
         history=(),
     )
@@ -487,32 +452,18 @@ def lost_context() -> Report:
         headline="mylib::gather_rows stopped with an illegal memory access",
         explanation="The op ran last before the first CUDA error was reported, and CUDA was "
         "synchronised after each op.",
-        op=OpName(name="mylib::gather_rows", overload="default", api="mylib.gather_rows"),
+        op=op_name("mylib::gather_rows", "mylib.gather_rows"),
         source=SourceSpan(
             file="/home/ada/train.py", line=41, end_line=41, text="rows = mylib.gather_rows(t, i)"
         ),
         frames=(
-            Frame(
-                file="/home/ada/train.py",
-                line=77,
-                function="main",
-                text="step(batch)",
-                is_user=True,
-            ),
-            Frame(
-                file="/home/ada/train.py",
-                line=41,
-                function="step",
-                text="rows = mylib.gather_rows(t, i)",
-                is_user=True,
-            ),
+            user_frame("/home/ada/train.py", 77, "main", "step(batch)"),
+            user_frame("/home/ada/train.py", 41, "step", "rows = mylib.gather_rows(t, i)"),
         ),
         device_text="CUDA error: an illegal memory access was encountered",
         tensors=(
-            TensorFact(
-                argument="t", expression="t", shape=(100, 8), dtype="float16", device="cuda"
-            ),
-            TensorFact(argument="i", expression="i", shape=(32,), dtype="int32", device="cuda"),
+            fact("t", "float16[100, 8]", "t", device="cuda"),
+            fact("i", "int32[32]", "i", device="cuda"),
         ),
         replay=Replay(reason="mylib::gather_rows has no CPU kernel"),
         history=_history(),
@@ -532,9 +483,9 @@ def bert_backward() -> Report:
         phase="backward",
         explanation="The forward call kept the labels; its backward reads them again.",
         headline="labels[5] = 2 is outside the 2 classes of out.logits: allowed 0 … 1, or -100",
-        op=OpName(name="aten::nll_loss_backward", overload="default", api="torch.Tensor.backward"),
+        op=op_name("aten::nll_loss_backward", "torch.Tensor.backward"),
         expression=None,
-        offenders=Offenders(count=1, total=8, first=(Offender(position=(5,), value=2),)),
+        offenders=offenders(8, 1, first=[((5,), 2)]),
         bounds=Bounds(min=0, max=1, also_allowed=(-100,)),
         source=source(lines, 2, "loss.backward()", first=1, cell=12),
         forward_source=SourceSpan(cell=12, line=2, end_line=2, text=lines[1]),
@@ -565,28 +516,20 @@ def nonfinite() -> Report:
         text="weights = torch.exp(",
         context=tuple(CodeLine(line=1 + at, text=text) for at, text in enumerate(lines)),
     )
-    scores = tensor(
-        lines[2],
-        3,
-        "self",
-        "scores",
-        shape=(128,),
-        dtype="bfloat16",
-        summary=TensorSummary(min=-3.5, max=120.0, mean=0.5, nan=0, inf=0),
-    )
+    summary = TensorSummary(min=-3.5, max=120.0, mean=0.5, nan=0, inf=0)
     infinite = tuple(int(at in (3, 90)) for at in range(64))
     return make_report(
         kind="nonfinite",
         prevented=False,
         headline="exp gave inf at [7]: scores reaches 120, exp overflows beyond 88.7",
         explanation="",
-        op=OpName(name="aten::exp", overload="default", api="torch.exp"),
+        op=op_name("aten::exp", "torch.exp"),
         argument=None,
         expression=None,
-        offenders=Offenders(
-            count=2,
-            total=128,
-            first=(Offender(position=(7,), value=float("inf")),),
+        offenders=offenders(
+            128,
+            2,
+            first=[((7,), float("inf"))],
             map=OffenderMap(
                 rows=1,
                 columns=64,
@@ -597,12 +540,8 @@ def nonfinite() -> Report:
         ),
         bounds=None,
         source=span,
-        tensors=(scores,),
-        replay=Replay(outcome="returned"),
-        device_text=None,
-        graph=AutogradNeighbourhood(),
-        provenance=(),
-        hints=(),
+        tensors=(tensor(lines[2], 3, "self", "scores", "bfloat16[128]", summary=summary),),
+        **NOTHING_ELSE,
     )
 
 
@@ -617,8 +556,8 @@ def long_line() -> Report:
         expression="targets.view(-1)",
         source=source((CELL[0], line), 1, call),
         tensors=(
-            tensor(line, 10, "input", call[16:-18], shape=(32, 10), dtype="float32"),
-            tensor(line, 10, "target", "targets.view(-1)", shape=(32,), dtype="int64"),
+            tensor(line, 10, "input", call[16:-18], "float32[32, 10]"),
+            tensor(line, 10, "target", "targets.view(-1)", "int64[32]"),
         ),
     )
 

@@ -22,13 +22,9 @@ LANES = ("3.11:2.11.0", "3.12:2.14.1", "3.13:2.13.0")
 """Python and torch: the oldest torch, the newest that the rehearsal device knows, each Python."""
 INSTALL_LIMIT_S = 15 * 60
 TEST_LIMIT_S = 30 * 60
-HEAD = """# Compatibility
-
-Written by `make compat`: the tests of `make test` without the notebooks, where there is no GPU.
-
-| Python | torch | what the tests said |
-| --- | --- | --- |
-"""
+MARKS = ("<!-- lanes:begin -->", "<!-- lanes:end -->")
+"""What the page says beside the table stays."""
+HEAD = "| Python | torch | what the tests said |\n| --- | --- | --- |"
 
 
 class NotRunError(Exception):
@@ -123,7 +119,9 @@ def main(words: list[str]) -> int:
         rows.append(lane.row(said))
         print(f"{rows[-1]}  {time.monotonic() - began:.0f} s", flush=True)
     if not words:
-        PAGE.write_text(HEAD + "\n".join([*rows, ""]), encoding="utf-8")
+        before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
+        table = "\n".join([MARKS[0], "", HEAD, *rows, "", MARKS[1]])
+        PAGE.write_text(before + table + rest.partition(MARKS[1])[2], encoding="utf-8")
     return 0 if is_good else 1
 
 

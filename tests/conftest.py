@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -17,22 +20,36 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from cudalens import simulate
+from cudalens.evidence import trial
 from cudalens.guards.process import PROCESS
 from tests.amount import LEVEL, LEVELS, is_left_out
 
+# Checks the syntax of addresses for whoever imports jsonschema, and takes 1.3 s to be imported.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 HAS_GPU = torch.cuda.is_available()
+FUNCTORCH = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare autograd for the rehearsal device before any test runs a backward pass."""
     torch.set_num_threads(1)
+    # What a forked process runs is not measured: the tracer it inherits would only slow it.
+    os.register_at_fork(after_in_child=_stop_tracing)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A run in the background inherits a deaf ear; the tests of interrupts need a good one.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A loader whose dataset has failed waits that long for its worker, by itself 5 s.
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
+    # What is tried must not depend on how fast the machine is, or on what measures the coverage.
+    trial.MAX_SECONDS = 20.0
     if not HAS_GPU:
         simulate.start(announce=False).stop()
+
+
+def _stop_tracing() -> None:
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
 
 
 def pytest_report_header() -> str:
@@ -79,11 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Leave tests with ``no_cover`` untraced, in workers too.
-
-    A worker is a subprocess, in which coverage has begun once more for itself: when the plugin
-    pauses its own, that one goes on.
-    """
+    """Leave tests with ``no_cover`` untraced in workers too, where pytest-cov pauses nothing."""
     tracer = sys.gettrace()
     if "no_cover" in item.keywords:
         sys.settrace(None)
@@ -131,6 +144,14 @@ def nothing_stays_installed(request: pytest.FixtureRequest) -> Iterator[None]:
         left.append("a simulated device of its own")
         running.stop()
     PROCESS.last = PROCESS.lost = None
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(FUNCTORCH):
+        # Where printing a tensor failed in a cell that is not checked, what the shell keeps of the
+        # exception leaves functorch turned off.
+        for kept in gc.get_objects():
+            if type(kept) is FrameType and kept.f_code.co_name == "_str":
+                kept.clear()
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(FUNCTORCH):
+            left.append("functorch turned off")
     assert not left, f"left installed: {', '.join(left)}"
 
 

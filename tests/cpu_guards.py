@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
-from cudalens.guards import interceptor as dispatcher
-from cudalens.guards._base import Check
 from cudalens.guards.interceptor import GuardedCall, Interceptor
-
-ASKED: Counter[str] = Counter()
-"""How often each guard was asked about a call."""
-FOUND: Counter[str] = Counter()
-"""How often it found something."""
-
-
-def counted(guard: str, check: Check) -> Check:
-    """Return a check that counts how often it is asked, and how often it finds something."""
-
-    def asked(*values: Any) -> Violation | None:
-        found = check(*values)
-        ASKED[guard] += 1
-        FOUND[guard] += found is not None
-        return found
-
-    return asked
+from cudalens.guards.past_calls import PastCall
 
 
 class Stopped(Exception):  # noqa: N818  not an error of torch or of ours
@@ -46,9 +25,14 @@ class Collector:
         self.found: list[tuple[str, Violation]] = []
         self.trouble: list[str] = []
         self.lets_pass = False
+        self.past: PastCall | None = None
+        """What was known of the call of the last finding, where it was over."""
+        self.settle: Callable[[], BaseException | None] = lambda: None
+        self.look_later: Callable[[bool], None] = lambda is_deferred: None
 
     def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException:
         self.found.append((full_name(call.op), violation))
+        self.past = call.past
         return Stopped(violation.headline)
 
     def look(self, call: Callable[[], Any]) -> Violation | None:
@@ -56,8 +40,10 @@ class Collector:
         self.found.clear()
         try:
             call()
+            if (error := self.settle()) is not None:
+                raise error
         except Stopped:
-            return self.found[-1][1]
+            return self.found[0][1]
         assert self.found == []
         return None
 
@@ -77,8 +63,15 @@ class Collector:
 class Observer(Interceptor):
     """Guards of which a test may note the findings without stopping the call."""
 
-    def __init__(self, collector: Collector, devices: frozenset[str]) -> None:
-        super().__init__(collector.on_violation, collector.trouble.append, devices=devices)
+    def __init__(
+        self, collector: Collector, devices: frozenset[str], *, is_deferred: bool = False
+    ) -> None:
+        super().__init__(
+            collector.on_violation,
+            collector.trouble.append,
+            devices=devices,
+            is_deferred=is_deferred,
+        )
         self.collector = collector
 
     def _handle(self, *call: Any) -> BaseException | None:
@@ -87,24 +80,31 @@ class Observer(Interceptor):
 
 
 @contextmanager
-def guarded(*devices: str) -> Iterator[Collector]:
-    """Install every guard for these device types, else for the CPU."""
+def guarded(*devices: str, is_deferred: bool = False) -> Iterator[Collector]:
+    """Install every guard for these device types, else for the CPU.
+
+    Args:
+        is_deferred: look later; what is pending is looked at where :meth:`Collector.look` ends.
+    """
     collector = Collector()
-    installed = Observer(collector, frozenset(devices or {"cpu"}))
-    plans = dispatcher._plans
-
-    def counting(op: Any) -> Any:
-        found = plans(op)
-        return tuple(replace(item, check=counted(item.guard.name, item.check)) for item in found)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatcher, "_plans", counting)
-        installed.install()
+    installed = Observer(collector, frozenset(devices or {"cpu"}), is_deferred=is_deferred)
+    collector.settle, collector.look_later = installed.settle, installed.look_later
+    installed.install()
     try:
         yield collector
     finally:
         installed.uninstall()
     assert collector.trouble == []
+
+
+@contextmanager
+def deterministic(*, warn_only: bool = False) -> Iterator[None]:
+    """Set deterministic algorithms for a while."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def positions(violation: Violation) -> list[tuple[int, ...]]:

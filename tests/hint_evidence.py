@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from cudalens.core.evidence_types import CallContext
@@ -25,27 +26,35 @@ from cudalens.core.report_types import (
     TensorSummary,
     Violation,
 )
+from cudalens.diagnosis.candidates import NoTrial, Outcome
 from cudalens.diagnosis.diagnose import diagnose
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
 TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
 
 
+class Believing(NoTrial):
+    """A trial in which every fix succeeds: rules are looked at here, not the trying."""
+
+    def __call__(self, fix: str) -> Outcome:
+        return Outcome(succeeds=True)
+
+
 def hints_of(evidence: Evidence) -> tuple[Hint, ...]:
-    """Return the hints that an evidence carries; no rule may raise on it."""
-    report = diagnose(evidence)
+    """Return the hints that an evidence carries, each fix believed; no rule may raise on it."""
+    report = diagnose(evidence, Believing())
     assert report.limits == evidence.limits, report.limits
     return report.hints
 
 
 def summary(values: Sequence[float]) -> TensorSummary:
-    """Summarise numbers as the collectors do."""
     finite = [value for value in values if math.isfinite(value)]
     is_whole = all(isinstance(value, int) for value in values)
     distinct = tuple(sorted({int(value) for value in finite})) if is_whole else ()
     return TensorSummary(
         min=min(finite, default=None),
         max=max(finite, default=None),
+        mean=sum(finite) / len(finite) if finite else None,
         nan=sum(math.isnan(value) for value in values),
         inf=sum(math.isinf(value) for value in values),
         unique=distinct if is_whole and len(distinct) <= MAX_UNIQUE else None,
@@ -60,7 +69,6 @@ def tensor(
     dtype: str | None = None,
     **facts: Any,
 ) -> TensorFact:
-    """Describe a tensor by its values in row-major order."""
     is_whole = all(isinstance(value, int) for value in values)
     return TensorFact(
         argument=argument,
@@ -71,14 +79,6 @@ def tensor(
         summary=summary(values),
         **facts,
     )
-
-
-def positions(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """List the positions of a tensor in row-major order."""
-    found: list[tuple[int, ...]] = [()]
-    for size in shape:
-        found = [(*head, at) for head in found for at in range(size)]
-    return found
 
 
 def finding(
@@ -101,7 +101,7 @@ def finding(
     """Return the evidence of a guard that stopped ``op`` because of ``fact``."""
     bad = [
         Offender(position=at, value=value if math.isfinite(value) else str(value))
-        for at, value in zip(positions(fact.shape), values, strict=True)
+        for at, value in zip(product(*map(range, fact.shape)), values, strict=True)
         if is_bad(value)
     ]
     assert bad, "the evidence shows no offender"
@@ -175,7 +175,6 @@ def labels(
     others: tuple[TensorFact, ...] | None = None,
     **rest: Any,
 ) -> Evidence:
-    """Return the evidence of class labels in a cross entropy, of pixels when ``shape`` is 3-D."""
     is_2d = shape is not None and len(shape) == 3
     scores = TensorFact(argument="input", expression="z", dtype="float32", shape=(1, classes))
     settings: dict[str, Any] = {
@@ -206,7 +205,6 @@ def lookup(
     padding: int = -1,
     **rest: Any,
 ) -> Evidence:
-    """Return the evidence of ids looked up in an embedding."""
     settings: dict[str, Any] = {
         "call": f"net({name})" if name else "net(x)",
         "api": "torch.nn.functional.embedding",
@@ -216,6 +214,25 @@ def lookup(
     }
     return out_of_range(
         "aten::embedding", "indices", values, rows, expression=name, **{**settings, **rest}
+    )
+
+
+def cast(values: Sequence[int], rows: int, before: TensorFact) -> Evidence:
+    """Return the evidence of numbers that were cast to ids in the call of an embedding."""
+    return lookup(values, rows, name="x.long()", call="emb(x.long())", others=(before,))
+
+
+def one_hot(values: Sequence[int], call: str) -> Evidence:
+    return out_of_range(
+        "aten::scatter_",
+        "index",
+        values,
+        4,
+        shape=(len(values), 1),
+        call=call,
+        api="torch.nn.functional.one_hot",
+        scalars={"dim": "-1", "value": "1"},
+        others=(tensor(None, "y", values),),
     )
 
 
@@ -239,7 +256,6 @@ def gathered(
     call: str,
     **rest: Any,
 ) -> Evidence:
-    """Return the evidence of indices in a gather along dimension 1."""
     shape = rest.pop("shape", (len(values), 1))
     return out_of_range(
         "aten::gather",
@@ -282,7 +298,6 @@ def numbers(
     shape: tuple[int, ...] | None = None,
     **rest: Any,
 ) -> Evidence:
-    """Return the evidence of numbers outside ``[0, high]``."""
     top = math.inf if high is None else high
     return finding(
         op,
@@ -295,7 +310,6 @@ def numbers(
 
 
 def bce(values: Sequence[float], argument: str = "self", **rest: Any) -> Evidence:
-    """Return the evidence of a binary cross entropy."""
     name = "p" if argument == "self" else "t"
     settings = {
         "call": "F.binary_cross_entropy(p, t)",
@@ -306,12 +320,11 @@ def bce(values: Sequence[float], argument: str = "self", **rest: Any) -> Evidenc
 
 
 def drawn(values: Sequence[float], **rest: Any) -> Evidence:
-    """Return the evidence of weights in a multinomial."""
     settings = {"call": "torch.multinomial(p, 1)", "api": "torch.multinomial", "high": None}
     return numbers("aten::multinomial", "self", values, **{**settings, **rest})
 
 
-def empty_rows(context: tuple[str, ...] = (), dtype: str = "float32") -> Evidence:
+def empty_rows(dtype: str = "float32") -> Evidence:
     """Return the evidence of a multinomial with one row of zeros out of two."""
     return finding(
         "aten::multinomial",
@@ -327,12 +340,10 @@ def empty_rows(context: tuple[str, ...] = (), dtype: str = "float32") -> Evidenc
         Bounds(min=0.0, text="rows with a sum above 0 and finite"),
         call="torch.multinomial(p, 1)",
         api="torch.multinomial",
-        context=context,
     )
 
 
 def step(op: str, text: str, note: str | None = None, line: int = 4) -> ProvenanceStep:
-    """Return one step of provenance, at a line of the user's."""
     return ProvenanceStep(op=op, source=LineRef(line=line, text=text, cell=1), note=note)
 
 
@@ -341,16 +352,21 @@ EDGES = tensor(None, "edge_index", [10, 57, 33, 41, 42, 57], (2, 3))
 SOFTMAX = ProvenanceStep(
     op="aten::_softmax", source=LineRef(line=4, text="p = z.softmax(-1)", cell=1), note=FIRST_BAD
 )
+MASKED = step("aten::masked_fill.Scalar", "z = z.masked_fill(far, -inf)", line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]
 GARBAGE = 4607182418800017408
 
 CAUSES: dict[str, Callable[[], Evidence]] = {
     "one_based_labels": lambda: labels(ONE_TO_TEN, 10),
+    "other_numbers": lambda: labels([10, 20, 30, 10], 3),
     "label_equals_classes": lambda: labels([0, 3, 10, 7], 10),
     "label_beyond_classes": lambda: labels([0, 3, 13, 7], 10),
     "binary_labels_one_output": lambda: labels([0, 1, 1, 0], 1),
     "minus_one": lambda: labels([3, -1, 2, -1], 10),
     "signs": lambda: labels([1, -1, 1, -1, 1, 1, -1, -1], 2),
+    "scale": lambda: labels([-2, 0, 2, 1, -1], 5),
+    "one_outlier": lambda: labels([0, 1, 2, 6], 3),
+    "padded_with_classes": lambda: labels([0, 1, 3, 3, 2, 0, 1, 3], 3, shape=(2, 1, 4)),
     "beyond_vocabulary": lambda: labels(
         [7, 3, 50],
         50,
@@ -374,28 +390,8 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
         op=OpName(name="aten::nll_loss_backward", api="torch.Tensor.backward"),
         phase="backward",
     ),
-    "one_hot": lambda: out_of_range(
-        "aten::scatter_",
-        "index",
-        [0, 3, 5],
-        4,
-        shape=(3, 1),
-        call="F.one_hot(y, num_classes=4)",
-        api="torch.nn.functional.one_hot",
-        scalars={"dim": "-1", "value": "1"},
-        others=(tensor(None, "y", [0, 3, 5]),),
-    ),
-    "one_hot_mark": lambda: out_of_range(
-        "aten::scatter_",
-        "index",
-        [0, -1, 3],
-        4,
-        shape=(3, 1),
-        call="F.one_hot(y, 4)",
-        api="torch.nn.functional.one_hot",
-        scalars={"dim": "-1", "value": "1"},
-        others=(tensor(None, "y", [0, -1, 3]),),
-    ),
+    "one_hot": lambda: one_hot([0, 3, 5], "F.one_hot(y, num_classes=4)"),
+    "one_hot_mark": lambda: one_hot([0, -1, 3], "F.one_hot(y, 4)"),
     "ignored_as_id": lambda: bert(
         [5, 6, -100, 5, -100, -100],
         100,
@@ -481,6 +477,22 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
         expression="lengths",
         call="x[rows, lengths]",
     ),
+    "other_order": lambda: out_of_range(
+        "aten::index",
+        "indices[0]",
+        [7, 3],
+        4,
+        low=-4,
+        expression="xs",
+        call="img[xs, ys]",
+        others=(
+            TensorFact(argument="self", expression="img", shape=(4, 8), dtype="float32"),
+            tensor("indices[1]", "ys", [1, 2]),
+        ),
+    ),
+    "offsets": lambda: out_of_range(
+        "aten::_embedding_bag", "offsets", [0, 5], 5, expression="at", call="bag(ids, at)"
+    ),
     "gather_mark": lambda: gathered(
         [0, -100, 3], 5, name="y[:, None]", call="z.gather(1, y[:, None])"
     ),
@@ -501,27 +513,9 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
         "aten::gather", "index", [5, 13], 10, api="torch.quantile", call="torch.quantile(x, q)"
     ),
     "garbage": lambda: lookup([5, GARBAGE, 7], 100, path="word_embeddings"),
-    "nan_cast": lambda: lookup(
-        [0, -(1 << 63)],
-        10,
-        name="x.long()",
-        call="emb(x.long())",
-        others=(tensor(None, "x", [0.25, math.nan]),),
-    ),
-    "float_ids": lambda: lookup(
-        [0, -12],
-        10,
-        name="x.long()",
-        call="emb(x.long())",
-        others=(tensor(None, "x", [0.25, -12.5]),),
-    ),
-    "half_ids": lambda: lookup(
-        [5, 50272],
-        50257,
-        name="x.long()",
-        call="emb(x.long())",
-        others=(tensor(None, "x", [5.0, 50272.0], dtype="float16"),),
-    ),
+    "nan_cast": lambda: cast([0, -(1 << 63)], 10, tensor(None, "x", [0.25, math.nan])),
+    "float_ids": lambda: cast([0, -12], 10, tensor(None, "x", [0.25, -12.5])),
+    "half_ids": lambda: cast([5, 50272], 50257, tensor(None, "x", [5.0, 50272.0], dtype="float16")),
     "shift_on_line": lambda: labels(
         [1, 5, 10], 10, name="y + 1", others=(tensor(None, "y", [0, 4, 9]),)
     ),
@@ -553,10 +547,8 @@ CAUSES: dict[str, Callable[[], Evidence]] = {
         call="torch.multinomial(torch.softmax(z / temperature, -1), 1)",
         call_context=CallContext(temperatures=(("temperature", 0.0),)),
     ),
-    "drawn_nan": lambda: drawn(
-        [math.nan, 0.5], context=("z = z.masked_fill(far, -inf)",), provenance=(SOFTMAX,)
-    ),
+    "drawn_nan": lambda: drawn([math.nan, 0.5], provenance=(SOFTMAX, MASKED)),
     "drawn_inf": lambda: drawn([math.inf, 0.5], dtype="float16"),
-    "drawn_nothing": lambda: empty_rows(("p = top_k(p)",)),
+    "drawn_nothing": lambda: replace(empty_rows(), provenance=(SOFTMAX, MASKED)),
 }
 """Name of a cause to what builds its evidence."""

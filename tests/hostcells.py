@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +40,15 @@ class Outcome:
         return [hint.rule for hint in self.shown.hints]
 
 
-def run_cell(code: str, names: dict[str, Any] | None = None, **options: Any) -> Outcome:
+def run_cell(
+    code: str, names: dict[str, Any] | None = None, says: Sequence[str] = (), **options: Any
+) -> Outcome:
     """Run code in the given namespace as a cell; guards only, unless options say otherwise.
 
     Nothing of the check itself may fail.
+
+    Args:
+        says: the lines that the check has to say of itself.
     """
     text = textwrap.dedent(code).strip() + "\n"
     number = next(_numbers)
@@ -59,7 +65,7 @@ def run_cell(code: str, names: dict[str, Any] | None = None, **options: Any) -> 
     finally:
         forget_cell(filename)
     report = session.report
-    assert session.internal_errors == [], session.internal_errors
+    assert session.internal_errors == [*says], session.internal_errors
     if caught is not None:
         # The frames would keep the cell's tensors alive beyond the test.
         caught = caught.with_traceback(None)

@@ -93,7 +93,7 @@ def stored(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if cell.cell_type == "code":
             cell.outputs = [deep_map(output, clean) for output in cell.outputs]
             cell.metadata.pop("execution", None)
-    notebook.metadata.language_info = {"name": "python"}
+    notebook.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}
     notebook.metadata.pop("widgets", None)
     return notebook
 

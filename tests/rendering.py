@@ -67,8 +67,11 @@ class Page(HTMLParser):
         self.strange.append(data)
 
     def text(self, *, without: tuple[str, ...] = ("style",)) -> str:
-        """Return all text but that inside the elements named."""
         return "".join(text for inside, text in self.texts if not set(without) & set(inside))
+
+    def every(self, tag: str) -> list[dict[str, str | None]]:
+        """Return the attributes of each element of that name."""
+        return [attributes for name, attributes in self.elements if name == tag]
 
     def looks(self) -> set[tuple[str, ...]]:
         """Return each element with its attribute names, and the values that are never a user's."""
@@ -83,6 +86,23 @@ class Page(HTMLParser):
             )
             for tag, attrs in self.elements
         }
+
+
+def selectors(css: str) -> list[str]:
+    """Return every selector of a style sheet, those inside at-rules included."""
+    found = []
+    for prelude in re.findall(r"([^{}]+)\{", css):
+        if not prelude.strip().startswith("@"):
+            depth, one = 0, ""
+            for char in prelude.strip():
+                depth += (char == "(") - (char == ")")
+                if char == "," and depth == 0:
+                    found.append(one)
+                    one = ""
+                else:
+                    one += char
+            found.append(one)
+    return found
 
 
 # The elements that GitHub keeps in HTML of a user's, from its published allowlist.

@@ -25,21 +25,28 @@ def forget(shell: InteractiveShell) -> None:
 
 
 @contextmanager
-def shell_with_cudalens() -> Iterator[Any]:
-    """Return a shell that has loaded the extension; unload it and forget the shell afterwards."""
+def new_shell() -> Iterator[Any]:
+    """Return a shell of its own; unload the extension and forget the shell afterwards."""
     config = Config()
     config.HistoryManager.hist_file = ":memory:"
     hook, paths = sys.excepthook, list(sys.path)
     shell = InteractiveShell.instance(config=config)
     shell.display_pub = CapturingDisplayPublisher()
     try:
-        shell.run_line_magic("load_ext", "cudalens")
         yield shell
     finally:
         if "cudalens" in shell.extension_manager.loaded:
             shell.extension_manager.unload_extension("cudalens")
         forget(shell)
         sys.excepthook, sys.path[:] = hook, paths
+
+
+@contextmanager
+def shell_with_cudalens() -> Iterator[Any]:
+    """Return a shell that has loaded the extension."""
+    with new_shell() as shell:
+        shell.run_line_magic("load_ext", "cudalens")
+        yield shell
 
 
 def run(shell: Any, cell: str) -> tuple[BaseException | None, list[dict[str, Any]]]:

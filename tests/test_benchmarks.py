@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import apart, memory, pages, steps, tools
+from benchmarks import apart, compiled, memory, pages, steps, tools
 from benchmarks.children import measured_in_child
 from benchmarks.measure import ratio_of
 
@@ -24,9 +24,8 @@ PROMISED = {
 }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
-    folder = tmp_path_factory.mktemp("bench")
+def quick_run(folder: Path) -> tuple[Path, dict[str, Any], str]:
+    """Measure what can be measured in a minute; return the folder, the results and the output."""
     (folder / "README.md").write_text(
         "before\n<!-- costs:begin -->\nold\n<!-- costs:end -->\nafter"
     )
@@ -45,46 +44,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
 
 
 @pytest.mark.thorough
-def test_every_promised_number_is_there(run: tuple[Path, dict[str, Any], str]) -> None:
-    """Each key of the results has a number; the diagnosis has one for each graph size."""
-    _, results, _ = run
+def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
+    """Every number, the table on three pages, the pictures, and no device memory of a check's."""
+    folder, results, printed = quick_run(tmp_path)
     assert set(results) >= PROMISED
     for key in PROMISED - {"diagnose_s"}:
         assert results[key] > 0, key
     assert list(results["diagnose_s"]) == ["100", "1000"]
-
-
-@pytest.mark.thorough
-def test_the_table_is_printed_and_quoted(run: tuple[Path, dict[str, Any], str]) -> None:
-    """The run ends with one table; the page has it too, and the README its short form."""
-    folder, results, printed = run
+    assert results["waits_per_step"]["transformer"]["deferred"] == 1
+    assert results["measured"]["commit"] and results["measured"]["date"]
+    page = (folder / "docs" / "performance.md").read_text("utf-8")
     assert pages.ratios_table(results) in printed
-    assert pages.ratios_table(results) in (folder / "docs" / "performance.md").read_text("utf-8")
+    assert pages.ratios_table(results) in page
     readme = (folder / "README.md").read_text("utf-8")
     assert readme.startswith("before\n<!-- costs:begin -->\n")
     assert readme.endswith("<!-- costs:end -->\nafter")
     assert "old" not in readme
     assert pages.costs_section(results) in readme
-
-
-@pytest.mark.thorough
-def test_every_curve_has_its_picture(run: tuple[Path, dict[str, Any], str]) -> None:
-    """Each growth measurement is drawn, and the page shows the drawing."""
-    folder, results, _ = run
-    page = (folder / "docs" / "performance.md").read_text("utf-8")
     for name in results["growth"]:
         assert (folder / "docs" / "performance" / f"{name}.svg").read_text("utf-8").count("<svg")
         assert f"(performance/{name}.svg)" in page
+    assert results["memory"]["peak_device_ratio"] == 1
+    assert results["memory"]["device_is_same_after_each_step"]
 
 
-@pytest.mark.thorough
-def test_device_memory_is_the_same_with_the_check(
-    run: tuple[Path, dict[str, Any], str],
-) -> None:
-    """The check holds no device memory: not at the peak, and not after any step."""
-    found = run[1]["memory"]
-    assert found["peak_device_ratio"] == 1
-    assert found["device_is_same_after_each_step"]
+@pytest.mark.all
+def test_compiled_code_is_measured_with_the_same_bits() -> None:
+    """Two kinds of one step, each compiled in a process of its own."""
+    found = compiled.compare(next(iter(compiled.workloads())), 1)
+    assert found["same_bits"] and found["guarded"]["code_kb"] > found["plain"]["code_kb"]
 
 
 def test_a_child_has_a_peak_of_its_own() -> None:
@@ -124,8 +112,41 @@ def test_the_pages_say_what_was_timed_and_where() -> None:
         assert f"{clock} of whole steps" in page and acting in page
 
 
+def test_the_page_has_sections_for_what_was_measured_alone() -> None:
+    """Waits and compiled code are measured on the CPU, and code where there is a compiler."""
+    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    kinds = {
+        "plain": {"step_us": 10.5, "compile_cold_s": 6, "compile_warm_s": 2, "code_kb": 70.25},
+        "guarded": {"step_us": 11, "compile_cold_s": 7, "compile_warm_s": 2, "code_kb": 80},
+    }
+    for same, word in ((True, "yes"), (False, "no")):
+        found = {"a step": {"same_bits": same, **kinds}}
+        waits = {"transformer": {"control": 1.0, "deferred": 1.0}}
+        page = pages.performance_page({**stored, "compiled": found, "waits_per_step": waits})
+        assert (
+            "| a step, plain | 10.5 | 6 | 2 | 70.25 |\n| a step, guarded | 11 | 7 | 2 | 80 |"
+            in page
+        )
+        assert f"the same bit by bit: {word}." in page
+        assert "| `cudalens.install(deferred=True)` | 1 |" in page
+    without = pages.performance_page({**stored, "compiled": {}, "waits_per_step": {}})
+    assert "## Compiled code" not in without and "## Waits" not in without
+    assert "\n\n## Growth" in without and "\n\n\n" not in without
+
+
+def test_the_readme_tells_the_range_over_all_steps() -> None:
+    """The least and the most of all steps, and of which commit they are."""
+    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    for factor, name in ((0.5, "conv"), (7.0, "tiny_bert")):
+        full = stored["steps"][name]["ratios"]["full"]
+        full["median"] = factor
+    (row,) = [line for line in pages.costs_section(stored).splitlines() if "%%cudacheck`" in line]
+    assert row.endswith("| 0.50 to 7.00 |")
+    measured = stored["measured"]
+    assert f"commit {measured['commit']}, {measured['date']}" in pages.costs_section(stored)
+
+
 def test_a_readme_without_marks_is_left_alone(tmp_path: Path) -> None:
-    """Nothing is written where no section is marked."""
     file = tmp_path / "README.md"
     file.write_text("text")
     with pytest.raises(ValueError, match="no section"):
@@ -133,7 +154,9 @@ def test_a_readme_without_marks_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text() == "text"
 
 
-@pytest.mark.parametrize("has_transformers", [True, False])
+@pytest.mark.parametrize(
+    "has_transformers", [pytest.param(True, marks=pytest.mark.thorough), False]
+)
 @pytest.mark.parametrize("classes", [0, 3])
 def test_large_steps_train_in_any_size(
     has_transformers: bool, classes: int, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +175,6 @@ def test_large_steps_train_in_any_size(
 
 
 def test_a_decoder_of_torch_s_layers_does_not_look_ahead() -> None:
-    """A changed last token changes no score before it."""
     size = steps.Size(layers=1, width=8, heads=2, vocabulary=11, batch=1, length=5, inner=16)
     model = steps.SizedTransformer(size).eval()
     tokens = torch.arange(5)[None]
@@ -164,7 +186,6 @@ def test_a_decoder_of_torch_s_layers_does_not_look_ahead() -> None:
 
 
 def test_large_steps_are_for_a_gpu_alone() -> None:
-    """On the CPU the small steps are measured, on a GPU those of real models too."""
     assert not any(workload.is_large for workload in steps.workloads("cpu"))
     large = [workload.name for workload in steps.workloads("cuda") if workload.is_large]
     assert large == ["bert_base", "gpt2_medium"]
@@ -189,6 +210,7 @@ def test_a_tool_apart_is_measured_in_its_own_environment(monkeypatch: pytest.Mon
     assert seen == [plain, blocked, plain, blocked, plain]
 
 
+@pytest.mark.thorough
 def test_a_process_of_its_own_measures_a_step() -> None:
     """A child takes the step and the device by name, and gives its seconds."""
     found = measured_in_child("benchmarks.apart", "plain", "forward", "transformer", "cpu", "1")

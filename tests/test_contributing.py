@@ -16,7 +16,10 @@ from torch import tensor
 import cudalens
 from cudalens import DeviceAssertError, simulate
 from cudalens import guards as catalogue
-from cudalens.guards import _base
+from cudalens.core.report import ErrorFacts, Evidence
+from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
+from cudalens.diagnosis.host_errors import _base as messages
+from cudalens.guards import _base, engine
 from tests.cpu_guards import guarded, positions
 from tests.guards.test_catalogue import evaluate
 
@@ -52,8 +55,9 @@ def holding(text: str) -> str:
 
 
 @pytest.mark.usefixtures("untouched_catalogue")
-def test_the_guard_of_the_walk_acts() -> None:
+def test_the_guard_of_the_walk_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pasted into a file of the catalogue it passes its own examples, for the op it speaks of."""
+    monkeypatch.setattr(engine, "assert_text", lambda key: f"MyLookup.cu:12: {key}")
     library = torch.library.Library("aten", "FRAGMENT")
     try:
         library.define("my_lookup(Tensor table, Tensor index) -> Tensor")
@@ -73,7 +77,6 @@ def test_the_guard_of_the_walk_acts() -> None:
 
 @pytest.mark.usefixtures("untouched_catalogue")
 def test_the_guards_of_ones_own_act(sim: simulate.Simulation) -> None:
-    """The sentence of the first check and the positions of the second arrive."""
     names: dict[str, Any] = {}
     exec(holding("register_guard"), names)
     table, bad = torch.zeros(3, device="cuda"), tensor([0, 3]).to("cuda")
@@ -86,13 +89,28 @@ def test_the_guards_of_ones_own_act(sim: simulate.Simulation) -> None:
     assert names["index_in_range"](table, tensor([0, 2]).to("cuda")) is None
 
 
+def test_the_cause_of_the_walk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pasted into a file of patterns it puts its own message into words, and no other."""
+    monkeypatch.setattr(messages, "_patterns", list(messages._patterns))
+
+    def told(text: str) -> HostVerdict:
+        error = ErrorFacts(type_name="RuntimeError", bases=("RuntimeError",), message=text)
+        return explain_host_error(Evidence(error=error), error)
+
+    message = "my_lookup: table must have 2 dimensions, got 3"
+    assert told(message).pattern is None
+    exec(holding("my_rank"), {})
+    found = told(message)
+    assert found.headline == "table has 3 dimensions, my_lookup takes 2"
+    assert (found.pattern, found.argument) == ("my_rank", "table")
+    assert told("something else happened").pattern is None
+
+
 def test_no_block_is_left_out() -> None:
-    """Every Python block is run by a test above."""
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
 
 
 def test_the_targets_exist() -> None:
-    """Each ``make`` target of a code block is one of the Makefile's."""
     told = set(re.findall(r"\bmake ([a-z-]+)", TEXT))
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     known = {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}

@@ -21,6 +21,7 @@ from cudalens.guards import GUARDS, full_name
 from cudalens.guards._unguarded import UNGUARDABLE
 from cudalens.simulate.asserts import NOT_SIMULATED
 from tests.cpu_guards import guarded
+from tests.processes import python
 
 GPU = Path(__file__).parent / "gpu"
 sys.path.insert(0, str(GPU))
@@ -45,7 +46,6 @@ ON_CPU = [case for case in CASES if case.reaches_guard_on_cpu]
 
 
 def test_each_reachable_record_has_a_trigger_or_a_reason() -> None:
-    """One of both, and nothing else."""
     triggered = [case.record for case in CASES]
     assert len(triggered) == len(set(triggered))
     assert not set(triggered) & set(NOT_TRIGGERED)
@@ -53,9 +53,11 @@ def test_each_reachable_record_has_a_trigger_or_a_reason() -> None:
     assert set(UNGUARDABLE) <= set(NOT_TRIGGERED)
 
 
-@pytest.mark.parametrize("case", ON_CPU, ids=lambda case: case.record)
-def test_a_trigger_fires_the_guard_of_its_record(case: Case) -> None:
-    """With guards that act on the CPU: the first finding is that record's, and certain."""
+@pytest.mark.parametrize(
+    "case", [item for item in ON_CPU if item.record in NOT_SIMULATED], ids=lambda case: case.record
+)
+def test_what_is_not_simulated_fires_the_guard_of_its_record_on_the_cpu(case: Case) -> None:
+    """The first finding is that record's, and certain."""
     with guarded() as collector:
         violation = collector.look(lambda: exec(case.code, namespace()))
         op = collector.found[-1][0] if collector.found else ""
@@ -75,14 +77,13 @@ SIMULATED = [case for case in CASES if case.record not in NOT_SIMULATED]
 
 @pytest.mark.parametrize("case", SIMULATED, ids=lambda case: case.record)
 def test_a_trigger_asserts_on_the_rehearsal_device(
-    case: Case, capfd: pytest.CaptureFixture[str]
+    case: Case, sim: simulate.Simulation, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without guards it prints the record's text; with them it is prevented, and all is alive."""
-    with simulate.start(announce=False) as simulation:
-        bare = run_case(case.record, guarded=False)
-        printed = capfd.readouterr().err
-        simulation.reset()
-        checked = run_case(case.record, guarded=True)
+    """Without guards it prints the record's text; its guard prevents it, and all is alive."""
+    bare = run_case(case.record, guarded=False)
+    printed = capfd.readouterr().err
+    sim.reset()
+    checked = run_case(case.record, guarded=True)
     if is_too_old(case, torch.__version__):
         assert (bare["error"], printed) == (None, "")
     else:
@@ -92,6 +93,9 @@ def test_a_trigger_asserts_on_the_rehearsal_device(
     assert checked["alive"]
     assert checked["report"]["prevented"] and checked["report"]["certainty"] == "proven"
     assert checked["report"]["source"]["text"]
+    op, overload = checked["report"]["op"]["name"], checked["report"]["op"]["overload"]
+    name = op if overload in (None, "", "default") else f"{op}.{overload}"
+    assert case.record in RECORDS_OF[name]
 
 
 def test_on_equal_devices_the_verdicts_are_equal_in_every_field() -> None:
@@ -106,23 +110,6 @@ def test_on_equal_devices_the_verdicts_are_equal_in_every_field() -> None:
     assert any(frame["file"].endswith("worker.py") for frame in seen["frames"])
 
 
-def test_a_worker_is_a_process_of_its_own() -> None:
-    """It prints one line of JSON, and CUDA's own lines on standard error."""
-    mode = suite.environment("rehearsed")
-    done = subprocess.run(
-        [sys.executable, str(GPU / "worker.py"), "rehearsed", "index_get"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=mode,
-        check=True,
-    )
-    (line,) = [item for item in done.stdout.splitlines() if item.startswith(RESULT)]
-    found = json.loads(line.removeprefix(RESULT))
-    assert found["error"] == "DeviceIndexError" and found["alive"]
-    assert found["report"]["headline"].startswith("indices[1][1] = 3 is outside")
-
-
 def test_the_rehearsal_does_not_see_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be refused otherwise; the others do, and none is made synchronous from outside."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -132,36 +119,31 @@ def test_the_rehearsal_does_not_see_the_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert all("CUDA_LAUNCH_BLOCKING" not in suite.environment(m) for m in ("bare", "rehearsed"))
 
 
-def test_without_core_extras_the_check_works() -> None:
-    """The suite's machine has torch, IPython, ipywidgets, matplotlib and pytest, and no rich."""
+def test_a_worker_is_a_process_of_its_own_and_needs_no_extras() -> None:
+    """It prints one line of JSON; the suite's machine has no rich, to say nothing of notebooks."""
     code = (
-        "import sys\n"
+        "import runpy, sys\n"
         "class Without:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in ('rich', 'nbclient', 'nbformat', 'transformers'):\n"
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Without())\n"
-        f"sys.argv = ['worker.py', 'rehearsed', 'index_get']\n"
+        "sys.argv = ['worker.py', 'rehearsed', 'index_get']\n"
         f"sys.path.insert(0, {str(GPU)!r})\n"
-        "import runpy\n"
         f"runpy.run_path({str(GPU / 'worker.py')!r}, run_name='__main__')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=suite.environment("rehearsed"),
-        check=False,
-    )
-    assert RESULT in done.stdout, done.stderr
+    done = python("-c", code, CUDA_VISIBLE_DEVICES="")
+    found = [item for item in done.stdout.splitlines() if item.startswith(RESULT)]
+    assert len(found) == 1, done.stderr
+    result = json.loads(found[0].removeprefix(RESULT))
+    assert result["error"] == "DeviceIndexError" and result["alive"]
+    assert result["report"]["headline"].startswith("indices[1][1] = 3 is outside")
 
 
 # --- comparison and pages -------------------------------------------------------------------------
 
 
 def test_differences_are_listed_field_by_field() -> None:
-    """Equal reports have none; what depends on the machine is not compared."""
     one = {"headline": "a", "bounds": {"min": 0, "max": 4}, "timing": {"diagnose_s": 1}}
     other = {"headline": "a", "bounds": {"min": 0, "max": 5}, "timing": {"diagnose_s": 2}}
     assert report.differences(one, dict(one)) == []
@@ -284,7 +266,6 @@ def test_an_assertion_that_a_release_has_not_is_not_missed(release: str, is_olde
 
 
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
-    """What was printed on hardware gets the op and the argument that the guard found."""
     report.write(SEEN, ABOUT, tmp_path)
     file = tmp_path / "cudalens" / "core" / "data" / "assert_texts_9.9.9.json"
     (text,) = json.loads(file.read_text(encoding="utf-8"))["texts"]
@@ -311,28 +292,26 @@ def test_a_text_that_the_inventory_does_not_have_is_noticed(
 REHEARSABLE = [cell for cell in HARMLESS if cell.is_rehearsable]
 
 
-@pytest.mark.parametrize("cell", REHEARSABLE, ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(item, id=item.name, marks=[pytest.mark.thorough] * ("compile" in item.code))
+        for item in REHEARSABLE
+    ],
+)
 def test_a_harmless_cell_is_one(cell: Any, sim: simulate.Simulation, deterministic: None) -> None:
-    """On the rehearsal device it runs through, and nothing is said."""
     assert run_harmless(cell.name) == {"error": None, "report": None, "troubles": []}
 
 
 def test_a_cell_that_is_not_harmless_is_told(
     sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch, deterministic: None
 ) -> None:
-    """What it raised, and what was reported."""
     code = "F.embedding(torch.tensor([3]).cuda(), torch.ones(3, 2).cuda())"
     bad = replace(REHEARSABLE[0], code=code)
     monkeypatch.setattr(harmless, "HARMLESS", (bad,))
     found = run_harmless(bad.name)
     assert found["error"].startswith("DeviceIndexError: indices[0] = 3 is outside")
     assert found["report"].startswith("indices[0] = 3 is outside")
-
-
-@pytest.mark.parametrize("cell", HARMLESS, ids=lambda cell: cell.name)
-def test_the_code_of_a_harmless_cell_compiles(cell: Any) -> None:
-    """What only a GPU can run is at least Python."""
-    compile(cell.code, "<cell>", "exec")
 
 
 # --- notebooks ------------------------------------------------------------------------------------
@@ -362,7 +341,6 @@ def test_a_cell_that_fails_or_runs_against_its_tag_is_told() -> None:
 
 
 def test_a_notebook_whose_packages_are_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's machine has few packages: nothing is run then."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "rich, transformers" in run_notebook("03_layoutlmv3")["unavailable"]
     assert run_notebook("quickstart")["unavailable"].endswith("rich")
@@ -383,33 +361,28 @@ def deterministic() -> Iterator[None]:
 def test_steps_are_bit_equal_on_the_rehearsal_device(
     sim: simulate.Simulation, deterministic: None
 ) -> None:
-    """Plain, guards only and the full check give the same losses; the sizes are tiny here."""
     found = {kind: run_step(kind, TINY) for kind in ("plain", "guards", "full")}
     assert found["plain"]["losses"] == found["guards"]["losses"] == found["full"]["losses"]
     assert len(set(found["plain"]["losses"])) == TINY.steps
     assert found["plain"]["peak_bytes"] > 0
 
 
-@pytest.mark.parametrize("kind", ["bfloat16"])
 def test_autocast_steps_run_and_stop_a_bad_label(
-    kind: str, sim: simulate.Simulation, deterministic: None
+    sim: simulate.Simulation, deterministic: None
 ) -> None:
     """Under autocast the guard sees the labels as they are."""
-    found = run_step(kind, TINY)
-    assert "4 is outside" in (found["stopped"] or "")
+    assert "4 is outside" in (run_step("bfloat16", TINY)["stopped"] or "")
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_code_of_a_fault_compiles(fault: Any) -> None:
-    """What only a GPU can run is at least Python, and known to one name."""
-    compile(fault.code, "<fault>", "exec")
-    assert [item.name for item in FAULTS].count(fault.name) == 1
+@pytest.mark.parametrize("cell", [*FAULTS, *HARMLESS], ids=lambda cell: cell.name)
+def test_the_code_of_a_cell_compiles(cell: Any) -> None:
+    """What only a GPU can run is at least Python, and known to one name.
 
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_tensor_is_made_before_a_kernel_is_loaded(fault: Any) -> None:
-    """Loading needs a context of the device, which torch makes with its first tensor."""
-    before, found, _ = fault.code.partition("torch.cuda._compile_kernel")
+    A tensor is made before a kernel is loaded, which needs a context of the device.
+    """
+    compile(cell.code, "<cell>", "exec")
+    assert [item.name for item in (*FAULTS, *HARMLESS)].count(cell.name) == 1
+    before, found, _ = cell.code.partition("torch.cuda._compile_kernel")
     assert not found or 'device="cuda"' in before
 
 
@@ -451,9 +424,3 @@ def test_the_kernel_of_the_faults_compiles() -> None:
     made = _nvrtc_compile(SOURCE, "pick", "90")
     image = made[0] if isinstance(made, tuple) else made
     assert b"__assertfail" in image
-
-
-def test_torch_knows_what_the_suite_uses() -> None:
-    """Names of torch that the suite needs on the GPU."""
-    assert callable(torch.cuda.max_memory_allocated)
-    assert callable(torch.cuda.get_device_capability)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from harmless import HARMLESS  # noqa: E402
 from notebook_runs import NAMES  # noqa: E402
 from steps import STEPS  # noqa: E402
 
+from tests.processes import python  # noqa: E402
+
 
 def test_nothing_is_begun_when_the_time_is_up() -> None:
     """A case that did not run says so, and does not count as seen."""
@@ -29,10 +30,16 @@ def test_nothing_is_begun_when_the_time_is_up() -> None:
     assert found == {"unavailable": "not begun: the time was up"}
 
 
-def fake_worker(folder: Path, code: str) -> Path:
-    worker = folder / "worker.py"
-    worker.write_text(code, encoding="utf-8")
-    return worker
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let a worker run this code, for two seconds at most."""
+
+    def use(code: str) -> None:
+        (tmp_path / "worker.py").write_text(code, encoding="utf-8")
+        monkeypatch.setattr(suite, "_WORKER", tmp_path / "worker.py")
+
+    monkeypatch.setattr(suite, "CASE_LIMIT_S", 2)
+    return use
 
 
 @pytest.mark.parametrize(
@@ -49,11 +56,9 @@ def fake_worker(folder: Path, code: str) -> Path:
     ],
 )
 def test_a_case_that_hangs_or_dies_is_said(
-    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, reason: str, work: Callable[[str], None]
 ) -> None:
-    """One case cannot stop the others."""
-    monkeypatch.setattr(suite, "_WORKER", fake_worker(tmp_path, code))
-    monkeypatch.setattr(suite, "CASE_LIMIT_S", 2)
+    work(code)
     began = time.monotonic()
     found = suite.run_one("bare", "x", suite.Clock(100))
     assert (found["unavailable"], found["is_broken"]) == (reason, True)
@@ -62,7 +67,7 @@ def test_a_case_that_hangs_or_dies_is_said(
 
 @pytest.mark.parametrize("end", ["import os; os.abort()", "import time; time.sleep(60)"])
 def test_what_is_known_is_kept_however_a_process_ends(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: str, work: Callable[[str], None]
 ) -> None:
     """After a real assertion a process may abort or hang on its way out."""
     code = (
@@ -70,19 +75,18 @@ def test_what_is_known_is_kept_however_a_process_ends(
         "print('printed by a kernel, without an end', end='')\n"
         f"print('\\n{suite.RESULT}' + '{{\"error\": null}}', flush=True)\n{end}"
     )
-    monkeypatch.setattr(suite, "_WORKER", fake_worker(tmp_path, code))
-    monkeypatch.setattr(suite, "CASE_LIMIT_S", 2)
+    work(code)
     found = suite.run_one("bare", "x", suite.Clock(100))
     assert (found["error"], "unavailable" in found) == (None, False)
     assert found["stderr"].startswith("K.cu:7: it asserts")
 
 
 def test_of_endless_output_the_beginning_and_the_end_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Callable[[str], None],
 ) -> None:
     """The first assertion is the one that counts, and the last line says why it ended."""
     code = f"import sys; sys.stderr.write('first' + 'x' * {3 * suite.MAX_STDERR}); sys.exit('last')"
-    monkeypatch.setattr(suite, "_WORKER", fake_worker(tmp_path, code))
+    work(code)
     found = suite.run_one("bare", "x", suite.Clock(100))
     assert found["stderr"].startswith("first") and found["stderr"].endswith("last\n")
     assert len(found["stderr"]) == 2 * suite.MAX_STDERR + len("\n…\n")
@@ -111,11 +115,11 @@ def test_a_process_that_cannot_be_ended_does_not_hold_up_the_page(
 
 
 def test_a_result_that_cannot_be_read_does_not_lose_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Callable[[str], None],
 ) -> None:
     """A process that is ended while it prints leaves half a line."""
     code = f"import sys; print('{suite.RESULT}' + ('{{}}' if sys.argv[2] == 'whole' else '{{'))"
-    monkeypatch.setattr(suite, "_WORKER", fake_worker(tmp_path, code))
+    work(code)
     results: dict[str, Any] = {"bare": {}}
     suite._run([("bare", "half"), ("bare", "whole")], suite.Clock(100), results, 2)
     assert results["bare"]["half"]["is_broken"]
@@ -135,13 +139,7 @@ def test_a_run_ends_at_its_limit_also_when_a_test_failed_and_a_thread_is_stuck()
         "faulthandler.cancel_dump_traceback_later()\n"  # as pytest does when a test fails
         "threading.Thread(target=time.sleep, args=(60,)).start()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(GPU.parent.parent)},
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 1
+    assert python("-c", code, timeout=50).returncode == 1
 
 
 def test_everything_that_was_seen_can_be_kept(tmp_path: Path) -> None:

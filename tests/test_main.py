@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cudalens.__main__ import main
 from cudalens.core.report import Report
+from cudalens.core.report_types import Environment, SourceSpan
+from cudalens.core.version import __version__
+from cudalens.guards import catalogue_rows
+from cudalens.render.tables import guard_list
+from tests.processes import ROOT, environment, python
 
-ROOT = Path(__file__).parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 FAILING = """\
@@ -39,23 +46,8 @@ def run(tmp_path: Path) -> Run:
     """Run ``python -m cudalens`` in a folder of its own."""
 
     def run_it(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "cudalens", *words],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=240,
-            check=False,
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                "PYTHONIOENCODING": "utf-8",
-                "OMP_NUM_THREADS": "1",
-                "COLUMNS": "100",
-                **environment,
-            },
-        )
+        environment = {"COLUMNS": "100", **environment}
+        return python("-m", "cudalens", *words, cwd=tmp_path, **environment)
 
     return run_it
 
@@ -94,24 +86,20 @@ def test_a_script_named_from_here_sees_what_python_would_show_it(run: Run, tmp_p
     text = "import sys, pickle\nclass A: ...\npickle.dumps(A())\nprint(__file__, sys.argv[0])\n"
     path = script(tmp_path, text + FAILING)
     done = run("--json", "report.json", "train.py")
-    plain = subprocess.run(
-        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    plain = python("train.py", cwd=tmp_path)
     assert done.stdout.splitlines()[0] == plain.stdout.splitlines()[0] == f"{path} train.py"
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert found["source"]["file"] == str(path)
 
 
-def test_a_script_sees_what_it_would_see_alone(run: Run, tmp_path: Path) -> None:
-    """Its name, arguments and import path; options behind it are its own."""
+def test_a_script_sees_what_it_would_see_alone(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "answer = 42\n", "below/helper.py")
     script(
         tmp_path,
         "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\n",
         "below/train.py",
     )
-    done = run("--fast", "below/train.py", "--fast", "-m", "x")
+    done = run_here("--fast", "below/train.py", "--fast", "-m", "x")
     folder = (tmp_path / "below").resolve()
     assert done.returncode == 0, done.stderr
     expected = ["below/train.py", "--fast", "-m", "x"]
@@ -119,44 +107,39 @@ def test_a_script_sees_what_it_would_see_alone(run: Run, tmp_path: Path) -> None
     assert done.stderr == ""
 
 
-def test_a_module_runs_as_with_python_m(run: Run, tmp_path: Path) -> None:
-    """Found from the current folder, with its file as argv[0]."""
+def test_a_module_runs_as_with_python_m(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "", "package/__init__.py")
     script(tmp_path, "import sys\nprint(__name__, sys.argv[1:], __package__)\n", "package/go.py")
-    done = run("-m", "package.go", "--nan", "7")
+    done = run_here("-m", "package.go", "--nan", "7")
     assert (done.returncode, done.stdout) == (0, "__main__ ['--nan', '7'] package\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("ending", "status", "error"),
-    [
-        ("", 0, ""),
-        ("import sys; sys.exit(7)", 7, ""),
-        ("raise SystemExit('no data')", 1, "no data\n"),
-    ],
-)
-def test_the_exit_status_is_the_scripts(
-    run: Run, tmp_path: Path, ending: str, status: int, error: str
-) -> None:
-    """None, a number and a text mean what they mean to Python."""
-    script(tmp_path, f"print('ran')\n{ending}\n")
+def test_the_exit_status_is_the_scripts(run: Run, tmp_path: Path) -> None:
+    script(tmp_path, "print('ran')\nraise SystemExit('no data')\n")
     done = run("train.py")
-    assert (done.returncode, done.stdout, done.stderr) == (status, "ran\n", error)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "ran\n", "no data\n")
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit", "raise SystemExit(0)"])
-def test_a_script_may_end_itself_well(run_here: Run, tmp_path: Path, ending: str) -> None:
-    """It passes as SystemExit, with its status."""
-    script(tmp_path, f"print('ran')\n{ending}\nprint('no')\n")
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("", 0), ("raise SystemExit", 0), ("raise SystemExit(0)", 0), ("import sys; sys.exit(7)", 7)],
+)
+def test_a_script_may_end_itself(run_here: Run, tmp_path: Path, ending: str, status: int) -> None:
+    script(tmp_path, f"print('ran')\n{ending}\n")
     done = run_here("train.py")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "ran\n", "")
 
 
 def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> None:
-    """On stderr, the report last, without a frame of ours; exit status 1."""
+    """Behind both stand the files of the report, whose folders are made; stdout is the script's."""
     script(tmp_path, FAILING)
-    done = run("--json", "found.json", "train.py")
+    page, data = tmp_path / "out/new/r.html", tmp_path / "found.json"
+    done = run("--html", "out/new/r.html", "--json", "found.json", "train.py")
     assert done.returncode == 1
+    files = [f"cudalens: the report is in {path}" for path in (page, data)]
+    assert done.stderr.splitlines()[-2:] == files
+    assert "found.json" not in done.stdout
+    assert "10 is outside the 10 classes" in page.read_text("utf-8")
     trace, _, report = done.stderr.partition("DeviceIndexError: ")
     assert trace.startswith("Traceback (most recent call last):\n")
     assert "runpy" not in trace
@@ -164,31 +147,23 @@ def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> Non
     assert 'train.py", line 9, in step' in trace
     assert "10 is outside the 10 classes" in report.partition("✗")[2]
     assert "train.py line 9" in report
-    saved = Report.from_dict(json.loads((tmp_path / "found.json").read_text(encoding="utf-8")))
-    assert saved.source is not None
+    saved = Report.from_dict(json.loads(data.read_text(encoding="utf-8")))
     assert (saved.source.line, saved.source.cell) == (9, None)
     assert saved.expression == "y"
+    assert "cudalens: about this error: https://" in done.stderr
+    assert "(offline: cudalens page n-classes)" in done.stderr
 
 
 def test_an_error_without_torch_is_pythons_own(run: Run, tmp_path: Path) -> None:
-    """The traceback is the one that Python prints, and there is no report."""
     path = script(tmp_path, "def f():\n    return 1 / 0\n\n\nf()\n")
     done = run("train.py")
-    alone = subprocess.run(
-        [sys.executable, path.name],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=60,
-    )
+    alone = python(path.name, cwd=tmp_path)
     assert done.returncode == alone.returncode == 1
     shorter = alone.stderr.replace(f"{tmp_path}{os.sep}", "")
     assert done.stderr.replace(f"{tmp_path}{os.sep}", "") == shorter
 
 
 def test_a_syntax_error_is_one_of_the_script(run_here: Run, tmp_path: Path) -> None:
-    """It is shown with the script's line."""
     script(tmp_path, "a = 1\nb = (\n")
     done = run_here("train.py")
     assert done.returncode == 1
@@ -198,7 +173,6 @@ def test_a_syntax_error_is_one_of_the_script(run_here: Run, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("sim")
 def test_a_swallowed_finding_is_reported_and_the_status_kept(run_here: Run, tmp_path: Path) -> None:
-    """The script went on and ended well; the report still is there to read."""
     body = FAILING.replace("    return F", "    try:\n        return F", 1).replace(
         "(logits, y)\n\n", "(logits, y)\n    except IndexError:\n        return None\n\n", 1
     )
@@ -209,10 +183,9 @@ def test_a_swallowed_finding_is_reported_and_the_status_kept(run_here: Run, tmp_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")
-def test_an_interrupted_script_ends_with_130(run: Run, tmp_path: Path) -> None:
-    """As a shell reports an interrupt."""
+def test_an_interrupted_script_ends_with_130(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('no')\n")
-    done = run("train.py")
+    done = run_here("train.py")
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
     assert "no" not in done.stdout
@@ -226,30 +199,84 @@ def test_an_interrupted_script_ends_with_130(run: Run, tmp_path: Path) -> None:
         (["-m"], "-m needs"),
         (["-r", "found", "train.py"], "--json FILE"),
         (["missing.py"], "missing.py"),
-        (["show"], "expected: cudalens show report.json"),
-        (["guards", "--xml"], "--json or nothing"),
+        (["show"], "required: FILE (cudalens show --help"),
+        (["guards", "--xml"], "unrecognized arguments: --xml"),
+        (["guards", "--jsno"], "did you mean --json?"),
+        (["--fsat", "train.py"], "did you mean --fast?"),
+        (["demo", "x"], "unrecognized arguments: x"),
+        (["page", "a", "b"], "unrecognized arguments: b"),
+        (
+            ["gards"],
+            "did you mean guards? The commands are demo, explain, guards, help, page, show",
+        ),
+        (["xyzzy"], "no command 'xyzzy'; the commands are demo, explain, guards, help, page, show"),
+        (["help", "shwo"], "did you mean show?"),
     ],
 )
 def test_misuse_is_one_line(run_here: Run, words: list[str], said: str) -> None:
-    """Exit status 2, one line on stderr."""
     done = run_here(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("cudalens: ")
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
+    assert "%" not in done.stderr  # whoever types it here is not sent to the magic
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"], ["--fast", "-h"]])
 def test_help(run_here: Run, words: list[str]) -> None:
-    """The forms and every option."""
     done = run_here(*words)
-    assert done.returncode == 0
-    assert "cudalens guards" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
     assert "--max-ops" in done.stdout
+    assert "%" not in done.stdout  # whoever types it here is not sent to the magic
+    for command in COMMANDS:
+        assert f"cudalens {command}" in done.stdout
+
+
+COMMANDS = ("demo", "explain", "guards", "help", "page", "show")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command(run_here: Run, command: str) -> None:
+    asked = run_here(command, "--help")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.startswith(f"usage: cudalens {command}")
+    assert asked.stdout == run_here("help", command).stdout == run_here("-h", command).stdout
+
+
+def test_the_version(run_here: Run) -> None:
+    done = run_here("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"cudalens {__version__}\n", "")
+
+
+def test_a_script_that_is_there_under_another_name_is_told(run_here: Run, tmp_path: Path) -> None:
+    script(tmp_path, "", "train.py")
+    assert "there is no script 'trian.py'; did you mean train.py?" in run_here("trian.py").stderr
+
+
+# --- files to write -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("train.py/r.html", "exists"), (".", "Is a directory")]
+)
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    run_here: Run, tmp_path: Path, option: str, name: str, reason: str
+) -> None:
+    script(tmp_path, "print('ran')\n")
+    done = run_here(option, name, "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"cudalens: {option} {name}: it cannot be written: ")
+    assert reason in done.stderr
+
+
+def test_a_run_without_a_finding_leaves_no_file(run_here: Run, tmp_path: Path) -> None:
+    script(tmp_path, "print('ran')\n")
+    assert run_here("--html", "out/r.html", "train.py").stdout == "ran\n"
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_without_torch_a_run_is_one_line(run: Run, tmp_path: Path) -> None:
-    """The script is not run."""
     script(tmp_path, "raise ModuleNotFoundError('No module named torch', name='torch')", "torch.py")
     script(tmp_path, "print('ran')\n")
     done = run("train.py", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
@@ -257,9 +284,9 @@ def test_without_torch_a_run_is_one_line(run: Run, tmp_path: Path) -> None:
     assert done.stderr == "cudalens: cudalens needs torch, which is not installed here\n"
 
 
-def test_demo_prints_the_report_and_writes_the_page(run: Run, tmp_path: Path) -> None:
-    """The quickstart's failing cell, on a GPU or on the rehearsal device."""
-    done = run("demo")
+@pytest.mark.usefixtures("sim")
+def test_demo_prints_the_report_and_writes_the_page(run_here: Run, tmp_path: Path) -> None:
+    done = run_here("demo")
     assert done.returncode == 0, done.stderr
     assert "10 is outside the 10 classes" in done.stdout
     assert "F.cross_entropy(logits, y)" in done.stdout
@@ -267,38 +294,163 @@ def test_demo_prints_the_report_and_writes_the_page(run: Run, tmp_path: Path) ->
     assert "10 is outside the 10 classes" in page
 
 
-def test_guards_lists_the_catalogue(run_here: Run) -> None:
-    """As a table and as JSON, the same guards."""
-    rows = json.loads(run_here("guards", "--json").stdout)
+def test_guards_are_found_by_words_and_begin_with_what_people_call(run_here: Run) -> None:
     table = run_here("guards").stdout
+    heads = [line for line in table.splitlines() if line and not line.startswith(" ")]
+    assert any(line.startswith("nn.Embedding, F.embedding  very common") for line in heads)
+    assert any(line.startswith("x[i]  very common") for line in heads)
+    found = run_here("guards", "cross_entropy", "PIXEL").stdout
+    assert found.count("Every pixel's target") == 2
+    assert "nn.Embedding" not in found
+    missing = run_here("guards", "xyzzy")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr == "cudalens: no guard mentions 'xyzzy'\n"
+    before, behind = run_here("--json", "guards", "gather"), run_here("guards", "gather", "--json")
+    assert before.stdout == behind.stdout
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_guards_keep_to_the_width_of_the_terminal(columns: int) -> None:
+    text = guard_list(catalogue_rows(), width=columns, color=False)
+    assert max(map(len, text.splitlines())) <= columns
+    assert "one reduction over the" in " ".join(text.split())
+
+
+def test_guards_lists_the_catalogue(run_here: Run) -> None:
+    rows = json.loads(run_here("guards", "--json").stdout)
+    table = " ".join(run_here("guards").stdout.split())
     assert len(rows) >= 10
-    assert {"op", "guard", "precondition", "source", "cost", "frequency"} <= set(rows[0])
+    assert {"op", "api", "guard", "precondition", "source", "cost", "frequency"} <= set(rows[0])
     for row in rows:
         for op in row["op"]:
             assert op.removeprefix("aten::").partition(".")[0] in table
     assert "…" not in table.replace("0 … ", ""), "nothing is cut off"
-    for word in ("very common", "(warning)", "one reduction over the", "torch 2.13.0"):
+    for word in ("very common", "a warning: CUDA", "one reduction over the", "torch 2.13.0"):
         assert word in table
 
 
 def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
-    """What was saved is shown; what is no report gets one line."""
     report = Report(headline="y[3] = 10 is outside")
     report.save(tmp_path / "report.json")
     done = run_here("show", "report.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert "y[3] = 10 is outside" in done.stdout
     bad_kind = '{"schema_version": 1, "kind": []}'
-    for text in ("not json", "[]", '{"schema_version": 99}', bad_kind, bad_kind[:-3] + "{}}"):
+    for text, said in (
+        ("not json", "it is no JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("[]", "it holds no report of cudalens"),
+        ('{"a": 1}', "it holds no report of cudalens"),
+        ('{"schema_version": 99}', "reads 1 and 2; a newer release of cudalens wrote it"),
+        (bad_kind, "is not a report"),
+        (bad_kind[:-3] + "{}}", "is not a report"),
+        ('{"schema_version": 2, "op": 3}', "another type"),
+    ):
         (tmp_path / "other.json").write_text(text, encoding="utf-8")
         done = run_here("show", "other.json")
-        assert done.returncode == 1
+        assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("cudalens: other.json is not a report")
         assert done.stderr.count("\n") == 1
-    assert run_here("show", "missing.json").returncode == 1
+        assert said in done.stderr
+    (tmp_path / "other.json").write_bytes(b"\x89PNG\xff")
+    assert "it is no text" in run_here("show", "other.json").stderr
+    done = run_here("show", "missing.json")
+    assert done.stderr.endswith("that can be shown: No such file or directory\n")
+    assert done.returncode == 1
 
 
-@pytest.mark.parametrize("words", [["show", "report.json"], ["guards"], ["guards", "--json"]])
+def test_show_lists_several_reports(run_here: Run, tmp_path: Path) -> None:
+    """With one that is none, the others are listed all the same."""
+    for rank in (0, 3):
+        source = SourceSpan(file="/work/train.py", line=7 + rank, text="loss = f(y)")
+        environment = Environment(rank=rank)
+        report = Report(headline=f"y[{rank}] = 10 is outside", source=source, certainty="likely")
+        replace(report, environment=environment).save(tmp_path / f"rank{rank}.json")
+    done = run_here("show", "rank0.json", "missing.json", "rank3.json")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "missing.json" in done.stderr
+    assert done.stdout.splitlines() == [
+        "rank0.json",
+        "  ✗ y[0] = 10 is outside",
+        "    device-side assert · train.py line 7 · rank 0 · likely, not proven",
+        "rank3.json",
+        "  ✗ y[3] = 10 is outside",
+        "    device-side assert · train.py line 10 · rank 3 · likely, not proven",
+    ]
+    assert run_here("show", "rank0.json", "rank3.json").returncode == 0
+
+
+def test_show_makes_a_page_of_a_saved_report(run_here: Run, tmp_path: Path) -> None:
+    Report(headline="y[3] = 10 is outside").save(tmp_path / "report.json")
+    done = run_here("show", "report.json", "--html", "pages/r.html")
+    assert done.stderr == f"cudalens: the report is in {Path('pages/r.html')}\n"
+    assert "y[3] = 10 is outside" in (tmp_path / "pages" / "r.html").read_text(encoding="utf-8")
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+LOG = """\
+../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], \
+thread: [3,0,0] Assertion `t >= 0 && t < n_classes` failed.
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    print(loss.item())
+torch.AcceleratorError: CUDA error: device-side assert triggered
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_explain_reads_a_log(run_here: Run, tmp_path: Path, encoding: str) -> None:
+    """Also as PowerShell writes it, and with bytes that are no text."""
+    odd = b"\xff\xfe\x80 50%\r 100%\r\n" if encoding == "utf-8" else b""
+    (tmp_path / "train.log").write_bytes(LOG.encode(encoding) + odd)
+    done = run_here("explain", "train.log", "--json", "found/r.json")
+    assert done.returncode == 0
+    assert done.stdout.startswith("✗ F.cross_entropy, nn.CrossEntropyLoss")
+    assert "next time: python -m cudalens train.py finds the value" in done.stdout
+    saved = json.loads((tmp_path / "found" / "r.json").read_text(encoding="utf-8"))
+    assert (saved["certainty"], saved["source"]["line"]) == ("likely", 9)
+
+
+@pytest.mark.parametrize("words", [["explain"], ["explain", "-"]])
+def test_explain_reads_standard_input_without_torch(tmp_path: Path, words: list[str]) -> None:
+    script(tmp_path, "raise ModuleNotFoundError('No module named torch', name='torch')", "torch.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "cudalens", *words], input=LOG, encoding="utf-8",
+        capture_output=True, timeout=240, check=False, cwd=tmp_path,
+        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", PYTHONIOENCODING="utf-8"),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a label is neither one of the classes" in " ".join(done.stdout.split())
+
+
+def test_explain_says_that_a_log_shows_nothing(run_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("epoch 1\n", encoding="utf-8")
+    end = "Traceback (most recent call last):\n  File 'x'\nKeyError: 3\n"
+    (tmp_path / "b.log").write_text(end, encoding="utf-8")
+    for words, said in (
+        (["a.log"], "a.log (1 line) shows no failure of CUDA's or torch's"),
+        (["a.log", "b.log"], "(4 lines) shows no failure of CUDA's or torch's; its last exception"),
+        (["missing.log"], "missing.log cannot be read: No such file or directory"),
+        (["."], ". cannot be read: Is a directory"),
+    ):
+        done = run_here("explain", *words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("cudalens: ") and done.stderr.count("\n") == 1
+        assert said in done.stderr
+
+
+def test_the_page_on_the_command_line_shows_what_explain_says(
+    run_here: Run, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(\w+)\n(.*?)\n```", page, re.DOTALL))
+    (tmp_path / "train.log").write_text(blocks["console"], encoding="utf-8")
+    assert run_here("explain", "train.log").stdout.rstrip() == blocks["text"]
+    for command in COMMANDS:
+        assert f"`cudalens {command}" in page
+
+
+@pytest.mark.parametrize("words", [["show", "report.json"], ["guards"]])
 def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path: Path) -> None:
     """As in ``cudalens guards | head``: nothing on stderr, and a status that says it."""
     Report(headline="y[3] = 10 is outside").save(tmp_path / "report.json")
@@ -307,12 +459,22 @@ def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path
     with os.fdopen(writing, "w") as gone:
         done = subprocess.run(
             [sys.executable, "-m", "cudalens", *words],
-            stdout=gone,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=240,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+            stdout=gone, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
+            cwd=tmp_path, env=environment(),
+        )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.usefixtures("sim")
+def test_item_15_in_a_script_no_text_speaks_of_a_magic(run_here: Run, tmp_path: Path) -> None:
+    """Issue 17: what is advised can be done with a script."""
+    code = """\
+    import cudalens, torch
+    p = torch.full((3,), float("nan"), device=cudalens.ensure_cuda())
+    torch.bernoulli(p)
+    """
+    (tmp_path / "fails.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    done = run_here("fails.py")
+    advice = "python -m cudalens --nan, or cudalens.check(nan=True), stops at the first one"
+    assert advice in " ".join(done.stderr.split())
+    assert "%cudacheck" not in done.stderr and "restart the kernel" not in done.stderr

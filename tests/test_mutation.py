@@ -40,7 +40,6 @@ def test_a_module_is_judged_by_its_family_own_tests_first() -> None:
 
 
 def test_the_score_counts_what_was_noticed() -> None:
-    """Survivors are listed with their line and change, and the share is of all that ran."""
     outcomes = [
         Outcome(mutant=mutant(3), is_killed=True, change="a  →  b"),
         Outcome(mutant=mutant(7), is_killed=False, change="x > 0  →  x >= 0"),
@@ -76,7 +75,6 @@ def test_a_mutant_is_judged_in_the_copy_and_taken_back(
 
 @pytest.mark.parametrize(("text", "is_green"), [("assert True", True), ("assert False", False)])
 def test_a_failing_test_kills(tmp_path: Path, text: str, is_green: bool) -> None:
-    """The verdict is the exit status of pytest in the copy."""
     (tmp_path / "test_one.py").write_text(f"def test_it():\n    {text}\n")
     assert mutation.passes(tmp_path, ["test_one.py"]) is is_green
 

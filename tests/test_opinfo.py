@@ -7,7 +7,7 @@ dtype and direction of the ops that a guard looks at; ``make test-all`` takes th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -82,9 +82,13 @@ class Case:
         samples = self.op.sample_inputs("cpu", self.dtype, requires_grad=self.backward)
         return islice(samples, limit)
 
-    def run(self, sample: Any) -> Run:
-        """Return values and gradients of one sample, and both random states afterwards."""
-        args, kwargs = on_device(((sample.input, *sample.args), sample.kwargs))
+    def run(self, sample: Any, placed: Callable[[Any], Any] | None = None) -> Run:
+        """Return values and gradients of one sample, and both random states afterwards.
+
+        Args:
+            placed: copies the arguments to where the op runs, the device by default.
+        """
+        args, kwargs = (placed or on_device)(((sample.input, *sample.args), sample.kwargs))
         torch.manual_seed(0)
         found: list[Any] = tensors(sample.output_process_fn_grad(self.op(*args, **kwargs)))
         if self.backward:

@@ -6,10 +6,13 @@ calls it an assert; where a real assert lies in wait the value is named before t
 
 from __future__ import annotations
 
+import builtins
+
 import pytest
 
-from cudalens import simulate
 from tests.hostcells import Outcome, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
 
 HEAD = """
 import numpy as np, torch
@@ -26,156 +29,6 @@ class Conv1DModel(nn.Module):
     def forward(self, x):
         return self.conv1d(x)
 """
-
-
-def run(code: str, *, recorded: bool = False) -> Outcome:
-    """Run an example under the full check, or under the guards only."""
-    if "transformers" in code:
-        pytest.importorskip("transformers")
-    return run_cell(HEAD + code, fast=not recorded)
-
-
-def assert_host(
-    outcome: Outcome, headline: str, argument: str | None, expression: str | None
-) -> None:
-    """A host error with these words, not called an assert anywhere."""
-    report = outcome.shown
-    assert report.kind == "host_error"
-    assert headline in report.headline
-    assert (report.argument, report.expression) == (argument, expression)
-    assert "assert" not in report.to_text().replace("AssertionError", "")
-
-
-def assert_silent(outcome: Outcome) -> None:
-    """Nothing raised, nothing reported."""
-    assert (outcome.error, outcome.report) == (None, None)
-
-
-# --- 1: a convolution classifier -----------------------------------------------------------------
-
-
-def test_conv_example_1_a_batch_without_channels(sim: simulate.Simulation) -> None:
-    """(64, 100) is read as one unbatched sample of 64 channels."""
-    code = """
-model = Conv1DModel(in_channels=1, out_channels=32).to("cuda")
-input_data = torch.randn(64, 100).to("cuda")
-try:
-    output = model(input_data)
-except AssertionError as e:
-    print(e)
-"""
-    outcome = run(CONV + code)
-    report = outcome.shown
-    assert_host(outcome, "shape (64, 100) is read as one unbatched sample", "input", "x")
-    assert report.op.api == "torch.nn.functional.conv1d"
-    assert report.module_path == "conv1d"
-    assert "(64, 1, 100)" in report.hints[0].text
-    assert outcome.fixes == ["self.conv1d(x.unsqueeze(1))"]
-
-
-def test_conv_example_2_integers_into_a_convolution(sim: simulate.Simulation) -> None:
-    """The first call with .float() is fine, the second is refused."""
-    code = """
-model = nn.Conv1d(in_channels=1, out_channels=32, kernel_size=3).to("cuda")
-input_data = torch.randint(0, 10, (64, 1, 100)).to("cuda")
-output = model(input_data.float())
-model(input_data)
-"""
-    outcome = run(code)
-    assert outcome.names["output"].shape == (64, 32, 98)
-    assert_host(outcome, "input is int64", "input", "input_data")
-    assert outcome.fixes == ["model(input_data.float())"]
-
-
-def test_conv_example_3_data_parallel(sim: simulate.Simulation) -> None:
-    """It runs, on one device or several, and there is nothing to report."""
-    code = """
-if torch.cuda.device_count() > 1:
-    model = nn.DataParallel(Conv1DModel(1, 32)).to("cuda")
-else:
-    model = Conv1DModel(1, 32).to("cuda")
-output = model(torch.randn(64, 1, 100).to("cuda"))
-"""
-    outcome = run(CONV + code, recorded=True)
-    assert_silent(outcome)
-    assert outcome.names["output"].shape == (64, 32, 98)
-
-
-def test_conv_system_labels_beyond_the_classes(sim: simulate.Simulation) -> None:
-    """The real assert of the classifier is a class label outside [0, C - 1]."""
-    code = """
-model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 98, 5)).to("cuda")
-x = torch.randn(20, 1, 100).to("cuda")
-y = torch.arange(20).remainder(5).add(1).to("cuda")
-loss = F.cross_entropy(model(x), y)
-"""
-    report = run(code, recorded=True).shown
-    assert (report.kind, report.argument, report.expression) == ("device_assert", "target", "y")
-    assert report.headline == "target[4] = 5 is outside the 5 classes of input"
-    assert any("y - 1" in (hint.fix or "") for hint in report.hints)
-
-
-# --- 2: losses -----------------------------------------------------------------------------------
-
-
-def test_loss_example_1_shapes_of_bce(sim: simulate.Simulation) -> None:
-    """A ValueError on the host; the range of the random targets is never checked."""
-    code = """
-target = torch.randn(10, 1)
-prediction = torch.randn(10)
-loss_fn = nn.BCEWithLogitsLoss()
-loss = loss_fn(prediction, target)
-"""
-    outcome = run(code)
-    assert isinstance(outcome.error, ValueError)
-    assert_host(outcome, "target has shape (10, 1), input has (10,)", "target", "target")
-    assert outcome.fixes == ["loss_fn(prediction, target.squeeze(1))"]
-
-
-def test_loss_example_2_a_sum_after_reshape(sim: simulate.Simulation) -> None:
-    """The same value twice, and nothing to report."""
-    code = """
-target, prediction = torch.randn(10), torch.randn(10)
-loss_fn = nn.MSELoss(reduction="sum")
-loss = loss_fn(prediction, target)
-again = loss_fn(prediction.reshape(2, 5), target.reshape(2, 5))
-"""
-    outcome = run(code, recorded=True)
-    assert_silent(outcome)
-    assert outcome.names["loss"].item() == pytest.approx(outcome.names["again"].item())
-
-
-def test_loss_example_3_two_devices(sim: simulate.Simulation) -> None:
-    """Uncaught: both tensors with their devices.  Caught by the example itself: silence."""
-    code = """
-target = torch.randn(10).cpu()
-prediction = torch.randn(10).cuda()
-loss_fn = nn.MSELoss()
-loss_fn(prediction, target)
-"""
-    outcome = run(code)
-    assert_host(outcome, "target is on cpu, input is on cuda:0", "target", "target")
-    assert outcome.fixes == ["loss_fn(prediction, target.to(prediction.device))"]
-    devices = {item.expression: item.device for item in outcome.shown.tensors}
-    assert devices == {"prediction": "cuda:0", "target": "cpu"}
-    caught = code.replace("\nloss_fn(", "\ntry:\n    loss_fn(") + "except RuntimeError: pass\n"
-    assert_silent(run(caught))
-
-
-def test_loss_system_probabilities(sim: simulate.Simulation) -> None:
-    """The assert that BCE really has: an input outside [0, 1]."""
-    code = """
-z = torch.tensor([0.5, 1.5, -0.5], device="cuda")
-loss = F.binary_cross_entropy(z, torch.ones(3, device="cuda"))
-"""
-    report = run(code).shown
-    assert report.kind == "device_assert"
-    assert "1.5" in report.headline
-    assert report.expression == "z"
-
-
-# --- 3: LayoutLMv3 -------------------------------------------------------------------------------
-
 LAYOUT = """
 import transformers as tr
 config = tr.LayoutLMv3Config(
@@ -185,166 +38,6 @@ config = tr.LayoutLMv3Config(
 model = tr.LayoutLMv3Model(config).cuda()
 ids = torch.full((2, 8), 3, device="cuda")
 """
-
-
-def test_layout_example_1_as_printed_is_no_python(sim: simulate.Simulation) -> None:
-    """``...`` inside a dict display is a SyntaxError; names of a class are unknown outside it."""
-    outcome = run('x = {"a": 1, ...}')
-    assert isinstance(outcome.error, SyntaxError)
-    assert outcome.report is None
-    outcome = run("loader = DataLoader([1], batch_size=self.batch_size)")
-    assert isinstance(outcome.error, NameError)
-    assert outcome.report is None
-
-
-def test_layout_example_1_completed(sim: simulate.Simulation) -> None:
-    """The model has no such arguments and got none of those that it starts from."""
-    outcome = run(
-        LAYOUT
-        + """
-x = torch.randn(8, 2, 16).cuda()
-batch = {"image_features": x, "text_embeddings": x}
-model(**batch)
-"""
-    )
-    assert_host(outcome, "LayoutLMv3Model got none of input_ids, inputs_embeds", "input_ids", None)
-
-
-def test_layout_example_2_an_array_in_place_of_a_tensor(sim: simulate.Simulation) -> None:
-    """Argument, type and dtype; in a layer and in the library's model."""
-    code = "a = np.random.rand(2, 4, 16)\nnn.Linear(16, 4).cuda()(a)"
-    outcome = run(code)
-    assert isinstance(outcome.error, TypeError)
-    assert_host(outcome, "input is a numpy.ndarray of float64 (2, 4, 16)", "input", None)
-    assert outcome.fixes == ['torch.from_numpy(a).float().to("cuda:0")']
-    outcome = run(LAYOUT + "a = np.ones((2, 8), dtype=int)\nmodel(input_ids=a)")
-    assert_host(outcome, "input_ids is a numpy.ndarray of int64 (2, 8)", "input_ids", None)
-
-
-def test_layout_example_3_a_mask_column(sim: simulate.Simulation) -> None:
-    """An IndexError at the assignment, on every device, with the last valid index."""
-    for device in ("cpu", "cuda"):
-        code = f"""
-batch_size, sequence_length = 2, 8
-attention_mask = torch.ones(batch_size, sequence_length, device="{device}")
-attention_mask[:, sequence_length + 1] = 1
-"""
-        outcome = run(code)
-        assert isinstance(outcome.error, IndexError)
-        assert_host(
-            outcome,
-            "index 9 is out of bounds for dimension 1 with size 8: the last valid index is 7",
-            "indices",
-            None,
-        )
-
-
-def test_layout_system_boxes_in_pixels(sim: simulate.Simulation) -> None:
-    """A box value beyond 1023 is a lookup beyond the table; the page size mends it."""
-    report = run(
-        LAYOUT
-        + "bbox = torch.full((2, 8, 4), 1500, device='cuda')\nmodel(input_ids=ids, bbox=bbox)"
-    ).shown
-    assert report.kind == "device_assert"
-    assert "= 1500 is outside the 1024 rows" in report.headline
-    assert any("page" in hint.text for hint in report.hints)
-
-
-def test_layout_system_at_the_bound(sim: simulate.Simulation) -> None:
-    """1023 is the last coordinate."""
-    code = "bbox = torch.full((2, 8, 4), 1023, device='cuda')\nmodel(input_ids=ids, bbox=bbox)"
-    assert_silent(run(LAYOUT + code))
-
-
-# --- 4: backward ---------------------------------------------------------------------------------
-
-
-def test_backward_example_1_division_by_zero(sim: simulate.Simulation) -> None:
-    """No exception: backward succeeds, every gradient is infinite.  Nothing asserts."""
-    code = """
-def model_forward(x):
-    y = torch.rand_like(x)
-    return x / (y - y)
-
-x = torch.randn(10, requires_grad=True, device="cuda")
-loss = model_forward(x).mean()
-loss.backward()
-"""
-    outcome = run(code, recorded=True)
-    assert_silent(outcome)
-    assert bool(outcome.names["x"].grad.cpu().isinf().all())
-
-
-def test_backward_example_2_clamp_of_a_result(sim: simulate.Simulation) -> None:
-    """As printed nothing is wrong: sub saves nothing, and log saves x after the clamp."""
-    code = """
-def model_forward(x):
-    x.clamp_(min=1e-6)
-    return x.log()
-
-x = torch.randn(10, requires_grad=True, device="cuda") - 2
-loss = model_forward(x).mean()
-loss.backward()
-"""
-    assert_silent(run(code, recorded=True))
-
-
-def test_backward_example_2_clamp_of_a_leaf(sim: simulate.Simulation) -> None:
-    """The variant that fails at once."""
-    code = 'x = torch.randn(10, requires_grad=True, device="cuda")\nx.clamp_(min=1e-6)'
-    report = run(code).shown
-    assert report.kind == "autograd_error"
-    assert report.headline == "x is a leaf that requires grad, and clamp_ changes it in place"
-
-
-def test_backward_example_2_clamp_of_a_saved_result(sim: simulate.Simulation) -> None:
-    """The variant that fails in backward: the line, the op that saved it, both versions."""
-    code = """
-x = torch.randn(10, requires_grad=True, device="cuda")
-y = x.exp()
-y.clamp_(min=1e-6)
-y.mean().backward()
-"""
-    outcome = run(code, recorded=True)
-    report = outcome.shown
-    assert (report.kind, report.phase) == ("autograd_error", "backward")
-    assert "y.clamp_(min=1e-6) changed a tensor that backward needs" in report.headline
-    assert "version 1" in report.headline and "version 0" in report.headline
-    assert "aten::exp" in report.explanation
-    assert outcome.fixes == ["y = y.clamp(min=1e-06)"]
-
-
-def test_backward_example_3_to_the_cpu_and_back(sim: simulate.Simulation) -> None:
-    """Copies are differentiable: the gradient is 0.1 everywhere."""
-    code = """
-def model_forward(x):
-    return x.cpu().mean().cuda()
-
-x = torch.randn(10, requires_grad=True, device="cuda")
-model_forward(x).mean().backward()
-"""
-    outcome = run(code, recorded=True)
-    assert_silent(outcome)
-    assert outcome.names["x"].grad.cpu().tolist() == pytest.approx([0.1] * 10)
-
-
-def test_backward_system_a_graph_used_twice(sim: simulate.Simulation) -> None:
-    """What really stops a backward pass is said to be autograd's, on the host."""
-    code = """
-w = torch.ones(3, device="cuda", requires_grad=True)
-loss = w.exp().sum()
-loss.backward()
-loss.backward()
-"""
-    outcome = run(code, recorded=True)
-    assert outcome.shown.kind == "autograd_error"
-    assert outcome.shown.headline == (
-        "loss leads into the graph of line 8, which backward in line 9 has freed"
-    )
-
-
-# --- 5: summarisation with BART ------------------------------------------------------------------
-
 BART = """
 import transformers as tr
 config = tr.BartConfig(
@@ -357,61 +50,229 @@ labels = torch.full((2, 6), 4, device="cuda")
 """
 
 
-def test_bart_example_1_a_truncated_batch(sim: simulate.Simulation) -> None:
-    """Padding and truncation are on: nothing fatal, also with padding in the labels."""
-    assert_silent(run(BART + "labels[:, 4:] = 1\nmodel(input_ids=ids, labels=labels)"))
+def run(code: str, *, recorded: bool = False) -> Outcome:
+    """Run an example under the full check, or under the guards only."""
+    if "transformers" in code:
+        pytest.importorskip("transformers")
+    return run_cell(HEAD + code, fast=not recorded)
 
 
-def test_bart_example_1_without_truncation(sim: simulate.Simulation) -> None:
-    """The real failure: more tokens than positions."""
-    report = run(
-        BART + "x = torch.full((2, 20), 3).cuda()\nmodel(input_ids=x, labels=labels)"
-    ).shown
-    assert report.kind == "device_assert"
-    assert report.module_path == "model.encoder.embed_positions"
-    assert any("truncation=True" in (hint.fix or "") for hint in report.hints)
+SILENT = """
+== conv 3: data parallel, on one device or several
+if torch.cuda.device_count() > 1:
+    model = nn.DataParallel(Conv1DModel(1, 32)).to("cuda")
+else:
+    model = Conv1DModel(1, 32).to("cuda")
+assert model(torch.randn(64, 1, 100).to("cuda")).shape == (64, 32, 98)
+== loss 2: a sum after reshape gives the same value twice
+target, prediction = torch.randn(10), torch.randn(10)
+loss_fn = nn.MSELoss(reduction="sum")
+loss = loss_fn(prediction, target)
+torch.testing.assert_close(loss, loss_fn(prediction.reshape(2, 5), target.reshape(2, 5)))
+== loss 3: the example itself catches that it lies on two devices
+try:
+    nn.MSELoss()(torch.randn(10).cuda(), torch.randn(10).cpu())
+except RuntimeError: pass
+== layout system: 1023 is the last coordinate
+bbox = torch.full((2, 8, 4), 1023, device='cuda')
+model(input_ids=ids, bbox=bbox)
+== backward 1: a division by zero succeeds, every gradient is infinite, nothing asserts
+def model_forward(x):
+    y = torch.rand_like(x)
+    return x / (y - y)
 
+x = torch.randn(10, requires_grad=True, device="cuda")
+loss = model_forward(x).mean()
+loss.backward()
+assert bool(x.grad.cpu().isinf().all())
+== backward 2: as printed nothing is wrong: sub saves nothing, and log saves x after the clamp
+def model_forward(x):
+    x.clamp_(min=1e-6)
+    return x.log()
 
-def test_bart_example_2_casts_do_nothing(sim: simulate.Simulation) -> None:
-    """int64 to int64 and int32 ids are fine."""
-    assert_silent(run(BART + "model(input_ids=ids.to(torch.long), labels=labels.to(torch.long))"))
-    assert_silent(run(BART + "model(input_ids=ids.int(), decoder_input_ids=labels)"))
+x = torch.randn(10, requires_grad=True, device="cuda") - 2
+loss = model_forward(x).mean()
+loss.backward()
+== backward 3: copies to the CPU and back are differentiable
+def model_forward(x):
+    return x.cpu().mean().cuda()
 
-
-def test_bart_example_2_real_dtype_errors(sim: simulate.Simulation) -> None:
-    """int32 labels and float ids are refused on the host."""
-    outcome = run(BART + "y = labels.int()\nmodel(input_ids=ids, labels=y)")
-    assert outcome.shown.headline == "target is int32, this call takes int64"
-    outcome = run(BART + "x = ids.float()\nmodel(input_ids=x, labels=labels)")
-    assert_host(outcome, "input is float32, embedding takes int64 or int32", "input", "x")
-    assert outcome.fixes == ["model(input_ids=x.long(), labels=labels)"]
-
-
-def test_bart_example_3_an_override_that_never_runs(sim: simulate.Simulation) -> None:
-    """A factory returns a plain model; a slice beyond the end is a no-op."""
-    code = """
+x = torch.randn(10, requires_grad=True, device="cuda")
+model_forward(x).mean().backward()
+torch.testing.assert_close(x.grad.cpu(), torch.full((10,), 0.1))
+== bart 1: padding and truncation are on, with padding in the labels
+labels[:, 4:] = 1
+model(input_ids=ids, labels=labels)
+== bart 2: casts of int64 to int64
+model(input_ids=ids.to(torch.long), labels=labels.to(torch.long))
+== bart 2: int32 ids
+model(input_ids=ids.int(), decoder_input_ids=labels)
+== bart 3: an override that never runs, a slice beyond the end
 hidden = model.get_encoder()(input_ids=ids).last_hidden_state
-cut = hidden[:, :1024, :]
+assert hidden[:, :1024, :].shape == hidden.shape
 """
-    outcome = run(BART + code)
-    assert_silent(outcome)
-    assert outcome.names["cut"].shape == outcome.names["hidden"].shape
+REFUSED = """
+== conv 2: integers into a convolution, after floats that are fine
+model = nn.Conv1d(in_channels=1, out_channels=32, kernel_size=3).to("cuda")
+input_data = torch.randint(0, 10, (64, 1, 100)).to("cuda")
+assert model(input_data.float()).shape == (64, 32, 98)
+model(input_data)
+-- RuntimeError | input is int64 | input | input_data | model(input_data.float())
+== conv 1: a batch without channels is read as one unbatched sample of 64 channels
+model = Conv1DModel(in_channels=1, out_channels=32).to("cuda")
+input_data = torch.randn(64, 100).to("cuda")
+try:
+    output = model(input_data)
+except AssertionError as e:
+    print(e)
+-- RuntimeError | shape (64, 100) is read as one unbatched sample | input | x | \
+self.conv1d(x.unsqueeze(1))
+== loss 3: two devices
+target = torch.randn(10).cpu()
+prediction = torch.randn(10).cuda()
+loss_fn = nn.MSELoss()
+loss_fn(prediction, target)
+-- RuntimeError | target is on cpu, input is on cuda:0 | target | target | \
+loss_fn(prediction, target.to(prediction.device))
+== bart 2: int32 labels
+y = labels.int()
+model(input_ids=ids, labels=y)
+-- RuntimeError | target is int32, this call takes int64 | target
+== loss 1: shapes of BCE; the range of the random targets is never checked
+target = torch.randn(10, 1)
+prediction = torch.randn(10)
+loss_fn = nn.BCEWithLogitsLoss()
+loss = loss_fn(prediction, target)
+-- ValueError | target has shape (10, 1), input has (10,) | target | target | loss_fn(prediction, \
+target.squeeze(1))
+== layout 1: completed, the model got none of what it starts from
+x = torch.randn(8, 2, 16).cuda()
+batch = {"image_features": x, "text_embeddings": x}
+model(**batch)
+-- ValueError | LayoutLMv3Model got none of input_ids, inputs_embeds | input_ids
+== layout 2: an array in place of a tensor, in the library's model
+a = np.ones((2, 8), dtype=int)
+model(input_ids=a)
+-- Exception | input_ids is a numpy.ndarray of int64 (2, 8) | input_ids
+== array 2: the same in a layer
+a = np.random.rand(2, 4, 16)
+nn.Linear(16, 4).cuda()(a)
+-- TypeError | input is a numpy.ndarray of float64 (2, 4, 16) | input | - | \
+nn.Linear(16, 4).cuda()(torch.from_numpy(a).float().to("cuda:0"))
+== mask 3: a column of a mask on the CPU
+mask = torch.ones(2, 8)
+mask[:, 8 + 1] = 1
+-- IndexError | index 9 is out of bounds for dimension 1 with size 8: the last valid index is 7 | \
+indices
+== mask 3: a column of a mask on the device
+mask = torch.ones(2, 8, device="cuda")
+mask[:, 8 + 1] = 1
+-- IndexError | index 9 is out of bounds for dimension 1 with size 8: the last valid index is 7 | \
+indices
+== bart 2: float ids
+x = ids.float()
+model(input_ids=x, labels=labels)
+-- Exception | input is float32, embedding takes int64 or int32 | input | x | \
+model(input_ids=x.long(), labels=labels)
+"""
+STOPPED = """
+== conv system: class labels beyond the classes
+model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 98, 5)).to("cuda")
+x = torch.randn(20, 1, 100).to("cuda")
+y = torch.arange(20).remainder(5).add(1).to("cuda")
+loss = F.cross_entropy(model(x), y)
+-- device_assert | forward | target[4] = 5 is outside the 5 classes of input | y - 1
+== loss system: the assert that BCE really has, an input outside [0, 1]
+z = torch.tensor([0.5, 1.5, -0.5], device="cuda")
+loss = F.binary_cross_entropy(z, torch.ones(3, device="cuda"))
+-- device_assert | forward | z[1] = 1.5 is outside
+== layout system: a box in pixels is a lookup beyond the table; the page size mends it
+bbox = torch.full((2, 8, 4), 1500, device='cuda')
+model(input_ids=ids, bbox=bbox)
+-- device_assert | forward | = 1500 is outside the 1024 rows | page
+== backward 2: clamp of a leaf
+x = torch.randn(10, requires_grad=True, device="cuda")
+x.clamp_(min=1e-6)
+-- autograd_error | forward | x is a leaf that requires grad, and clamp_ changes it in place
+== backward 2: clamp of a saved result: the line, the op that saved it, both versions
+x = torch.randn(10, requires_grad=True, device="cuda")
+y = x.exp()
+y.clamp_(min=1e-6)
+y.mean().backward()
+-- autograd_error | backward | y.clamp_(min=1e-6) changed a tensor that backward needs | \
+version 1 | version 0 | aten::exp | out_of_place
+== backward system: a graph used twice is autograd's error, on the host
+w = torch.ones(3, device="cuda", requires_grad=True)
+loss = w.exp().sum()
+loss.backward()
+loss.backward()
+-- autograd_error | backward | leads into the graph of line 7, which backward in line 8 has freed
+== bart 1: more tokens than positions, without truncation
+x = torch.full((2, 20), 3).cuda()
+model(input_ids=x, labels=labels)
+-- device_assert | forward | model.encoder.embed_positions | truncate
+== bart system: a tokenizer larger than the table
+model(input_ids=ids + 30, labels=labels)
+-- device_assert | forward | = 33 is outside the 30 rows | model.encoder.embed_tokens | \
+"rule": "
+== bart system: -100 as a decoder id
+y = labels * 0 - 100
+model(input_ids=ids, decoder_input_ids=y)
+-- device_assert | forward | = -100 is outside the 30 rows | model.decoder.embed_tokens | \
+"rule": "
+"""
+"""What a report says of each: its kind and phase, and words of its text or its JSON."""
+MODELS = {"conv": CONV, "layout": LAYOUT, "bart": BART}
+
+
+def examples(text: str) -> dict[str, tuple[str, str]]:
+    """Return the code of each example, behind the model that its title names, and what is said."""
+    found = {}
+    for part in text.split("\n== ")[1:]:
+        title, _, body = part.partition("\n")
+        code, _, said = body.partition("\n-- ")
+        found[title] = (MODELS.get(title.split()[0], "") + code, said.strip())
+    return found
+
+
+@pytest.mark.parametrize(("code", "said"), examples(SILENT).values(), ids=examples(SILENT))
+def test_nothing_is_said_of_what_runs(code: str, said: str) -> None:
+    outcome = run(code, recorded=True)
+    assert (outcome.error, outcome.report, said) == (None, None, "")
+
+
+@pytest.mark.parametrize(("code", "said"), examples(REFUSED).values(), ids=examples(REFUSED))
+def test_what_torch_refuses_is_explained(code: str, said: str) -> None:
+    """As an error of the host: nothing of it is called an assert."""
+    outcome = run(code)
+    kind, headline, argument, *more = said.split(" | ")
+    report = outcome.shown
+    assert isinstance(outcome.error, getattr(builtins, kind))
+    assert report.kind == "host_error" and headline in report.headline
+    expression = next((word for word in more[:1] if word != "-"), None)
+    assert (report.argument, report.expression) == (argument, expression)
+    assert "assert" not in report.to_text().replace("AssertionError", "")
+    assert outcome.fixes == more[1:] or not more[1:]
+
+
+@pytest.mark.parametrize(("code", "said"), examples(STOPPED).values(), ids=examples(STOPPED))
+def test_what_asserts_or_fails_in_backward_is_found(code: str, said: str) -> None:
+    report = run(code, recorded=True).shown
+    kind, phase, *words = said.split(" | ")
+    assert (report.kind, report.phase) == (kind, phase)
+    told = f"{report.headline}\n{report.to_text(width=1000)}\n{report.to_json()}"
+    assert [word for word in words if word not in told] == []
 
 
 @pytest.mark.parametrize(
-    ("code", "module", "value"),
+    ("code", "error"),
     [
-        ("model(input_ids=ids + 30, labels=labels)", "model.encoder.embed_tokens", 33),
-        (
-            "y = labels * 0 - 100\nmodel(input_ids=ids, decoder_input_ids=y)",
-            "model.decoder.embed_tokens",
-            -100,
-        ),
+        ('x = {"a": 1, ...}', SyntaxError),
+        ("loader = DataLoader([1], batch_size=self.batch_size)", NameError),
     ],
 )
-def test_bart_system(code: str, module: str, value: int, sim: simulate.Simulation) -> None:
-    """The real asserts: a tokenizer larger than the table, and -100 as a decoder id."""
-    report = run(BART + code).shown
-    assert (report.kind, report.module_path) == ("device_assert", module)
-    assert f"= {value} is outside the 30 rows" in report.headline
-    assert report.hints
+def test_layout_example_1_as_printed_is_no_python(code: str, error: type[Exception]) -> None:
+    """``...`` inside a dict display is a SyntaxError; names of a class are unknown outside it."""
+    outcome = run(code)
+    assert isinstance(outcome.error, error)
+    assert outcome.report is None

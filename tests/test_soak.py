@@ -28,8 +28,9 @@ def run(cells: int, seed: int) -> Result:
     return soak(cells, seed, LIMIT_S)
 
 
+@pytest.mark.no_cover
+@pytest.mark.thorough
 def test_forty_cells_leave_nothing_behind() -> None:
-    """Good cells are quiet, failing ones are reported with value, op, line and cell."""
     result = run(40, 7)
     assert result.problems == []
     assert result.cells == 40
@@ -37,6 +38,7 @@ def test_forty_cells_leave_nothing_behind() -> None:
     assert len(result.by_label) >= 5
 
 
+@pytest.mark.no_cover
 def test_the_soak_notices_a_wrong_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without a place, as when the stack cannot be read, are problems."""
     monkeypatch.setattr(finding, "calling_frames", lambda **options: [])

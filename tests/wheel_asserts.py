@@ -199,7 +199,6 @@ class Image:
 
 
 def windows(code: bytes) -> Iterator[bytes]:
-    """Return what stands before each call through a register, the call included."""
     for at in range(0, len(code) - INSTRUCTION_BYTES + 1, INSTRUCTION_BYTES):
         if int.from_bytes(code[at : at + 2], "little") & 0xFFF == CALL:
             end = at + INSTRUCTION_BYTES
@@ -215,7 +214,6 @@ def _text(symbol: Any, data: Mapping[int, bytes]) -> str:
 
 
 def sites_of(packages: Path) -> list[Site]:
-    """Return every assertion in libtorch_cuda.so of an installed torch."""
     tools = packages / "triton" / "backends" / "nvidia" / "bin"
     found: set[Site] = set()
     with tempfile.TemporaryDirectory() as folder:
@@ -278,7 +276,6 @@ def _grouped(
 
 
 def release_of(packages: Path) -> str:
-    """Return the public version of the torch that is installed there."""
     text = (packages / "torch" / "version.py").read_text(encoding="utf-8")
     found = re.search(r"__version__ = '([^'+]+)", text)
     assert found is not None, "torch/version.py names no version"

@@ -15,14 +15,7 @@ else:
     from playwright.sync_api import Browser, BrowserContext, Error, sync_playwright
 
     from tests.browser import cells
-    from tests.browser.labpage import (
-        Reader,
-        chromium,
-        open_notebook,
-        run_cell,
-        wait_for_lens,
-        write_notebook,
-    )
+    from tests.browser.labpage import Reader, chromium, write_notebook
     from tests.browser.labserver import Lab, running_lab
 
     NO_BROWSER = (
@@ -65,10 +58,7 @@ else:
         """The quickstart, run up to its failing cell."""
         reader = Reader(context.new_page())
         try:
-            open_notebook(reader.page, lab, "quickstart.ipynb")
-            for number in (0, 1):
-                run_cell(reader.page, number)
-            wait_for_lens(reader.page)
+            reader.run_failing(lab, "quickstart.ipynb")
         except Error:
             PICTURES.mkdir(parents=True, exist_ok=True)
             reader.page.screenshot(path=PICTURES / "not_opened.png")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 from playwright.sync_api import expect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from playwright.sync_api import Browser, Locator, Page, Playwright
 
@@ -29,6 +29,8 @@ SWITCHES = (
     "--disable-sync",
 )
 LENS = ".cl-lens"
+CONTRAST = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8")
+TABS = ("Values", "Tensors", "History", "Replay on CPU", "Call stack", "Environment")
 WAIT_MS = 120_000
 STEP_MS = 30_000
 KEYS_MS = 6_000
@@ -109,6 +111,17 @@ class Reader:
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.lens = page.locator(LENS)
+
+    def run_failing(self, lab: Lab, name: str) -> None:
+        """Open a notebook, run its first cell and the one that fails, and wait for its lens."""
+        open_notebook(self.page, lab, name)
+        for number in (0, 1):
+            run_cell(self.page, number)
+        wait_for_lens(self.page)
+
+    def pale(self, asked: float = 4.5) -> list[Any]:
+        """Return what is visible now with less contrast than that."""
+        return [item for item in self.lens.evaluate(CONTRAST) if item["ratio"] < asked]
 
     def begin(self) -> None:
         """Go back to where a new lens stands."""

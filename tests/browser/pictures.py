@@ -11,14 +11,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser import cells
-from tests.browser.labpage import (
-    Reader,
-    chromium,
-    open_notebook,
-    run_cell,
-    wait_for_lens,
-    write_notebook,
-)
+from tests.browser.labpage import Reader, chromium, write_notebook
 from tests.browser.labserver import Lab, running_lab
 
 SIZE = {"width": 1400, "height": 1700}
@@ -53,10 +46,7 @@ def opened(lab: Lab, browser: Browser, theme: str) -> Reader:
     """Run the failing cell under a theme and wait for its lens."""
     lab.use_theme(f"JupyterLab {theme}")
     reader = Reader(browser.new_page(viewport=SIZE))  # type: ignore[arg-type]
-    open_notebook(reader.page, lab, "lens.ipynb")
-    for number in (0, 1):
-        run_cell(reader.page, number)
-    wait_for_lens(reader.page)
+    reader.run_failing(lab, "lens.ipynb")
     reader.page.keyboard.press("Escape")
     reader.page.keyboard.press("Control+b")
     reader.page.wait_for_timeout(800)

@@ -17,7 +17,6 @@ from cudalens.core.device_asserts import (
     assert_table,
     assert_text,
     fold,
-    known_releases,
 )
 from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.guards import GUARDS
@@ -25,6 +24,7 @@ from tests.wheel_asserts import DATA, KNOWN, Held, Site, differences, held, key_
 
 BCE = "Loss.cu:89 input_val >= zero && input_val <= one"
 LINE = "Loss.cu:89: operator(): Assertion `input_val >= zero && input_val <= one` failed."
+MOVED = json.loads(DATA.read_text(encoding="utf-8"))
 RECORDS = json.loads((KNOWN.parent / "device_asserts.json").read_text(encoding="utf-8"))
 THREAD = LINE.replace("operator(): ", "operator(): block: [0,0,0], thread: [3,0,0] ")
 
@@ -47,35 +47,36 @@ def test_a_release_that_was_not_read_gets_no_line_number(version: str | None) ->
     assert as_printed_by(version, THREAD) == THREAD.replace(":89:", ":")
 
 
-def test_an_assertion_that_did_not_move_stays(moved: dict[str, object]) -> None:
-    moved[BCE.replace("89", "90")] = ("Loss.cu:95", "operator()", "other")
-    assert as_printed_by("9.1.0+cu999", LINE) == LINE
+ELSEWHERE = ("Losses.cuh:12", "check_kernel", "0 <= x && x <= 1")
+PRINTED = "Losses.cuh:12: check_kernel: {}Assertion `0 <= x && x <= 1` failed."
+NARROW = LINE.replace("input_val >= zero && ", "")
+WORDLESS = "TensorCompare.cu:109: kernel: Assertion `lengths must match` failed."
 
 
-def test_an_assertion_that_moved_is_quoted_from_its_new_place(moved: dict[str, object]) -> None:
-    moved[BCE] = ("Losses.cuh:12", "check_kernel", "0 <= x && x <= 1")
-    printed = "Losses.cuh:12: check_kernel: Assertion `0 <= x && x <= 1` failed."
-    assert as_printed_by("9.1.0", LINE) == printed
-    thread = "block: [0,0,0], thread: [3,0,0] "
-    assert as_printed_by("9.1.0", THREAD) == printed.replace("Assertion", f"{thread}Assertion")
-
-
-def test_a_kernel_without_words_prints_its_callers(moved: dict[str, object]) -> None:
-    line = "TensorCompare.cu:109: kernel: Assertion `lengths must match` failed."
-    moved["TensorCompare.cu:109"] = ("TensorCompare.cu:120", "kernel", "")
-    assert as_printed_by("9.1.0", line) == line.replace("109", "120")
-
-
-def test_the_words_tell_assertions_in_one_line_apart(moved: dict[str, object]) -> None:
-    """A macro's line is compiled in once for each dtype."""
-    moved[BCE] = ("Loss.cu:99", "operator()", "other")
-    narrow = LINE.replace("input_val >= zero && ", "")
-    assert as_printed_by("9.1.0", narrow) == narrow
-
-
-def test_an_assertion_that_is_not_there_is_none(moved: dict[str, object]) -> None:
-    moved[BCE] = None
-    assert as_printed_by("9.1.0", LINE) is None
+@pytest.mark.parametrize(
+    ("key", "site", "line", "expected"),
+    [
+        pytest.param(BCE.replace("89", "90"), ELSEWHERE, LINE, LINE, id="it did not move"),
+        pytest.param(BCE, ELSEWHERE, LINE, PRINTED.format(""), id="it moved"),
+        pytest.param(
+            BCE, ELSEWHERE, THREAD, PRINTED.format("block: [0,0,0], thread: [3,0,0] "), id="thread"
+        ),
+        pytest.param(
+            "TensorCompare.cu:109",
+            ("TensorCompare.cu:120", "kernel", ""),
+            WORDLESS,
+            WORDLESS.replace("109", "120"),
+            id="a kernel without words prints its caller's",
+        ),
+        pytest.param(BCE, ELSEWHERE, NARROW, NARROW, id="a macro's line has several"),
+        pytest.param(BCE, None, LINE, None, id="it is not there"),
+    ],
+)
+def test_an_assertion_is_quoted_from_its_place_in_the_release(
+    moved: dict[str, object], key: str, site: object, line: str, expected: str | None
+) -> None:
+    moved[key] = site
+    assert as_printed_by("9.1.0+cu999", line) == expected
 
 
 def test_a_kernel_that_is_not_there_leaves_its_work_to_the_one_before(
@@ -98,15 +99,13 @@ def test_other_text_comes_back_as_it_is() -> None:
 
 def test_the_data_speaks_of_assertions_that_there_are() -> None:
     there = {key_of(site) for site in known_sites()}
-    releases = json.loads(DATA.read_text(encoding="utf-8"))
-    assert known_releases() == {KNOWN_RELEASE, *releases}
-    for release, sites in releases.items():
+    assert set(device_asserts._moved()) == set(MOVED)
+    for release, sites in MOVED.items():
         assert re.fullmatch(r"\d+\.\d+\.\d+", release)
         assert set(sites) <= there, release
 
 
 def quoted() -> list[str]:
-    """The lines of the records that a guard stands for."""
     records = {name for guards in GUARDS.values() for guard in guards for name in guard.records}
     lines = [line for item in RECORDS if item["id"] in records for line in item["stderr_text"]]
     assert len(lines) > 50
@@ -114,7 +113,6 @@ def quoted() -> list[str]:
 
 
 def test_what_is_quoted_is_what_the_kernels_of_the_known_release_hold() -> None:
-    """Word for word."""
     there = {(site.place, site.function, site.expression) for site in known_sites()}
     wordless = {site.place for site in known_sites() if not site.expression}
     for line in quoted():
@@ -140,7 +138,7 @@ def test_the_table_of_assertions_is_what_the_kernels_hold() -> None:
         assert_site("no such assertion")
 
 
-@pytest.mark.parametrize("release", sorted(known_releases()))
+@pytest.mark.parametrize("release", sorted({KNOWN_RELEASE, *MOVED}))
 def test_what_a_release_prints_is_understood(release: str) -> None:
     """The words of every release have a meaning, and the same argument is at fault."""
     for line in quoted():

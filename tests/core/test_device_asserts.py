@@ -20,7 +20,6 @@ RECORDS = {record["id"]: record for record in INVENTORY if record["reachable"]}
 
 
 def printed(record: dict[str, Any]) -> list[str]:
-    """Return the lines that a record prints on standard error."""
     lines = record["stderr_text"]
     return [line for line in (lines if isinstance(lines, list) else [lines]) if "`" in line]
 
@@ -39,7 +38,7 @@ def test_equal_lines_are_counted_with_blocks_and_threads() -> None:
     )
     (found,) = fold(text)
     assert (found.file, found.line, found.function) == ("K.cu", 7, "f")
-    assert (found.count, found.blocks, found.threads) == (12, 3, 12)
+    assert (found.count, len(found.blocks), len(found.threads)) == (12, 3, 12)
     assert found.text() == text.split("\n", maxsplit=1)[0] + " (12 times, 3 blocks, 12 threads)"
 
 
@@ -164,7 +163,6 @@ OLDER = {
 
 @pytest.mark.parametrize("expression", sorted(OLDER))
 def test_texts_of_older_releases(expression: str) -> None:
-    """They name the same ops."""
     meaning = meaning_of(line(expression))
     assert meaning is not None and OLDER[expression] in meaning.ops
 
@@ -201,7 +199,6 @@ def test_words_of_the_caller_are_repeated() -> None:
 
 
 def test_the_argument_where_it_has_one_name() -> None:
-    """``argument`` is given where all ops agree on it."""
     assert known_texts()[folded("t < n_classes")].argument == "target"
     assert known_texts()[folded("srcIndex < srcSelectDimSize")].argument is None
 

@@ -39,7 +39,6 @@ def loop_map(tensor: Tensor, bad: Tensor) -> tuple[list[int], list[object], list
 def test_map_is_that_of_a_plain_loop(
     shape: tuple[int, ...], listed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every cell counts and bounds its own values, whether positions are listed or counted."""
     monkeypatch.setattr(tensor_values, "_LISTED", listed)
     generator = torch.Generator().manual_seed(sum(shape))
     tensor = torch.randint(-5, 40, shape, generator=generator)
@@ -56,7 +55,6 @@ def test_map_is_that_of_a_plain_loop(
 def test_first_positions_are_in_row_major_order(
     listed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first twenty are listed with their values, also when they lie in several pieces."""
     monkeypatch.setattr(tensor_values, "_LISTED", listed)
     monkeypatch.setattr(tensor_values, "_HOST_PIECE", 7)
     tensor = torch.arange(60).reshape(6, 10)
@@ -104,20 +102,17 @@ def test_integers_are_summarised(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("span", [(1 << 16) - 1, 1 << 16, 1 << 40])
 def test_distinct_values_are_found_by_counting_and_by_sorting(span: int) -> None:
-    """The distinct values are the same on both sides of the bound for counting."""
     found = summarise(torch.tensor([-3, span - 3, -3, 0]))
     assert found.unique == (-3, 0, span - 3)
 
 
 @pytest.mark.parametrize("count", [32, 33])
 def test_many_distinct_values_are_not_listed(count: int) -> None:
-    """32 distinct values are listed, 33 are not."""
     found = summarise(torch.arange(count))
     assert found.unique == (tuple(range(32)) if count == 32 else None)
 
 
 def test_mean_of_huge_integers_does_not_overflow() -> None:
-    """Where the sum would leave int64 the mean is still right."""
     huge = 1 << 62
     found = summarise(torch.tensor([huge, huge, huge, huge]))
     assert found.mean == number(float(huge))
@@ -158,3 +153,15 @@ def test_a_device_s_histogram_is_the_host_s(sim: simulate.Simulation) -> None:
         counted = tensor_values._binned(spread.to("cuda"), low, high, 24)
     assert counted.tolist() == tensor_values._binned(spread, low, high, 24).int().tolist()
     assert "aten::histc" not in {entry.op for entry in recorder.history()}
+
+
+@pytest.mark.parametrize("marked", [[], [0], [7, 8, 15], [63, 64, 66], list(range(67))])
+def test_marks_are_listed_by_words_as_one_by_one(
+    marked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions are the same in order, also behind the last whole word and in a view."""
+    monkeypatch.setattr(tensor_values, "HOST_NUMEL", 8)
+    marks = torch.zeros(75, dtype=torch.bool)
+    marks[torch.tensor(marked, dtype=torch.int64) + 8] = True
+    for view in (marks[8:], marks[8:].clone(), torch.stack((marks, marks), 1)[8:, 0]):
+        assert tensor_values._listed(view).tolist() == marked

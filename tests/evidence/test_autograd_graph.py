@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from cudalens import simulate
 from cudalens.core.report_types import AutogradNeighbourhood, GraphNode, LineRef
 from cudalens.evidence import autograd_graph
 from cudalens.evidence.autograd_graph import FOCUS, neighbourhood, op_of
+from tests.hostcells import run_cell
 
 
 def by_name(graph: AutogradNeighbourhood, name: str) -> GraphNode:
@@ -57,7 +59,6 @@ def test_nodes_edges_and_roles_of_a_loss() -> None:
 
 
 def test_leaves_that_are_no_parameters() -> None:
-    """A tensor that requires grad is a leaf by its argument's name, or behind an accumulator."""
     x = torch.ones(2, requires_grad=True)
     graph = neighbourhood({"self": x, "other": x.exp()}, op_name="aten::add", bad=None)
     assert by_name(graph, "self").role == "leaf"
@@ -66,14 +67,12 @@ def test_leaves_that_are_no_parameters() -> None:
 
 
 def test_a_bad_tensor_with_a_history_is_the_bad_input() -> None:
-    """The node that made it bears the role."""
     x = torch.ones(2, requires_grad=True).exp()
     graph = neighbourhood({"self": x}, op_name="aten::bernoulli", bad="self")
     assert by_name(graph, "ExpBackward0").role == "bad_input"
 
 
 def test_one_tensor_as_two_arguments_is_one_node() -> None:
-    """It has two edges into the call."""
     x = torch.ones(2, requires_grad=True).exp()
     graph = neighbourhood({"self": x, "other": x}, op_name="aten::mul", bad=None)
     assert ("ExpBackward0", "aten::mul", 0) in edges(graph)
@@ -82,7 +81,6 @@ def test_one_tensor_as_two_arguments_is_one_node() -> None:
 
 
 def test_places_come_from_the_sequence_number() -> None:
-    """Each node asks for its own forward line; leaves have none."""
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
     asked: list[int] = []
@@ -99,7 +97,6 @@ def test_places_come_from_the_sequence_number() -> None:
 
 
 def test_a_failure_in_backward_starts_from_the_running_node() -> None:
-    """The node itself is the focus; what it would have fed comes after it."""
     x = torch.ones(2, requires_grad=True)
     node = x.exp().sin().grad_fn
     graph = neighbourhood(
@@ -115,25 +112,16 @@ def test_a_failure_in_backward_starts_from_the_running_node() -> None:
     assert graph.total_nodes == len(graph.nodes) == 4
 
 
-def test_at_most_limit_nodes_are_kept_nearest_first() -> None:
-    """At the limit everything is kept, one node beyond it the farthest is left out."""
+def test_at_most_limit_nodes_are_kept_nearest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd_graph, "LIMIT", 5)
     x = torch.ones(1, requires_grad=True)
     y = x.sin().cos().exp()
-    whole = neighbourhood({"self": y}, op_name="aten::log", bad=None, limit=5)
-    assert [node.name for node in whole.nodes] == [
-        "ExpBackward0",
-        "CosBackward0",
-        "SinBackward0",
-        "AccumulateGrad",
-        "aten::log",
-    ]
-    cut = neighbourhood({"self": y}, op_name="aten::log", bad=None, limit=4)
-    assert [node.name for node in cut.nodes] == [
-        "ExpBackward0",
-        "CosBackward0",
-        "SinBackward0",
-        "aten::log",
-    ]
+    whole = neighbourhood({"self": y}, op_name="aten::log", bad=None)
+    names = ["ExpBackward0", "CosBackward0", "SinBackward0", "AccumulateGrad", "aten::log"]
+    assert [node.name for node in whole.nodes] == names
+    monkeypatch.setattr(autograd_graph, "LIMIT", 4)
+    cut = neighbourhood({"self": y}, op_name="aten::log", bad=None)
+    assert [node.name for node in cut.nodes] == [*names[:3], "aten::log"]
     assert cut.total_nodes == whole.total_nodes == 5
     assert {edge.src for edge in cut.edges} <= {node.id for node in cut.nodes}
 
@@ -165,7 +153,6 @@ def test_time_does_not_grow_with_the_graph() -> None:
 
 
 def test_size_is_known_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph of exactly as many nodes as may be visited is counted; one more is not."""
     monkeypatch.setattr(autograd_graph, "MAX_VISITED", 4)
     x = torch.ones(1, requires_grad=True)
     three, four = x.sin().cos().exp(), x.sin().cos().exp().exp()
@@ -174,7 +161,6 @@ def test_size_is_known_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_kept_alive() -> None:
-    """The neighbourhood is facts alone: the graph dies with the user's tensors."""
     import weakref
 
     x = torch.ones(1, requires_grad=True)
@@ -199,5 +185,24 @@ def test_nothing_is_kept_alive() -> None:
     ],
 )
 def test_ops_behind_nodes(node: str, op: str | None) -> None:
-    """An op is named when exactly one with a derivative has the node's name."""
     assert op_of(node) == op
+
+
+def test_item_24_parameters_keep_their_names_in_a_straight_cell(
+    sim: simulate.Simulation,
+) -> None:
+    """Made in an earlier cell, and not mentioned by the statement that fails."""
+    made = {
+        "net": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).cuda(),
+        "x": torch.ones(5, 3, device="cuda"),
+        "y": torch.full((5,), 7, device="cuda"),
+        "F": torch.nn.functional,
+    }
+    exec("out = net(x)", made)
+    made["last"] = made["out"] * torch.ones(2, device="cuda", requires_grad=True)
+    shown = run_cell("F.cross_entropy(last, y)", made).shown
+    names = {node.name for node in shown.graph.nodes}
+    assert {"2.weight", "2.bias", "0.weight"} <= names
+    assert "AccumulateGrad" in names  # what no variable holds has no name
+    shown = run_cell("last + x", made).shown
+    assert {"2.weight", "2.bias", "0.weight"} <= {node.name for node in shown.graph.nodes}

@@ -34,7 +34,6 @@ def step() -> None:
     ],
 )
 def test_the_phase_is_what_was_running(call: Callable[[], object], phase: str) -> None:
-    """What is being made or loaded belongs to no pass."""
     with pytest.raises(Exception) as caught, cudalens.check():
         call()
     assert caught.value.__cudalens_report__.phase == phase  # type: ignore[attr-defined]

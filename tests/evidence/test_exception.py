@@ -70,7 +70,6 @@ def extension() -> Iterator[Any]:
 
 def device_only(table: Tensor, rows: Tensor) -> Tensor:
     running = simulate.current()
-    assert running is not None
     running.device_assert(f"{OPS}::device_only", TEXT.format(block=0, thread=0, said=OWN))
     return torch.empty_like(rows)
 
@@ -78,6 +77,11 @@ def device_only(table: Tensor, rows: Tensor) -> Tensor:
 def cell(code: str, **options: Any) -> Outcome:
     """Run a cell under the full check, and keep the rehearsal device's error out of the next."""
     return run_cell(SETUP + code, **{"fast": False, **options})
+
+
+def note_of_the_next() -> str:
+    """Return the first note on the error of a cell that uses the lost device."""
+    return getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])[0]
 
 
 LOOKUP = """\
@@ -89,14 +93,12 @@ later = out + 1
 
 
 def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) -> None:
-    """Line, op, arguments with their values, and the CPU's word on them: all from host memory."""
     outcome = cell(LOOKUP)
     report = outcome.shown
     assert isinstance(outcome.error, torch.AcceleratorError)
     assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", False)
     assert report.context_usable is False
     assert report.op.name == f"{OPS}::lookup"
-    assert report.source is not None
     assert report.source.text == "out = ops.lookup(weights, picked)"
     assert "index 9 is out of bounds" in report.headline
     facts = {item.argument: item for item in report.tensors}
@@ -112,61 +114,53 @@ def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) 
 def test_the_same_under_ten_thousand_lines(
     extension: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The lines reach the user as they are; the report has one of them, and the count."""
     lines = [TEXT.format(block=n // 100, thread=n % 100, said=OWN) for n in range(10_000)]
     extension.text = "\n".join(lines)
     report = cell(LOOKUP).shown
     assert report.op.name == f"{OPS}::lookup"
-    assert report.source is not None and report.source.line == 5
+    assert report.source.line == 5
     assert report.device_text == f"{lines[0]} (10000 times, 100 blocks, 10000 threads)"
     assert capfd.readouterr().err.count("Assertion") == 10_000
 
 
 def test_the_last_good_row_is_no_failure(extension: Any) -> None:
-    """One row before the bound nothing is reported."""
     outcome = cell(LOOKUP.replace("9", "3"))
     assert (outcome.error, outcome.report) == (None, None)
 
 
 def test_a_text_that_is_known_is_translated(extension: Any) -> None:
-    """An extension that calls a kernel of torch's prints torch's text."""
     extension.text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
     report = cell(LOOKUP).shown
     assert report.certainty == "proven"
     assert "the check of index_select or embedding" in report.explanation
 
 
-def test_without_a_cpu_kernel_nothing_is_proven(extension: Any) -> None:
-    """The op and its arguments are named; the replay says why there is none."""
-    report = cell(LOOKUP.replace("lookup", "device_only")).shown
-    assert (report.op.name, report.certainty) == (f"{OPS}::device_only", "likely")
-    assert report.headline == f"{OPS}::device_only asserted on the device: `{OWN}` failed"
-    assert (report.replay.outcome, report.replay.reason) == (
-        "unavailable",
-        "the op has no CPU kernel",
-    )
-    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
-
-
-def test_a_replay_that_needs_the_lost_device_proves_nothing(extension: Any) -> None:
-    """It meets the old error again, and says nothing of the arguments."""
-    report = cell(LOOKUP.replace("lookup", "home").replace("0, 9, 2", "0, 1, 4")).shown
-    assert (report.replay.outcome, report.certainty) == ("raised", "proven")
-    simulation = simulate.current()
-    assert simulation is not None
-    simulation.reset()
-    report = cell(LOOKUP.replace("lookup", "home_first")).shown
-    assert report.certainty == "likely"
-    assert report.replay.reason == "the op's CPU kernel asks for the GPU, which is gone"
-
-
-def test_what_was_too_large_to_copy_is_no_proof(extension: Any) -> None:
-    """Zeros stand in for a table beyond the byte budget: the CPU's word is only likely."""
-    report = cell(LOOKUP.replace("arange(8.0,", "arange(4.0 * 2**18,").replace("(4, 2)", "(4, -1)"))
-    shown = report.shown
-    assert shown.certainty == "likely"
-    assert shown.replay.reason == "table replayed as zeros: not copied in time"
-    assert {item.argument: item.summary.max for item in shown.tensors} == {"rows": 9, "table": None}
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lookup": "device_only"}, "the op has no CPU kernel"),
+        ({"lookup": "home_first"}, "the op's CPU kernel asks for the GPU, which is gone"),
+        # Zeros stand in for a table beyond the byte budget.
+        (
+            {"arange(8.0,": "arange(4.0 * 2**18,", "(4, 2)": "(4, -1)"},
+            "table replayed as zeros: not copied in time",
+        ),
+        # The neighbour: the last row that is too much is found before the GPU is asked.
+        ({"lookup": "home", "0, 9, 2": "0, 1, 4"}, None),
+    ],
+)
+def test_a_replay_that_is_none_proves_nothing(
+    extension: Any, changes: dict[str, str], reason: str | None
+) -> None:
+    code = LOOKUP
+    for old, new in changes.items():
+        code = code.replace(old, new)
+    report = cell(code).shown
+    assert (report.certainty, report.replay.reason) == ("likely" if reason else "proven", reason)
+    op, last = report.op.name, 9 if reason else 4
+    assert {item.argument: item.summary.max for item in report.tensors}["rows"] == last
+    if "device_only" in op:
+        assert report.headline == f"{op} asserted on the device: `{OWN}` failed"
 
 
 OTHERS = """\
@@ -194,15 +188,13 @@ def test_what_cannot_be_kept_is_not_replayed() -> None:
     assert without_tensors({"x": torch.ones(2), "generator": torch.Generator()}) is None
 
 
-def test_values_are_told_where_the_cpu_accepts_them(extension: Any) -> None:
-    """A CPU kernel that checks nothing tells no value: the ranges of the copies do."""
+@pytest.mark.parametrize(("op", "is_told"), [("clamped", True), ("lookup", False)])
+def test_ranges_are_told_where_the_cpu_names_no_value(
+    extension: Any, op: str, is_told: bool
+) -> None:
     said = "Before the call its arguments held: table 0.0 … 7.0, rows 0 … 9."
-    assert said in cell(LOOKUP.replace("lookup", "clamped")).shown.explanation
-
-
-def test_ranges_are_not_repeated_where_the_cpu_names_the_value(extension: Any) -> None:
-    """Its own words say more."""
-    assert "Before the call" not in cell(LOOKUP).shown.explanation
+    explanation = cell(LOOKUP.replace("lookup", op)).shown.explanation
+    assert (said in explanation, "Before the call" in explanation) == (is_told, is_told)
 
 
 ALIKE = """\
@@ -241,22 +233,18 @@ def handled(how: str) -> str:
 
 @pytest.mark.parametrize("how", sorted(HANDLED))
 def test_the_op_is_named_though_its_error_stayed_inside(extension: Any, how: str) -> None:
-    """What ended the device is shown, whatever became of its exception."""
     outcome = cell(handled(how))
     report = outcome.shown
     assert (report.op.name, report.certainty) == (f"{OPS}::lookup", "proven")
-    assert report.source is not None
     assert report.source.text == "out = ops.lookup(weights, picked)"
     assert "did not leave the block" in report.explanation
     assert {item.argument: item.summary.max for item in report.tensors}["rows"] == 9
     assert isinstance(outcome.error, ValueError) is (how == "put in the user's words")
-    notes = getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])
-    assert f"a device-side assert in {OPS}::lookup at" in notes[0]
+    assert f"a device-side assert in {OPS}::lookup at" in note_of_the_next()
 
 
 @pytest.mark.parametrize("how", sorted(HANDLED))
 def test_a_handled_call_at_the_bound_is_no_failure(extension: Any, how: str) -> None:
-    """Nothing is lost: no report."""
     assert cell(handled(how).replace("9", "3")).report is None
 
 
@@ -271,8 +259,7 @@ def test_an_interrupted_cell_tells_what_it_had_lost(extension: Any, row: int) ->
     assert session.report is None or session.report.op.name == f"{OPS}::lookup"
 
 
-def test_a_later_op_is_not_blamed_for_what_ran_past_the_ops(sim: simulate.Simulation) -> None:
-    """A launch without an op was met, and handled: the op that meets it again did nothing."""
+def test_a_later_op_is_not_blamed_for_what_ran_past_the_ops() -> None:
     code = f"""
     import torch
     from cudalens import simulate
@@ -302,8 +289,7 @@ def test_a_session_inside_another_leaves_the_report_to_be_shown(extension: Any) 
 def test_a_place_that_only_reported_is_not_called_the_cause(extension: Any, is_known: bool) -> None:
     """The line of a later cell says so of a fault that was met, not found."""
     cell(LOOKUP + "out.sum().item()", sync=is_known)
-    notes = getattr(cell("torch.ones(3, device='cuda')").error, "__notes__", [""])
-    assert ("that was reported at In [" in notes[0]) is not is_known
+    assert ("that was reported at In [" in note_of_the_next()) is not is_known
 
 
 HOOK = """\
@@ -320,10 +306,9 @@ loss.backward()
 
 
 def test_a_hook_inside_backward(extension: Any) -> None:
-    """The line is the hook's, the phase is backward, the values are those of the hook's call."""
     report = cell(HOOK).shown
     assert (report.op.name, report.phase) == (f"{OPS}::lookup", "backward")
-    assert report.source is not None and report.source.text == "return ops.lookup(grad, picked)"
+    assert report.source.text == "return ops.lookup(grad, picked)"
     facts = {item.argument: item for item in report.tensors}
     assert (facts["rows"].summary.max, facts["table"].shape) == (9, (4, 2))
     assert report.certainty == "proven"
@@ -340,26 +325,16 @@ def test_without_waiting_the_op_is_not_blamed_for_certain(extension: Any) -> Non
 
 
 def test_without_waiting_an_extension_s_op_just_before_is_named(extension: Any) -> None:
-    """It is the first to be suspected, and no more than that."""
     report = cell(LOOKUP.replace("later = out + 1", "out.cpu()"), sync=False).shown
-    assert report.certainty == "unknown"
-    assert report.source is not None and report.source.text == "out.cpu()"
+    assert (report.certainty, report.source.text) == ("unknown", "out.cpu()")
     assert f"{OPS}::lookup ran just before and may be the cause" in report.explanation
 
 
-SIDE_STREAM = """\
-weights = torch.arange(8.0, device="cuda").reshape(4, 2)
-picked = torch.tensor([0, 9, 2], device="cuda")
-with torch.cuda.stream(torch.cuda.Stream()):
-    out = ops.lookup(weights, picked)
-"""
-
-
 def test_an_op_on_a_side_stream_is_named(extension: Any) -> None:
-    """The stream that the op ran on is waited for."""
-    report = cell(SIDE_STREAM).shown
+    stream = "with torch.cuda.stream(torch.cuda.Stream()):\n    out"
+    report = cell(LOOKUP.replace("out =", f"{stream} =").replace("later = out + 1\n", "")).shown
     assert report.op.name == f"{OPS}::lookup"
-    assert report.source is not None and report.source.text == "out = ops.lookup(weights, picked)"
+    assert report.source.text == "out = ops.lookup(weights, picked)"
     assert report.certainty == "proven"
 
 
@@ -379,7 +354,6 @@ with ThreadPoolExecutor(1) as pool:
 def test_a_failure_in_a_user_s_thread_has_the_thread_s_line(extension: Any) -> None:
     """No op of a thread is recorded: the line is where it surfaced, and no op is made up."""
     report = cell(THREAD).shown
-    assert report.source is not None
     assert report.source.text == "return ops.lookup(weights, picked).tolist()"
     assert (report.kind, report.context_usable) == ("device_assert", False)
     assert report.op.name is None and report.certainty == "unknown"
@@ -390,53 +364,47 @@ def test_a_failure_in_a_user_s_thread_has_the_thread_s_line(extension: Any) -> N
 # --- the device is left alone ---------------------------------------------------------------------
 
 
-class Spy:
-    """Counts what asks the rehearsal device for work after its context is gone."""
+@pytest.fixture
+def launches(sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return what grows when the rehearsal device is asked for work after its context is gone."""
+    found: list[None] = []
+    state = sim._runtime.state
+    launch = state.launch
 
-    def __init__(self, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launches = 0
-        state = sim._runtime.state
-        launch, sync = state.launch, state.sync
+    def counted() -> None:
+        found.extend([None] * state.is_poisoned)
+        launch()
 
-        def counted() -> None:
-            self.launches += state.is_poisoned
-            launch()
-
-        monkeypatch.setattr(state, "launch", counted)
-        monkeypatch.setattr(state, "sync", sync)
+    monkeypatch.setattr(state, "launch", counted)
+    return found
 
 
 def test_no_tensor_is_read_once_the_context_is_gone(
-    extension: Any, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+    extension: Any, sim: simulate.Simulation, launches: list[None]
 ) -> None:
-    """Report, every rendering of it and the reminder come without one launch on the device."""
-    spy = Spy(sim, monkeypatch)
     report = cell(LOOKUP).shown
     assert sim.is_poisoned
     report.to_text(), report.to_html(), report.to_json(), report._repr_mimebundle_()
     assert cudalens.last_report() == report
-    assert spy.launches == 0
+    assert launches == []
     with pytest.raises(torch.AcceleratorError):
         torch.ones(1, device="cuda")
-    assert spy.launches == 1
+    assert len(launches) == 1
 
 
-def test_the_spy_sees_a_read(sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy, a number and a printed tensor are each seen."""
+def test_a_read_is_seen(sim: simulate.Simulation, launches: list[None]) -> None:
     x = torch.ones(2, device="cuda")
-    spy = Spy(sim, monkeypatch)
     sim.device_assert("x", "text")
     for read in (torch.cuda.synchronize, x.cpu, x.sum, x.tolist, x.__repr__):
         with pytest.raises(torch.AcceleratorError):
             read()
-    assert spy.launches == 4
+    assert len(launches) == 4
 
 
 # --- later cells ----------------------------------------------------------------------------------
 
 
-def test_later_cells_point_back_in_one_line(extension: Any, sim: simulate.Simulation) -> None:
-    """The next cell that meets the dead device gets one line and the first report."""
+def test_later_cells_point_back_in_one_line(extension: Any) -> None:
     first = cell(LOOKUP)
     second = cell("torch.ones(3, device='cuda')")
     assert second.error is not None
@@ -455,7 +423,6 @@ def test_later_cells_point_back_in_one_line(extension: Any, sim: simulate.Simula
 def test_a_rehearsal_device_can_live_again(
     extension: Any, how: str, sim: simulate.Simulation
 ) -> None:
-    """After a reset, or a stop and a start, failures are explained afresh."""
     cell(LOOKUP)
     assert PROCESS.lost is not None
     if how == "reset":
@@ -474,7 +441,6 @@ def test_a_rehearsal_device_can_live_again(
 def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
     extension: Any, fast: bool
 ) -> None:
-    """The device had failed before: the report names no op of this cell."""
     space: dict[str, Any] = {}
     exec(SETUP + LOOKUP, space)
     report = cell("x = torch.ones(3, device='cuda') + 1", fast=fast).shown
@@ -484,7 +450,7 @@ def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
     assert report.certainty != "proven"
 
 
-def test_a_host_error_on_a_dead_device_says_both(sim: simulate.Simulation) -> None:
+def test_a_host_error_on_a_dead_device_says_both() -> None:
     """An exception of the host's stays what it is, and the lost context is told."""
     code = f"""
     import torch
@@ -499,7 +465,7 @@ def test_a_host_error_on_a_dead_device_says_both(sim: simulate.Simulation) -> No
     assert "the device had failed before" in report.explanation
 
 
-def test_a_library_status_that_hides_an_assert(sim: simulate.Simulation) -> None:
+def test_a_library_status_that_hides_an_assert() -> None:
     """cuBLAS reports a status of its own after an assert: the device itself is asked."""
     text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
     code = f"""
@@ -515,7 +481,6 @@ def test_a_library_status_that_hides_an_assert(sim: simulate.Simulation) -> None
 
 
 def test_the_same_status_on_a_living_device_stays_what_it_is() -> None:
-    """Nothing is hidden: the context can be used."""
     code = """
     raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
     """

@@ -45,7 +45,6 @@ scores = torch.zeros(3, 2)
 def test_value_and_position(
     line: str, argument: str | None, position: Any, value: Any, allowed: str | None
 ) -> None:
-    """The finding is the guard's, the kind stays host_error; an unseen tensor stays unsaid."""
     space = dict(NAMES)
     exec(SETUP, space)
     found = run_cell(line, space, fast=False).shown
@@ -89,7 +88,6 @@ def test_other_errors_keep_their_words(line: str) -> None:
 
 
 def test_without_a_recorder_nothing_is_known_of_the_op() -> None:
-    """Guards alone do not know which op raised: torch's words are repeated."""
     space = {**NAMES, "ids": tensor([9])}
     found = run_cell("F.embedding(ids, torch.zeros(3, 2))", space).shown
     assert found.headline == "index out of range in self"

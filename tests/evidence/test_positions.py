@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import cudalens
 from cudalens.core.report import Report
 from cudalens.evidence.tensors import same_spot
-from cudalens.render.headline import headline, headline_parts
+from cudalens.render.words import headline, headline_parts
+from tests.blocks import report_of
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -22,13 +20,6 @@ def labels(*shape: int) -> Tensor:
     found = torch.zeros(shape, dtype=torch.long)
     found.view(-1)[-2] = 11
     return found.to("cuda")
-
-
-def report_of(call: Callable[[], object]) -> Report:
-    with cudalens.check() as session, pytest.raises(cudalens.DeviceIndexError):
-        call()
-    assert session.report is not None
-    return session.report
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["CASES", "NOT_TRIGGERED", "Case", "is_too_old", "namespace"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """One record of the inventory and a call that breaks its condition."""
 
@@ -32,7 +32,6 @@ class Case:
 
 
 def namespace() -> dict[str, Any]:
-    """Return the names that the texts use."""
     import torch
 
     return {
@@ -47,7 +46,6 @@ def namespace() -> dict[str, Any]:
 
 
 def is_too_old(case: Case, torch_version: str) -> bool:
-    """Return whether this release of torch is older than the assertion of a case."""
     major, minor = torch_version.split(".")[:2]
     return (int(major), int(minor)) < case.asserts_since
 
@@ -55,167 +53,131 @@ def is_too_old(case: Case, torch_version: str) -> bool:
 _MANY = "tensor([0] * 16 + [5])"
 
 CASES: tuple[Case, ...] = (
-    Case(record="index_get", code="zeros(4, 3)[:, tensor([0, 3])]"),
-    Case(record="index_put", code="x = zeros(3)\nx[tensor([0, 3])] = 1.0"),
+    Case("index_get", "zeros(4, 3)[:, tensor([0, 3])]"),
+    Case("index_put", "x = zeros(3)\nx[tensor([0, 3])] = 1.0"),
+    Case("index_put_sort", "zeros(3).index_put_((tensor([0, 3]),), ones(2), accumulate=True)"),
+    Case("index_fill", "zeros(3, 4).index_fill_(1, tensor([0, 4]), 1.0)"),
+    Case("index_copy", "zeros(3, 2).index_copy_(0, tensor([0, 3]), ones(2, 2))"),
+    Case("take", "torch.take(zeros(2, 3), tensor([0, 6]))"),
+    Case("put", "zeros(2, 3).put_(tensor([0, 6]), ones(2))"),
+    Case("masked_scatter", "zeros(3).masked_scatter_(tensor([True, True, True]), ones(2))"),
+    Case("gather_rows_fast", f"F.embedding({_MANY}, zeros(5, 4))", may_print=("gather_scatter",)),
     Case(
-        record="index_put_sort",
-        code="zeros(3).index_put_((tensor([0, 3]),), ones(2), accumulate=True)",
-    ),
-    Case(record="index_fill", code="zeros(3, 4).index_fill_(1, tensor([0, 4]), 1.0)"),
-    Case(record="index_copy", code="zeros(3, 2).index_copy_(0, tensor([0, 3]), ones(2, 2))"),
-    Case(record="take", code="torch.take(zeros(2, 3), tensor([0, 6]))"),
-    Case(record="put", code="zeros(2, 3).put_(tensor([0, 6]), ones(2))"),
-    Case(
-        record="masked_scatter",
-        code="zeros(3).masked_scatter_(tensor([True, True, True]), ones(2))",
-    ),
-    Case(
-        record="gather_rows_fast",
-        code=f"F.embedding({_MANY}, zeros(5, 4))",
-        may_print=("gather_scatter",),
-    ),
-    Case(
-        record="scatter_add_rows_fast",
-        code="zeros(5, 4).scatter_add_(0, tensor([[0], [5]]).expand(2, 4), ones(2, 4))",
+        "scatter_add_rows_fast",
+        "zeros(5, 4).scatter_add_(0, tensor([[0], [5]]).expand(2, 4), ones(2, 4))",
         may_print=("gather_scatter", "scatter_add_tma"),
     ),
     Case(
-        record="scatter_add_tma",
-        code="zeros(5, 256).scatter_add_(0, tensor([[0], [5]]).expand(2, 256), ones(2, 256))",
+        "scatter_add_tma",
+        "zeros(5, 256).scatter_add_(0, tensor([[0], [5]]).expand(2, 256), ones(2, 256))",
         may_print=("scatter_add_rows_fast", "gather_scatter"),
         capability=(9, 0),
     ),
-    Case(record="index_add_small", code="zeros(5, 3).index_add_(0, tensor([0, 5]), ones(2, 3))"),
-    Case(record="index_add_large", code=f"zeros(5, 3).index_add_(0, {_MANY}, ones(17, 3))"),
+    Case("index_add_small", "zeros(5, 3).index_add_(0, tensor([0, 5]), ones(2, 3))"),
+    Case("index_add_large", f"zeros(5, 3).index_add_(0, {_MANY}, ones(17, 3))"),
     Case(
-        record="add_dense_sparse",
-        code="zeros(3) + torch.sparse_coo_tensor(tensor([[0, 3]]), ones(2), (3,), "
+        "add_dense_sparse",
+        "zeros(3) + torch.sparse_coo_tensor(tensor([[0, 3]]), ones(2), (3,), "
         "check_invariants=False)",
         may_print=("index_add_small", "index_add_large"),
         reaches_guard_on_cpu=False,
     ),
-    Case(record="index_select_small", code="zeros(5, 3).index_select(0, tensor([0, 5]))"),
+    Case("index_select_small", "zeros(5, 3).index_select(0, tensor([0, 5]))"),
     Case(
-        record="index_select_sparse",
-        code="torch.sparse_coo_tensor(tensor([[0, 1]]), ones(2), (3,), check_invariants=False)"
+        "index_select_sparse",
+        "torch.sparse_coo_tensor(tensor([[0, 1]]), ones(2), (3,), check_invariants=False)"
         ".index_select(0, tensor([0, 3]))",
     ),
-    Case(record="gather_scatter", code="zeros(2, 3).gather(1, tensor([[0, 3], [0, 0]]))"),
-    Case(record="scatter_value", code="zeros(2, 3).scatter_(1, tensor([[0, 3]]), 1.0)"),
+    Case("gather_scatter", "zeros(2, 3).gather(1, tensor([[0, 3], [0, 0]]))"),
+    Case("scatter_value", "zeros(2, 3).scatter_(1, tensor([[0, 3]]), 1.0)"),
     Case(
-        record="embedding_renorm",
-        code="aten.embedding_renorm_(ones(3, 2), tensor([0, 3]), 1.0, 2.0)",
+        "embedding_renorm",
+        "aten.embedding_renorm_(ones(3, 2), tensor([0, 3]), 1.0, 2.0)",
         asserts_since=(2, 13),
     ),
+    Case("embedding_bag_index", "F.embedding_bag(tensor([0, 3]), zeros(3, 2), tensor([0, 1]))"),
     Case(
-        record="embedding_bag_index",
-        code="F.embedding_bag(tensor([0, 3]), zeros(3, 2), tensor([0, 1]))",
+        "embedding_bag_offsets", "F.embedding_bag(tensor([0, 2]), zeros(3, 2), tensor([0, 2, 1]))"
+    ),
+    Case("nll_loss_forward_reduced", "F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]))"),
+    Case(
+        "nll_loss_forward_none", 'F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]), reduction="none")'
     ),
     Case(
-        record="embedding_bag_offsets",
-        code="F.embedding_bag(tensor([0, 2]), zeros(3, 2), tensor([0, 2, 1]))",
-    ),
-    Case(record="nll_loss_forward_reduced", code="F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]))"),
-    Case(
-        record="nll_loss_forward_none",
-        code='F.cross_entropy(zeros(3, 4), tensor([0, 4, 1]), reduction="none")',
+        "nll_loss_backward_reduced",
+        "aten.nll_loss_backward(ones(()), zeros(2, 3), tensor([0, 3]), None, 1, -100, ones(()))",
     ),
     Case(
-        record="nll_loss_backward_reduced",
-        code="aten.nll_loss_backward(ones(()), zeros(2, 3), tensor([0, 3]), None, 1, -100, "
-        "ones(()))",
+        "nll_loss_backward_none",
+        "aten.nll_loss_backward(ones(2), zeros(2, 3), tensor([0, 3]), None, 0, -100, ones(()))",
     ),
+    Case("nll_loss2d_forward", "F.cross_entropy(zeros(1, 3, 1, 2), tensor([[[3, 0]]]))"),
     Case(
-        record="nll_loss_backward_none",
-        code="aten.nll_loss_backward(ones(2), zeros(2, 3), tensor([0, 3]), None, 0, -100, "
-        "ones(()))",
-    ),
-    Case(
-        record="nll_loss2d_forward",
-        code="F.cross_entropy(zeros(1, 3, 1, 2), tensor([[[3, 0]]]))",
-    ),
-    Case(
-        record="nll_loss2d_backward_reduced",
-        code="aten.nll_loss2d_backward(ones(()), zeros(1, 3, 1, 1), tensor([[[3]]]), None, 1, "
+        "nll_loss2d_backward_reduced",
+        "aten.nll_loss2d_backward(ones(()), zeros(1, 3, 1, 1), tensor([[[3]]]), None, 1, "
         "-100, ones(()))",
     ),
     Case(
-        record="nll_loss2d_backward_none",
-        code="aten.nll_loss2d_backward(ones(1, 1, 1), zeros(1, 3, 1, 1), tensor([[[3]]]), None, "
+        "nll_loss2d_backward_none",
+        "aten.nll_loss2d_backward(ones(1, 1, 1), zeros(1, 3, 1, 1), tensor([[[3]]]), None, "
         "0, -100, ones(()))",
     ),
-    Case(record="bce_input", code="F.binary_cross_entropy(tensor([0.0, 1.5]), tensor([0.0, 1.0]))"),
+    Case("bce_input", "F.binary_cross_entropy(tensor([0.0, 1.5]), tensor([0.0, 1.0]))"),
+    Case("bce_target", "F.binary_cross_entropy(tensor([0.5, 0.5]), tensor([0.0, 1.5]))"),
+    Case("multi_margin_loss", "F.multi_margin_loss(zeros(2, 3), tensor([0, 3]))"),
+    Case("multinomial_renorm", "torch.multinomial(tensor([[-0.5, 1.0]]), 2, replacement=True)"),
+    Case("multinomial_sum", "torch.multinomial(tensor([[0.0, 0.0]]), 2, replacement=True)"),
+    Case("multinomial_fast", "torch.multinomial(tensor([nan, 1.0]), 1)"),
+    Case("bernoulli_tensor", "torch.bernoulli(tensor([0.0, 1.5]))"),
+    Case("poisson", "torch.poisson(tensor([1.0, -1.0]))"),
+    Case("repeat_interleave_size", "zeros(3).repeat_interleave(tensor([2, 0, 1]), output_size=4)"),
     Case(
-        record="bce_target", code="F.binary_cross_entropy(tensor([0.5, 0.5]), tensor([0.0, 1.5]))"
+        "repeat_interleave_negative",
+        "zeros(3).repeat_interleave(tensor([2, -1, 2]), output_size=3)",
     ),
-    Case(record="multi_margin_loss", code="F.multi_margin_loss(zeros(2, 3), tensor([0, 3]))"),
+    Case("max_unpool2d", "aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 4]]]), [2, 2])"),
     Case(
-        record="multinomial_renorm",
-        code="torch.multinomial(tensor([[-0.5, 1.0]]), 2, replacement=True)",
-    ),
-    Case(
-        record="multinomial_sum",
-        code="torch.multinomial(tensor([[0.0, 0.0]]), 2, replacement=True)",
-    ),
-    Case(record="multinomial_fast", code="torch.multinomial(tensor([nan, 1.0]), 1)"),
-    Case(record="bernoulli_tensor", code="torch.bernoulli(tensor([0.0, 1.5]))"),
-    Case(record="poisson", code="torch.poisson(tensor([1.0, -1.0]))"),
-    Case(
-        record="repeat_interleave_size",
-        code="zeros(3).repeat_interleave(tensor([2, 0, 1]), output_size=4)",
+        "max_unpool3d",
+        "aten.max_unpool3d(ones(1, 1, 1, 1), tensor([[[[8]]]]), [2, 2, 2], [2, 2, 2], [0, 0, 0])",
     ),
     Case(
-        record="repeat_interleave_negative",
-        code="zeros(3).repeat_interleave(tensor([2, -1, 2]), output_size=3)",
-    ),
-    Case(
-        record="max_unpool2d",
-        code="aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 4]]]), [2, 2])",
-    ),
-    Case(
-        record="max_unpool3d",
-        code="aten.max_unpool3d(ones(1, 1, 1, 1), tensor([[[[8]]]]), [2, 2, 2], [2, 2, 2], "
-        "[0, 0, 0])",
-    ),
-    Case(
-        record="fractional_max_pool2d_backward",
-        code="aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1], "
+        "fractional_max_pool2d_backward",
+        "aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1], "
         "tensor([[[4]]]))",
     ),
     Case(
-        record="fractional_max_pool3d_backward",
-        code="aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2], "
+        "fractional_max_pool3d_backward",
+        "aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2], "
         "[1, 1, 1], tensor([[[[8]]]]))",
     ),
-    Case(record="assert_async", code='torch._assert_async(tensor(0), "lengths must match")'),
+    Case("assert_async", 'torch._assert_async(tensor(0), "lengths must match")'),
     Case(
-        record="segment_reduce_nd",
-        code='aten.segment_reduce(zeros(3, 2), "sum", offsets=tensor([0, 2, 1, 3]))',
+        "segment_reduce_nd", 'aten.segment_reduce(zeros(3, 2), "sum", offsets=tensor([0, 2, 1, 3]))'
     ),
     Case(
-        record="segment_reduce_1d_mean",
-        code='aten.segment_reduce(zeros(3), "mean", offsets=tensor([0, 2, 1, 3]))',
+        "segment_reduce_1d_mean",
+        'aten.segment_reduce(zeros(3), "mean", offsets=tensor([0, 2, 1, 3]))',
     ),
     Case(
-        record="sparse_compressed_invariants",
-        code="aten._validate_compressed_sparse_indices(True, tensor([0, 2, 3]), "
+        "sparse_compressed_invariants",
+        "aten._validate_compressed_sparse_indices(True, tensor([0, 2, 3]), "
         "tensor([0, 4, 1]), 2, 4, 3)",
     ),
     Case(
-        record="grouped_mm_offsets",
-        code="aten._grouped_mm(zeros(32, 16).bfloat16(), zeros(2, 16, 16).bfloat16().mT, "
+        "grouped_mm_offsets",
+        "aten._grouped_mm(zeros(32, 16).bfloat16(), zeros(2, 16, 16).bfloat16().mT, "
         "tensor([16, 48], dtype=torch.int32))",
         capability=(9, 0),
     ),
     Case(
-        record="grouped_mm_alignment",
-        code="aten._grouped_mm(zeros(16, 32).bfloat16(), zeros(32, 16).bfloat16(), "
+        "grouped_mm_alignment",
+        "aten._grouped_mm(zeros(16, 32).bfloat16(), zeros(32, 16).bfloat16(), "
         "tensor([9, 32], dtype=torch.int32))",
         capability=(9, 0),
     ),
     Case(
-        record="nested_index_put",
-        code="torch._assert_async(tensor(False), "
+        "nested_index_put",
+        "torch._assert_async(tensor(False), "
         '"Some indices in the ragged dimension are out of bounds!")',
         may_print=("assert_async",),
     ),

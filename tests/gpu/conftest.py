@@ -48,7 +48,6 @@ def results() -> Iterator[suite.Results]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the one table."""
     for text in _written:
         terminalreporter.write_line("")
         terminalreporter.write(text)

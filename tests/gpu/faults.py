@@ -63,43 +63,38 @@ library.impl("pick", lambda table, rows, unchecked=0: table[rows], "CPU")
 _BAD = "rows = torch.tensor([0, 9, 3], device='cuda')\n"
 _PICK = "gpu_suite::pick"
 
+
+def _in_pick(name: str, code: str) -> Fault:
+    """Return an assertion of the extension's kernel, behind its op."""
+    return Fault(
+        name=name,
+        code=_KERNEL + code,
+        kind="device_assert",
+        op=_PICK,
+        argument_max=("rows", 9),
+    )
+
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        name="assert in a kernel of an extension",
-        code=_KERNEL + _BAD + "out = torch.ops.gpu_suite.pick(table, rows)\nlater = out + 1",
-        kind="device_assert",
-        op=_PICK,
-        argument_max=("rows", 9),
+    _in_pick(
+        "assert in a kernel of an extension",
+        _BAD + "out = torch.ops.gpu_suite.pick(table, rows)\nlater = out + 1",
     ),
-    Fault(
-        name="ten thousand assert lines",
-        code=_KERNEL
-        + "rows = torch.full((10_000,), 9, device='cuda')\n"
-        + "out = torch.ops.gpu_suite.pick(table, rows)",
-        kind="device_assert",
-        op=_PICK,
-        argument_max=("rows", 9),
+    _in_pick(
+        "ten thousand assert lines",
+        "rows = torch.full((10_000,), 9, device='cuda')\n"
+        "out = torch.ops.gpu_suite.pick(table, rows)",
     ),
-    Fault(
-        name="assert in a hook inside backward",
-        code=_KERNEL
-        + _BAD
-        + "leaf = torch.ones(3, device='cuda', requires_grad=True)\n"
-        + "leaf.register_hook(lambda grad: torch.ops.gpu_suite.pick(table, rows))\n"
-        + "(leaf * 2).sum().backward()",
-        kind="device_assert",
-        op=_PICK,
-        argument_max=("rows", 9),
+    _in_pick(
+        "assert in a hook inside backward",
+        _BAD + "leaf = torch.ones(3, device='cuda', requires_grad=True)\n"
+        "leaf.register_hook(lambda grad: torch.ops.gpu_suite.pick(table, rows))\n"
+        "(leaf * 2).sum().backward()",
     ),
-    Fault(
-        name="assert on a side stream",
-        code=_KERNEL
-        + _BAD
-        + "with torch.cuda.stream(torch.cuda.Stream()):\n"
-        + "    out = torch.ops.gpu_suite.pick(table, rows)",
-        kind="device_assert",
-        op=_PICK,
-        argument_max=("rows", 9),
+    _in_pick(
+        "assert on a side stream",
+        _BAD + "with torch.cuda.stream(torch.cuda.Stream()):\n"
+        "    out = torch.ops.gpu_suite.pick(table, rows)",
     ),
     Fault(
         name="assert in a kernel that is no op",

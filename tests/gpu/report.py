@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +124,6 @@ def _listed(texts: Any) -> list[str]:
 
 
 def machine() -> dict[str, str]:
-    """Describe torch, driver and device."""
     import torch
 
     try:
@@ -201,42 +202,47 @@ def page(results: dict[str, Any] | None, about: dict[str, str] | None = None) ->
     """Return the page: what was seen case by case, or that nothing has run yet."""
     if results is None or about is None:
         return NOT_YET
+    sections = (
+        (
+            "Device-side assertions",
+            ("record", "without guards", "with guards", "as rehearsed"),
+            rows(results, about["torch"]),
+        ),
+        ("Failures that no guard prevents", ("failure", "seen"), _told(results["fault"], _fault)),
+        (
+            "Cells in which nothing is wrong",
+            ("cell", "seen"),
+            _told(results["harmless"], _harmless),
+        ),
+        (
+            "Training steps of a BERT-base-sized encoder",
+            ("run", "seen"),
+            _told(results["step"], partial(_step, results["step"].get("plain", {}))),
+        ),
+        ("Notebooks", ("notebook", "seen"), _told(results["notebook"], _notebook)),
+    )
     lines = [
         HEAD.strip(),
         "",
         f"{WRITTEN} on {about['date']}: torch {about['torch']}, CUDA {about['cuda']}, driver "
         f"{about['driver']}, {about['device']}.  Nothing else is claimed for a GPU.",
         "",
-        "## Device-side assertions",
-        "",
-        *_table(
-            ("record", "without guards", "with guards", "as rehearsed"),
-            rows(results, about["torch"]),
-        ),
-        "",
-        "## Failures that no guard prevents",
-        "",
-        *_table(("failure", "seen"), [(n, _fault(r)) for n, r in results["fault"].items()]),
-        "",
-        "## Cells in which nothing is wrong",
-        "",
-        *_table(("cell", "seen"), [(n, _harmless(r)) for n, r in results["harmless"].items()]),
-        "",
-        "## Training steps of a BERT-base-sized encoder",
-        "",
-        *_table(("run", "seen"), _steps(results["step"])),
-        "",
-        "## Notebooks",
-        "",
-        *_table(("notebook", "seen"), [(n, _notebook(r)) for n, r in results["notebook"].items()]),
-        "",
     ]
+    for title, head, body in sections:
+        lines += [f"## {title}", "", *_table(head, body), ""]
     return "\n".join(lines)
 
 
-def _fault(result: dict[str, Any]) -> str:
-    if "unavailable" in result:
-        return f"not run: {result['unavailable']}"
+def _told(
+    results: dict[str, Any], tell: Callable[[str, dict[str, Any]], str]
+) -> list[tuple[str, str]]:
+    return [
+        (name, f"not run: {found['unavailable']}" if "unavailable" in found else tell(name, found))
+        for name, found in results.items()
+    ]
+
+
+def _fault(name: str, result: dict[str, Any]) -> str:
     report = result["report"]
     if report is None:
         return f"{result['error']}: {result['message']}: no report"
@@ -244,9 +250,7 @@ def _fault(result: dict[str, Any]) -> str:
     return f"{report['kind']}, {report['certainty']}, {named}: {report['headline']}"
 
 
-def _harmless(result: dict[str, Any]) -> str:
-    if "unavailable" in result:
-        return f"not run: {result['unavailable']}"
+def _harmless(name: str, result: dict[str, Any]) -> str:
     said = [
         f"{what} {text}"
         for what, text in (("ERROR", result["error"]), ("FALSE REPORT", result["report"]))
@@ -255,31 +259,22 @@ def _harmless(result: dict[str, Any]) -> str:
     return "; ".join([*said, *result["troubles"]]) or "nothing reported"
 
 
-def _notebook(result: dict[str, Any]) -> str:
-    if "unavailable" in result:
-        return f"not run: {result['unavailable']}"
+def _notebook(name: str, result: dict[str, Any]) -> str:
     if result["rehearsed"]:
         return "ran on the REHEARSAL DEVICE"
     wrong = len(result["wrong"])
     return f"{wrong} of {result['cells']} cells WRONG" if wrong else f"{result['cells']} cells run"
 
 
-def _steps(results: dict[str, Any]) -> list[tuple[str, str]]:
-    plain = results.get("plain", {})
-    found = []
-    for name, result in results.items():
-        if "unavailable" in result:
-            found.append((name, f"not run: {result['unavailable']}"))
-            continue
-        said = [f"{result['seconds']:.3f} s a step, peak {result['peak_bytes'] / 2**20:.0f} MiB"]
-        if name in ("guards", "full") and "losses" in plain:
-            is_equal = result["losses"] == plain["losses"]
-            said.append("losses bit-equal" if is_equal else "losses DIFFER")
-            said.append(f"{result['seconds'] / plain['seconds']:.2f} times plain")
-        if "stopped" in result:
-            said.append(f"bad label: {result['stopped'] or 'MISSED'}")
-        found.append((name, ", ".join(said)))
-    return found
+def _step(plain: dict[str, Any], name: str, result: dict[str, Any]) -> str:
+    said = [f"{result['seconds']:.3f} s a step, peak {result['peak_bytes'] / 2**20:.0f} MiB"]
+    if name in ("guards", "full") and "losses" in plain:
+        is_equal = result["losses"] == plain["losses"]
+        said.append("losses bit-equal" if is_equal else "losses DIFFER")
+        said.append(f"{result['seconds'] / plain['seconds']:.2f} times plain")
+    if "stopped" in result:
+        said.append(f"bad label: {result['stopped'] or 'MISSED'}")
+    return ", ".join(said)
 
 
 def _table(head: tuple[str, ...], body: list[Any]) -> list[str]:

@@ -14,8 +14,6 @@ __all__ = ["STEPS", "TINY", "Size", "run_step", "train"]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Dimensions of the encoder and of its batches."""
-
     layers: int
     width: int
     heads: int
@@ -106,7 +104,6 @@ def _model(size: Size, device: str) -> tuple[Any, Any, Any]:
 
 
 def _bad_label_is_stopped(dtype: str, device: str) -> str | None:
-    """Return the headline of the finding for a label too high under autocast."""
     import torch
     from torch.nn import functional as F
 

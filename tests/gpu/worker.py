@@ -78,7 +78,6 @@ def _outcome(run: Any) -> dict[str, Any]:
 
 
 def _is_alive(torch: Any, device: str) -> bool:
-    """Return whether the device still computes, forward and backward."""
     try:
         leaf = torch.ones(3, device=device, requires_grad=True)
         (leaf * 2).sum().backward()
@@ -88,7 +87,6 @@ def _is_alive(torch: Any, device: str) -> bool:
 
 
 def main(mode: str, name: str) -> dict[str, Any]:
-    """Run one case by the names of the command line."""
     if mode == "fault":
         from faults import run_fault
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from tests.cpu_guards import Collector, guarded, positions
+from tests.cpu_guards import Collector, deterministic, positions
 
 TABLE = torch.zeros(3, 2)
 GOOD, BAD = tensor([0, 2]), tensor([0, 3])
@@ -29,12 +29,6 @@ class Functional(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super().__torch_function__(func, types, args, kwargs or {})
-
-
-@pytest.fixture(scope="module")
-def guards() -> Iterator[Collector]:
-    with guarded() as collector:
-        yield collector
 
 
 def lookup(indices: Tensor) -> Tensor:
@@ -68,18 +62,8 @@ WAYS: dict[str, Callable[[Tensor], Any]] = {
     "conjugate": lambda ids: torch.zeros(3, dtype=torch.complex64).conj()[ids],
     "negative bit": lambda ids: torch.zeros(3, dtype=torch.complex64).conj().imag[ids],
     "sparse": lambda ids: torch.eye(3).to_sparse().index_select(0, ids),
-    "deterministic": lambda ids: _deterministic(
-        lambda: TABLE.clone().index_add_(0, ids, TABLE[:2])
-    ),
+    "deterministic": lambda ids: deterministic()(TABLE.clone().index_add_)(0, ids, TABLE[:2]),
 }
-
-
-def _deterministic(call: Callable[[], Any]) -> Any:
-    torch.use_deterministic_algorithms(True)
-    try:
-        return call()
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -114,6 +98,56 @@ def test_what_is_no_index_is_torch_s_matter(guards: Collector, dtype: torch.dtyp
     ):
         assert guards.unguarded(call) is not None
         assert guards.found == []
+
+
+def ctc(steps: int, lengths: int) -> Tensor:
+    scores = torch.zeros(5, 2, 4).log_softmax(2)
+    return F.ctc_loss(scores, tensor([[9, 9]] * 2), tensor([5] * steps), tensor([2] * lengths))
+
+
+def grouped(offsets: Tensor) -> Tensor:
+    left, right = torch.zeros(32, 16).bfloat16(), torch.zeros(3, 16, 8).bfloat16()
+    return torch._grouped_mm(left, right, offs=offsets)
+
+
+def segments(*lengths: int) -> Tensor:
+    return torch.segment_reduce(torch.rand(4), "sum", lengths=tensor(lengths))
+
+
+bce, margin = F.binary_cross_entropy, F.multi_margin_loss
+REFUSED: list[Callable[[], Any]] = [
+    lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]).int()),
+    lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9, 9])),
+    lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]), torch.ones(2)),
+    lambda: F.nll_loss(torch.zeros(2, 3, 1, 1), tensor([[[9]]])),
+    lambda: bce(torch.full((3,), 7.0), torch.ones(2)),
+    lambda: bce(torch.full((2,), 7.0), torch.ones(2).double()),
+    lambda: margin(torch.zeros(2, 3), tensor([9, 9]).int()),
+    *(lambda steps=a, lengths=b: ctc(steps, lengths) for a, b in ((3, 2), (2, 3), (1, 2), (2, 1))),
+    lambda: torch.multinomial(tensor([-1.0, 1.0]), 3),
+    lambda: torch.multinomial(tensor([-1.0, 1.0]), 0),
+    lambda: torch.multinomial(tensor([-1, 1]), 1),
+    lambda: torch.poisson(tensor([-1])),
+    lambda: torch.zeros(2).bernoulli_(tensor([2.0, 2.0, 2.0])),
+    lambda: torch.zeros(2).bernoulli_(1.5),
+    lambda: torch.normal(torch.zeros(2), tensor([1.0, -1.0])),
+    lambda: torch.repeat_interleave(tensor([1, -1])),
+    lambda: torch.repeat_interleave(tensor([1, -1]), output_size=-1),
+    lambda: segments(3, 2),
+    lambda: segments(5, -1),
+    lambda: torch._assert_async(tensor([0, 1]), "x"),
+    lambda: torch._assert_async(tensor([]), "x"),
+    lambda: torch._assert_async(tensor(0), "x" * 255),
+    lambda: grouped(tensor([1, 5, 99])),
+    lambda: grouped(tensor([1, 99], dtype=torch.int32)),
+]
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_torch_refuses_is_torch_s_own(guards: Collector, call: Callable[[], Any]) -> None:
+    """By shape, dtype or number, before any kernel: no value is blamed."""
+    assert isinstance(guards.unguarded(call), RuntimeError | ValueError)
+    assert guards.found == guards.trouble == []
 
 
 BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,19 +11,10 @@ from torch import Tensor
 import cudalens
 from cudalens import simulate
 from cudalens.core.deterministic_ops import kernel_without_determinism
+from tests.cpu_guards import deterministic
 
 aten = torch.ops.aten
 BAD = 99
-
-
-@contextmanager
-def deterministic(*, warn_only: bool = False) -> Iterator[None]:
-    """Set deterministic algorithms for a while."""
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def on_device(*shape: int) -> Tensor:

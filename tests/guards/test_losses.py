@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nan, tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from cudalens.guards import losses
-from tests.cpu_guards import Collector, Stopped, positions, strided, transposed
+from cudalens.guards import GUARDS
+from tests.cpu_guards import Collector, Stopped, positions
+from tests.guards.test_catalogue import Ops
 from tests.releases import here
 
 aten = torch.ops.aten
@@ -50,10 +50,19 @@ def test_headline_names_value_position_and_classes(guards: Collector) -> None:
         (0, [-100, 0, -100], -100, [(1,)]),
     ],
 )
+@pytest.mark.parametrize("is_few", [True, False])
 def test_target_range(
-    guards: Collector, classes: int, target: list[int], ignored: int, bad: list[Any]
+    guards: Collector,
+    request: pytest.FixtureRequest,
+    classes: int,
+    target: list[int],
+    ignored: int,
+    bad: list[Any],
+    is_few: bool,
 ) -> None:
-    """Classes and ignore_index pass; everything else is found at its place."""
+    """Classes and ignore_index pass; everything else is found at its place, few or reduced."""
+    if not is_few:
+        request.getfixturevalue("nothing_is_few")
     scores = torch.zeros(3, classes)
     found = guards.look(lambda: F.nll_loss(scores, tensor(target), ignore_index=ignored))
     assert (positions(found) if found else []) == bad
@@ -66,24 +75,14 @@ def test_ignored_class_is_not_allowed_twice(guards: Collector) -> None:
     assert (found.bounds.also_allowed, found.bounds.text) == ((), "0 … 2")
 
 
-class _Ops(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
-
-
 def test_ignored_targets_cost_no_second_reduction() -> None:
     """With ignored targets among good ones there is one reduction, as without them."""
     target = tensor([0, -100, 2]).repeat(100)
-    with _Ops() as ops:
-        found = losses.nll_loss_target_in_range(torch.zeros(300, 3), target, None, 1, -100)
-    assert found is None
-    assert ops.names.count("aten::aminmax") == 1
-    assert not {"aten::any", "aten::all", "aten::amin", "aten::amax"} & set(ops.names)
+    with Ops() as ops:
+        entry = GUARDS[aten.nll_loss_forward.default][0]
+        assert entry.check(torch.zeros(300, 3), target, None, 1, -100) is None
+    assert ops.counts["aminmax"] == 1
+    assert not {"any", "all", "amin", "amax"} & set(ops.counts)
 
 
 @pytest.mark.parametrize(
@@ -133,21 +132,6 @@ def test_pixels_are_found_row_by_row(guards: Collector) -> None:
     assert guards.look(lambda: F.cross_entropy(logits, mask, ignore_index=255)) is None
 
 
-def test_sequence_input_goes_the_same_way(guards: Collector) -> None:
-    """(N, C, d) input is viewed as an image with one row, which the position shows."""
-    target = tensor([[0, 3]])
-    found = guards.look(lambda: F.cross_entropy(torch.zeros(1, 3, 2), target))
-    assert found is not None and positions(found) == [(0, 0, 1)]
-
-
-@pytest.mark.parametrize("arrange", [strided, transposed])
-def test_strided_targets(guards: Collector, arrange: Any) -> None:
-    """Positions are those of the tensor, not of its memory."""
-    mask = arrange(tensor([[[0, 1, 9], [2, 0, 1]]]))
-    found = guards.look(lambda: F.cross_entropy(torch.zeros(1, 3, 2, 3), mask))
-    assert found is not None and positions(found) == [(0, 0, 2)]
-
-
 def test_weights_and_smoothing_change_nothing(guards: Collector) -> None:
     """Class weights and label smoothing neither cause a finding nor hide one."""
     scores, weight = torch.zeros(2, 3), torch.ones(3)
@@ -160,60 +144,6 @@ def test_weights_and_smoothing_change_nothing(guards: Collector) -> None:
 def test_probability_targets_are_not_checked(guards: Collector) -> None:
     """Targets that are distributions do not meet the assertion."""
     assert guards.look(lambda: F.cross_entropy(torch.zeros(2, 3), torch.full((2, 3), 9.0))) is None
-
-
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]).int()), RuntimeError),
-        (lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9, 9])), ValueError),
-        (lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]), torch.ones(2)), RuntimeError),
-        (lambda: F.nll_loss(torch.zeros(2, 3, 1, 1), tensor([[[9]]])), (RuntimeError, ValueError)),
-        (lambda: F.binary_cross_entropy(torch.full((3,), 7.0), torch.ones(2)), ValueError),
-        (
-            lambda: F.binary_cross_entropy(torch.full((2,), 7.0), torch.ones(2).double()),
-            RuntimeError,
-        ),
-        (lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([9, 9]).int()), RuntimeError),
-    ],
-)
-def test_host_errors_are_torch_s_own(guards: Collector, call: Any, error: Any) -> None:
-    """What torch refuses before any kernel is not reported as a bad value."""
-    with pytest.raises(error) as caught:
-        call()
-    assert not isinstance(caught.value, Stopped)
-    assert guards.found == []
-
-
-def test_empty_targets_pass(guards: Collector) -> None:
-    """No target, no finding."""
-    empty = torch.zeros(0, dtype=torch.int64)
-    assert guards.look(lambda: F.cross_entropy(torch.zeros(0, 3), empty)) is None
-
-
-@pytest.mark.parametrize(
-    ("scores", "target"),
-    [(torch.zeros(2, 3), tensor([0, 3])), (torch.zeros(1, 3, 1, 2), tensor([[[0, 3]]]))],
-)
-def test_out_overloads_are_guarded(
-    guards: Collector, scores: torch.Tensor, target: torch.Tensor
-) -> None:
-    """The overloads that write into given tensors meet the same guards, forward and backward."""
-    kind = "nll_loss2d" if scores.dim() == 4 else "nll_loss"
-    forward = getattr(aten, f"{kind}_forward").output
-    backward = getattr(aten, f"{kind}_backward").grad_input
-    out, total = torch.zeros(()), torch.zeros(())
-    found = guards.look(
-        lambda: forward(scores, target, None, 1, -100, output=out, total_weight=total)
-    )
-    assert found is not None and guards.found[0][0] == f"aten::{kind}_forward.output"
-    grad = torch.zeros_like(scores)
-    found = guards.look(
-        lambda: backward(
-            torch.ones(()), scores, target, None, 1, -100, torch.ones(()), grad_input=grad
-        )
-    )
-    assert found is not None and guards.found[0][0] == f"aten::{kind}_backward.grad_input"
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -274,20 +204,7 @@ def test_each_thread_gets_its_own_error(guards: Collector) -> None:
     assert all(f"[1] = {label} is" in text for label, text in raised.items())
 
 
-aten = torch.ops.aten
-
-
 # --- margins -------------------------------------------------------------------------------------
-
-
-def test_multi_margin_targets(guards: Collector) -> None:
-    """Classes pass, one beyond stops, and -100 means nothing here."""
-    scores = torch.zeros(3, 4)
-    assert guards.look(lambda: F.multi_margin_loss(scores, tensor([0, 3, 1]))) is None
-    for label in (4, -1, -100):
-        found = guards.look(lambda x=label: F.multi_margin_loss(scores, tensor([0, x, 1])))
-        assert found is not None and not found.is_silent
-        assert positions(found) == [(1,)]
 
 
 @pytest.mark.parametrize("target", [tensor(3), tensor([3])])
@@ -300,19 +217,6 @@ def test_multi_margin_scores_of_one_sample(guards: Collector, target: torch.Tens
     refused = guards.unguarded(lambda: F.multi_margin_loss(torch.zeros(3), tensor([0, 3])))
     assert isinstance(refused, RuntimeError)
     assert guards.found == []
-
-
-@pytest.mark.parametrize(("steps", "lengths"), [(3, 2), (2, 3), (1, 2), (2, 1)])
-def test_ctc_lengths_that_are_not_one_for_each_sample(
-    guards: Collector, steps: int, lengths: int
-) -> None:
-    """Torch refuses them on the host; the guard has nothing to say, and does not fail."""
-    scores = torch.zeros(5, 2, 4).log_softmax(2)
-    given = tensor([5] * steps), tensor([2] * lengths)
-    refused = guards.unguarded(lambda: F.ctc_loss(scores, tensor([[9, 9]] * 2), *given))
-    assert isinstance(refused, RuntimeError)
-    assert guards.found == []
-    assert guards.trouble == []
 
 
 def test_multi_margin_target_of_33_bits_is_refused_as_on_the_cpu(guards: Collector) -> None:
@@ -332,26 +236,6 @@ def test_multi_margin_backward_is_silent(guards: Collector) -> None:
     target.data[1] = 3
     found = guards.look(loss.backward)
     assert found is not None and found.is_silent and found.device_text is None
-
-
-@pytest.mark.parametrize(
-    ("target", "bad"),
-    [
-        ([[2, 0, -1], [-1, 9, 9]], []),
-        ([[3, 0, -1], [-1, 9, 9]], [(0, 0)]),
-        ([[0, 1, 3], [3, -1, 3]], [(0, 2), (1, 0)]),
-        ([[-2, 3, 3], [-1, -1, -1]], []),
-    ],
-)
-def test_multilabel_targets_end_at_a_negative_one(
-    guards: Collector, target: list[list[int]], bad: list[Any]
-) -> None:
-    """Only what stands before the first negative target of a row is read by the kernel."""
-    call = lambda: aten.multilabel_margin_loss_forward(torch.zeros(2, 3), tensor(target), 1)
-    guards.unguarded(call)  # the CPU kernel itself refuses some rows that CUDA takes
-    found = [violation for _, violation in guards.found]
-    assert [item for violation in found for item in positions(violation)] == bad
-    assert all(violation.is_silent for violation in found)
 
 
 # --- connectionist temporal classification -------------------------------------------------------
@@ -405,9 +289,6 @@ def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:
 
 
 # --- binary cross entropy -------------------------------------------------------------------------
-
-
-aten = torch.ops.aten
 
 
 @pytest.mark.parametrize(
@@ -473,10 +354,3 @@ def test_logits_and_backward_have_no_bounds(guards: Collector) -> None:
     assert guards.look(lambda: F.binary_cross_entropy_with_logits(wild, wild)) is None
     call = lambda: aten.binary_cross_entropy_backward(torch.ones(()), wild, wild)
     assert guards.look(call) is None
-
-
-def test_binary_cross_entropy_out_overload(guards: Collector) -> None:
-    """The overload that writes into a given tensor is guarded."""
-    call = lambda: aten.binary_cross_entropy.out(tensor([2.0]), tensor([1.0]), out=torch.zeros(()))
-    found = guards.look(call)
-    assert found is not None and guards.found[0][0] == "aten::binary_cross_entropy.out"

@@ -58,25 +58,6 @@ def test_negative_repeats_are_all_listed(guards: Collector) -> None:
     assert (found.offenders.count, found.offenders.total) == (2, 3)
 
 
-@pytest.mark.parametrize("size", [None, -1])
-def test_repeats_without_a_promise_are_the_host_s(guards: Collector, size: int | None) -> None:
-    """Without an output size, or with an impossible one, torch itself raises."""
-    repeats = tensor([1, -1])
-    error = guards.unguarded(lambda: torch.repeat_interleave(repeats, output_size=size))
-    assert isinstance(error, RuntimeError) and guards.found == []
-
-
-def test_repeats_out_overload_and_empty(guards: Collector) -> None:
-    """The out= overload is guarded; no repeats fit any size."""
-    call = lambda: aten.repeat_interleave.Tensor_out(
-        tensor([1]), output_size=2, out=torch.zeros(2, dtype=torch.int64)
-    )
-    assert guards.look(call) is not None
-    assert guards.found[0][0] == "aten::repeat_interleave.Tensor_out"
-    empty = torch.zeros(0, dtype=torch.int64)
-    assert guards.look(lambda: torch.repeat_interleave(empty, output_size=4)) is None
-
-
 # --- segment_reduce ------------------------------------------------------------------------------
 
 
@@ -148,13 +129,6 @@ def test_long_segment_says_where_it_ends(guards: Collector) -> None:
     )
 
 
-@pytest.mark.parametrize("lengths", [[3, 2], [5, -1]])
-def test_safe_lengths_are_the_host_s(guards: Collector, lengths: list[int]) -> None:
-    """Lengths are checked by torch unless it is told not to."""
-    call = lambda: torch.segment_reduce(torch.rand(4), "sum", lengths=tensor(lengths))
-    assert isinstance(guards.unguarded(call), RuntimeError) and guards.found == []
-
-
 # --- stated assertions ---------------------------------------------------------------------------
 
 
@@ -181,17 +155,6 @@ def test_stated_assertions(guards: Collector, value: torch.Tensor, is_bad: bool)
         assert found.explanation == "The statement reads: sizes {differ}."
         assert found.device_text is not None and "`sizes {differ}`" in found.device_text
         assert "{differ}" not in found.headline
-
-
-@pytest.mark.parametrize(
-    ("value", "message"), [(tensor([0, 1]), "x"), (tensor([]), "x"), (tensor(0), "x" * 255)]
-)
-def test_assertions_that_the_host_refuses(
-    guards: Collector, value: torch.Tensor, message: str
-) -> None:
-    """More than one element, or a message too long, is torch's own error."""
-    assert isinstance(guards.unguarded(lambda: torch._assert_async(value, message)), RuntimeError)
-    assert guards.found == []
 
 
 def test_nested_index_put_states_its_bound(guards: Collector) -> None:
@@ -245,12 +208,6 @@ def test_pivots_beyond_the_rows_are_not_read(
         return
     found = guards.look(call)
     assert (positions(found) if found else []) == bad
-
-
-def test_pivots_of_a_factorisation_pass(guards: Collector) -> None:
-    """What lu_factor gives is taken, batches included."""
-    factors, pivots = torch.linalg.lu_factor(torch.rand(2, 4, 4))
-    assert guards.look(lambda: torch.lu_unpack(factors, pivots)) is None
 
 
 # --- what leads to another op --------------------------------------------------------------------

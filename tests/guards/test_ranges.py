@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import tensor
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cudalens.guards import Guard, _ranges, losses
+from cudalens.guards import GUARDS, Guard, interceptor
 from cudalens.guards._ranges import FEW, extremes, few
-from tests.cpu_guards import Stopped, guarded, positions
+from tests.cpu_guards import Stopped, guarded
 from tests.guards.test_catalogue import CATALOGUE, evaluate, run_passing
 
 
@@ -30,13 +29,6 @@ class Reductions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def nothing_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every tensor be reduced, as large ones are."""
-    for module in (_ranges, losses):
-        monkeypatch.setattr(module, "few", lambda tensor: None)
-
-
 @pytest.mark.usefixtures("nothing_is_few")
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
 def test_reductions_find_what_single_looks_find(entry: Guard) -> None:
@@ -49,26 +41,18 @@ def test_reductions_find_what_single_looks_find(entry: Guard) -> None:
     assert [violation.guard for _, violation in collector.found] == [entry.name]
 
 
-@pytest.mark.usefixtures("nothing_is_few")
-@pytest.mark.parametrize(
-    ("classes", "target", "ignored", "bad"),
-    [
-        (3, [0, 2, -100], -100, []),
-        (3, [-1, 2, -100], -100, [(0,)]),
-        (3, [255, 2, 0], 255, []),
-        (3, [1, 1, 3], 1, [(2,)]),
-        (0, [-100, -100, -100], -100, []),
-        (0, [-100, 0, -100], -100, [(1,)]),
-    ],
-)
-def test_many_targets_are_judged_as_few_are(
-    classes: int, target: list[int], ignored: int, bad: list[Any]
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_the_whole_look_finds_what_the_quick_one_finds(
+    entry: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Classes and ignore_index pass through the reduction too; everything else is found."""
-    scores = torch.zeros(3, classes)
-    with guarded() as guards:
-        found = guards.look(lambda: F.nll_loss(scores, tensor(target), ignore_index=ignored))
-    assert (positions(found) if found else []) == bad
+    """The quick one takes most calls, the other one those with keywords, modes or lists."""
+    monkeypatch.setattr(interceptor, "quick_look", lambda op, plans: (0, bool, frozenset()))
+    with guarded() as collector:
+        run_passing(entry)
+        assert collector.found == []
+        with pytest.raises(Stopped):
+            evaluate(entry.violates)
+    assert [violation.guard for _, violation in collector.found] == [entry.name]
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
@@ -79,14 +63,24 @@ def test_so_many_integers_are_not_reduced(count: int, sizes: list[int]) -> None:
     assert reductions.sizes == sizes
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
+def test_so_many_labels_are_not_masked(count: int, sizes: list[int]) -> None:
+    """Where some are ignored, nothing is masked up to there."""
+    check = GUARDS[torch.ops.aten.nll_loss_forward.default][0].check
+    target = torch.arange(count).where(torch.arange(count) % 2 > 0, -100)
+    with Reductions() as reductions:
+        assert check(torch.zeros(count, count), target, None, 1, -100) is None
+    assert reductions.sizes == sizes
+
+
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (1, 3, 2)])
 def test_few_looks_through_any_shape(shape: tuple[int, ...]) -> None:
     """The integers of all dimensions are seen, repeated ones and transposed ones alike."""
     values = torch.arange(6)[:1] if not shape else torch.arange(6)
     turned = values.view(shape).permute(tuple(reversed(range(len(shape)))))
     assert few(turned) == set(values.tolist())
-    assert few(values[:1].expand(8, 8)) == {0}
-    assert few(values[:1].expand(8, 9)) is None
+    assert few(values[:1].expand(2, FEW // 2)) == {0}
+    assert few(values[:1].expand(2, FEW // 2 + 1)) is None
 
 
 def test_numbers_that_may_be_nan_are_reduced() -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
+import cudalens
 from cudalens import guards as catalogue
 from cudalens.core.errors import GuardRegistrationError
-from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS, out_of_range, register
+from cudalens.guards.process import PROCESS
 from tests.cpu_guards import guarded
 
 
@@ -33,19 +35,9 @@ def op() -> Iterator[Any]:
         library._destroy()
 
 
-def _violation(rows: Tensor) -> Violation:
-    return Violation(
-        argument="rows",
-        headline=f"{{argument}} reaches {int(rows.max())}",
-        explanation="The table ends before.",
-        offenders=Offenders(count=1, total=rows.numel()),
-        bounds=Bounds(min=0, max=2),
-    )
-
-
-def rows_in_table(table: Tensor, rows: Tensor) -> Violation | None:
+def rows_in_table(table: Tensor, rows: Tensor) -> str | None:
     """Every row is in the table."""
-    return _violation(rows) if int(rows.max()) >= table.size(0) else None
+    return f"rows reach {int(rows.max())}" if int(rows.max()) >= table.size(0) else None
 
 
 def test_own_guard_acts(op: Any) -> None:
@@ -55,7 +47,7 @@ def test_own_guard_acts(op: Any) -> None:
     with guarded() as collector:
         assert torch.equal(op(table, tensor([2])), table)
         found = collector.look(lambda: op(table, tensor([3])))
-        assert found is not None and found.headline == "{argument} reaches 3"
+        assert found is not None and found.headline == "rows reach 3"
         assert collector.look(lambda: op.wide(table, tensor([3]), wide=True)) is not None
         assert [name for name, _ in collector.found] == ["guardtest::lookup.wide"]
     assert torch.equal(op(table, tensor([3])), table)
@@ -78,17 +70,10 @@ def test_own_guard_of_an_op_that_decomposes(op: Any, recorded: bool) -> None:
                 taken.sum().backward()
                 assert table.grad is not None and table.grad.tolist() == [0, 0, 2]
             found = collector.look(lambda: own(table, tensor([3])))
-            assert found is not None and found.headline == "{argument} reaches 3"
+            assert found is not None and found.headline == "rows reach 3"
             assert [name for name, _ in collector.found] == ["guardtest::rows"]
     finally:
         library._destroy()
-
-
-def test_own_guard_of_one_overload(op: Any) -> None:
-    """An overload, given as the object or by its name, is guarded alone."""
-    assert register(op.wide, rows_in_table) == (op.wide,)
-    assert op.default not in GUARDS
-    assert register("guardtest::lookup.wide", rows_in_table) == (op.wide,)
 
 
 def test_defaults_reach_the_guard(op: Any) -> None:
@@ -102,14 +87,50 @@ def test_defaults_reach_the_guard(op: Any) -> None:
     assert steps == [1, 4, 5]
 
 
-def test_own_guards_add_up(op: Any) -> None:
-    """Two guards of one op both look."""
+def test_a_guard_of_the_same_name_takes_the_place_of_the_first(op: Any) -> None:
+    """A cell that registers a guard may run twice; another name adds up, as does another op."""
     seen: list[str] = []
-    register("guardtest::lookup", lambda table: seen.append("first"))
-    register("guardtest::lookup", lambda rows: seen.append("second"))
+
+    def make(word: str) -> Any:
+        def rows_exist(rows: Tensor) -> None:
+            seen.append(word)
+
+        return rows_exist
+
+    register("guardtest::lookup", make("first"))
+    register("guardtest::lookup", make("second"))
+    register(op.wide, make("wide"))
+    register("guardtest::lookup", make("named"), "other")
     with guarded():
         op(torch.zeros(3), tensor([0]))
-    assert seen == ["first", "second"]
+        op.wide(torch.zeros(3), tensor([0]), wide=True)
+    assert seen == ["second", "named", "wide", "named"]
+
+
+def test_what_registers_takes_out_again(op: Any) -> None:
+    """Also where guards are installed; twice is harmless, and so is one that was replaced."""
+    catalogue_before = dict(GUARDS)
+    table, bad = torch.zeros(3), tensor([7])
+    with PROCESS.acting_on("cpu"), cudalens.guard():
+        first = cudalens.register_guard(op, lambda rows: "the first", name="mine")
+        undo = cudalens.register_guard(op, lambda rows: "the second", name="mine")
+        first()
+        with pytest.raises(cudalens.DeviceValueError, match="the second") as caught:
+            op(table, bad)
+        assert caught.value.report is not None
+        undo()
+        undo()
+        assert torch.equal(op(table, bad), table)
+    assert dict(GUARDS) == catalogue_before
+
+
+def test_a_guard_of_the_catalogue_is_not_replaced(op: Any) -> None:
+    """Its name on an op of torch's adds a guard, and the undo leaves torch's own."""
+    (builtin,) = GUARDS[torch.ops.aten.embedding.default]
+    undo = cudalens.register_guard("aten::embedding", lambda indices: None, name=builtin.name)
+    assert len(GUARDS[torch.ops.aten.embedding.default]) == 2
+    undo()
+    assert GUARDS[torch.ops.aten.embedding.default] == (builtin,)
 
 
 def test_failing_guard_lets_the_call_pass(op: Any) -> None:
@@ -155,8 +176,10 @@ def test_unknown_arguments_are_refused(op: Any) -> None:
 
 def test_an_op_may_be_given_as_torch_holds_it(op: Any) -> None:
     """By name, as the op with all its overloads, or as one overload."""
-    assert set(register(op, rows_in_table)) == {op.default, op.wide}
     assert register(op.wide, rows_in_table) == (op.wide,)
+    assert op.default not in GUARDS
+    assert register("guardtest::lookup.wide", rows_in_table) == (op.wide,)
+    assert set(register(op, rows_in_table)) == {op.default, op.wide}
 
 
 def test_an_op_may_be_given_as_what_made_it() -> None:

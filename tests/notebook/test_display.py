@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-import nbclient
-import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 
 from cudalens.core.report import Report
 from cudalens.notebook import display
 from cudalens.session.options import Options
+from tests.processes import environment
 
 REPORT = Report(headline="y[3] = 10 is outside")
 
@@ -62,24 +60,17 @@ class View:
 def view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return reports an interactive view, whether or not ipywidgets is installed."""
     monkeypatch.setattr(display.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(display, "renderer", lambda name: lambda report, keep: View(keep))
+    monkeypatch.setattr("cudalens.render.widget.build", lambda report, keep: View(keep))
     monkeypatch.delenv("CUDALENS_WIDGETS", raising=False)
 
 
-def test_the_view_lies_in_the_same_bundle_as_its_twins(view: None) -> None:
+def test_the_view_lies_in_one_bundle_with_its_twins_which_can_take_its_place(view: None) -> None:
     """A front end picks the richest form that it knows; the text is always there."""
     screen = Screen(kernel=object())
     display.publish(screen, REPORT, widgets=True)
-    (bundle,) = screen.bundles
-    assert set(bundle) == {display.WIDGET_TYPE, "text/plain", "text/html"}
-    assert bundle[display.WIDGET_TYPE]["model_id"] == "m1"
-
-
-def test_a_kept_view_is_replaced_by_its_twins(view: None) -> None:
-    """The output of that name, and of no other, becomes text and HTML."""
-    screen = Screen(kernel=object())
     display.publish(screen, REPORT, widgets=True)
-    display.publish(screen, REPORT, widgets=True)
+    assert set(screen.bundles[0]) == {display.WIDGET_TYPE, "text/plain", "text/html"}
+    assert screen.bundles[0][display.WIDGET_TYPE]["model_id"] == "m1"
     View.last.keep()
     names = [transient["display_id"] for transient, _ in screen.sent if transient]
     assert names[0] != names[1] == names[2]
@@ -87,16 +78,9 @@ def test_a_kept_view_is_replaced_by_its_twins(view: None) -> None:
     assert set(screen.bundles[2]) == {"text/plain", "text/html"}
 
 
-def test_static_output_has_no_name(view: None) -> None:
-    """Nobody will replace it, and a name of its own would make no two runs alike."""
-    screen = Screen(kernel=object())
-    display.publish(screen, REPORT, widgets=False)
-    assert screen.sent == [(None, False)]
-
-
 @pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended", "old"])
 def test_static_output(view: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """Each way to ask for static output gives text and HTML only."""
+    """It has no name: nobody will replace it, and a name would make no two runs alike."""
     if why == "environment":
         monkeypatch.setenv("CUDALENS_WIDGETS", "0")
     if why == "old":  # an ipywidgets that the lens was not seen with
@@ -104,6 +88,7 @@ def test_static_output(view: None, monkeypatch: pytest.MonkeyPatch, why: str) ->
     kernel = None if why == "terminal" else object()
     screen = Screen(kernel=kernel, allow_stdin=why != "unattended")
     display.publish(screen, REPORT, widgets=why != "option")
+    assert screen.sent == [(None, False)]
     assert [set(bundle) for bundle in screen.bundles] == [{"text/plain", "text/html"}]
 
 
@@ -119,12 +104,7 @@ def test_the_environment_can_ask_for_the_view(view: None, monkeypatch: pytest.Mo
 def test_a_view_that_fails_leaves_the_static_report(
     view: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says so."""
-
-    def broken(name: str) -> None:
-        raise ImportError("no ipywidgets")
-
-    monkeypatch.setattr(display, "renderer", broken)
+    monkeypatch.setattr("cudalens.render.widget.build", Mock(side_effect=ImportError("none")))
     screen = Screen(kernel=object())
     display.publish(screen, REPORT, widgets=True)
     assert [set(bundle) for bundle in screen.bundles] == [{"text/plain", "text/html"}]
@@ -132,9 +112,8 @@ def test_a_view_that_fails_leaves_the_static_report(
 
 
 def test_nothing_is_shown_when_nothing_is_wrong() -> None:
-    """But a variable that was asked for is bound."""
     screen = Screen(kernel=None)
-    session: Any = SimpleNamespace(report=None, swallowed=False)
+    session: Any = SimpleNamespace(report=None, written=(), swallowed=False)
     display.finish(screen, session, Options(report="found"))
     assert screen.bundles == []
     assert screen.user_ns == {"found": None}
@@ -149,8 +128,7 @@ publish(get_ipython(), Report(headline="y[3] = 10 is outside"), widgets=True)"""
 @pytest.mark.parametrize("is_attended", [True, False])
 def test_a_real_kernel_knows_whether_somebody_looks(is_attended: bool) -> None:
     """JupyterLab, Notebook and VS Code may ask for input; nbclient and all built on it may not."""
-    root = str(Path(__file__).parents[2])
-    manager, client = start_new_kernel(env={**os.environ, "PYTHONPATH": root})
+    manager, client = start_new_kernel(env=environment())
     shown: list[dict[str, Any]] = []
 
     def take(message: dict[str, Any]) -> None:
@@ -165,12 +143,3 @@ def test_a_real_kernel_knows_whether_somebody_looks(is_attended: bool) -> None:
     (bundle,) = shown
     assert {"text/html", "text/plain"} <= set(bundle)
     assert (display.WIDGET_TYPE in bundle) is is_attended
-
-
-def test_nbclient_gets_the_static_report() -> None:
-    """So do papermill, nbconvert --execute and nbval, which run on it."""
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SHOW)])
-    nbclient.NotebookClient(book, timeout=60, kernel_name="python3").execute()
-    (output,) = book.cells[0].outputs
-    assert set(output.data) == {"text/html", "text/plain"}
-    assert "widgets" not in book.metadata

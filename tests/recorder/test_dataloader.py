@@ -51,50 +51,53 @@ def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, 
         for number, (own, labels) in enumerate(train_loader, 1):
             if is_bad(labels):
                 moved = labels.to(torch.int32)
-                steps = recorder.provenance(moved.view(-1), is_bad)
+                steps = recorder.provenance(moved.view(-1), is_bad).steps
                 assert recorder.limits == []
                 row = int((labels > 2).nonzero()[0])
                 return steps[-1].note, number, row, own.flatten().tolist()
     raise AssertionError
 
 
-def test_sequential_order_is_computed() -> None:
-    """Batch 6 of 4 begins at item 20."""
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sequential_order_is_computed(workers: int) -> None:
+    """Batch 6 of 4 begins at item 20; batches of workers were made by no op of this process."""
     samples = Samples()
-    note, number, row, _ = first_note(samples, batch_size=4)
+    note, number, row, _ = first_note(samples, batch_size=4, num_workers=workers)
     assert (number, row) == (6, 3)
     assert note == "batch 6 of train_loader, row 3 = samples[23]"
-    assert samples.read == list(range(24))
+    assert samples.read == ([] if workers else list(range(24)))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_shuffled_order_is_read_from_where_the_sampler_stands(seed: int) -> None:
-    """Whatever the batch, also the last: the index is right, and no sample was read for it."""
-    samples = Samples()
-    torch.manual_seed(seed)
-    note, number, row, own = first_note(samples, batch_size=7, shuffle=True)
-    assert own[row] == BAD
-    assert note == f"batch {number} of train_loader, row {row} = samples[23]"
-    assert len(samples.read) == min(40, 7 * number)
+WEIGHTED = WeightedRandomSampler([1.0] * 40, 400)
+REPLACING = RandomSampler(range(40), replacement=True, num_samples=400)
 
 
 @pytest.mark.parametrize(
-    "sampler",
+    ("seed", "options"),
     [
-        RandomSampler(range(40), replacement=True, num_samples=400),
-        WeightedRandomSampler([1.0] * 40, 400),
+        # Read from where the sampler stands, whatever the batch.
+        *((seed, {"batch_size": 7, "shuffle": True}) for seed in range(5)),
+        # Workers ask the sampler for batches long before they are given out.
+        *((seed, {"batch_size": 4, "shuffle": True, "num_workers": 1}) for seed in range(3)),
+        # The batch sampler still holds the indices of the newest batch.
+        (0, {"batch_size": 4, "sampler": REPLACING}),
+        (0, {"batch_size": 4, "sampler": WEIGHTED}),
     ],
-    ids=["with replacement", "weighted"],
 )
-def test_the_batch_at_hand_is_known_for_every_sampler(sampler: Any) -> None:
-    """The batch sampler still holds the indices of the newest batch."""
-    note, number, row, own = first_note(Samples(), batch_size=4, sampler=sampler)
+def test_the_index_of_a_random_order_is_right_and_no_sample_was_read_for_it(
+    seed: int, options: dict[str, Any]
+) -> None:
+    samples = Samples()
+    torch.manual_seed(seed)
+    note, number, row, own = first_note(samples, **options)
     assert own[row] == BAD
     assert note == f"batch {number} of train_loader, row {row} = samples[23]"
+    if "num_workers" not in options:
+        size = options["batch_size"]
+        assert len(samples.read) == min(size * number, 40 if "shuffle" in options else 400)
 
 
 def test_an_older_batch_stays_known() -> None:
-    """The indices are noted with the batch, so the loader may go on, or end."""
     samples = Samples()
     loader = DataLoader(samples, batch_size=40, sampler=WeightedRandomSampler([1.0] * 40, 4000))
     with Recorder() as recorder:
@@ -105,25 +108,14 @@ def test_an_older_batch_stays_known() -> None:
         row = int((labels > 2).nonzero()[0])
         next(batches)
         del batches
-        note = recorder.provenance(labels, is_bad)[-1].note
-    assert note is not None
+        note = recorder.provenance(labels, is_bad).steps[-1].note
     assert note.endswith(f"of loader, row {row} = samples[23]")
     assert own[row] == BAD
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_workers_that_are_ahead_do_not_mislead(seed: int) -> None:
-    """Workers ask the sampler for batches long before they are given out."""
-    torch.manual_seed(seed)
-    note, number, row, own = first_note(Samples(), batch_size=4, shuffle=True, num_workers=1)
-    assert own[row] == BAD
-    assert note == f"batch {number} of train_loader, row {row} = samples[23]"
-
-
 def test_an_unknown_order_ahead_has_no_index() -> None:
     """With workers, what the batch sampler holds belongs to a batch that is yet to come."""
-    sampler = WeightedRandomSampler([1.0] * 40, 400)
-    note, number, row, _ = first_note(Samples(), batch_size=4, sampler=sampler, num_workers=1)
+    note, number, row, _ = first_note(Samples(), batch_size=4, sampler=WEIGHTED, num_workers=1)
     assert note == f"batch {number} of train_loader, row {row}"
 
 
@@ -142,8 +134,6 @@ def test_a_batch_sampler_of_the_user_s_own_is_not_guessed() -> None:
 
 
 def test_a_stream_has_batches_and_rows_only() -> None:
-    """An iterable dataset has no indices."""
-
     class Stream(IterableDataset[tuple[torch.Tensor, int]]):
         def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
             for index in range(6):
@@ -152,16 +142,7 @@ def test_a_stream_has_batches_and_rows_only() -> None:
     assert first_note(Stream(), batch_size=2)[0] == "batch 2 of train_loader, row 1"
 
 
-def test_workers_change_nothing() -> None:
-    """Batches of worker processes were made by no op of this process; they are known as well."""
-    note, number, row, _ = first_note(Samples(), batch_size=4, num_workers=1)
-    assert (number, row) == (6, 3)
-    assert note == "batch 6 of train_loader, row 3 = samples[23]"
-
-
 def test_dictionaries_are_looked_into() -> None:
-    """A collate function may make dictionaries of lists."""
-
     def collate(items: list[tuple[torch.Tensor, int]]) -> dict[str, Any]:
         return {"rest": [{"labels": torch.tensor([label for _, label in items])}]}
 
@@ -172,7 +153,7 @@ def test_dictionaries_are_looked_into() -> None:
             labels = batch["rest"][0]["labels"]
             if is_bad(labels):
                 break
-        note = recorder.provenance(labels, is_bad)[-1].note
+        note = recorder.provenance(labels, is_bad).steps[-1].note
     assert note == "batch 3 of loader, row 7 = samples[23]"
 
 
@@ -185,7 +166,7 @@ def test_a_dead_batch_is_known_through_its_copy() -> None:
             labels = labels.clone()  # noqa: PLW2901
             if is_bad(labels):
                 break
-        steps = recorder.provenance(labels, is_bad)
+        steps = recorder.provenance(labels, is_bad).steps
     assert [step.op for step in steps] == ["aten::clone", None]
     assert steps[-1].note == "batch 3 of loader, row 7 = samples[23]"
 
@@ -197,10 +178,10 @@ def test_a_tensor_of_no_loader_has_no_batch() -> None:
         ((own, labels),) = loader
         other = torch.full((2,), 99)
         assert is_bad(labels)
-        assert [step.note for step in recorder.provenance(other, is_bad)] == [
+        assert [step.note for step in recorder.provenance(other, is_bad).steps] == [
             "first op whose result is out of bounds"
         ]
-        steps = recorder.provenance(own, lambda tensor: False)
+        steps = recorder.provenance(own, lambda tensor: False).steps
     assert [step.note for step in steps] == ["batch 1 of loader"]
 
 
@@ -211,15 +192,13 @@ def test_what_was_written_into_a_batch_did_not_come_with_it(value: int, op: str 
     with Recorder() as recorder:
         ((_, labels),) = loader
         labels[0] = value
-        steps = recorder.provenance(labels, is_bad)
+        steps = recorder.provenance(labels, is_bad).steps
     assert [(step.op, step.note) for step in steps] == [
         (op, None if op else "batch 1 of loader, row 23 = item 23 of its dataset")
     ]
 
 
 def test_loading_is_what_it_is_without() -> None:
-    """The order of a shuffled epoch, and what is read, do not change under the recorder."""
-
     def epoch() -> list[list[int]]:
         torch.manual_seed(5)
         return [own.flatten().tolist() for own, _ in DataLoader(Samples(), 7, shuffle=True)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 
+from cudalens.guards.compiled import OTHER_BACKEND
 from cudalens.recorder.eager import RAN_EAGERLY, EagerCompiler
 from tests.hostcells import run_cell
+from tests.processes import python
 
-ROOT = Path(__file__).parents[2]
 BACKEND = """
 import sys, torch
+from cudalens.recorder.eager import EagerCompiler
 compiled = []
 def backend(graph, inputs):
     compiled.append(graph)
@@ -23,25 +22,11 @@ def backend(graph, inputs):
 """
 
 
-def python(code: str) -> list[str]:
-    """Run code in a process that has not loaded the compiler; return its lines."""
-    done = subprocess.run(
-        [sys.executable, "-c", BACKEND + textwrap.dedent(code)],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_a_block_that_loads_the_compiler_runs_eagerly() -> None:
-    """The first torch.compile of the process, inside: eager there, compiled afterwards."""
-    said = python(
+# Loading the compiler takes seconds: where that is not what is asked, a test is a thorough one.
+ALONE = {
+    # The first torch.compile of the process, inside: eager there, compiled afterwards.
+    "a block that loads the compiler runs eagerly": (
         """
-        from cudalens.recorder.eager import EagerCompiler
         assert "torch._dynamo" not in sys.modules
         before = list(sys.meta_path)
         with EagerCompiler():
@@ -55,16 +40,11 @@ def test_a_block_that_loads_the_compiler_runs_eagerly() -> None:
         print(sys.meta_path == before)
         f(torch.ones(2))
         print(len(compiled))
+        """,
+        ["0", "SourceFileLoader", "SourceFileLoader", "True", "1"],
+    ),
+    "blocks inside each other give the stance back in order": (
         """
-    )
-    assert said == ["0", "SourceFileLoader", "SourceFileLoader", "True", "1"]
-
-
-def test_blocks_inside_each_other_give_the_stance_back_in_order() -> None:
-    """After the inner one the outer one still runs eagerly."""
-    said = python(
-        """
-        from cudalens.recorder.eager import EagerCompiler
         with EagerCompiler():
             with EagerCompiler():
                 f = torch.compile(lambda x: x + 1, backend=backend)
@@ -73,16 +53,11 @@ def test_blocks_inside_each_other_give_the_stance_back_in_order() -> None:
             print(len(compiled))
         f(torch.ones(2))
         print(len(compiled))
+        """,
+        ["0", "1"],
+    ),
+    "a block without the compiler does not load it, also after an error": (
         """
-    )
-    assert said == ["0", "1"]
-
-
-def test_a_block_without_the_compiler_does_not_load_it() -> None:
-    """Nothing is imported, and nothing stays in the import system, also after an error."""
-    said = python(
-        """
-        from cudalens.recorder.eager import EagerCompiler
         before = list(sys.meta_path)
         try:
             with EagerCompiler():
@@ -90,9 +65,34 @@ def test_a_block_without_the_compiler_does_not_load_it() -> None:
         except ZeroDivisionError:
             pass
         print("torch._dynamo" in sys.modules, sys.meta_path == before)
+        """,
+        ["False", "True"],
+    ),
+    # It takes no function under two names; a module of layers is compiled as anywhere.
+    "the rehearsal device lets the compiler load": (
         """
-    )
-    assert said == ["False", "True"]
+        import cudalens
+        with cudalens.simulate(announce=False):
+            layer = torch.compile(torch.nn.Linear(3, 2).cuda(), backend=backend)
+            print(tuple(layer(torch.ones(4, 3, device="cuda")).shape), len(compiled))
+        """,
+        ["(4,", "2)", "1"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        item if "does not load it" in item else pytest.param(item, marks=pytest.mark.thorough)
+        for item in ALONE
+    ],
+)
+def test_in_a_process_that_has_not_loaded_the_compiler(what: str) -> None:
+    code, said = ALONE[what]
+    done = python("-c", BACKEND + textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == said
 
 
 @pytest.fixture
@@ -120,10 +120,13 @@ product(torch.ones(2, 2), torch.ones(2, 2))
 """
 
 
+OWN_BACKEND = OTHER_BACKEND.format(name="backend")
+
+
 @pytest.mark.parametrize(("options", "count"), [({}, 0), ({"force_eager": False}, 1)])
 def test_the_option_decides(compiled: list[object], options: dict[str, bool], count: int) -> None:
-    """Eager in a full session, compiled with ``--no-force-eager``."""
-    outcome = run_cell(CELL.format(last=""), {"compiled": compiled}, fast=False, **options)
+    says = [OWN_BACKEND] * count
+    outcome = run_cell(CELL.format(last=""), {"compiled": compiled}, says, fast=False, **options)
     assert outcome.error is None
     assert len(compiled) == count
 
@@ -175,25 +178,14 @@ def test_compiled_code_is_not_at_its_decorator(
 ) -> None:
     """Issue 17, item 11: the line that the compiler read, or the line of the call."""
     torch.compiler.reset()
-    report = run_cell(LOOK_UP.format(runs=runs), fast=False, **options).shown
+    says = [OWN_BACKEND] if options else []
+    report = run_cell(LOOK_UP.format(runs=runs), None, says, fast=False, **options).shown
     torch.compiler.reset()
     assert report.source is not None and report.source.text == text
     lines = [entry.source.text for entry in report.history if entry.source]
     assert lines
     assert not any("@torch.compile" in str(line) for line in lines)
     assert not any("@torch.compile" in frame.text for frame in report.frames)
-
-
-def test_a_guard_s_finding_says_it_too(compiled: list[object], on_cpu: None) -> None:
-    """Found before the launch, in a function that would have been compiled."""
-    code = """
-    import torch
-    look_up = torch.compile(torch.nn.functional.embedding, backend="eager")
-    look_up(torch.tensor([5]), torch.ones(5, 2))
-    """
-    report = run_cell(code, fast=False).shown
-    assert report.prevented
-    assert RAN_EAGERLY in report.limits
 
 
 def test_what_is_kept_from_the_compiler_was_not_compiled(on_cpu: None) -> None:
@@ -215,7 +207,6 @@ def test_what_is_kept_from_the_compiler_was_not_compiled(on_cpu: None) -> None:
 
 
 def test_the_users_own_stance_is_given_back() -> None:
-    """What the user had set before holds again afterwards."""
     import torch._dynamo.eval_frame as frames
 
     with torch.compiler.set_stance("eager_on_recompile"):
@@ -235,16 +226,3 @@ def test_blocks_of_two_threads_may_overlap() -> None:
     assert frames._stance.stance == "force_eager"
     second.__exit__(None, None, None)
     assert frames._stance.stance == "default"
-
-
-def test_the_rehearsal_device_lets_the_compiler_load() -> None:
-    """It takes no function under two names; a module of layers is compiled as anywhere."""
-    said = python(
-        """
-        import cudalens
-        with cudalens.simulate(announce=False):
-            layer = torch.compile(torch.nn.Linear(3, 2).cuda(), backend=backend)
-            print(tuple(layer(torch.ones(4, 3, device="cuda")).shape), len(compiled))
-        """
-    )
-    assert said == ["(4,", "2)", "1"]

@@ -105,26 +105,31 @@ def is_lost(instant: int, kind: type[BaseException], part: str, options: Any) ->
     return True if count >= instant else None
 
 
+PARTS = {
+    "full check": ("recorder", {}, 11),
+    "nan": ("recorder", {"nan": True}, 13),
+    "fast": ("guards", {"fast": True}, 3),
+    "guards of the full check": ("guards", {}, 3),
+    "rehearsal": ("simulate", None, 11),
+}
+# Each part with one kind of exception, with two in CI, and with all where all is tried.
+INSTANTS = [
+    pytest.param(
+        *values,
+        kind,
+        id=f"{name}-{kind.__name__}",
+        marks=[[], pytest.mark.thorough, pytest.mark.all][(row + column) % len(RAISED)],
+    )
+    for row, (name, values) in enumerate(PARTS.items())
+    for column, kind in enumerate(RAISED)
+]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on the simulated device")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", RAISED)
-@pytest.mark.parametrize(
-    ("part", "options", "step"),
-    [
-        ("recorder", {}, 11),
-        ("recorder", {"nan": True}, 13),
-        ("guards", {"fast": True}, 3),
-        ("guards", {}, 3),
-        ("simulate", None, 11),
-    ],
-    ids=["full check", "nan", "fast", "guards of the full check", "rehearsal"],
-)
+@pytest.mark.parametrize(("part", "options", "step", "kind"), INSTANTS)
 def test_no_instant_loses_what_a_handler_raises(
-    sim: simulate.Simulation,
-    part: str,
-    options: Any,
-    step: int,
-    kind: type[BaseException],
+    sim: simulate.Simulation, part: str, options: Any, step: int, kind: type[BaseException]
 ) -> None:
     """Item 1: at every instant the exception arrives, and nothing stays installed."""
     lost, tried = [], 0
@@ -138,7 +143,15 @@ def test_no_instant_loses_what_a_handler_raises(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on the simulated device")
-@pytest.mark.parametrize("options", [{}, {"nan": True}, {"fast": True}, None])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"nan": True}, marks=pytest.mark.thorough),
+        pytest.param({"fast": True}, marks=pytest.mark.thorough),
+        pytest.param(None, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_timer_stops_a_loop_of_small_ops(sim: simulate.Simulation, options: Any) -> None:
     """Item 1 with real signals: each of a hundred timers ends the loop that would run on."""
 
@@ -219,12 +232,6 @@ HANDLERS: dict[str, bool] = {
 }
 
 
-@pytest.mark.parametrize("name", HANDLERS)
-def test_a_handler_is_recognised_however_it_is_written(name: str) -> None:
-    """By the frame that it was given, or because it is installed."""
-    assert HANDLERS[name]
-
-
 def test_what_another_thread_sets_is_recognised() -> None:
     """Libraries for time-outs set an exception from a thread of their own."""
 
@@ -259,7 +266,10 @@ OWN: dict[str, BaseException] = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_failure_of_our_own_is_none(name: str) -> None:
-    """The good neighbour: what our code, or torch below it, raises is noted and goes no further."""
-    assert not came_from_outside(OWN[name])
+@pytest.mark.parametrize("name", [*HANDLERS, *OWN])
+def test_a_handler_is_told_from_a_failure_of_our_own(name: str) -> None:
+    """By the frame that it was given, or because it is installed; what our code, or torch below
+    it, raises is noted and goes no further.
+    """
+    is_outside = HANDLERS[name] if name in HANDLERS else came_from_outside(OWN[name])
+    assert is_outside is (name in HANDLERS)

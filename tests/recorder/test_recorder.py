@@ -74,14 +74,12 @@ def names(recorder: Recorder) -> list[str]:
 
 
 def test_history_tells_op_shapes_line_and_phase() -> None:
-    """An entry names the op with its overload, the shapes in and out, and the user's line."""
     x, y = torch.ones(3, 4), torch.arange(3)
     with Recorder() as recorder:
         result = x * 2  # history-product
         result.sum(dim=1).index_select(0, y)
     first, *_, last = recorder.history()
     assert (first.op, first.shapes) == ("aten::mul.Tensor", "f32[3, 4] -> f32[3, 4]")
-    assert first.source is not None
     assert first.source.line == line_of("history-product")
     assert first.source.text == "result = x * 2  # history-product"
     assert (first.phase, first.module_path) == ("forward", None)
@@ -130,7 +128,6 @@ def test_phases_of_a_training_step() -> None:
 
 
 def test_an_optimizer_that_raised_leaves_no_phase_behind() -> None:
-    """After a step has failed, ops are the forward's again."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight])
 
@@ -158,7 +155,6 @@ def test_each_backward_has_its_own_line() -> None:
 
 
 def test_ring_keeps_the_last_ops_and_counts_all() -> None:
-    """With room for three, the third last is there and the fourth last is not."""
     x = torch.ones(2)
     with Recorder(max_ops=3) as recorder:
         for function in (torch.sin, torch.cos, torch.exp, torch.log):
@@ -173,7 +169,6 @@ def test_ring_keeps_the_last_ops_and_counts_all() -> None:
 
 
 def test_no_tensor_lives_longer() -> None:
-    """An intermediate, a batch and a gradient die under the recorder when they die without it."""
     net = Net()
     with Recorder() as recorder:
         hidden = net(torch.tensor([1, 2]))
@@ -203,8 +198,6 @@ def test_a_failure_keeps_no_tensor() -> None:
 
 
 def test_device_memory_is_what_it_is_without(sim: simulate.Simulation) -> None:
-    """The allocator holds the same bytes after each step, with and without the recorder."""
-
     def steps() -> list[int]:
         net = nn.Linear(8, 8).to("cuda")
         optimizer = torch.optim.SGD(net.parameters())
@@ -250,15 +243,20 @@ def _fake() -> torch.Tensor:
     return torch.tensor(made.shape)
 
 
+class Dispatch(TorchDispatchMode):
+    """A mode of the user's that notes what it sees."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def _user_modes() -> torch.Tensor:
     seen: list[str] = []
-
-    class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
 
     class Function(TorchFunctionMode):
         def __torch_function__(
@@ -268,7 +266,7 @@ def _user_modes() -> torch.Tensor:
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(2, requires_grad=True)
-    with Dispatch(), Function():
+    with Dispatch(seen), Function():
         (x * 2).sum().backward()
     return torch.tensor([len(seen), sum(map(len, seen))])
 
@@ -378,8 +376,6 @@ def test_threads_of_the_user_are_not_recorded() -> None:
 
 
 def test_own_failure_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When noting a call fails, the call's result arrives and the trouble is said once."""
-
     def fail(self: object, frame: object) -> None:
         msg = "no place"
         raise LookupError(msg)
@@ -395,19 +391,22 @@ def test_own_failure_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_failing_question_whether_the_device_is_lost_hides_nothing() -> None:
+    def is_fatal(error: BaseException) -> bool:
+        msg = "nobody knows"
+        raise LookupError(msg)
+
+    recorder = Recorder(is_fatal=is_fatal)
+    assert failing(recorder, lambda: torch.ones(2) + torch.ones(3)).name == "aten::add"
+    assert not recorder.is_over
+    assert recorder.limits == ["a lost device was not noted: LookupError: nobody knows"]
+
+
 # --- leaving -------------------------------------------------------------------------------------
 
 
 def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
-    """Leaving takes the recorder from below another mode, and leaves that one where it is."""
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    left = Mode()
+    left = Dispatch([])
     with Recorder():
         left.__enter__()
     assert torch._C._len_torch_dispatch_stack() == 1
@@ -417,7 +416,6 @@ def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
 
 
 def test_recorders_of_two_threads_leave_torch_s_flags() -> None:
-    """The flags are the process's: whichever recorder leaves last, they are as before."""
     opened, leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -437,7 +435,6 @@ def test_recorders_of_two_threads_leave_torch_s_flags() -> None:
 
 
 def test_exceptions_pass_unchanged() -> None:
-    """The very object that the user's code raised leaves the block."""
     error = ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught, Recorder():
         raise error
@@ -485,7 +482,6 @@ def _interrupted_at(instant: int) -> bool:
 
 
 def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
-    """KeyboardInterrupt between any two instructions of the recorder: nothing is left."""
     instant = 1
     while _interrupted_at(instant):
         assert torch._C._len_torch_dispatch_stack() == 0, instant
@@ -509,7 +505,6 @@ def failing(recorder: Recorder, run: Callable[[], object]) -> OpRecord:
 
 
 def test_the_failing_op_is_kept_with_its_arguments() -> None:
-    """Name, schema names, shapes and line of an op whose shapes do not fit."""
     left = torch.ones(2, 3)
     record = failing(Recorder(), lambda: left @ torch.ones(2, 3))  # failing-product
     assert (record.name, record.overload, record.phase) == ("aten::mm", "default", "forward")
@@ -566,14 +561,12 @@ def test_only_the_exception_of_the_op_gets_its_record() -> None:
 
 
 def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
-    """The node that was running leads to the line and the module of its forward call."""
     net = Net()
     recorder = Recorder()
 
     def step() -> None:
         hidden = net.body(net.embedding(torch.tensor([1])))
         result = nn.functional.softplus(hidden)  # forward-of-hook
-        assert result.grad_fn is not None
         result.grad_fn.register_prehook(lambda grads: (grads[0] @ torch.ones(7),))
         result.sum().backward()  # backward-of-hook
 
@@ -582,19 +575,16 @@ def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
     assert line_of("backward-of-hook") in [entry.lineno for entry in record.entries]
     assert record.node_sequence_nr is not None
     site = recorder.forward_site(record.node_sequence_nr, record.node_name)
-    assert site is not None
     assert site[0][-1].lineno == line_of("forward-of-hook")
 
 
 def test_a_module_s_node_leads_to_its_path() -> None:
-    """The forward site of a layer's node holds the user's lines and the path of the layer."""
     net = Net()
     with Recorder() as recorder:
         result = net(torch.tensor([1, 2]))  # whole-net
     node = result.grad_fn.next_functions[0][0].next_functions[0][0]
     assert node.name() == "ViewBackward0" or node.name() == "AddmmBackward0"
     site = recorder.forward_site(node._sequence_nr())
-    assert site is not None
     assert site[0][0].lineno == line_of("whole-net")
     assert site[0][-1].code.co_name == "forward"
     assert site[1] == "body.0"
@@ -616,12 +606,10 @@ def test_a_custom_function_s_node_leads_to_the_line_of_apply() -> None:
         y = Same.apply(torch.ones(2, requires_grad=True))  # apply-same
         y.detach().exp()
     site = recorder.forward_site(y.grad_fn._sequence_nr(), y.grad_fn.name())
-    assert site is not None
     assert site[0][-1].lineno == line_of("apply-same")
 
 
 def test_an_unsure_forward_site_is_none() -> None:
-    """A node from before the recording, one whose op left the ring, and one of another name."""
     x = torch.ones(2, requires_grad=True)
     before = x.exp()
     with Recorder(max_ops=2) as recorder:
@@ -647,13 +635,10 @@ def test_a_node_from_before_the_recording_is_nobody_s() -> None:
     assert recorder.forward_site(older._sequence_nr(), older.name()) is None
     assert recorder.forward_site(older._sequence_nr()) is None
     site = recorder.forward_site(newer._sequence_nr(), newer.name())
-    assert site is not None
     assert site[0][-1].lineno == line_of("exp-within")
 
 
 def test_watch_sees_every_result_and_may_stop_the_op() -> None:
-    """What the watcher raises is raised by the op, which is the failing one then."""
-
     def watch(op: Any, args: Any, kwargs: Any, result: Any) -> None:
         if op is torch.ops.aten.log.default and not bool(result.isfinite().all()):
             msg = "not finite"
@@ -670,7 +655,6 @@ def test_watch_sees_every_result_and_may_stop_the_op() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asserts on the simulated device")
 def test_synchronising_names_the_op_that_faulted(sim: simulate.Simulation) -> None:
-    """The assert of an op of an extension is raised by that op, not by one that follows."""
     library = torch.library.Library("cudalens_recorder_sync", "DEF")
     library.define("faulty(Tensor table, Tensor index) -> Tensor")
     library.impl("faulty", lambda table, index: table[index], "CompositeExplicitAutograd")
@@ -731,7 +715,7 @@ def test_backward_on_a_device_is_recorded_in_autograd_s_thread(sim: simulate.Sim
 def copies_of(recorder: Recorder, run: Callable[[], object]) -> dict[str, torch.Tensor]:
     with recorder:
         run()
-        _, copies = recorder._foreign or ("", {})
+        _, copies = recorder.foreign or ("", {})
     return copies
 
 
@@ -743,25 +727,15 @@ def cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cpu_counts")
 def test_integers_are_copied_first_and_only_what_fits(ops: Any) -> None:
-    """At the budget the last argument fits, one byte below it is left out."""
     table, index, more = torch.ones(4), torch.tensor([1, 2]), torch.tensor([True])
 
     def run() -> object:
         return ops.lookup(table, index, [table[:2], more])
 
     everything = 16 + 16 + 8 + 1
-    assert list(copies_of(Recorder(copy_budget=everything), run)) == [
-        "index",
-        "more[1]",
-        "table",
-        "more[0]",
-    ]
-    assert list(copies_of(Recorder(copy_budget=everything - 1), run)) == [
-        "index",
-        "more[1]",
-        "table",
-    ]
-    assert list(copies_of(Recorder(copy_budget=17), run)) == ["index", "more[1]"]
+    order = ["index", "more[1]", "table", "more[0]"]
+    for budget, count in ((everything, 4), (everything - 1, 3), (17, 2)):
+        assert list(copies_of(Recorder(copy_budget=budget), run)) == order[:count]
     assert copies_of(Recorder(copy_budget=0), run) == {}
 
 
@@ -771,15 +745,13 @@ def test_copies_are_dropped_when_the_next_op_has_finished(ops: Any) -> None:
     x = torch.tensor([1, 2])
     with Recorder() as recorder:
         ops.same(x)
-        assert recorder._foreign is not None
-        copy = weakref.ref(recorder._foreign[1]["x"])
+        copy = weakref.ref(recorder.foreign[1]["x"])
         x.add_(1)
-        assert recorder._foreign is None
+        assert recorder.foreign is None
         assert copy() is None
 
 
 def test_ops_on_the_cpu_and_torch_s_own_are_not_copied(ops: Any) -> None:
-    """Nothing is lost there, so nothing is copied."""
     x = torch.ones(2)
     assert copies_of(Recorder(), lambda: ops.same(x)) == {}
     assert copies_of(Recorder(), lambda: x + 1) == {}

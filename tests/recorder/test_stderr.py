@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 
 from cudalens.recorder import stderr
 from cudalens.recorder.stderr import DeviceText
+from tests.processes import ROOT, environment, python
 
-ROOT = Path(__file__).parents[2]
 LINE = (
     "../aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: "
     "block: [{block},0,0], thread: [{thread},0,0] Assertion `t >= 0 && t < n_classes` failed."
@@ -28,16 +30,9 @@ def say(text): os.write(2, text.encode())
 """
 
 
-def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def alone(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, its output captured."""
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        cwd=ROOT,
-        text=True,
-        timeout=60,
-        check=False,
-        **{"capture_output": True, **options},
-    )
+    return python("-c", PRELUDE + textwrap.dedent(code), timeout=60)
 
 
 def one(block: int = 0, thread: int = 0) -> str:
@@ -54,22 +49,19 @@ def say(text: str) -> None:
 
 @needs_tee
 def test_what_is_printed_is_shown_and_read(capfd: pytest.CaptureFixture[str]) -> None:
-    """Every byte arrives where it was meant to go; only assertions are device text."""
     with DeviceText() as text:
         print("from Python", file=sys.__stderr__)
         say(f"other\n{one()}\n")
         assert text.text() == one()
         say("later\n")
-    assert "later" in text.raw()
     assert capfd.readouterr().err == f"from Python\nother\n{one()}\nlater\n"
-    say("after\n")
-    assert "after" not in text.raw()
-    assert capfd.readouterr().err == "after\n"
+    say(f"{one()}\n")
+    assert text.text() == one()  # what comes after the block is not counted
+    assert capfd.readouterr().err == f"{one()}\n"
 
 
 @needs_tee
 def test_without_assertions_there_is_no_text() -> None:
-    """What others print is not passed off as the device's."""
     with DeviceText() as text:
         say("a warning that says assert\n")
         assert text.text() is None
@@ -77,26 +69,25 @@ def test_without_assertions_there_is_no_text() -> None:
 
 @needs_tee
 def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> None:
-    """Equal assertions are one line with their number, blocks and threads; all are shown."""
     lines = "".join(f"{one(n // 256, n % 256)}\n" for n in range(10_000))
     with DeviceText() as text:
         say(lines)
         folded = text.text()
-    assert len(lines) > stderr.MAX_BYTES >= len(text.raw()) - 1
     assert capfd.readouterr().err == lines
-    # The count is of everything, also of what is too much to keep.
     assert folded == text.text() == f"{one()} (10000 times, 40 blocks, 10000 threads)"
 
 
 @needs_tee
-@pytest.mark.parametrize("beyond", [0, 1], ids=["at the limit", "one byte beyond"])
-def test_the_raw_text_has_a_limit(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the limit everything is kept; beyond it the first and the last half."""
-    monkeypatch.setattr(stderr, "MAX_BYTES", 100)
+def test_what_tee_has_not_read_yet_is_waited_for() -> None:
+    """A tee that gets no turn for longer than the polls take: its bytes are not left out."""
     with DeviceText() as text:
-        say("a" * 60 + "b" * (40 + beyond))
-        raw = text.raw()
-    assert raw == ("a" * 60 + "b" * 40 if not beyond else "a" * 50 + "\n" + "a" * 9 + "b" * 41)
+        assert text._tee is not None
+        os.kill(text._tee.pid, signal.SIGSTOP)
+        say(f"{one()}\n")
+        later = threading.Timer(0.05, os.kill, (text._tee.pid, signal.SIGCONT))
+        later.start()
+        assert text.text() == one()
+        later.join()
 
 
 @needs_tee
@@ -107,8 +98,8 @@ def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -
         with DeviceText() as inner:
             say(f"{one()}\n")
         say("3\n")
-        assert outer.raw() == f"1\n{one()}\n3\n"
-    assert inner.raw() == f"{one()}\n"
+        assert outer.text() == one()
+    assert inner.text() == one()
     assert capfd.readouterr().err == f"1\n{one()}\n3\n"
 
 
@@ -127,6 +118,7 @@ def test_an_assertion_that_is_known_of_is_waited_for(
         os.sched_yield()
 
     with DeviceText() as text:
+        assert text.text() is None  # tee has started and waits
         monkeypatch.setattr(stderr.time, "sleep", sleep)
         monkeypatch.setattr(stderr, "_PATIENCE_S", 10)
         assert text.text(is_expected=is_expected) == (one() if is_expected else None)
@@ -160,7 +152,6 @@ def descriptors() -> set[str]:
 @needs_tee
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
 def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither after a good block nor after one that could not be opened."""
     monkeypatch.setattr(stderr.tempfile, "tempdir", str(tmp_path))
     before = descriptors()
     for _ in range(3):
@@ -192,7 +183,6 @@ def test_without_tee_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_tee
 def test_only_full_sessions_touch_the_descriptor() -> None:
-    """``--fast`` reads no device text."""
     import cudalens
 
     before = os.fstat(2).st_ino
@@ -208,8 +198,7 @@ def test_only_full_sessions_touch_the_descriptor() -> None:
 
 @needs_tee
 def test_a_process_that_aborts_has_written_everything() -> None:
-    """What was printed before the abort arrives, the half line too."""
-    done = python(
+    done = alone(
         """
         with DeviceText():
             say(LINE.format(block=0, thread=0) + "\\n")
@@ -225,8 +214,7 @@ def test_a_process_that_aborts_has_written_everything() -> None:
 
 @needs_tee
 def test_a_program_that_holds_the_descriptor_does_not_hang_the_block() -> None:
-    """The block ends while the program runs on, and what it says later still arrives."""
-    done = python(
+    done = alone(
         """
         with DeviceText() as text:
             code = "import os, sys; sys.stdin.read(); os.write(2, b'from the child')"
@@ -244,7 +232,7 @@ def test_a_program_that_holds_the_descriptor_does_not_hang_the_block() -> None:
 def test_without_a_place_to_show_it(closed: bool) -> None:
     """Written to nowhere the text is read all the same; a closed descriptor is a trouble line."""
     unshown = "os.close(2)" if closed else "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)"
-    done = python(
+    done = alone(
         f"""
         {unshown}
         import cudalens
@@ -273,7 +261,7 @@ def test_under_a_terminal(tmp_path: Path) -> None:
 with DeviceText() as text:
     open({str(result)!r}, "w").write(f"{{os.isatty(2)}} {{os.get_terminal_size(2)}}")
     say(LINE.format(block=0, thread=0) + "\\n")
-    assert text.text() == LINE.format(block=0, thread=0), text.raw()
+    assert text.text() == LINE.format(block=0, thread=0)
 """
     child = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + code], cwd=ROOT, stderr=slave, stdout=slave
@@ -297,12 +285,10 @@ with DeviceText() as text:
 def test_under_a_real_kernel() -> None:
     """ipykernel owns the descriptor: others' text still reaches the cell, asserts are folded."""
     manager = pytest.importorskip("jupyter_client.manager")
-    # Under a test, so it is told, ipykernel leaves the descriptor alone.
-    outside = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    env = environment()
+    env.pop("PYTEST_CURRENT_TEST", None)  # under a test ipykernel leaves the descriptor alone
     kernel, client = manager.start_new_kernel(
-        kernel_name="python3",
-        extra_arguments=["--HistoryManager.hist_file=:memory:"],
-        env={**outside, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        kernel_name="python3", extra_arguments=["--HistoryManager.hist_file=:memory:"], env=env
     )
     try:
         said = _run_in(client, PRELUDE + textwrap.dedent(KERNEL_CELL))

@@ -42,12 +42,14 @@ def parse(svg: str) -> ElementTree.Element:
 
 
 def filled(svg: str, colour: str, tag: str = "rect") -> list[ElementTree.Element]:
-    """Return the shapes of one colour."""
     return [item for item in parse(svg).iter(SVG + tag) if item.get("fill") == colour]
 
 
+def number(shape: ElementTree.Element, name: str) -> float:
+    return float(shape.get(name, "0"))
+
+
 def texts(svg: str) -> list[str]:
-    """Return every text of a picture, its title apart."""
     return [item.text or "" for item in parse(svg).iter(SVG + "text")]
 
 
@@ -62,9 +64,8 @@ def one_dimensional(values: tuple[float | str | None, ...], bounds: Bounds | Non
 
 
 def bars(report: Report) -> list[ElementTree.Element]:
-    """Return the bars of a one-dimensional map from left to right."""
     svg = value_map_svg(report)
-    return sorted(filled(svg, BAR) + filled(svg, BAD), key=lambda item: float(item.get("x", "0")))
+    return sorted(filled(svg, BAR) + filled(svg, BAD), key=lambda item: number(item, "x"))
 
 
 def test_each_position_has_its_bar() -> None:
@@ -81,8 +82,8 @@ def test_bar_at_the_bound_touches_the_line_and_one_beyond_passes_it() -> None:
     """The dashed line stands at the bound: the last good value ends on it, a bad one above."""
     report = one_dimensional((9, 10, 4), Bounds(min=0, max=9))
     lines = list(parse(value_map_svg(report)).iter(SVG + "line"))
-    (bound,) = [float(item.get("y1", "0")) for item in lines]
-    at, beyond, below = (float(item.get("y", "0")) for item in bars(report))
+    (bound,) = [number(item, "y1") for item in lines]
+    at, beyond, below = (number(item, "y") for item in bars(report))
     assert at == pytest.approx(bound, abs=0.1)
     assert beyond < bound - 1
     assert below > bound + 1
@@ -91,25 +92,22 @@ def test_bar_at_the_bound_touches_the_line_and_one_beyond_passes_it() -> None:
 def test_value_far_beyond_does_not_flatten_the_others() -> None:
     """The axis follows the bounds, not the worst value."""
     report = one_dimensional((3, 2**62, 6), Bounds(min=0, max=9))
-    heights = [float(item.get("height", "0")) for item in bars(report)]
+    heights = [number(item, "height") for item in bars(report)]
     assert heights[0] > 15
     assert heights[2] == pytest.approx(2 * heights[0], rel=0.02)
 
 
 def test_negative_values_hang_below_zero() -> None:
-    """A value below the bound is drawn to the other side of zero."""
     report = one_dimensional((5, -3, 2), Bounds(min=0, max=9))
     good, bad, _ = bars(report)
     assert bad.get("fill") == BAD
-    assert (
-        float(bad.get("y", "0")) >= float(good.get("y", "0")) + float(good.get("height", "0")) - 1
-    )
+    assert number(bad, "y") >= number(good, "y") + number(good, "height") - 1
 
 
 def test_values_without_a_height_fill_the_picture() -> None:
     """NaN and infinity have no place on an axis: their bars are as high as the picture."""
     report = one_dimensional((1, "nan", 2, "inf", None), None)
-    heights = [float(item.get("height", "0")) for item in bars(report)]
+    heights = [number(item, "height") for item in bars(report)]
     assert heights[1] == heights[3] == heights[4] == max(heights)
 
 
@@ -122,7 +120,6 @@ def test_axis_ends_at_the_last_position(total: int) -> None:
 
 
 def grid_report(rows: int, columns: int, bad: set[tuple[int, int]]) -> Report:
-    """Return a report with a map of rows and columns."""
     cells = tuple(int(divmod(at, columns) in bad) for at in range(rows * columns))
     grid = OffenderMap(rows=rows, columns=columns, bad=cells, low=cells, high=cells)
     first = tuple(Offender(position=cell, value=1) for cell in sorted(bad))
@@ -145,7 +142,6 @@ def test_largest_map_stays_small() -> None:
 
 
 def test_no_map_is_no_picture() -> None:
-    """Nothing is drawn where nothing was counted."""
     assert value_map_svg(Report()) == ""
     assert value_map_svg(make_report(offenders=Offenders(count=1, total=2))) == ""
     empty = OffenderMap(rows=0, columns=0, bad=(), low=(), high=())
@@ -153,7 +149,6 @@ def test_no_map_is_no_picture() -> None:
 
 
 def fact(edges: tuple[float, ...], counts: tuple[int, ...]) -> TensorFact:
-    """Return a tensor with a histogram."""
     histogram = Histogram(edges=edges, counts=counts)
     return TensorFact(argument="x", summary=TensorSummary(histogram=histogram))
 
@@ -170,7 +165,7 @@ def test_histogram_shows_the_allowed_interval() -> None:
     """The band covers the allowed part of the axis, and there is none when nothing is allowed."""
     tensor = fact((0.0, 10.0, 20.0), (1, 1))
     (band,) = filled(histogram_svg(tensor, Bounds(min=5, max=15)), LIGHT["oksoft"])
-    x, width = float(band.get("x", "0")), float(band.get("width", "0"))
+    x, width = number(band, "x"), number(band, "width")
     assert x + width / 2 == pytest.approx(210, abs=0.2)
     assert width == pytest.approx(202, abs=0.2)
     assert filled(histogram_svg(tensor, Bounds(min=30)), LIGHT["oksoft"]) == []
@@ -183,7 +178,6 @@ def test_histogram_shows_the_allowed_interval() -> None:
 def test_histogram_of_nothing_is_no_picture(
     edges: tuple[float, ...], counts: tuple[int, ...]
 ) -> None:
-    """No counts, no width, or edges that do not fit: nothing is drawn."""
     assert histogram_svg(fact(edges, counts)) == ""
 
 
@@ -195,13 +189,11 @@ def nodes_drawn(svg: str) -> list[str]:
 
 @pytest.mark.parametrize("graph", [small_graph(), bert_graph()], ids=["small", "bert"])
 def test_every_node_is_in_one_box(graph: AutogradNeighbourhood) -> None:
-    """Folding loses no node and draws none twice, and the table lists every one."""
     assert sorted(nodes_drawn(graph_svg(graph))) == sorted(item.id for item in graph.nodes)
     assert len(graph_rows(graph)) == len(graph.nodes)
 
 
 def outline(group: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Return left, top, right and bottom of a box."""
     rect = group.find(SVG + "rect")
     if rect is not None:
         x, y, w, h = (float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))
@@ -214,9 +206,8 @@ def outline(group: ElementTree.Element) -> tuple[float, float, float, float]:
 
 
 def test_boxes_do_not_touch_and_stay_in_the_picture() -> None:
-    """No box covers another, and each with its text lies inside the picture."""
     svg = graph_svg(bert_graph())
-    width = float(parse(svg).get("width", "0"))
+    width = number(parse(svg), "width")
     groups = [group for group in parse(svg).iter(SVG + "g") if group.get("data-node")]
     boxes = [outline(group) for group in groups]
     for one, other in itertools.combinations(boxes, 2):
@@ -234,7 +225,7 @@ def test_failed_op_and_bad_input_differ_by_shape_and_word() -> None:
     assert failed is not None
     assert pill is not None
     assert failed.get("stroke-dasharray")
-    assert float(pill.get("rx", "0")) == float(pill.get("height", "0")) / 2
+    assert number(pill, "rx") == number(pill, "height") / 2
     assert groups["cl-node cl-node-parameter"].find(SVG + "polygon") is not None
     assert {"not launched", "bad input", "2 parameters"} <= set(texts(svg))
     assert "failed here" in texts(graph_svg(small_graph(), prevented=False))
@@ -326,7 +317,6 @@ def test_a_label_goes_where_no_line_is() -> None:
 
 
 def test_two_labels_never_lie_on_each_other() -> None:
-    """The second of one spot moves."""
     labels = Labels([])
     spots = [labels.place((100.0, 0.0), "[32, 16]", left=True) for _ in range(4)]
     assert len({(spot.x, spot.y) for spot in spots}) == 4
@@ -340,14 +330,13 @@ def test_a_side_input_passes_below_the_shapes() -> None:
 
 
 def test_no_words_are_drawn_below_nine_pixels() -> None:
-    """Item 26: a picture is shrunk until its smallest words have 9 pixels, then it scrolls."""
     report = make_report()
     drawn = [graph_svg(bert_graph()), value_map_svg(report)]
     drawn += [histogram_svg(item, report.bounds) for item in report.tensors[1:]]
     for svg in map(parse, drawn):
         least = float(re.sub("[^0-9]", "", svg.get("style", "")))
-        smallest = min(float(item.get("font-size", "0")) for item in svg.iter(SVG + "text"))
-        assert 9 <= smallest * least / float(svg.get("width", "0")) < 9.1
+        smallest = min(number(item, "font-size") for item in svg.iter(SVG + "text"))
+        assert 9 <= smallest * least / number(svg, "width") < 9.1
 
 
 def test_a_single_bad_value_has_its_own_bar() -> None:
@@ -357,9 +346,9 @@ def test_a_single_bad_value_has_its_own_bar() -> None:
     found = Offenders(count=1, total=100, first=(Offender(position=(3,), value=12),))
     (bad,) = filled(histogram_svg(tensor, bounds, found), BAD)
     good = filled(histogram_svg(tensor, bounds, found), BAR)
-    assert float(bad.get("height", "0")) == 2
-    assert float(bad.get("x", "0")) > float(good[1].get("x", "0"))
-    assert float(good[1].get("height", "0")) == pytest.approx(72 * 9 / 90)
+    assert number(bad, "height") == 2
+    assert number(bad, "x") > number(good[1], "x")
+    assert number(good[1], "height") == pytest.approx(72 * 9 / 90)
     unknown = replace(found, count=40)
     assert filled(histogram_svg(tensor, bounds, unknown), BAD) == []
 
@@ -370,19 +359,15 @@ def test_the_bound_does_not_cut_the_last_allowed_bar() -> None:
     for dtype, spot in (("int64", 2 / 3), ("float32", 1.5 / 3)):
         svg = histogram_svg(replace(fact(edges, counts), dtype=dtype), Bounds(max=1))
         (line,) = parse(svg).iter(SVG + "line")
-        assert float(line.get("x1", "0")) == pytest.approx(8 + 404 * spot, abs=0.1)
-    assert (
-        len(filled(histogram_svg(replace(fact(edges, counts), dtype="int64"), Bounds(max=1)), BAD))
-        == 1
-    )
+        assert number(line, "x1") == pytest.approx(8 + 404 * spot, abs=0.1)
+        assert len(filled(svg, BAD)) == 1
 
 
 def test_a_column_vector_is_drawn_by_position() -> None:
-    """Item 26: 32 values in a column are as low a picture as 32 in a row."""
     column = grid_report(32, 1, {(3, 0), (9, 0)})
-    assert float(parse(value_map_svg(column)).get("height", "0")) < 150
+    assert number(parse(value_map_svg(column)), "height") < 150
     assert len(filled(value_map_svg(column), BAD)) == 2
-    assert float(parse(value_map_svg(grid_report(32, 2, {(3, 0)}))).get("height", "0")) > 300
+    assert number(parse(value_map_svg(grid_report(32, 2, {(3, 0)}))), "height") > 300
 
 
 @pytest.mark.parametrize(("rows", "name"), [(1, "bar"), (3, "cell")])
@@ -399,10 +384,9 @@ def test_fewer_marks_than_bad_values_are_said(rows: int, name: str) -> None:
 
 
 def test_few_values_are_no_broad_bars() -> None:
-    """Two values share no width of a page."""
     two, many = (bars(one_dimensional(tuple(range(n)), Bounds(min=0, max=9))) for n in (2, 32))
-    assert float(two[0].get("width", "0")) <= 44
-    assert float(many[0].get("width", "0")) < 20
+    assert number(two[0], "width") <= 44
+    assert number(many[0], "width") < 20
 
 
 def test_broken_graphs_are_drawn() -> None:
@@ -415,7 +399,6 @@ def test_broken_graphs_are_drawn() -> None:
 
 
 def test_far_too_large_graph_shows_what_is_near() -> None:
-    """Of a thousand nodes the ones around the failure are drawn."""
     ids = [f"n{at}" for at in range(1000)]
     nodes = tuple(node(name, f"aten::{name}") for name in ids)
     graph = AutogradNeighbourhood(nodes=nodes, edges=chain(*ids), focus="n999")
@@ -445,7 +428,6 @@ def test_rows_are_ordered_against_crossings() -> None:
 
 
 def test_long_edge_passes_beside_the_boxes_between() -> None:
-    """An edge over three rows bends around what stands in its way."""
     edges = [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")]
     layout = place(dict.fromkeys("abcd", (80.0, 40.0)), edges)
     stops = layout.routes["a", "d"]
@@ -463,12 +445,6 @@ def test_side_inputs_do_not_bend_the_main_line() -> None:
     assert across["a"] == pytest.approx(across["b"], abs=4)
     assert across["b"] == pytest.approx(across["c"], abs=4)
     assert across["d"] - across["c"] == pytest.approx((80 + GAP_X) / 2, abs=4)
-
-
-def test_pictures_are_the_same_every_time() -> None:
-    """Nothing in a picture depends on more than its report."""
-    assert graph_svg(bert_graph()) == graph_svg(bert_graph())
-    assert value_map_svg(make_report()) == value_map_svg(make_report())
 
 
 @pytest.mark.no_cover

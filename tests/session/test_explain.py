@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
-from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
+from cudalens.session.explain import explain
 from tests.notebook.test_magics import Notebook
-from tests.shells import forget
+from tests.shells import shell_with_cudalens
 
 LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
 SETUP = "import torch, torch.nn.functional as F"
@@ -28,16 +27,10 @@ loss.item()
 @pytest.fixture
 def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> Iterator[Notebook]:
     """A shell with the extension loaded over the rehearsal device."""
-    config = Config()
-    config.HistoryManager.hist_file = ":memory:"
-    shell = InteractiveShell.instance(config=config)
-    shell.display_pub = CapturingDisplayPublisher()
-    opened = Notebook(shell, capsys)
-    opened.run("%load_ext cudalens")
-    opened.run(SETUP)
-    yield opened
-    shell.extension_manager.unload_extension("cudalens")
-    forget(shell)
+    with shell_with_cudalens() as shell:
+        opened = Notebook(shell, capsys)
+        opened.run(SETUP)
+        yield opened
 
 
 def shown(notebook: Notebook) -> str:
@@ -47,18 +40,22 @@ def shown(notebook: Notebook) -> str:
 
 
 def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
-    """Line, variables by metadata, certainty, and the exact next step; no value is read."""
+    """Line, check, variables by metadata, those of the cell first, and the next step; no value."""
+    notebook.run("first = torch.ones(2, device='cuda')")
     failed = notebook.run(DIES)
     assert failed.error_in_exec is not None
     notebook.run("%cudacheck explain")
     text = shown(notebook)
     report = cudalens.last_report()
     assert report is not None
-    assert (report.kind, report.certainty) == ("device_assert", "unknown")
+    assert (report.kind, report.certainty) == ("device_assert", "likely")
     assert report.context_usable is False
+    assert report.device_text is not None and "t >= 0 && t < n_classes" in report.device_text
+    assert "a label is neither one of the classes nor ignore_index" in report.headline
     assert report.source is not None and report.source.text == "loss.item()"
-    listed = {item.expression: item.shape for item in report.tensors}
-    assert listed == {"loss": (), "logits": (4, 3), "labels": (4,)}
+    assert (report.source.cell, report.source.line) == (3, 4)
+    listed = [(item.expression, item.shape) for item in report.tensors]
+    assert listed == [("loss", ()), ("logits", (4, 3)), ("labels", (4,)), ("first", (2,))]
     assert all(item.summary.min is None for item in report.tensors)
     words = " ".join(text.split())
     assert "run `%load_ext cudalens` and `%cudacheck on`" in words
@@ -66,7 +63,6 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
 
 
 def test_nothing_to_explain(notebook: Notebook) -> None:
-    """Without an error of torch's there is one plain line."""
     notebook.run("1 / 0")
     notebook.run("%cudacheck explain")
     assert notebook.shown == []
@@ -83,7 +79,6 @@ def test_a_host_error_is_explained_too(notebook: Notebook) -> None:
 
 
 def test_a_checked_failure_is_shown_again(notebook: Notebook) -> None:
-    """What a check has found is not weakened by looking at it afterwards."""
     notebook.run("%%cudacheck\n" + DIES)
     found = cudalens.last_report()
     notebook.run("%cudacheck explain")
@@ -92,7 +87,6 @@ def test_a_checked_failure_is_shown_again(notebook: Notebook) -> None:
 
 
 def test_after_an_explained_failure_later_cells_get_one_line(notebook: Notebook) -> None:
-    """The riddle is not posed again: one line, no second report, the same reply status."""
     notebook.run(DIES)
     notebook.run("%cudacheck explain")
     notebook.run("%cudacheck on")
@@ -109,11 +103,8 @@ def test_after_an_explained_failure_later_cells_get_one_line(notebook: Notebook)
 @pytest.mark.parametrize("how", ["%cudacheck on", "%%cudacheck"])
 def test_later_cells_get_one_line(notebook: Notebook, how: str, sim: simulate.Simulation) -> None:
     """Under ``on`` and under the magic, until the device lives again."""
-    magic = ""
-    if how == "%cudacheck on":
-        notebook.run(how)
-    else:
-        magic = f"{how}\n"
+    magic = f"{how}\n" if how.startswith("%%") else ""
+    notebook.run("1" if magic else how)
     kernel = f"from cudalens import simulate\nsimulate.current().device_assert('my', {LINE!r})\n"
     first = notebook.run(f"{magic}{kernel}x = torch.ones(2, device='cuda')\nx + 1")
     assert first.error_in_exec is not None
@@ -130,3 +121,23 @@ def test_later_cells_get_one_line(notebook: Notebook, how: str, sim: simulate.Si
     notebook.run(f"{magic}{kernel}x = torch.ones(2, device='cuda')\nx + 1")
     assert len(notebook.shown) == 1
     assert PROCESS.lost is not None
+
+
+def test_item_25_an_error_of_the_host_takes_no_assertion(notebook: Notebook) -> None:
+    """what was printed belongs to a failure that ended the context, and to no other."""
+    notebook.run("a = torch.ones(2, 3, device='cuda')\na @ a")
+    report = explain(notebook.names, sys.last_value, LINE)
+    assert report is not None and report.device_text is None
+
+
+@pytest.mark.parametrize("printed", [LINE, ""])
+def test_item_25_what_cuda_printed_is_used_where_nothing_else_tells(
+    notebook: Notebook, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU keeps no text of its own; the shell's stream has it, or nobody."""
+    notebook.run(DIES)
+    monkeypatch.setattr("cudalens.session.explain.rehearsed_fault", lambda: None)
+    report = explain(notebook.names, sys.last_value, printed)
+    assert report is not None and report.device_text == (printed or None)
+    assert ("a label is neither one of the classes" in report.headline) == bool(printed)
+    PROCESS.lost = None

@@ -24,42 +24,44 @@ def findings_of(*reports: Report) -> Findings:
 
 
 def test_one_finding_alone_leaves_nothing_to_list() -> None:
-    """Raised or silent; a second one is listed."""
     for first, second in ((raised("a"), raised("b")), (silent(1), silent(2))):
         assert findings_of(first).others(first, None) == ""
         said = findings_of(first, second).others(first, None)
-        assert said == f"1 more in this cell: {second.headline}."
+        assert said == f"1 more in this block: {second.headline}."
+
+
+def test_item_15_a_cell_is_called_a_cell() -> None:
+    """A script has none: what else was found there is in its block."""
+    first = Report(kind="device_assert", headline="a", source=SourceSpan(cell=3, line=1))
+    said = findings_of(first, raised("b")).others(first, None)
+    assert said == "1 more in this cell: b."
 
 
 def test_silent_findings_count_once_a_line() -> None:
-    """The same place again is the same finding."""
     assert len(findings_of(silent(1), silent(1)).silent) == 1
     assert len(findings_of(silent(1), silent(2)).silent) == 2
 
 
 def test_findings_of_another_kind_say_their_kind() -> None:
-    """The one that is shown needs none, nor do those like it."""
     first, error = raised("a"), Report(kind="cuda_error", headline="out of memory.")
     findings = findings_of(first, raised("b"), silent(1))
     assert findings.others(first, error) == (
-        "3 more in this cell: CUDA error: out of memory; b; silent: line 1."
+        "3 more in this block: CUDA error: out of memory; b; silent: line 1."
     )
-    assert findings_of(silent(1)).others(error, error) == "1 more in this cell: silent: line 1."
+    assert findings_of(silent(1)).others(error, error) == "1 more in this block: silent: line 1."
 
 
 @pytest.mark.parametrize("kinds", [5, 6])
 def test_five_are_named_and_all_are_counted(kinds: int) -> None:
-    """What is alike is named once, with how often."""
     first = raised("first")
     later = [raised(f"finding {number}") for number in range(kinds)] * 2
     said = findings_of(first, *later).others(first, None)
-    assert said.startswith(f"{kinds * 2} more in this cell: finding 0 (2 times); ")
+    assert said.startswith(f"{kinds * 2} more in this block: finding 0 (2 times); ")
     assert said.count("(2 times)") == 5
 
 
 @pytest.mark.parametrize("number", [MAX_FINDINGS, MAX_FINDINGS + 1])
 def test_what_is_not_kept_whole_is_counted(number: int) -> None:
-    """Twenty are kept; the count and the list go on."""
     reports = [raised("again") for _ in range(number)]
     findings = findings_of(*reports)
     assert len(findings.raised) == MAX_FINDINGS
@@ -70,7 +72,6 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
 
 
 def test_once_is_said_as_once() -> None:
-    """And twice as a number."""
     assert findings_of(raised("a")).fired() == "a guard fired once"
     assert findings_of(raised("a"), raised("a")).fired() == "a guard fired 2 times"
 
@@ -78,11 +79,7 @@ def test_once_is_said_as_once() -> None:
 @pytest.mark.parametrize(
     ("swallowed", "sentence", "warning"),
     [
-        (
-            SwallowedFinding(),
-            "It did not leave the block",
-            "this error did not leave the cell",
-        ),
+        (SwallowedFinding(), "It did not leave the block", "this error did not leave the cell"),
         (
             SwallowedFinding(other="KeyError", was_raised_while_handled=True),
             "KeyError was raised while it was being handled",

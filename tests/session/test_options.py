@@ -33,7 +33,6 @@ from cudalens.session.options import (
     ],
 )
 def test_each_option_sets_its_field(line: str, expected: Options) -> None:
-    """Every option of the contract is known, with and without an equals sign."""
     assert split_line(line) == (expected, "")
 
 
@@ -51,7 +50,6 @@ def test_each_option_sets_its_field(line: str, expected: Options) -> None:
     ],
 )
 def test_a_wrong_option_is_one_line(line: str, word: str) -> None:
-    """The line names the option at fault."""
     with pytest.raises(OptionsError) as caught:
         split_line(line)
     assert word in str(caught.value)
@@ -59,12 +57,10 @@ def test_a_wrong_option_is_one_line(line: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["f('a  b', \"c\")", "x - y", "text = '{x} $x'", "f(--x)", "x; y;", "g(r'a\\b')"],
+    "statement", ["f('a  b', \"c\")", "x - y", "text = '{x} $x'", "f(--x)", "x; y;", "g(r'a\\b')"]
 )
 @pytest.mark.parametrize("options", ["", "--fast ", "--html 'a b' ", "-- "])
 def test_the_statement_is_kept_as_typed(options: str, statement: str) -> None:
-    """Quotes, double spaces and backslashes behind the options are the user's own."""
     assert split_line(options + statement)[1] == statement
 
 
@@ -98,12 +94,10 @@ def test_two_dashes_end_the_options() -> None:
     ],
 )
 def test_only_exact_words_are_subcommands(rest: str, expected: tuple[str, str, str] | None) -> None:
-    """A variable may be called like a sub-command."""
     assert subcommand(rest) == expected
 
 
 def test_options_behind_a_word_join_those_before_it() -> None:
-    """What is set in either place is set; a later value wins."""
     before, after = Options(fast=True, max_ops=7), Options(widgets=False, max_ops=9)
     assert joined(before, after) == Options(fast=True, widgets=False, max_ops=9)
     assert joined(before, Options()) == before
@@ -120,12 +114,10 @@ def test_options_behind_a_word_join_those_before_it() -> None:
     ],
 )
 def test_options_end_where_the_script_begins(tokens: list[str], count: int) -> None:
-    """What follows the script is the script's, even when it looks like an option of ours."""
     assert take(tokens, stop=["-m"]) == count
 
 
 def test_help_names_every_option() -> None:
-    """The help and the table cannot differ."""
     text = help_text()
     for word in ("--fast", "--nan", "--html", "--json", "--no-widgets", "--report", "--max-ops"):
         assert word in text
@@ -134,9 +126,9 @@ def test_help_names_every_option() -> None:
 
 
 def test_the_session_gets_no_option_of_the_front_end() -> None:
-    """Binding a variable and showing help are not the session's business."""
     assert set(Options().for_session()) == {
         "fast",
+        "deferred",
         "nan",
         "html",
         "json",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from tests.processes import python
 
 PROGRAM = """
 import random
@@ -51,12 +49,5 @@ assert {name for name, state in states().items() if state != before[name]} == se
 
 def test_the_first_report_changes_no_random_state() -> None:
     """Of Python, numpy, torch and the device; the last line shows that each of them can change."""
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        cwd=Path(__file__).parents[2],
-    )
+    ran = python("-c", PROGRAM, fresh=True)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -25,14 +25,13 @@ import cudalens
 from cudalens import DeviceAssertError, DeviceIndexError, DeviceValueError, Report, guards, simulate
 from cudalens.core.report_types import Bounds, Offenders, Violation
 from cudalens.evidence import finding
+from cudalens.guards.interceptor import GuardedCall
 from cudalens.guards.process import PROCESS
-from tests.test_contract import SHAPE, strays
+from cudalens.recorder import Recorder
+from tests.blocks import cuda, line_of, report_of
+from tests.report_schema import validator
 
 pytestmark = pytest.mark.usefixtures("sim")
-
-
-def cuda(*values: Any) -> Tensor:
-    return torch.tensor(values, device="cuda")
 
 
 def good() -> Tensor:
@@ -51,16 +50,10 @@ def mismatch() -> Tensor:
     return torch.ones(2, 3, device="cuda") @ torch.ones(2, 3, device="cuda")
 
 
-def line_of(function: Callable[..., Any], fragment: str) -> int:
-    lines, first = inspect.getsourcelines(function)
-    return first + next(number for number, text in enumerate(lines) if fragment in text)
-
-
 # --- check() -------------------------------------------------------------------------------------
 
 
 def test_a_good_block_has_no_report() -> None:
-    """Nothing is reported, remembered or warned of when nothing is wrong."""
     with cudalens.check() as session:
         value = good()
     assert value.tolist() == [[1.0, 1.0]] * 2
@@ -74,7 +67,6 @@ def test_a_bad_block_raises_and_reports() -> None:
     with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
         bad()
     report = session.report
-    assert report is not None
     assert caught.value.report is report
     assert cudalens.last_report() is report
     assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", True)
@@ -92,7 +84,6 @@ def test_a_bad_block_raises_and_reports() -> None:
 
 
 def test_the_next_block_starts_afresh() -> None:
-    """One session object may be used again, and forgets the first time."""
     session = cudalens.check()
     with pytest.raises(DeviceIndexError), session:
         bad()
@@ -115,24 +106,21 @@ def test_a_number_of_ops_out_of_range_is_refused(number: Any, kind: type[Excepti
     assert cudalens.check(max_ops=1).max_ops == 1
 
 
-def test_an_unknown_option_is_refused() -> None:
-    """A misspelt option does not pass silently."""
-    with pytest.raises(TypeError, match="fats"):
-        cudalens.check(fats=True)
+@pytest.mark.parametrize("name", ["fats", "no_bogus"])
+def test_an_unknown_option_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=name.removeprefix("no_")):
+        cudalens.check(**{name: True})
 
 
 def test_fast_finds_the_same_without_a_recorder() -> None:
-    """The guards alone name value and line; there is no history."""
-    with pytest.raises(DeviceIndexError), cudalens.check(fast=True) as session:
-        bad()
-    assert session.report.headline == "indices[1] = 7 is outside the 5 rows of weight"
-    assert session.report.source.line == line_of(bad, "F.embedding")
-    assert session.report.history == ()
-    assert session.report.timing.recorded_ops == 0
+    report = report_of(bad, fast=True)
+    assert report.headline == "indices[1] = 7 is outside the 5 rows of weight"
+    assert report.source.line == line_of(bad, "F.embedding")
+    assert report.history == ()
+    assert report.timing.recorded_ops == 0
 
 
 def test_max_ops_bounds_the_history() -> None:
-    """The ring keeps the last ops; the count goes on."""
     with pytest.raises(DeviceIndexError), cudalens.check(max_ops=3) as session:
         for _ in range(5):
             torch.ones(2, device="cuda").add(1)
@@ -168,7 +156,6 @@ def test_a_host_error_through_nested_sessions_gets_one_note() -> None:
 
 
 def test_an_inner_session_leaves_the_outer_one_open() -> None:
-    """What happens behind the inner block is the outer block's."""
     with pytest.raises(DeviceIndexError), cudalens.check() as outer:
         with cudalens.check() as inner:
             good()
@@ -181,7 +168,6 @@ def test_an_inner_session_leaves_the_outer_one_open() -> None:
 
 
 def test_install_nests_and_uninstall_is_idempotent() -> None:
-    """Guards stay while anybody wants them; one uninstall too many is harmless."""
     cudalens.uninstall()
     assert not PROCESS.is_installed
     cudalens.install()
@@ -210,7 +196,6 @@ def test_without_guards_the_device_asserts(sim: simulate.Simulation) -> None:
 
 
 def test_guard_removes_itself_after_an_error() -> None:
-    """The context manager undoes its own installation and no other."""
     with pytest.raises(DeviceIndexError), cudalens.guard():
         bad()
     assert not PROCESS.is_installed
@@ -220,7 +205,6 @@ def test_guard_removes_itself_after_an_error() -> None:
 
 
 def test_a_session_inside_install_leaves_the_guards() -> None:
-    """Closing a session takes away only what it brought."""
     cudalens.install()
     with cudalens.check():
         good()
@@ -231,10 +215,8 @@ def test_a_session_inside_install_leaves_the_guards() -> None:
 
 
 def test_last_report_is_the_newest() -> None:
-    """A later finding replaces an earlier one; a good block replaces nothing."""
     for value in (7, 8):
-        with pytest.raises(DeviceIndexError), cudalens.check():
-            bad(value)
+        report_of(lambda value=value: bad(value))
     with cudalens.check():
         good()
     assert "= 8 " in cudalens.last_report().headline
@@ -257,8 +239,6 @@ def lookup() -> Iterator[Any]:
 
 
 def test_a_guard_registered_while_installed_acts_at_once(lookup: Any) -> None:
-    """No new session is needed, and what it finds is reported like any finding."""
-
     def in_table(table: Tensor, rows: Tensor) -> str | None:
         largest = int(rows.max())
         return None if largest < len(table) else f"row {largest} is not in the table"
@@ -298,23 +278,24 @@ def test_what_a_guard_did_not_count_is_null(lookup: Any) -> None:
 # --- exceptions ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, IndexError, DeviceAssertError, DeviceIndexError])
-def test_a_bad_index_is_caught_by(kind: type[Exception]) -> None:
-    """As on CUDA, as on the CPU, and by our own names."""
-    with cudalens.guard(), pytest.raises(kind):
-        bad()
-
-
-@pytest.mark.parametrize("kind", [RuntimeError, ValueError, DeviceAssertError, DeviceValueError])
-def test_a_bad_value_is_caught_by(kind: type[Exception]) -> None:
-    """A probability outside [0, 1] is a ValueError, not an IndexError."""
-    with cudalens.guard(), pytest.raises(kind) as caught:
-        bad_value()
-    assert not isinstance(caught.value, IndexError)
+@pytest.mark.parametrize(
+    ("run", "own", "plain", "other"),
+    [
+        (bad, DeviceIndexError, IndexError, ValueError),
+        (bad_value, DeviceValueError, ValueError, IndexError),
+    ],
+)
+def test_a_finding_is_caught_as_on_cuda_as_on_the_cpu_and_by_our_names(
+    run: Callable[[], Tensor], own: type[Exception], plain: type[Exception], other: type[Exception]
+) -> None:
+    with cudalens.guard(), pytest.raises(RuntimeError) as caught:
+        run()
+    assert type(caught.value) is own
+    assert issubclass(own, DeviceAssertError) and issubclass(own, plain)
+    assert not issubclass(own, other)
 
 
 def test_the_message_is_complete_without_the_report() -> None:
-    """Observed value, bound, count, op, argument, expression, line and state of CUDA."""
     with cudalens.guard(), pytest.raises(DeviceIndexError) as caught:
         ids = cuda(1, 7)
         F.embedding(ids, torch.ones(5, 2, device="cuda"))
@@ -332,28 +313,15 @@ def test_the_message_is_complete_without_the_report() -> None:
         assert part in text
 
 
-def test_a_loop_with_except_around_the_step_goes_on() -> None:
-    """Ten steps, three of them bad: seven results."""
-    done = 0
-    with cudalens.guard():
-        for step in range(10):
-            try:
-                bad(7 if step % 4 == 1 else 2)
-                done += 1
-            except RuntimeError:
-                continue
-    assert done == 7
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_errors_survive_pickling(protocol: int) -> None:
+def test_errors_survive_pickling() -> None:
     """Worker processes send exceptions: type, message and report arrive."""
     with pytest.raises(DeviceIndexError) as caught, cudalens.check():
         bad()
-    copy = pickle.loads(pickle.dumps(caught.value, protocol))
-    assert type(copy) is DeviceIndexError
-    assert str(copy) == str(caught.value)
-    assert copy.report == caught.value.report
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        copy = pickle.loads(pickle.dumps(caught.value, protocol))
+        assert type(copy) is DeviceIndexError
+        assert str(copy) == str(caught.value)
+        assert copy.report == caught.value.report
 
 
 def test_the_traceback_ends_in_the_users_frame() -> None:
@@ -368,87 +336,44 @@ def test_the_traceback_ends_in_the_users_frame() -> None:
 # --- swallowed and several -----------------------------------------------------------------------
 
 
-def test_a_swallowed_finding_is_reported_with_its_count() -> None:
-    """The block goes on, and the report says how often a guard fired."""
-    with cudalens.check() as session:
-        for value in (7, 8, 2, 9):
-            try:
-                bad(value)
-            except IndexError:
-                continue
-    assert session.swallowed
-    assert "= 7 " in session.report.headline
-    assert "3 times" in session.report.explanation
-    assert cudalens.last_report() is session.report
-    assert len(session.findings) == 3
-
-
-def test_a_finding_swallowed_once() -> None:
-    """Once is said as once."""
-    with cudalens.check() as session:
+def swallow(values: tuple[int, ...], leaves: int | None = None) -> None:
+    """Look up each value in a loop that goes on after all findings but that of ``leaves``."""
+    for value in values:
         try:
-            bad()
-        except RuntimeError:
-            value = good()
-    assert session.swallowed
-    assert "once" in session.report.explanation
-    assert value.shape == (2, 2)
-
-
-def test_the_first_of_several_findings_is_the_report() -> None:
-    """The others are counted and listed."""
-    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check() as session:
-        for value in (7, 8, 9):
-            try:
-                bad(value)
-            except IndexError:
-                if value == 9:
-                    raise
-    assert "= 7 " in session.report.headline
-    assert "2 more" in session.report.explanation
-    assert "= 8 " in session.report.explanation
-    assert "= 9 " in session.report.explanation
-
-
-def test_a_thousand_findings_are_counted_not_kept() -> None:
-    """A loop that swallows everything does not pile up reports."""
-    with cudalens.check(fast=True) as session:
-        for _ in range(30):
-            try:
-                bad()
-            except IndexError:
-                continue
-    assert len(session.findings) <= 20
-    assert "30 times" in session.report.explanation
-    assert "29 more in this cell" in session.report.explanation
-    assert "(29 times)" in session.report.explanation
-
-
-def test_an_error_behind_many_findings_is_counted_once() -> None:
-    """The finding that leaves the block is not kept whole, and is none more for that."""
-    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check(fast=True) as session:
-        for value in (*[7] * 25, 9):
-            try:
-                bad(value)
-            except IndexError:
-                if value == 9:
-                    raise
-    assert "26 times" in session.report.explanation
-    assert "25 more in this cell" in session.report.explanation
-
-
-def test_another_error_behind_a_swallowed_finding() -> None:
-    """The finding is the report; the user's own exception passes unchanged."""
-    raised = KeyError("mine")
-    with pytest.raises(KeyError) as caught, cudalens.check() as session:
-        try:
-            bad()
+            bad(value)
         except IndexError:
-            raise raised from None
-    assert caught.value is raised
+            if value == leaves:
+                raise
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ((7,), ["once"]),
+        ((7, 8, 7, 7, 9), ["4 more", "= 8 is", "= 7 is", "(2 times)", "= 9 is"]),
+    ],
+)
+def test_a_swallowed_finding_is_reported_with_its_count(
+    values: tuple[int, ...], parts: list[str]
+) -> None:
+    """In a loop that goes on; alike ones are listed once."""
+    with cudalens.check() as session:
+        swallow(values)
     assert session.swallowed
     assert "= 7 " in session.report.headline
-    assert not hasattr(raised, "__cudalens_report__")
+    told = session.report.explanation
+    assert [told.count(part) for part in parts] == [1] * len(parts)
+    assert sorted(parts, key=told.index) == parts
+    assert cudalens.last_report() is session.report
+    assert len(session.findings) == len(values)
+
+
+def test_the_first_of_several_findings_is_the_report_of_the_error_that_leaves() -> None:
+    with pytest.raises(DeviceIndexError, match="= 9"), cudalens.check() as session:
+        swallow((7, 8, 9), leaves=9)
+    assert "= 7 " in session.report.headline
+    for part in ("2 more", "= 8 ", "= 9 "):
+        assert part in session.report.explanation
 
 
 def swallowed(function: Callable[[], object]) -> None:
@@ -482,7 +407,7 @@ def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> N
     assert own is not session.report
     assert (own.kind, own.source.line) == ("host_error", line_of(mismatch, "@"))
     assert own.headline in error.__notes__[0]
-    assert f"1 more in this cell: host error: {own.headline}." in session.report.explanation
+    assert f"1 more in this block: host error: {own.headline}." in session.report.explanation
     assert "It did not leave the block, and RuntimeError was raised later; a guard fired once." in (
         session.report.explanation
     )
@@ -490,8 +415,6 @@ def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> N
 
 
 def test_an_error_of_the_users_behind_a_swallowed_finding_is_not_listed() -> None:
-    """It is said that it came, and nothing is made of it."""
-
     def run() -> None:
         swallowed(bad)
         {}["missing"]
@@ -499,7 +422,7 @@ def test_an_error_of_the_users_behind_a_swallowed_finding_is_not_listed() -> Non
     error, session = error_behind(run)
     assert not hasattr(error, "__notes__")
     assert "KeyError was raised later" in session.report.explanation
-    assert "more in this cell" not in session.report.explanation
+    assert "more in this " not in session.report.explanation
 
 
 @pytest.mark.parametrize("cause", [None, KeyError("mine")])
@@ -507,14 +430,17 @@ def test_an_error_that_the_except_clause_raised_is_said_to_be_its_own(
     cause: BaseException | None,
 ) -> None:
     """Python knows what was being handled, also where the user hides it."""
+    raised = OSError("mine")
 
     def run() -> None:
         try:
             bad()
         except IndexError:
-            raise OSError("mine") from cause
+            raise raised from cause
 
-    _, session = error_behind(run)
+    error, session = error_behind(run)
+    assert error is raised
+    assert not hasattr(error, "__cudalens_report__")
     assert session.swallowed.warning() == "OSError was raised while this error was being handled"
     assert "OSError was raised while it was being handled; a guard" in session.report.explanation
 
@@ -542,15 +468,14 @@ def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
         "IndexError was raised while it was being handled; a guard fired once."
         in session.report.explanation
     )
-    assert "more in this cell" not in session.report.explanation
+    assert "more in this " not in session.report.explanation
 
 
 def test_an_error_of_a_library_that_names_no_cause_is_another() -> None:
-    """Nobody said that it is the same: it has its own report, and is listed."""
     error, session = error_behind(in_other_words("alone"))
     assert error.__cudalens_report__ is not session.report
     assert error.__notes__[0].startswith("cudalens: outside")
-    assert "1 more in this cell: host error: outside" in session.report.explanation
+    assert "1 more in this block: host error: outside" in session.report.explanation
 
 
 def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(
@@ -585,11 +510,10 @@ def test_a_fault_that_nobody_raised_is_listed_and_not_said_to_be_raised(
         sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
     assert session.swallowed.warning() == "this error did not leave the cell"
     assert "raised" not in session.report.explanation
-    assert "1 more in this cell: CUDA reported" in session.report.explanation
+    assert "1 more in this block: CUDA reported" in session.report.explanation
 
 
 def test_a_host_error_that_the_block_handles_is_its_own_business() -> None:
-    """No report for what was caught."""
     with cudalens.check() as session:
         try:
             mismatch()
@@ -603,7 +527,6 @@ def test_a_host_error_that_the_block_handles_is_its_own_business() -> None:
 
 
 def test_a_host_error_passes_with_a_note_and_a_report() -> None:
-    """The same object, one line added, the report attached."""
     seen: list[BaseException] = []
 
     def run() -> None:
@@ -625,6 +548,20 @@ def test_a_host_error_passes_with_a_note_and_a_report() -> None:
     assert [item.shape for item in session.report.tensors] == [(2, 3)] * 2
 
 
+class MuteError(Exception):
+    """Cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no str of mine")
+
+
+class OddError(RuntimeError):
+    """Has a truth of its own, for which nobody asks."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("asked")
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -637,11 +574,12 @@ def test_a_host_error_passes_with_a_note_and_a_report() -> None:
         SystemExit(3),
         KeyboardInterrupt(),
         GeneratorExit(),
+        MuteError(),
+        OddError("x"),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_foreign_exception_is_untouched(error: BaseException) -> None:
-    """No report, no note, no attribute, the same object."""
     before = dict(vars(error))
     with pytest.raises(type(error)) as caught, cudalens.check() as session:
         good()
@@ -668,7 +606,6 @@ def test_a_sticky_error_still_gets_its_report(sim: simulate.Simulation) -> None:
             torch.cuda.synchronize()
     finally:
         library._destroy()
-    assert session.report is not None
     assert session.report.kind == "device_assert"
     assert session.report.context_usable is False
     assert not session.report.prevented
@@ -686,7 +623,6 @@ def silent(table: Tensor) -> Tensor:
 
 
 def test_a_silent_finding_is_a_warning() -> None:
-    """The block runs on; the report is of kind silent and nothing is raised."""
     with cudalens.check() as session:
         silent(torch.zeros(5, 2, device="cuda", requires_grad=True))
     assert session.report.kind == "silent"
@@ -719,13 +655,13 @@ def test_several_silent_findings_are_counted_and_listed() -> None:
         for _ in range(3):
             take(5)
     assert (session.report.kind, len(session.warnings)) == ("silent", 1)
-    assert "more in this cell" not in session.report.explanation
+    assert "more in this " not in session.report.explanation
     with cudalens.check() as session:
         take(5)
         torch.take_along_dim(cuda(0.0), cuda(8), 0)
         torch.take_along_dim(cuda(0.0), cuda(9), 0)
     assert "= 5 is outside" in session.report.headline
-    listed = session.report.explanation.partition("2 more in this cell: ")[2]
+    listed = session.report.explanation.partition("2 more in this block: ")[2]
     assert "= 8 is outside" in listed.partition("; ")[0]
     assert "= 9 is outside" in listed.partition("; ")[2]
     assert "silent" not in listed
@@ -735,10 +671,9 @@ def test_several_silent_findings_are_counted_and_listed() -> None:
 def test_an_error_outranks_a_silent_finding_and_lists_it(
     fails: Callable[[], Tensor], kind: str
 ) -> None:
-    """The report is that of the exception; without the silent finding nothing is listed."""
     with pytest.raises(RuntimeError), cudalens.check() as alone:
         fails()
-    assert "more in this cell" not in alone.report.explanation
+    assert "more in this " not in alone.report.explanation
     with pytest.raises(RuntimeError) as caught, cudalens.check() as session:
         take(5)
         fails()
@@ -746,35 +681,24 @@ def test_an_error_outranks_a_silent_finding_and_lists_it(
     error = caught.value
     assert session.report is getattr(error, "report", getattr(error, "__cudalens_report__", None))
     (silently,) = session.warnings
-    assert f"1 more in this cell: silent: {silently.headline_own}." in session.report.explanation
+    assert f"1 more in this block: silent: {silently.headline_own}." in session.report.explanation
 
 
 def test_a_swallowed_finding_outranks_an_earlier_silent_one_and_lists_it() -> None:
-    """The block ran on; both are told of."""
     with cudalens.check() as session:
         take(5)
         swallowed(bad)
     assert session.report.kind == "device_assert"
-    assert "1 more in this cell: silent: " in session.report.explanation
+    assert "1 more in this block: silent: " in session.report.explanation
 
 
-def test_guards_that_are_installed_again_tell_again() -> None:
-    """Without a session every installation starts anew."""
+def test_a_silent_finding_without_a_session_is_a_python_warning_of_each_installation() -> None:
     for _ in range(2):
         with cudalens.guard(), warnings.catch_warnings(record=True) as got:
             warnings.simplefilter("always")
             take(2), take(3), take(4)
         assert [item.category for item in got] == [cudalens.SilentFindingWarning]
-
-
-def test_a_silent_finding_without_a_session_is_a_python_warning() -> None:
-    """Under install() alone there is nobody to show it, so Python's own channel is used."""
-    with cudalens.guard(), warnings.catch_warnings(record=True) as got:
-        warnings.simplefilter("always")
-        silent(torch.zeros(5, 2, device="cuda", requires_grad=True))
-    ours = [item for item in got if issubclass(item.category, cudalens.SilentFindingWarning)]
-    assert len(ours) == 1
-    assert "= 50" in str(ours[0].message)
+        assert "= 3 is outside" in str(got[0].message)
 
 
 def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> None:
@@ -792,7 +716,6 @@ def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> 
 
 
 def test_an_exception_needs_no_warning_beside_it() -> None:
-    """What raised is told by its error, what the block did well by nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", cudalens.SilentFindingWarning)
         with pytest.raises(ZeroDivisionError), cudalens.check():
@@ -806,36 +729,20 @@ def test_an_exception_needs_no_warning_beside_it() -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_files_are_written_when_there_is_a_report(tmp_path: Path) -> None:
-    """HTML and JSON of the same report."""
-    page, data = tmp_path / "r.html", tmp_path / "r.json"
-    with pytest.raises(DeviceIndexError), cudalens.check(html=str(page), json=data) as session:
-        bad()
-    assert "indices[1]" in page.read_text("utf-8")
-    assert Report.from_dict(json.loads(data.read_text("utf-8"))) == session.report
-
-
-def test_no_file_is_written_without_a_report(tmp_path: Path) -> None:
-    """A good block leaves no empty file."""
-    with cudalens.check(html=tmp_path / "r.html", json=tmp_path / "r.json"):
-        good()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_option_says_the_form_whatever_the_file_is_called(tmp_path: Path) -> None:
-    """A name without a suffix, or with that of the other form, is as good as any."""
-    page, data = tmp_path / "page", tmp_path / "data.html"
-    with pytest.raises(DeviceIndexError), cudalens.check(html=page, json=data) as session:
-        bad()
-    assert page.read_text("utf-8") == session.report.to_html()
-    assert data.read_text("utf-8") == session.report.to_json()
-    assert session.report.limits == ()
+@pytest.mark.parametrize(("html", "json"), [("r.html", "r.json"), ("page", "data.html")])
+def test_the_option_says_the_form_whatever_the_file_is_called(
+    html: str, json: str, tmp_path: Path
+) -> None:
+    page, data = tmp_path / html, tmp_path / json
+    report = report_of(bad, html=str(page), json=data)
+    assert page.read_text("utf-8") == report.to_html()
+    assert data.read_text("utf-8") == report.to_json()
+    assert report.limits == ()
 
 
 def test_a_block_that_changes_the_directory_takes_no_file_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name was given where the block began."""
     monkeypatch.chdir(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -855,93 +762,44 @@ def test_a_tilde_is_the_user_s_home(
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(DeviceIndexError), cudalens.check(json=name):
-        bad()
+    report_of(bad, json=name)
     assert [item.parent for item in tmp_path.rglob("r.json")] == [tmp_path / place]
 
 
-@pytest.mark.parametrize("name", ["missing/r.html", "."])
+@pytest.mark.parametrize("name", ["a_file/r.html", "."])
 def test_a_file_that_cannot_be_written_is_a_limit(name: str, tmp_path: Path) -> None:
-    """The exception is the user's; the report says what could not be written."""
-    target = tmp_path / name
-    with pytest.raises(DeviceIndexError) as caught, cudalens.check(html=target) as session:
-        bad()
-    assert any("was not written" in line for line in session.report.limits)
-    assert caught.value.report.headline == session.report.headline
+    (tmp_path / "a_file").touch()
+    report = report_of(bad, html=tmp_path / name)
+    assert any("was not written" in line for line in report.limits)
 
 
 # --- the report ----------------------------------------------------------------------------------
 
-UNFILLED = {"hints[].at"}
-"""Objects of the contract that no report holds yet."""
+
+def overwritten() -> None:
+    model = torch.nn.Linear(3, 4).cuda()
+    ids = cuda(0, 1, 2).reshape(3, 1)
+    hidden = model(torch.ones(3, 3, device="cuda"))
+    loss = hidden.gather(1, ids).mean()  # forward
+    ids.data[1] = 9
+    loss.backward()  # fails
 
 
-def levels(shape: Any, path: str = "") -> set[str]:
-    """Return the paths of the objects of a shape, such as ``tensors[].summary``."""
-    if isinstance(shape, list):
-        return levels(shape[0], f"{path}[]")
-    if not isinstance(shape, dict):
-        return set()
-    inner = [levels(item, f"{path}.{key}".lstrip(".")) for key, item in shape.items()]
-    return {path}.union(*inner)
-
-
-def at(data: Any, path: str) -> list[Any]:
-    """Return what lies at a path such as ``tensors[].summary``; every element of a list."""
-    found = [data]
-    for name in filter(None, path.split(".")):
-        found = [item[name.removesuffix("[]")] for item in found if item is not None]
-        if name.endswith("[]"):
-            found = [part for item in found for part in item]
-    return [item for item in found if item is not None]
+def bad_labels() -> None:
+    labels = cuda(0, 3) + 1
+    F.cross_entropy(torch.nn.Linear(3, 4).cuda()(torch.ones(2, 3, device="cuda")), labels)
 
 
 def backward_report() -> Report:
-    model = torch.nn.Linear(3, 4).cuda()
-    ids = cuda(0, 1, 2).reshape(3, 1)
-    with pytest.raises(DeviceIndexError), cudalens.check() as session:
-        hidden = model(torch.ones(3, 3, device="cuda"))
-        loss = hidden.gather(1, ids).mean()
-        ids.data[1] = 9
-        loss.backward()
-    assert session.report is not None
-    return session.report
+    return report_of(overwritten)
 
 
 def forward_report() -> Report:
-    model = torch.nn.Linear(3, 4).cuda()
-    with pytest.raises(DeviceIndexError), cudalens.check() as session:
-        labels = cuda(0, 3) + 1
-        scores = model(torch.ones(2, 3, device="cuda"))
-        F.cross_entropy(scores, labels)
-    assert session.report is not None
-    return session.report
-
-
-def test_every_key_of_the_contract_is_there() -> None:
-    """At every level, in reports that fill each of them; and no surprise at the top."""
-    filled = set()
-    for report in (forward_report(), backward_report()):
-        data = json.loads(report.to_json())
-        assert data.keys() == SHAPE.keys()
-        assert strays(data, SHAPE) == []
-        filled |= {path for path in levels(SHAPE) if at(data, path)}
-    assert filled == levels(SHAPE) - UNFILLED
-
-
-def test_a_report_of_nothing_has_every_key_too() -> None:
-    """What is not known is null or empty, never absent."""
-    data = Report().to_dict()
-    assert data.keys() == SHAPE.keys()
-    assert data["source"] is None
-    assert data["tensors"] == data["history"] == data["limits"] == []
-    assert data["graph"].keys() == SHAPE["graph"].keys()
-    assert data["replay"].keys() == SHAPE["replay"].keys()
+    return report_of(bad_labels)
 
 
 @pytest.mark.parametrize("make", [forward_report, backward_report, Report])
 def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None:
-    """Through a dictionary and through JSON text, in every form."""
     report = make()
     again = Report.from_dict(json.loads(report.to_json()))
     assert again == report
@@ -951,10 +809,17 @@ def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None
     assert again._repr_mimebundle_() == report._repr_mimebundle_()
 
 
-@pytest.mark.parametrize("version", [0, 3, None, "2"])
-def test_another_schema_version_is_refused(version: object) -> None:
-    """With the versions that can be read, not with a crash on a missing key."""
-    with pytest.raises(ValueError, match=r"schema_version .* this release reads 1 and 2"):
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (0, "schema_version 0 cannot be read: this release reads 1 and 2"),
+        (3, "schema_version 3 cannot be read: this release reads 1 and 2; a newer release"),
+        (None, "holds no report of cudalens: schema_version is missing"),
+        ("2", "schema_version"),
+    ],
+)
+def test_another_schema_version_is_refused(version: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         Report.from_dict({**Report().to_dict(), "schema_version": version})
 
 
@@ -970,32 +835,14 @@ def test_a_report_of_schema_version_1_is_read_and_rendered(make: Callable[[], Re
         del hint["tried"], hint["at"]
     report = Report.from_dict({**old, "schema_version": 1})
     assert report.headline_own == report.headline == headline
-    assert report.to_dict().keys() == SHAPE.keys()
+    validator().validate(report.to_dict())
     assert headline in report.to_text(width=200).splitlines()[0]
     assert Report.from_dict(report.to_dict()) == report
     assert report.to_html() and report.to_json()
 
 
-@pytest.mark.parametrize("width", [40, 80, 100, 160])
-def test_text_keeps_to_the_width(width: int) -> None:
-    """No line of prose is wider than asked; the code keeps its own width."""
-    report = forward_report()
-    code = [line.text for line in report.source.context]
-    for line in report.to_text(width=width).splitlines():
-        assert len(line) <= width or any(text.strip() and text.strip() in line for text in code)
-
-
-def test_colour_is_on_request() -> None:
-    """Plain text has no escapes; coloured text says the same."""
-    report = forward_report()
-    plain, coloured = report.to_text(), report.to_text(color=True)
-    assert "\x1b[" not in plain
-    assert "\x1b[" in coloured
-
-
 @pytest.mark.parametrize("suffix", [".html", ".json", ".txt", ".HTML"])
 def test_save_by_suffix(suffix: str, tmp_path: Path) -> None:
-    """The suffix chooses the form, and the path is given back."""
     report = forward_report()
     path = report.save(tmp_path / f"report{suffix}")
     text = path.read_text("utf-8")
@@ -1004,7 +851,6 @@ def test_save_by_suffix(suffix: str, tmp_path: Path) -> None:
 
 
 def test_save_refuses_another_suffix(tmp_path: Path) -> None:
-    """One sentence names the three."""
     with pytest.raises(ValueError, match=r"\.html, \.json or \.txt"):
         Report().save(tmp_path / "report.pdf")
 
@@ -1016,7 +862,6 @@ def test_save_refuses_another_suffix(tmp_path: Path) -> None:
 def test_no_tensor_outlives_the_error(
     options: dict[str, Any] | None, sim: simulate.Simulation
 ) -> None:
-    """Once the exception is handled its tensors are freed at once, while the report lives on."""
     gc.collect()
     before = sim.memory_allocated()
     references: list[weakref.ref[Tensor]] = []
@@ -1042,7 +887,6 @@ def test_no_tensor_outlives_the_error(
 
 
 def test_no_tensor_outlives_a_swallowed_finding(sim: simulate.Simulation) -> None:
-    """The session keeps reports only: what the block freed is free."""
     with cudalens.check() as session:
         good()
         gc.collect()  # what earlier code left must not be freed in between
@@ -1055,31 +899,29 @@ def test_no_tensor_outlives_a_swallowed_finding(sim: simulate.Simulation) -> Non
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("kind", ["raised", "silent"])
 def test_a_function_that_runs_on_frees_what_it_deletes(
-    fast: bool, kind: str, sim: simulate.Simulation
+    fast: bool, sim: simulate.Simulation
 ) -> None:
     """A report looks at the variables of the user's functions and keeps none of them."""
     gc.collect()  # what earlier code left must not be freed in between
     before = sim.memory_allocated()
     batch = torch.ones(4, 256, device="cuda")
     index = cuda(9, 0, 0, 0).reshape(4, 1)
-    found = False
+    with cudalens.check(fast=fast) as session:
+        torch.take_along_dim(batch, index * 256, 1)
+    assert session.report is not None
     try:
         with cudalens.check(fast=fast) as session:
-            if kind == "raised":
-                batch.gather(1, index + 256)
-            else:
-                torch.take_along_dim(batch, index * 256, 1)
+            batch.gather(1, index + 256)
     except IndexError:
         found = True
-    assert session.report is not None and found == (kind == "raised")
+    assert session.report is not None and found
     del batch, index
     gc.collect()
     assert sim.memory_allocated() == before
 
 
-def test_variables_that_the_user_holds_are_left_alone(sim: simulate.Simulation) -> None:
+def test_variables_that_the_user_holds_are_left_alone() -> None:
     """What ``locals()`` gave is the user's, also where Python keeps one such dictionary alone."""
     number = 5
     mine = locals()
@@ -1089,8 +931,6 @@ def test_variables_that_the_user_holds_are_left_alone(sim: simulate.Simulation) 
 
 
 def test_a_step_frees_its_tensors_as_without_a_check(sim: simulate.Simulation) -> None:
-    """Peak and final memory of a training step are those of the plain run."""
-
     def train() -> tuple[int, int]:
         gc.collect()  # what earlier code left must not be freed in between
         torch.cuda.reset_peak_memory_stats()
@@ -1119,11 +959,10 @@ def open_descriptors() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
 def test_sessions_leave_no_descriptor_behind() -> None:
-    """Twenty blocks, half of them failing: as many open files as before."""
     with cudalens.check():
         good()
     before = open_descriptors()
-    for number in range(20):
+    for number in range(6):
         try:
             with cudalens.check():
                 bad(7 if number % 2 else 2)
@@ -1133,14 +972,6 @@ def test_sessions_leave_no_descriptor_behind() -> None:
 
 
 # --- backward ------------------------------------------------------------------------------------
-
-
-def overwritten() -> None:
-    ids = cuda(0, 1).reshape(2, 1)
-    scores = torch.ones(2, 3, device="cuda", requires_grad=True)
-    loss = (scores * 2).gather(1, ids).sum()  # forward
-    ids.data[0] = 9
-    loss.backward()  # fails
 
 
 def in_a_hook() -> None:
@@ -1182,14 +1013,6 @@ def recomputed() -> None:
     loss.backward()
 
 
-def report_of(function: Callable[[], None]) -> Report:
-    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
-        function()
-    assert session.report is caught.value.report
-    assert session.report is not None
-    return session.report
-
-
 def test_an_overwritten_index_names_both_lines() -> None:
     """The backward op, the line that called backward, and the forward call it belongs to."""
     report = report_of(overwritten)
@@ -1200,28 +1023,16 @@ def test_an_overwritten_index_names_both_lines() -> None:
     assert [item.value for item in report.offenders.first] == [9]
 
 
-def test_a_hook_names_its_own_line() -> None:
-    """The user's deepest line is inside the hook."""
-    report = report_of(in_a_hook)
+@pytest.mark.parametrize(
+    ("run", "place"), [(in_a_hook, in_a_hook), (custom_function, Picking), (recomputed, recomputed)]
+)
+def test_code_of_the_users_that_backward_runs_names_its_own_line(
+    run: Callable[[], None], place: Callable[..., Any]
+) -> None:
+    report = report_of(run)
     assert report.phase == "backward"
     assert report.op.name == "aten::gather"
-    assert report.source.line == line_of(in_a_hook, "# fails")
-
-
-def test_a_custom_function_names_its_own_line() -> None:
-    """As in a hook: the static method is the user's code."""
-    report = report_of(custom_function)
-    assert report.phase == "backward"
-    assert report.op.name == "aten::gather"
-    assert report.source.line == line_of(Picking, "# fails")
-
-
-def test_a_recomputation_names_the_line_that_is_run_again() -> None:
-    """Checkpointing calls forward code during backward."""
-    report = report_of(recomputed)
-    assert report.phase == "backward"
-    assert report.op.name == "aten::gather"
-    assert report.source.line == line_of(recomputed, "# fails")
+    assert report.source.line == line_of(place, "# fails")
 
 
 # --- evidence that the types hold ----------------------------------------------------------------
@@ -1239,15 +1050,45 @@ def test_a_guards_own_violation_is_reported_in_its_words() -> None:
         offenders=Offenders(),
         bounds=Bounds(),
     )
-    from cudalens.evidence.finding import on_violation
-    from cudalens.guards import GUARDS
-    from cudalens.guards.interceptor import GuardedCall
-
+    guard = next(iter(guards.GUARDS.values()))[0]
     op = torch.ops.aten.relu.default
-    call = GuardedCall(
-        op=op, guard=next(iter(GUARDS.values()))[0], arguments={}, args=(cuda(1.0),), kwargs={}
-    )
-    error = on_violation(call, violation)
+    call = GuardedCall(op=op, guard=guard, arguments={}, args=(cuda(1.0),), kwargs={})
+    error = finding.on_violation(call, violation)
     assert isinstance(error, DeviceIndexError)
     assert str(error).startswith("self is bad")
     assert error.report.to_html()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("not of CUDA"), None),
+        (RuntimeError("lost in our table"), None),
+        (RuntimeError("CUDA error: misaligned address"), "cuda_error"),
+    ],
+)
+def test_the_last_wait_blames_the_device_for_its_own_errors_only(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str | None
+) -> None:
+    """An error of the device is the block's; what fails in our waiting is a line of ours."""
+    monkeypatch.setattr(Recorder, "synchronize", Mock(side_effect=error))
+    with cudalens.check() as session:
+        torch.ones(2, device="cuda") + 1
+    assert (session.report and session.report.kind) == kind
+    line = f"device unavailable: {type(error).__name__}: {error.args[0]}"
+    assert session.internal_errors == ([] if kind else [line])
+    PROCESS.lost = None
+
+
+def test_transforms_work_after_a_tensor_could_not_be_printed(
+    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a shell keeps of the exception does not leave torch's transforms turned off."""
+    x = torch.ones(3, device="cuda")
+    printer = Mock(side_effect=RuntimeError("no room"))
+    monkeypatch.setattr(torch._tensor_str, "_tensor_str", printer)
+    with pytest.raises(RuntimeError, match="no room") as kept, cudalens.check():
+        repr(x)
+    squares = torch.func.grad(lambda a: (a * a).sum())
+    assert torch.vmap(squares)(torch.ones(1, 2)).tolist() == [[2, 2]]
+    assert kept.value.__traceback__ is not None

@@ -10,6 +10,8 @@ import torch
 
 from cudalens.core import _torch
 
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+
 
 class Mode:
     """The mode of the process, where the build of torch has none."""
@@ -47,7 +49,6 @@ class Stream:
         self.seen.append(self._mode())
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_waiting_for_a_stream_is_no_news(mode: Callable[[], int]) -> None:
     """The recorder and the probe wait so; behind it the mode is the user's again."""
     stream = Stream(mode)
@@ -56,7 +57,6 @@ def test_waiting_for_a_stream_is_no_news(mode: Callable[[], int]) -> None:
     assert mode() == 2
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("block", [_torch.NoTorchFunction, _torch.plain_torch])
 def test_values_may_be_read(block: Callable[[], Any], mode: Callable[[], int]) -> None:
     """Guards and reports read in these blocks, also inside one another."""
@@ -68,9 +68,7 @@ def test_values_may_be_read(block: Callable[[], Any], mode: Callable[[], int]) -
     assert mode() == 2
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_mode_comes_back_after_an_error(mode: Callable[[], int]) -> None:
-    """A read that fails leaves the user's mode as it was."""
     with pytest.raises(ZeroDivisionError), _torch.NoTorchFunction():
         _ = 1 / 0
     assert mode() == 2

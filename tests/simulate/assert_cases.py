@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,19 +17,78 @@ class Case:
     """A call at the bound, the values one step beyond, and the assertion they meet."""
 
     record: str
-    ops: str
+    ops: tuple[str, ...]
     at_bound: dict[str, Any]
     beyond: tuple[dict[str, Any], ...]
-    expression: str = ""
+    expression: str
 
 
-def ints(*values: int, shape: tuple[int, ...] | None = None) -> Tensor:
-    index = torch.tensor(values, dtype=torch.int64)
-    return index if shape is None else index.expand(shape)
+@dataclass(frozen=True)
+class SilentCase:
+    """A call that CUDA runs without a word while the CPU kernel raises or writes out of bounds."""
+
+    ops: tuple[str, ...]
+    given: dict[str, Any]
+    values: dict[str, Any]
+
+
+def case(of: str, given: dict[str, Any], words: str = "", /, *more: Any, **values: Any) -> Case:
+    """Return a case of ``record: ops``, or of the op that has the record's name, in all forms.
+
+    Each of ``values`` is first the one at the bound, then those beyond it; ``more`` are values of
+    several arguments that are beyond it together.
+    """
+    record, _, ops = of.partition(": ")
+    at_bound = {**given, **{name: choices[0] for name, choices in values.items()}}
+    beyond = [{name: value} for name, choices in values.items() for value in choices[1:]]
+    return Case(record, all_forms(ops or record), at_bound, (*beyond, *more), words)
+
+
+def silent(ops: str, given: dict[str, Any], /, **values: Any) -> SilentCase:
+    """Return a silent case; each of ``values`` is the one given, then what it is repaired into."""
+    given = {**given, **{name: pair[0] for name, pair in values.items()}}
+    return SilentCase(all_forms(ops), given, {name: pair[1] for name, pair in values.items()})
+
+
+# Made of the functional form, which has the rule.
+WITHOUT_A_RULE = {"_ctc_loss.out", "_ctc_loss.Tensor_out", "_ctc_loss_backward.out"}
+
+
+def all_forms(ops: str) -> tuple[str, ...]:
+    """Return the overloads, in place and with ``out=`` too, that take what these ops take."""
+    found: dict[str, None] = {}
+    for op in ops.split():
+        name, _, variant = op.partition(".")
+        wanted = taken_by(name, variant or "default")
+        for packet in (name, f"{name}_"):
+            for form in getattr(torch.ops.aten, packet, torch.ops.aten.add).overloads():
+                if taken_by(packet, form) == wanted:
+                    found[packet if form == "default" else f"{packet}.{form}"] = None
+    return tuple(name for name in found if name not in WITHOUT_A_RULE)
+
+
+def taken_by(packet: str, form: str) -> list[tuple[str, str]] | None:
+    overload = getattr(getattr(torch.ops.aten, packet, None), form, None)
+    if overload is None:
+        return None
+    return [(item.name, str(item.type)) for item in overload._schema.arguments if not item.is_out]
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def floats(*values: float) -> Tensor:
+    return torch.tensor(values)
 
 
 def rows(count: int = 5, width: int = 3) -> Tensor:
     return torch.arange(float(count * width)).reshape(count, width)
+
+
+def columns(*values: int) -> Tensor:
+    """Return an index of whole rows, as those of the row kernels are expanded."""
+    return ints(*values).view(2, 1).expand(2, 4)
 
 
 TARGETS = {"target": ints(0, -100, 3), "weight": None, "reduction": 1, "ignore_index": -100}
@@ -37,13 +96,32 @@ FORWARD = {"self": torch.zeros(3, 4), **TARGETS}
 BACKWARD = {**FORWARD, "total_weight": torch.tensor(2.0)}
 FORWARD_2D = {**FORWARD, "self": torch.zeros(1, 4, 1, 3), "target": ints(0, -100, 3).view(1, 1, 3)}
 BACKWARD_2D = {**FORWARD_2D, "total_weight": torch.tensor(2.0), "grad_output": torch.tensor(1.0)}
-BAD_TARGETS = ({"target": ints(0, 4, 3)}, {"target": ints(0, -1, 3)})
-BAD_TARGETS_2D = ({"target": ints(0, 4, 3).view(1, 1, 3)}, {"target": ints(0, -1, 3).view(1, 1, 3)})
+LABELS = (ints(0, -100, 3), ints(0, 4, 3), ints(0, -1, 3))
+MARGIN_LABELS = (ints(0, 3), ints(0, 4), ints(-1, 0))
+WORDS = "t >= 0 && t < n_classes"
+EACH_WORDS = "cur_target >= 0 && cur_target < n_classes"
+LABELS_2D = tuple(item.view(1, 1, 3) for item in LABELS)
 ADD = {"self": rows(), "dim": 0, "index": ints(0, 4), "source": torch.ones(2, 3)}
-MANY = {**ADD, "index": ints(*[0, 4] * 9), "source": torch.ones(18, 3)}
+MANY = {**ADD, "source": torch.ones(18, 3)}
+ROW_INDEX = (ints(0, 4), ints(0, 5), ints(-1, 0))
+MANY_ROWS = tuple(ints(*values * 9) for values in ([0, 4], [0, 5], [-1, 0]))
 BAG = {"weight": rows(5, 2), "indices": ints(0, 4, 1), "offsets": ints(0, 3)}
+BAGS = "_embedding_bag _embedding_bag_forward_only"
+PUTS = "index_put _unsafe_index_put _index_put_impl"
+FIRST_THREAD = "block: [0,0,0], thread: [0,0,0] Assertion"
+CELLS = (ints(0, 2).view(2, 1), ints(3).view(1, 1), ints(-1).view(1, 1))
+CELL_WRITES = {"self": rows(), "dim": 1}
+ROWS_FAST = {"self": rows(5, 4), "dim": 0, "src": torch.ones(2, 4)}
 SEGMENTS = {"data": rows(6, 2), "reduce": "sum", "axis": 0, "unsafe": True}
-COMPRESSED = {"is_crow": True, "cdim": 2, "dim": 3, "nnz": 3}
+UNPOOL_3D = {"output_size": [2, 2, 2], "stride": [2, 2, 2], "padding": [0, 0, 0]}
+
+
+def plane(rank: int) -> dict[str, Any]:
+    """Return the sizes of pooling in windows of two by two."""
+    flat = [1] * (rank - 2)
+    return {"kernel_size": [*flat, 2, 2], "stride": [*flat, 2, 2], "padding": [0] * rank}
+
+
 FRACTIONAL = {
     "grad_output": torch.ones(1, 1, 2, 2),
     "self": torch.ones(1, 1, 4, 4),
@@ -58,531 +136,337 @@ FRACTIONAL_3D = {
     "output_size": [1, 2, 2],
     "indices": ints(0, 1, 30, 31).view(1, 1, 1, 2, 2),
 }
+
+
+def fractional(rank: int, words: str, *beyond: int) -> Case:
+    given = {2: FRACTIONAL, 3: FRACTIONAL_3D}[rank]
+    name = f"fractional_max_pool{rank}d_backward"
+    return case(name, given, words, {"indices": ints(*beyond).view_as(given["indices"])})
+
+
 CASES = [
-    Case(
-        "index_get",
-        "index.Tensor index.Tensor_out _unsafe_index.Tensor",
-        {"self": rows(), "indices": [None, ints(-3, 2)]},
-        ({"indices": [None, ints(0, 3)]}, {"indices": [None, ints(-4, 0)]}),
+    case(
+        "index_get: index.Tensor _unsafe_index.Tensor",
+        {"self": rows()},
+        indices=([None, ints(-3, 2)], [None, ints(0, 3)], [None, ints(-4, 0)]),
     ),
-    Case(
-        "gather_rows_fast",
-        "index.Tensor",
-        {"self": rows(5, 4), "indices": [ints(-5, 4)]},
-        ({"indices": [ints(5)]}, {"indices": [ints(-6)]}),
+    case(
+        "gather_rows_fast: index.Tensor",
+        {"self": rows(5, 4)},
+        indices=([ints(-5, 4)], [ints(5)], [ints(-6)]),
     ),
-    Case(
-        "gather_rows_fast",
-        "gather gather.out",
-        {"self": rows(5, 4), "dim": 0, "index": ints(4, 0).view(2, 1).expand(2, 4)},
-        ({"index": ints(5, 0).view(2, 1).expand(2, 4)},),
+    case(
+        "gather_rows_fast: gather",
+        {"self": rows(5, 4), "dim": 0},
+        index=(columns(4, 0), columns(5, 0)),
     ),
-    Case(
-        "gather_rows_fast",
-        "embedding embedding.out",
-        {"weight": rows(5, 4), "indices": ints(*[4, 0] * 9)},
-        ({"indices": ints(*[5, 0] * 9)}, {"indices": ints(*[-1, 0] * 9)}),
-    ),
-    Case(
-        "index_put",
-        "index_put index_put_ index_put.out _unsafe_index_put _index_put_impl"
-        " _index_put_impl.out _index_put_impl_",
-        {"self": rows(), "indices": [ints(-5, 4)], "values": torch.tensor(1.0)},
-        ({"indices": [ints(5)]}, {"indices": [ints(-6)]}),
-    ),
-    Case(
-        "index_put_sort",
-        "index_put index_put_ index_put.out _unsafe_index_put _index_put_impl"
-        " _index_put_impl.out _index_put_impl_",
-        {"self": rows(), "indices": [ints(-5, 4)], "values": torch.tensor(1.0), "accumulate": True},
-        ({"indices": [ints(5)]}, {"indices": [ints(-6)]}),
-    ),
-    Case(
-        "index_fill",
-        "index_fill.int_Scalar index_fill.int_Scalar_out index_fill_.int_Scalar",
-        {"self": rows(), "dim": 0, "index": ints(-5, 4), "value": 1.0},
-        ({"index": ints(5)}, {"index": ints(-6)}),
-    ),
-    Case(
-        "index_fill",
-        "index_fill.int_Tensor index_fill.int_Tensor_out index_fill_.int_Tensor",
-        {"self": rows(), "dim": 1, "index": ints(-3, 2), "value": torch.tensor(1.0)},
-        ({"index": ints(3)}, {"index": ints(-4)}),
-    ),
-    Case(
-        "index_fill",
-        "index_reduce index_reduce.out index_reduce_",
-        {**ADD, "reduce": "amax", "include_self": False},
-        ({"index": ints(0, 5)}, {"index": ints(-6, 0)}),
-    ),
-    Case(
-        "index_copy",
-        "index_copy index_copy.out index_copy_",
-        ADD,
-        ({"index": ints(0, 5)}, {"index": ints(-1, 0)}),
-    ),
-    Case(
-        "take",
-        "take take.out",
-        {"self": rows(), "index": ints(-15, 14)},
-        ({"index": ints(15)}, {"index": ints(-16)}),
-    ),
-    Case(
-        "put",
-        "put put.out put_",
-        {"self": rows(), "index": ints(-15, 14), "source": torch.ones(2)},
-        ({"index": ints(0, 15)}, {"index": ints(-16, 0)}),
-    ),
-    Case(
-        "masked_scatter",
-        "masked_scatter masked_scatter.out masked_scatter_",
-        {"self": rows(2, 3), "mask": torch.tensor([True, False, True]), "source": torch.ones(4)},
-        ({"source": torch.ones(3)}, {"mask": torch.tensor([True])}),
-    ),
-    Case(
-        "index_add_small",
-        "index_add index_add.out index_add_",
-        ADD,
-        ({"index": ints(0, 5)}, {"index": ints(-1, 0)}),
-    ),
-    Case(
-        "index_add_large",
-        "index_add index_add.out index_add_",
-        MANY,
-        ({"index": ints(*[0, 5] * 9)}, {"index": ints(*[-1, 0] * 9)}),
-    ),
-    Case(
-        "index_add_small",
-        "index_reduce index_reduce.out index_reduce_",
-        {**ADD, "reduce": "amax"},
-        ({"index": ints(0, 5)}, {"index": ints(-1, 0), "include_self": False}),
-    ),
-    Case(
-        "index_add_large",
-        "index_reduce index_reduce.out index_reduce_",
-        {**MANY, "reduce": "amax"},
-        ({"index": ints(*[0, 5] * 9)},),
-    ),
-    Case(
-        "index_select_small",
-        "index_select index_select.out",
-        {"self": rows(), "dim": 1, "index": ints(*[2, 0] * 8)},
-        ({"index": ints(3)}, {"index": ints(-1)}, {"self": rows(5, 0), "dim": 1}),
-    ),
-    Case(
-        "index_select_small",
-        "embedding embedding.out",
-        {"weight": rows(), "indices": ints(*[4, 0] * 8), "padding_idx": 4},
-        ({"indices": ints(5)}, {"indices": ints(-1)}, {"weight": rows(0)}),
-    ),
-    Case(
-        "gather_scatter",
-        "index_select index_select.out",
-        {"self": rows(), "dim": 1, "index": ints(*[2, 0] * 9)},
-        ({"index": ints(*[3, 0] * 9)}, {"index": ints(*[-1, 0] * 9)}),
-    ),
-    Case(
-        "gather_scatter",
-        "gather gather.out",
-        {"self": rows(), "dim": 1, "index": ints(0, 2).view(2, 1)},
-        ({"index": ints(3).view(1, 1)}, {"index": ints(-1).view(1, 1)}),
-    ),
-    Case(
-        "gather_scatter",
-        "scatter.src scatter.src_out scatter_.src scatter_add scatter_add.out scatter_add_",
-        {"self": rows(), "dim": 1, "index": ints(0, 2).view(2, 1), "src": torch.ones(2, 1)},
-        ({"index": ints(3).view(1, 1)}, {"index": ints(-1).view(1, 1)}),
-    ),
-    Case(
-        "gather_scatter",
-        "scatter.reduce scatter.reduce_out scatter_.reduce",
-        {
-            "self": rows(),
-            "dim": -1,
-            "index": ints(0, 2).view(2, 1),
-            "src": torch.ones(2, 1),
-            "reduce": "add",
-        },
-        ({"index": ints(3).view(1, 1)}, {"index": ints(-1).view(1, 1)}),
-    ),
-    Case(
-        "gather_scatter",
-        "scatter_reduce.two scatter_reduce.two_out scatter_reduce_.two",
-        {
-            "self": torch.zeros(3),
-            "dim": 0,
-            "index": ints(0, 2),
-            "src": torch.ones(2),
-            "reduce": "amax",
-        },
-        ({"index": ints(0, 3)}, {"index": ints(-1, 0)}),
-    ),
-    Case(
-        "scatter_add_rows_fast",
-        "scatter_add scatter_add.out scatter_add_",
-        {
-            "self": rows(5, 4),
-            "dim": 0,
-            "index": ints(0, 4).view(2, 1).expand(2, 4),
-            "src": torch.ones(2, 4),
-        },
-        ({"index": ints(0, 5).view(2, 1).expand(2, 4)},),
-    ),
-    Case(
-        "scatter_add_rows_fast",
-        "scatter_reduce.two scatter_reduce.two_out scatter_reduce_.two",
-        {
-            "self": rows(5, 4),
-            "dim": 0,
-            "index": ints(0, 4).view(2, 1).expand(2, 4),
-            "src": torch.ones(2, 4),
-            "reduce": "sum",
-        },
-        ({"index": ints(-1, 4).view(2, 1).expand(2, 4)},),
-    ),
-    Case(
-        "scatter_value",
-        "scatter.value scatter.value_out scatter_.value",
-        {"self": rows(), "dim": 1, "index": ints(0, 2).view(2, 1), "value": 1.0},
-        ({"index": ints(3).view(1, 1)}, {"index": ints(-1).view(1, 1)}),
-    ),
-    Case(
-        "scatter_value",
-        "scatter.value_reduce scatter.value_reduce_out scatter_.value_reduce",
-        {"self": rows(), "dim": 1, "index": ints(0, 2).view(2, 1), "value": 1.0, "reduce": "add"},
-        ({"index": ints(3).view(1, 1)}, {"index": ints(-1).view(1, 1)}),
-    ),
-    Case(
-        "embedding_renorm",
-        "embedding_renorm embedding_renorm.out embedding_renorm_",
-        {"self": rows(), "indices": ints(-5, 4), "max_norm": 1.0, "norm_type": 2.0},
-        ({"indices": ints(5)}, {"indices": ints(-6)}),
+    case(
+        "gather_rows_fast: embedding",
+        {"weight": rows(5, 4)},
+        indices=tuple(ints(*[value, 0] * 9) for value in (4, 5, -1)),
     ),
     *(
-        Case(
-            "embedding_bag_index",
-            "_embedding_bag _embedding_bag.out"
-            " _embedding_bag_forward_only _embedding_bag_forward_only.out",
+        case(
+            f"{record}: {PUTS}",
+            {"self": rows(), "values": torch.tensor(1.0), **mode},
+            indices=([ints(-5, 4)], [ints(5)], [ints(-6)]),
+        )
+        for record, mode in (("index_put", {}), ("index_put_sort", {"accumulate": True}))
+    ),
+    case(
+        "index_fill: index_fill.int_Scalar",
+        {"self": rows(), "dim": 0, "value": 1.0},
+        index=(ints(-5, 4), ints(5), ints(-6)),
+    ),
+    case(
+        "index_fill: index_fill.int_Tensor",
+        {"self": rows(), "dim": 1, "value": torch.tensor(1.0)},
+        index=(ints(-3, 2), ints(3), ints(-4)),
+    ),
+    case(
+        "index_fill: index_reduce",
+        {**ADD, "reduce": "amax", "include_self": False},
+        index=(ints(0, 4), ints(0, 5), ints(-6, 0)),
+    ),
+    case("index_copy", ADD, index=ROW_INDEX),
+    case("take", {"self": rows()}, index=(ints(-15, 14), ints(15), ints(-16))),
+    case(
+        "put",
+        {"self": rows(), "source": torch.ones(2)},
+        index=(ints(-15, 14), ints(0, 15), ints(-16, 0)),
+    ),
+    case(
+        "masked_scatter",
+        {"self": rows(2, 3)},
+        mask=(torch.tensor([True, False, True]), torch.tensor([True])),
+        source=(torch.ones(4), torch.ones(3)),
+    ),
+    case("index_add_small: index_add", ADD, index=ROW_INDEX),
+    case("index_add_large: index_add", MANY, index=MANY_ROWS),
+    case(
+        "index_add_small: index_reduce",
+        {**ADD, "reduce": "amax"},
+        "",
+        {"index": ints(-1, 0), "include_self": False},
+        index=ROW_INDEX[:2],
+    ),
+    case("index_add_large: index_reduce", {**MANY, "reduce": "amax"}, index=MANY_ROWS[:2]),
+    case(
+        "index_select_small: index_select",
+        {"self": rows(), "dim": 1},
+        "",
+        {"self": rows(5, 0), "dim": 1},
+        index=(ints(*[2, 0] * 8), ints(3), ints(-1)),
+    ),
+    case(
+        "index_select_small: embedding",
+        {"padding_idx": 4},
+        weight=(rows(), rows(0)),
+        indices=(ints(*[4, 0] * 8), ints(5), ints(-1)),
+    ),
+    case(
+        "gather_scatter: index_select",
+        {"self": rows(), "dim": 1},
+        index=tuple(ints(*[value, 0] * 9) for value in (2, 3, -1)),
+    ),
+    case("gather_scatter: gather", {"self": rows(), "dim": 1}, index=CELLS),
+    case(
+        "gather_scatter: scatter.src scatter_add",
+        {**CELL_WRITES, "src": torch.ones(2, 1)},
+        index=CELLS,
+    ),
+    case(
+        "gather_scatter: scatter.reduce",
+        {"self": rows(), "dim": -1, "src": torch.ones(2, 1), "reduce": "add"},
+        index=CELLS,
+    ),
+    case(
+        "gather_scatter: scatter_reduce.two",
+        {"self": torch.zeros(3), "dim": 0, "src": torch.ones(2), "reduce": "amax"},
+        index=(ints(0, 2), ints(0, 3), ints(-1, 0)),
+    ),
+    case("scatter_add_rows_fast: scatter_add", ROWS_FAST, index=(columns(0, 4), columns(0, 5))),
+    case(
+        "scatter_add_rows_fast: scatter_reduce.two",
+        {**ROWS_FAST, "reduce": "sum"},
+        index=(columns(0, 4), columns(-1, 4)),
+    ),
+    *(
+        case(f"scatter_value: {op}", {**CELL_WRITES, "value": 1.0, **mode}, index=CELLS)
+        for op, mode in (("scatter.value", {}), ("scatter.value_reduce", {"reduce": "add"}))
+    ),
+    case(
+        "embedding_renorm",
+        {"self": rows(), "max_norm": 1.0, "norm_type": 2.0},
+        indices=(ints(-5, 4), ints(5), ints(-6)),
+    ),
+    *(
+        case(
+            f"embedding_bag_index: {BAGS}",
             {**BAG, "mode": mode},
-            ({"indices": ints(0, 5, 1)}, {"indices": ints(-1, 0, 1)}),
-            f"{kernel}: block: [0,0,0], thread: [0,0,0] Assertion `!has_invalid_index",
+            f"{kernel}: {FIRST_THREAD} `!has_invalid_index",
+            indices=(ints(0, 4, 1), ints(0, 5, 1), ints(-1, 0, 1)),
         )
         for mode, kernel in ((0, "sum_mean"), (1, "sum_mean"), (2, "max"))
     ),
     *(
-        Case(
-            "embedding_bag_offsets",
-            "_embedding_bag _embedding_bag.out"
-            " _embedding_bag_forward_only _embedding_bag_forward_only.out",
+        case(
+            f"embedding_bag_offsets: {BAGS}",
             {**BAG, "mode": mode},
-            ({"offsets": ints(0, 4)}, {"offsets": ints(0, -1)}),
-            f"{kernel}: block: [0,0,0], thread: [0,0,0] Assertion `end >= begin`",
+            f"{kernel}: {FIRST_THREAD} `end >= begin`",
+            offsets=(ints(0, 3), ints(0, 4), ints(0, -1)),
         )
         for mode, kernel in ((0, "sum_mean"), (2, "max"))
     ),
-    Case(
-        "nll_loss_forward_reduced",
-        "nll_loss_forward nll_loss_forward.output",
-        FORWARD,
-        BAD_TARGETS,
-        "t >= 0 && t < n_classes",
-    ),
-    Case(
-        "nll_loss_forward_reduced",
-        "nll_loss_forward nll_loss_forward.output",
-        {**FORWARD, "self": torch.zeros(4), "target": torch.tensor(3), "reduction": 0},
-        ({"target": torch.tensor(4)}, {"target": torch.tensor(-1)}),
+    case("nll_loss_forward_reduced: nll_loss_forward", FORWARD, WORDS, target=LABELS),
+    case(
+        "nll_loss_forward_reduced: nll_loss_forward",
+        {**FORWARD, "self": torch.zeros(4), "reduction": 0},
         "nll_loss_forward_reduce_cuda_kernel_1d",
+        target=tuple(torch.tensor(value) for value in (3, 4, -1)),
     ),
-    Case(
-        "nll_loss_forward_reduced",
-        "nll_loss_forward nll_loss_forward.output",
-        {**FORWARD, "target": torch.tensor([0, 1, 3], dtype=torch.uint8)},
-        ({"target": torch.tensor([0, 156, 4], dtype=torch.uint8)},),
+    case(
+        "nll_loss_forward_reduced: nll_loss_forward",
+        FORWARD,
         "Assertion `t < n_classes`",
+        target=(ints(0, 1, 3).to(torch.uint8), ints(0, 156, 4).to(torch.uint8)),
     ),
-    Case(
-        "nll_loss_forward_none",
-        "nll_loss_forward nll_loss_forward.output",
+    case(
+        "nll_loss_forward_none: nll_loss_forward",
         {**FORWARD, "reduction": 0},
-        BAD_TARGETS,
-        "cur_target >= 0 && cur_target < n_classes",
+        EACH_WORDS,
+        target=LABELS,
     ),
-    Case(
-        "nll_loss_backward_reduced",
-        "nll_loss_backward nll_loss_backward.grad_input",
+    case(
+        "nll_loss_backward_reduced: nll_loss_backward",
         {**BACKWARD, "grad_output": torch.tensor(1.0)},
-        BAD_TARGETS,
-        "t >= 0 && t < n_classes",
+        WORDS,
+        target=LABELS,
     ),
-    Case(
-        "nll_loss_backward_none",
-        "nll_loss_backward nll_loss_backward.grad_input",
+    case(
+        "nll_loss_backward_none: nll_loss_backward",
         {**BACKWARD, "grad_output": torch.ones(3), "reduction": 0},
-        BAD_TARGETS,
-        "cur_target >= 0 && cur_target < n_classes",
+        EACH_WORDS,
+        target=LABELS,
     ),
-    Case(
-        "nll_loss2d_forward",
-        "nll_loss2d_forward nll_loss2d_forward.output",
-        FORWARD_2D,
-        BAD_TARGETS_2D,
-        "nll_loss2d_forward_kernel",
+    *(
+        case(
+            "nll_loss2d_forward",
+            {**FORWARD_2D, "reduction": reduction},
+            kernel,
+            target=LABELS_2D,
+        )
+        for reduction, kernel in (
+            (1, "nll_loss2d_forward_kernel"),
+            (0, "nll_loss2d_forward_no_reduce_kernel"),
+        )
     ),
-    Case(
-        "nll_loss2d_forward",
-        "nll_loss2d_forward nll_loss2d_forward.output",
-        {**FORWARD_2D, "reduction": 0},
-        BAD_TARGETS_2D,
-        "nll_loss2d_forward_no_reduce_kernel",
-    ),
-    Case(
-        "nll_loss2d_backward_reduced",
-        "nll_loss2d_backward nll_loss2d_backward.grad_input",
-        BACKWARD_2D,
-        BAD_TARGETS_2D,
-    ),
-    Case(
-        "nll_loss2d_backward_none",
-        "nll_loss2d_backward nll_loss2d_backward.grad_input",
+    case("nll_loss2d_backward_reduced: nll_loss2d_backward", BACKWARD_2D, target=LABELS_2D),
+    case(
+        "nll_loss2d_backward_none: nll_loss2d_backward",
         {**BACKWARD_2D, "reduction": 0, "grad_output": torch.ones(1, 1, 3)},
-        BAD_TARGETS_2D,
+        target=LABELS_2D,
     ),
-    Case(
-        "bce_input",
-        "binary_cross_entropy binary_cross_entropy.out",
-        {"self": torch.tensor([0.0, -0.0, 1.0]), "target": torch.tensor([0.0, 1.0, 0.5])},
-        (
-            {"self": torch.tensor([0.0, 1.0000001, 1.0])},
-            {"self": torch.tensor([0.0, -1e-30, 1.0])},
-            {"self": torch.tensor([0.0, NAN, 1.0]), "target": torch.tensor([2.0, 1.0, 0.5])},
-        ),
+    case(
+        "bce_input: binary_cross_entropy",
+        {"target": floats(0.0, 1.0, 0.5)},
+        "",
+        {"self": floats(0.0, NAN, 1.0), "target": floats(2.0, 1.0, 0.5)},
+        self=(floats(0.0, -0.0, 1.0), floats(0.0, 1.0000001, 1.0), floats(0.0, -1e-30, 1.0)),
     ),
-    Case(
-        "bce_target",
-        "binary_cross_entropy binary_cross_entropy.out",
-        {"self": torch.tensor([0.0, -0.0, 1.0]), "target": torch.tensor([0.0, 1.0, 0.5])},
-        (
-            {"target": torch.tensor([0.0, 1.0000001, 1.0])},
-            {"target": torch.tensor([0.0, NAN, 1.0])},
-        ),
+    case(
+        "bce_target: binary_cross_entropy",
+        {"self": floats(0.0, -0.0, 1.0)},
+        target=(floats(0.0, 1.0, 0.5), floats(0.0, 1.0000001, 1.0), floats(0.0, NAN, 1.0)),
     ),
-    Case(
-        "multi_margin_loss",
-        "multi_margin_loss multi_margin_loss.out",
-        {"self": rows(2, 4), "target": ints(0, 3)},
-        ({"target": ints(0, 4)}, {"target": ints(-1, 0)}),
-    ),
-    Case(
-        "multinomial_renorm",
-        "multinomial multinomial.out",
-        {"self": torch.tensor([[0.0, 1.0]]), "num_samples": 2, "replacement": True},
-        ({"self": torch.tensor([[-0.1, 1.0]])}, {"self": torch.tensor([[-INF, 1.0]])}),
+    case("multi_margin_loss", {"self": rows(2, 4)}, target=MARGIN_LABELS),
+    case(
+        "multinomial_renorm: multinomial",
+        {"num_samples": 2, "replacement": True},
         "!(val < zero)",
+        self=tuple(floats(value, 1.0).view(1, 2) for value in (0.0, -0.1, -INF)),
     ),
-    Case(
-        "multinomial_sum",
-        "multinomial multinomial.out",
-        {"self": torch.tensor([[0.0, 1e-30]]), "num_samples": 2, "replacement": True},
-        (
-            {"self": torch.tensor([[0.0, 0.0]])},
-            {"self": torch.tensor([[NAN, 1.0]])},
-            {"self": torch.tensor([[INF, 1.0]])},
-            {"self": torch.tensor([[60000.0, 60000.0]], dtype=torch.float16)},
+    case(
+        "multinomial_sum: multinomial",
+        {"num_samples": 2, "replacement": True},
+        "",
+        {"self": floats(60000.0, 60000.0).half().view(1, 2)},
+        self=tuple(
+            floats(*pair).view(1, 2) for pair in ((0.0, 1e-30), (0.0, 0.0), (NAN, 1.0), (INF, 1.0))
         ),
     ),
-    Case(
-        "multinomial_fast",
-        "multinomial multinomial.out",
-        {"self": torch.tensor([0.0, 1.0]), "num_samples": 1},
-        (
-            {"self": torch.tensor([-1e-30, 1.0])},
-            {"self": torch.tensor([NAN, 1.0])},
-            {"self": torch.tensor([INF, 1.0])},
-        ),
+    case(
+        "multinomial_fast: multinomial",
+        {"num_samples": 1},
         "probability tensor contains either `inf`, `nan` or element < 0",
+        self=tuple(floats(value, 1.0) for value in (0.0, -1e-30, NAN, INF)),
     ),
-    Case(
-        "multinomial_fast",
-        "multinomial multinomial.out",
-        {"self": torch.tensor([[0.0, 1.0], [0.5, 0.5]]), "num_samples": 2},
-        ({"self": torch.tensor([[0.0, 0.0], [0.5, 0.5]])},),
+    case(
+        "multinomial_fast: multinomial",
+        {"num_samples": 2},
         "invalid multinomial distribution (sum of probabilities <= 0)",
+        self=tuple(torch.tensor([[0.0, value], [0.5, 0.5]]) for value in (1.0, 0.0)),
     ),
-    Case(
-        "bernoulli_tensor",
-        "bernoulli bernoulli.out",
-        {"self": torch.tensor([0.0, 1.0])},
-        (
-            {"self": torch.tensor([0.0, 1.0000001])},
-            {"self": torch.tensor([-1e-30, 1.0])},
-            {"self": torch.tensor([0.0, NAN])},
-        ),
+    case(
+        "bernoulli_tensor: bernoulli",
+        {},
         "0 <= p",
+        self=(floats(0.0, 1.0), floats(0.0, 1.0000001), floats(-1e-30, 1.0), floats(0.0, NAN)),
     ),
-    Case(
-        "bernoulli_tensor",
-        "bernoulli.Tensor bernoulli.Tensor_out bernoulli_.Tensor",
-        {"self": torch.tensor([7.0, 7.0]), "p": torch.tensor([0.0, 1.0])},
-        ({"p": torch.tensor([0.0, 1.0000001])}, {"p": torch.tensor([0.0, NAN])}),
+    case(
+        "bernoulli_tensor: bernoulli.Tensor",
+        {"self": floats(7.0, 7.0)},
         "0 <= p2 && p2 <= 1",
+        p=(floats(0.0, 1.0), floats(0.0, 1.0000001), floats(0.0, NAN)),
     ),
-    Case(
-        "poisson",
-        "poisson poisson.out",
-        {"self": torch.tensor([0.0, 3.0])},
-        ({"self": torch.tensor([-1e-30])}, {"self": torch.tensor([NAN])}),
+    case("poisson", {}, self=(floats(0.0, 3.0), floats(-1e-30), floats(NAN))),
+    case(
+        "repeat_interleave_size: repeat_interleave.Tensor",
+        {},
+        repeats=(ints(1, 0, 2), ints(1, -1, 2)),
+        output_size=(3, 4, 2),
     ),
-    Case(
-        "repeat_interleave_size",
-        "repeat_interleave.Tensor repeat_interleave.Tensor_out",
-        {"repeats": ints(1, 0, 2), "output_size": 3},
-        ({"output_size": 4}, {"output_size": 2}, {"repeats": ints(1, -1, 2)}),
+    case(
+        "repeat_interleave_negative: repeat_interleave.Tensor",
+        {"output_size": 3},
+        repeats=(ints(1, 0, 2), ints(2, -1, 2)),
     ),
-    Case(
-        "repeat_interleave_negative",
-        "repeat_interleave.Tensor repeat_interleave.Tensor_out",
-        {"repeats": ints(1, 0, 2), "output_size": 3},
-        ({"repeats": ints(2, -1, 2)},),
-    ),
-    Case(
+    case(
         "max_unpool2d",
-        "max_unpool2d max_unpool2d.out",
-        {"self": torch.ones(1, 1, 2), "indices": ints(0, 8).view(1, 1, 2), "output_size": [3, 3]},
-        ({"indices": ints(0, 9).view(1, 1, 2)}, {"indices": ints(-1, 0).view(1, 1, 2)}),
+        {"self": torch.ones(1, 1, 2), "output_size": [3, 3]},
+        indices=tuple(ints(*pair).view(1, 1, 2) for pair in ((0, 8), (0, 9), (-1, 0))),
     ),
-    Case(
+    case(
         "max_unpool3d",
-        "max_unpool3d max_unpool3d.out",
-        {
-            "self": torch.ones(1, 1, 1, 2),
-            "indices": ints(0, 7).view(1, 1, 1, 2),
-            "output_size": [2, 2, 2],
-            "stride": [2, 2, 2],
-            "padding": [0, 0, 0],
-        },
-        ({"indices": ints(0, 8).view(1, 1, 1, 2)}, {"indices": ints(-1, 0).view(1, 1, 1, 2)}),
+        {"self": torch.ones(1, 1, 1, 2), **UNPOOL_3D},
+        indices=tuple(ints(*pair).view(1, 1, 1, 2) for pair in ((0, 7), (0, 8), (-1, 0))),
     ),
-    Case(
-        "fractional_max_pool2d_backward",
-        "fractional_max_pool2d_backward fractional_max_pool2d_backward.grad_input",
-        FRACTIONAL,
-        ({"indices": ints(0, 1, 2, 16).view(1, 1, 2, 2)},),
-        "inputH < gradInput.size(2)",
-    ),
-    Case(
-        "fractional_max_pool2d_backward",
-        "fractional_max_pool2d_backward fractional_max_pool2d_backward.grad_input",
-        FRACTIONAL,
-        ({"indices": ints(0, 1, -1, 16).view(1, 1, 2, 2)},),
-        "index >= 0",
-    ),
-    Case(
-        "fractional_max_pool3d_backward",
-        "fractional_max_pool3d_backward fractional_max_pool3d_backward.grad_input",
-        FRACTIONAL_3D,
-        ({"indices": ints(0, 1, 2, 32).view(1, 1, 1, 2, 2)},),
-        "inputT < gradInput.size(2)",
-    ),
-    Case(
-        "fractional_max_pool3d_backward",
-        "fractional_max_pool3d_backward fractional_max_pool3d_backward.grad_input",
-        FRACTIONAL_3D,
-        ({"indices": ints(0, 1, -1, 32).view(1, 1, 1, 2, 2)},),
-        "index >= 0",
-    ),
-    Case(
-        "assert_async",
-        "_assert_async",
-        {"self": torch.tensor(NAN)},
-        ({"self": torch.tensor(0.0)}, {"self": torch.tensor([False])}),
+    fractional(2, "inputH < gradInput.size(2)", 0, 1, 2, 16),
+    fractional(2, "index >= 0", 0, 1, -1, 16),
+    fractional(3, "inputT < gradInput.size(2)", 0, 1, 2, 32),
+    fractional(3, "index >= 0", 0, 1, -1, 32),
+    case(
+        "assert_async: _assert_async",
+        {},
         "Assertion `` failed",
+        self=(torch.tensor(NAN), torch.tensor(0.0), torch.tensor([False])),
     ),
-    Case(
-        "assert_async",
-        "_assert_async.msg",
-        {"self": torch.tensor(1), "assert_msg": "lengths must match"},
-        ({"self": torch.tensor(0)},),
+    case(
+        "assert_async: _assert_async.msg",
+        {"assert_msg": "lengths must match"},
         "lengths must match",
+        self=(torch.tensor(1), torch.tensor(0)),
     ),
-    Case(
-        "nested_index_put",
-        "_assert_async.msg",
-        {
-            "self": torch.tensor(True),
-            "assert_msg": "Some indices in the ragged dimension are out of bounds!",
-        },
-        ({"self": torch.tensor(False)},),
+    case(
+        "nested_index_put: _assert_async.msg",
+        {"assert_msg": "Some indices in the ragged dimension are out of bounds!"},
+        self=(torch.tensor(True), torch.tensor(False)),
     ),
-    Case(
-        "segment_reduce_nd",
-        "segment_reduce segment_reduce.out",
-        {**SEGMENTS, "lengths": ints(0, 6)},
-        ({"lengths": ints(-1, 6)},),
+    case("segment_reduce_nd: segment_reduce", SEGMENTS, lengths=(ints(0, 6), ints(-1, 6))),
+    case(
+        "segment_reduce_nd: segment_reduce",
+        {**SEGMENTS, "unsafe": False},
+        offsets=(ints(0, 3, 3, 6), ints(0, 3, 2, 6)),
     ),
-    Case(
-        "segment_reduce_nd",
-        "segment_reduce segment_reduce.out",
-        {**SEGMENTS, "unsafe": False, "offsets": ints(0, 3, 3, 6)},
-        ({"offsets": ints(0, 3, 2, 6)},),
+    case(
+        "segment_reduce_1d_mean: segment_reduce",
+        {**SEGMENTS, "data": torch.ones(6), "reduce": "mean"},
+        offsets=(ints(0, 3, 6), ints(0, 3, 2)),
     ),
-    Case(
-        "segment_reduce_1d_mean",
-        "segment_reduce segment_reduce.out",
-        {**SEGMENTS, "data": torch.ones(6), "reduce": "mean", "offsets": ints(0, 3, 6)},
-        ({"offsets": ints(0, 3, 2)},),
-    ),
-    Case(
-        "sparse_compressed_invariants",
-        "_validate_compressed_sparse_indices",
-        {**COMPRESSED, "compressed_idx": ints(0, 2, 3), "plain_idx": ints(1, 2, 0)},
-        (
-            {"compressed_idx": ints(1, 2, 3)},
-            {"compressed_idx": ints(0, 2, 2)},
-            {"compressed_idx": ints(0, 4, 3)},
-            {"plain_idx": ints(1, 3, 0)},
-            {"plain_idx": ints(-1, 2, 0)},
-            {"plain_idx": ints(2, 1, 0)},
-            {"plain_idx": ints(1, 1, 0)},
+    case(
+        "sparse_compressed_invariants: _validate_compressed_sparse_indices",
+        {"is_crow": True, "cdim": 2, "dim": 3, "nnz": 3},
+        compressed_idx=(ints(0, 2, 3), ints(1, 2, 3), ints(0, 2, 2), ints(0, 4, 3)),
+        plain_idx=tuple(
+            ints(*columns) for columns in ((1, 2, 0), (1, 3, 0), (-1, 2, 0), (2, 1, 0), (1, 1, 0))
         ),
     ),
 ]
 
-
-@dataclass(frozen=True)
-class SilentCase:
-    """A call that CUDA runs without a word while the CPU kernel raises or writes out of bounds."""
-
-    ops: str
-    given: dict[str, Any]
-    values: dict[str, Any] = field(default_factory=dict)
-
-
 MARGIN = {"self": rows(2, 4), "reduction": 1, "grad_output": torch.tensor(1.0)}
-CTC = {
-    "log_probs": torch.zeros(3, 1, 4).log_softmax(-1),
+CTC = {"log_probs": torch.zeros(3, 1, 4).log_softmax(-1), "blank": 0}
+CTC_LISTS = {**CTC, "input_lengths": [3], "target_lengths": [2]}
+CTC_TENSORS = {**CTC, "input_lengths": ints(3), "target_lengths": ints(2)}
+CTC_GRADIENT = {
     "targets": ints(1, 4).view(1, 2),
-    "blank": 0,
+    "grad": torch.ones(1),
+    "neg_log_likelihood": torch.ones(1),
+    "log_alpha": torch.zeros(1, 3, 5),
 }
+CTC_TARGETS = (ints(1, 4).view(1, 2), ints(1, 3).view(1, 2))
 POOL = {
+    **plane(2),
     "grad_output": torch.ones(1, 1, 1, 1),
     "self": torch.ones(1, 1, 2, 2),
-    "kernel_size": [2, 2],
-    "stride": [2, 2],
-    "padding": [0, 0],
     "dilation": [1, 1],
     "ceil_mode": False,
     "indices": ints(4).view(1, 1, 1, 1),
 }
 POOL_3D = {
-    **POOL,
-    "grad_output": torch.ones(1, 1, 1, 1, 1),
-    "self": torch.ones(1, 1, 1, 2, 2),
-    "kernel_size": [1, 2, 2],
-    "stride": [1, 2, 2],
-    "padding": [0, 0, 0],
+    **plane(3),
+    **{name: POOL[name].unsqueeze(2) for name in ("grad_output", "self", "indices")},
     "dilation": [1, 1, 1],
-    "indices": ints(4).view(1, 1, 1, 1, 1),
+    "ceil_mode": False,
 }
 BAG_GRADIENT = {
     "grad": torch.ones(1, 2),
@@ -595,6 +479,7 @@ BAG_GRADIENT = {
     "mode": 0,
     "per_sample_weights": None,
 }
+BAG_ROWS = (ints(0, 9), ints(0, 2))
 SEGMENT_GRADIENT = {
     "grad": torch.ones(2),
     "output": torch.ones(2),
@@ -604,47 +489,27 @@ SEGMENT_GRADIENT = {
     "offsets": None,
     "axis": 0,
 }
-SOLVE = {"B": torch.ones(2, 1)}
+WRAPPING = 2**32 + 1  # as 32 bits it is 1
 REPAIRS = [
-    SilentCase(
-        "index_select index_select.out",
-        {"self": torch.ones(3, 0), "dim": 0, "index": ints(3)},
-        {"index": ints(2)},
+    silent("index_select", {"self": torch.ones(3, 0), "dim": 0}, index=(ints(3), ints(2))),
+    silent("embedding", {"weight": torch.ones(3, 0)}, indices=(ints(-1), ints(0))),
+    silent("index_select", {"self": rows(), "dim": 0}, index=(ints(WRAPPING), ints(1))),
+    silent(
+        "index_add index_reduce", {**ADD, "reduce": "amax"}, index=(ints(0, WRAPPING), ints(0, 1))
     ),
-    SilentCase(
-        "embedding embedding.out",
-        {"weight": torch.ones(3, 0), "indices": ints(-1)},
-        {"indices": ints(0)},
-    ),
-    SilentCase(
-        "index_select index_select.out",
-        {"self": rows(), "dim": 0, "index": ints(2**32 + 1)},
-        {"index": ints(1)},
-    ),
-    SilentCase(
-        "index_add index_add_ index_reduce index_reduce_",
-        {**ADD, "index": ints(0, 2**32 + 1), "reduce": "amax"},
-        {"index": ints(0, 1)},
-    ),
-    SilentCase(
+    silent(
         "max_unpool2d",
-        {
-            "self": torch.ones(1, 1, 1),
-            "indices": ints(2**32 + 1).view(1, 1, 1),
-            "output_size": [2, 2],
-        },
-        {"indices": ints(1).view(1, 1, 1)},
+        {"self": torch.ones(1, 1, 1), "output_size": [2, 2]},
+        indices=(ints(WRAPPING).view(1, 1, 1), ints(1).view(1, 1, 1)),
     ),
-    SilentCase(
+    silent(
         "fractional_max_pool2d_backward",
-        {**FRACTIONAL, "indices": torch.full((1, 1, 2, 2), 2**32 + 1)},
-        {"indices": torch.full((1, 1, 2, 2), 1)},
+        FRACTIONAL,
+        indices=(torch.full((1, 1, 2, 2), WRAPPING), torch.full((1, 1, 2, 2), 1)),
     ),
-    SilentCase(
-        "multi_margin_loss", {"self": rows(1, 4), "target": ints(2**32 + 1)}, {"target": ints(1)}
-    ),
-    SilentCase("index.Tensor", {"self": torch.ones(3, 0), "indices": [ints(3)]}),
-    SilentCase(
+    silent("multi_margin_loss", {"self": rows(1, 4)}, target=(ints(WRAPPING), ints(1))),
+    silent("index.Tensor", {"self": torch.ones(3, 0), "indices": [ints(3)]}),
+    silent(
         "_index_put_impl_",
         {
             "self": rows(),
@@ -654,174 +519,109 @@ REPAIRS = [
             "unsafe": True,
         },
     ),
-    SilentCase(
-        "index_fill_.int_Scalar index_fill.int_Scalar",
+    silent(
+        "index_fill.int_Scalar",
         {"self": torch.ones(3, 0), "dim": 0, "index": ints(7), "value": 1.0},
     ),
-    SilentCase(
-        "index_copy index_copy_ index_add index_add_",
+    silent(
+        "index_copy index_add",
         {"self": rows(3, 0), "dim": 0, "index": ints(3), "source": rows(1, 0)},
     ),
-    SilentCase(
-        "_embedding_bag _embedding_bag_forward_only",
-        {**BAG, "offsets": ints(1, 3)},
-        {"offsets": ints(0, 3)},
-    ),
-    SilentCase(
-        "_embedding_bag _embedding_bag_forward_only",
-        {**BAG, "offsets": ints(0, 2, 9), "include_last_offset": True},
-        {"offsets": ints(0, 2, 3)},
-    ),
-    SilentCase(
-        "_embedding_bag _embedding_bag_forward_only",
+    silent(BAGS, BAG, offsets=(ints(1, 3), ints(0, 3))),
+    silent(BAGS, {**BAG, "include_last_offset": True}, offsets=(ints(0, 2, 9), ints(0, 2, 3))),
+    silent(
+        BAGS,
         {**BAG, "offsets": ints(0), "include_last_offset": True, "mode": 2},
-        {"indices": ints()},
+        indices=(ints(0, 4, 1), ints()),
     ),
-    SilentCase(
-        "_embedding_bag _embedding_bag_forward_only",
-        {**BAG, "weight": torch.ones(3, 0)},
-        {"indices": ints(0, 2, 1)},
+    silent(BAGS, {**BAG, "weight": torch.ones(3, 0)}, indices=(ints(0, 4, 1), ints(0, 2, 1))),
+    silent(
+        "segment_reduce",
+        {**SEGMENTS, "data": torch.ones(6)},
+        offsets=(ints(0, 3, 2), ints(0, 3, 3)),
     ),
-    SilentCase(
-        "segment_reduce segment_reduce.out",
-        {**SEGMENTS, "data": torch.ones(6), "offsets": ints(0, 3, 2)},
-        {"offsets": ints(0, 3, 3)},
+    silent("segment_reduce", {**SEGMENTS, "lengths": ints(6, 1)}),
+    silent("segment_reduce", SEGMENTS, offsets=(ints(0, 3, 7), ints(0, 3, 6))),
+    silent(
+        "multi_margin_loss_backward",
+        {**MARGIN, "p": 1, "margin": 1.0},
+        target=(ints(0, 4), ints(0, 3)),
     ),
-    SilentCase("segment_reduce", {**SEGMENTS, "lengths": ints(6, 1)}),
-    SilentCase(
-        "segment_reduce", {**SEGMENTS, "offsets": ints(0, 3, 7)}, {"offsets": ints(0, 3, 6)}
+    silent(
+        "multilabel_margin_loss_forward",
+        MARGIN,
+        target=(
+            ints(0, 4, -1, 0, 0, -2, -1, 0).view(2, 4),
+            ints(0, 3, -1, 0, 0, -1, -1, 0).view(2, 4),
+        ),
     ),
-    SilentCase(
-        "multi_margin_loss_backward multi_margin_loss_backward.grad_input",
-        {**MARGIN, "target": ints(0, 4), "p": 1, "margin": 1.0},
-        {"target": ints(0, 3)},
+    silent(
+        "multilabel_margin_loss_backward",
+        {**MARGIN, "is_target": torch.zeros(2, 4)},
+        target=(
+            ints(0, 4, -1, 0, 0, 1, -1, 0).view(2, 4),
+            ints(0, 3, -1, 0, 0, 1, -1, 0).view(2, 4),
+        ),
     ),
-    SilentCase(
-        "multilabel_margin_loss_forward multilabel_margin_loss_forward.output",
-        {**MARGIN, "target": ints(0, 4, -1, 0, 0, -2, -1, 0).view(2, 4)},
-        {"target": ints(0, 3, -1, 0, 0, -1, -1, 0).view(2, 4)},
+    silent("_ctc_loss", CTC_LISTS, targets=CTC_TARGETS),
+    silent("_ctc_loss.Tensor", CTC_TENSORS, targets=CTC_TARGETS),
+    silent("_ctc_loss_backward", {**CTC_LISTS, **CTC_GRADIENT}),
+    silent("_ctc_loss_backward.Tensor", {**CTC_TENSORS, **CTC_GRADIENT}),
+    *(
+        silent(
+            f"max_pool{rank}d_with_indices_backward adaptive_max_pool{rank}d_backward",
+            given,
+            indices=(given["indices"], torch.full_like(given["indices"], 3)),
+        )
+        for rank, given in ((2, POOL), (3, POOL_3D))
     ),
-    SilentCase(
-        "multilabel_margin_loss_backward multilabel_margin_loss_backward.grad_input",
-        {
-            **MARGIN,
-            "target": ints(0, 4, -1, 0, 0, 1, -1, 0).view(2, 4),
-            "is_target": torch.zeros(2, 4),
-        },
-        {"target": ints(0, 3, -1, 0, 0, 1, -1, 0).view(2, 4)},
-    ),
-    SilentCase(
-        "_ctc_loss",
-        {**CTC, "input_lengths": [3], "target_lengths": [2]},
-        {"targets": ints(1, 3).view(1, 2)},
-    ),
-    SilentCase(
-        "_ctc_loss.Tensor",
-        {**CTC, "input_lengths": ints(3), "target_lengths": ints(2)},
-        {"targets": ints(1, 3).view(1, 2)},
-    ),
-    SilentCase(
-        "_ctc_loss_backward",
-        {
-            **CTC,
-            "input_lengths": [3],
-            "target_lengths": [2],
-            "grad": torch.ones(1),
-            "neg_log_likelihood": torch.ones(1),
-            "log_alpha": torch.zeros(1, 3, 5),
-        },
-    ),
-    SilentCase(
-        "_ctc_loss_backward.Tensor",
-        {
-            **CTC,
-            "input_lengths": ints(3),
-            "target_lengths": ints(2),
-            "grad": torch.ones(1),
-            "neg_log_likelihood": torch.ones(1),
-            "log_alpha": torch.zeros(1, 3, 5),
-        },
-    ),
-    SilentCase(
-        "max_pool2d_with_indices_backward max_pool2d_with_indices_backward.grad_input"
-        " adaptive_max_pool2d_backward adaptive_max_pool2d_backward.grad_input",
-        POOL,
-        {"indices": ints(3).view(1, 1, 1, 1)},
-    ),
-    SilentCase(
-        "max_pool3d_with_indices_backward max_pool3d_with_indices_backward.grad_input"
-        " adaptive_max_pool3d_backward adaptive_max_pool3d_backward.grad_input",
-        POOL_3D,
-        {"indices": ints(3).view(1, 1, 1, 1, 1)},
-    ),
-    SilentCase(
-        "embedding_dense_backward embedding_dense_backward.out",
+    silent(
+        "embedding_dense_backward",
         {
             "grad_output": torch.ones(2, 3),
-            "indices": ints(0, 5),
             "num_weights": 5,
             "padding_idx": -1,
             "scale_grad_by_freq": True,
         },
-        {"indices": ints(0, 4)},
+        indices=(ints(0, 5), ints(0, 4)),
     ),
-    SilentCase(
-        "_embedding_bag_dense_backward _embedding_bag_dense_backward.out",
-        BAG_GRADIENT,
-        {"indices": ints(0, 2)},
-    ),
-    SilentCase(
+    silent("_embedding_bag_dense_backward", BAG_GRADIENT, indices=BAG_ROWS),
+    silent(
         "_embedding_bag_backward",
         {**BAG_GRADIENT, "offsets": ints(0), "sparse": False},
-        {"indices": ints(0, 2)},
+        indices=BAG_ROWS,
     ),
-    SilentCase(
+    silent(
         "_embedding_bag_dense_backward",
-        {**BAG_GRADIENT, "mode": 2, "maximum_indices": ints(0, 9).view(1, 2)},
-        {"maximum_indices": ints(0, 2).view(1, 2)},
+        {**BAG_GRADIENT, "mode": 2},
+        maximum_indices=(ints(0, 9).view(1, 2), ints(0, 2).view(1, 2)),
     ),
-    SilentCase(
-        "_embedding_bag_per_sample_weights_backward _embedding_bag_per_sample_weights_backward.out",
+    silent(
+        "_embedding_bag_per_sample_weights_backward",
         {**BAG_GRADIENT, "weight": torch.ones(3, 2), "offsets": ints(0)},
-        {"indices": ints(0, 2)},
+        indices=BAG_ROWS,
     ),
-    SilentCase(
-        "_segment_reduce_backward _segment_reduce_backward.out",
-        {**SEGMENT_GRADIENT, "offsets": ints(0, 3, 7)},
-        {"offsets": ints(0, 3, 6)},
+    silent("_segment_reduce_backward", SEGMENT_GRADIENT, offsets=(ints(0, 3, 7), ints(0, 3, 6))),
+    silent("_segment_reduce_backward", SEGMENT_GRADIENT, lengths=(ints(6, 1), ints(0, 0))),
+    silent("_convert_indices_from_coo_to_csr", {"size": 3}, self=(ints(0, 3), ints(0, 2))),
+    silent(
+        "_convert_indices_from_csr_to_coo",
+        {"col_indices": ints(0, 1)},
+        crow_indices=(ints(0, 3, 2), ints(0, 2, 2)),
     ),
-    SilentCase(
-        "_segment_reduce_backward",
-        {**SEGMENT_GRADIENT, "lengths": ints(6, 1)},
-        {"lengths": ints(0, 0)},
-    ),
-    SilentCase(
-        "_convert_indices_from_coo_to_csr _convert_indices_from_coo_to_csr.out",
-        {"self": ints(0, 3), "size": 3},
-        {"self": ints(0, 2)},
-    ),
-    SilentCase(
-        "_convert_indices_from_csr_to_coo _convert_indices_from_csr_to_coo.out",
-        {"crow_indices": ints(0, 3, 2), "col_indices": ints(0, 1)},
-        {"crow_indices": ints(0, 2, 2)},
-    ),
-    SilentCase(
+    silent(
         "_jagged_to_padded_dense_forward",
         {"values": torch.ones(3, 1), "offsets": [ints(0, 1, 9)], "max_lengths": [2]},
     ),
-    SilentCase(
-        "linalg_lu_solve linalg_lu_solve.out",
-        {**SOLVE, "LU": torch.eye(2), "pivots": ints(1, 3).int()},
-        {"pivots": ints(1, 2).int()},
+    silent(
+        "linalg_lu_solve",
+        {"B": torch.ones(2, 1), "LU": torch.eye(2)},
+        pivots=(ints(1, 3).int(), ints(1, 2).int()),
     ),
-    SilentCase(
-        "linalg_ldl_solve linalg_ldl_solve.out",
-        {**SOLVE, "LD": torch.eye(2), "pivots": ints(-3, 2).int()},
-        {"pivots": ints(1, 2).int()},
+    silent(
+        "linalg_ldl_solve",
+        {"B": torch.ones(2, 1), "LD": torch.eye(2)},
+        pivots=(ints(-3, 2).int(), ints(1, 2).int()),
     ),
-    SilentCase(
-        "lu_unpack lu_unpack.out",
-        {"LU_data": torch.eye(2), "LU_pivots": ints(0, 2).int()},
-        {"LU_pivots": ints(1, 2).int()},
-    ),
+    silent("lu_unpack", {"LU_data": torch.eye(2)}, LU_pivots=(ints(0, 2).int(), ints(1, 2).int())),
 ]

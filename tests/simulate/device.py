@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tests.processes import python
 
 CUDA = torch.device("cuda", 0)
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,12 +54,4 @@ def assert_like_cpu(
 
 def run_python(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own and return what it printed."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", **environment},
-    )
+    return python("-c", textwrap.dedent(source), timeout=120, **environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cudalens import simulate
 from tests.simulate.device import CUDA, on_cuda, same
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -47,7 +49,6 @@ def test_device_has_its_own_random_stream() -> None:
 
 
 def test_device_generator() -> None:
-    """A device generator draws on the device; a CPU generator is refused there."""
     generator = torch.Generator(device="cuda")
     assert generator.device.type == "cuda"
     assert isinstance(generator, torch.Generator)
@@ -99,26 +100,10 @@ def test_device_queries_streams_events() -> None:
     assert 0 < free <= total
 
 
-def test_device_memory_is_counted() -> None:
-    """memory_allocated rises with a tensor and falls when it is gone."""
-    before = torch.cuda.memory_allocated()
-    x = torch.empty(1024, device="cuda")
-    assert torch.cuda.memory_allocated() - before == 4096
-    view = x[:2]
-    del x
-    assert torch.cuda.memory_allocated() - before == 4096
-    del view
-    assert torch.cuda.memory_allocated() == before
-    assert torch.cuda.max_memory_allocated() >= before + 4096
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
-
-
 # --- copies and files ----------------------------------------------------------------------
 
 
 def test_device_deepcopy_and_pickle() -> None:
-    """Deep copies and pickles stay on the device with memory of their own."""
     x = on_cuda(3)
     twin = copy.deepcopy(x)
     assert twin.is_cuda
@@ -133,8 +118,6 @@ def test_device_deepcopy_and_pickle() -> None:
 
 
 def test_device_save_and_load() -> None:
-    """torch.save and torch.load keep the device, or move with map_location."""
-
     def through_file(thing: Any, **options: Any) -> Any:
         file = io.BytesIO()
         torch.save(thing, file)
@@ -155,9 +138,8 @@ def test_device_save_and_load() -> None:
     assert isinstance(through_file(nn.Parameter(x)), nn.Parameter)
 
 
+@pytest.mark.thorough
 def test_device_compile_runs_eagerly() -> None:
-    """torch.compile with the eager backend, or forced eager, runs on device tensors."""
-
     def f(x: Tensor) -> Tensor:
         return x.sin() + x.cos()
 
@@ -172,125 +154,57 @@ def test_device_compile_runs_eagerly() -> None:
 # --- models --------------------------------------------------------------------------------
 
 
-def _config(name: str, **sizes: Any) -> Any:
+ENCODER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+UNDISTURBED = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+TWO_PARTS = {
+    f"{part}_{name}": size
+    for part in ("encoder", "decoder")
+    for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bart": (
+        "ForConditionalGeneration",
+        {
+            **TWO_PARTS,
+            "d_model": 16,
+            "max_position_embeddings": 32,
+            "dropout": 0.0,
+            "decoder_start_token_id": 2,
+            "forced_eos_token_id": 2,
+        },
+    ),
+    "Llama": ("ForCausalLM", {**ENCODER, "num_key_value_heads": 1}),
+    "LayoutLMv3": (
+        "ForTokenClassification",
+        {
+            **{**ENCODER, **UNDISTURBED, "max_2d_position_embeddings": 64, "num_labels": 3},
+            **{"coordinate_size": 2, "shape_size": 4, "input_size": 16, "patch_size": 8},
+        },
+    ),
+}
+
+
+def made(name: str) -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    return getattr(transformers, f"{name}Config")(
+    head, sizes = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(
         vocab_size=40, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes
     )
-
-
-def _encoder(name: str, **sizes: Any) -> Any:
-    return _config(
-        name,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **sizes,
-    )
-
-
-def _bert() -> Any:
-    import transformers
-
-    return transformers.BertLMHeadModel(_encoder("Bert", is_decoder=True))
-
-
-def _bart() -> Any:
-    import transformers
-
-    return transformers.BartForConditionalGeneration(
-        _config(
-            "Bart",
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-            max_position_embeddings=32,
-            dropout=0.0,
-            decoder_start_token_id=2,
-            forced_eos_token_id=2,
-        )
-    )
-
-
-def _t5() -> Any:
-    import transformers
-
-    return transformers.T5ForConditionalGeneration(
-        _config(
-            "T5",
-            d_model=16,
-            d_kv=8,
-            d_ff=16,
-            num_layers=1,
-            num_heads=2,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-    )
-
-
-def _llama() -> Any:
-    import transformers
-
-    return transformers.LlamaForCausalLM(
-        _config(
-            "Llama",
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=32,
-        )
-    )
-
-
-def _gpt2() -> Any:
-    import transformers
-
-    return transformers.GPT2LMHeadModel(
-        _config(
-            "GPT2",
-            n_embd=16,
-            n_layer=1,
-            n_head=2,
-            n_positions=32,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
-
-
-def _layout() -> Any:
-    import transformers
-
-    return transformers.LayoutLMv3ForTokenClassification(
-        _encoder(
-            "LayoutLMv3",
-            max_2d_position_embeddings=64,
-            coordinate_size=2,
-            shape_size=4,
-            input_size=16,
-            patch_size=8,
-            num_labels=3,
-        )
-    )
+    model: nn.Module = getattr(transformers, name + head)(config)
+    return model
 
 
 def _batch(name: str) -> dict[str, Tensor]:
     torch.manual_seed(2)
     ids = torch.randint(3, 40, (2, 6))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-    if name == "layoutlmv3":
+    if name == "LayoutLMv3":
         batch["bbox"] = torch.randint(0, 8, (2, 6, 1)).expand(2, 6, 4).contiguous()
         batch["pixel_values"] = torch.randn(2, 3, 16, 16)
         batch["labels"] = ids % 3
@@ -309,28 +223,17 @@ def _two_steps(model: nn.Module, batch: dict[str, Tensor]) -> list[float]:
     return losses
 
 
-MODELS = {
-    "bert": _bert,
-    "bart": _bart,
-    "t5": _t5,
-    "llama": _llama,
-    "gpt2": _gpt2,
-    "layoutlmv3": _layout,
-}
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_device_transformer_trains_and_generates(name: str) -> None:
     """Two AdamW steps lose as on the CPU; beams agree with the CPU and sampling runs."""
-    pytest.importorskip("transformers")
     torch.manual_seed(1)
-    host = MODELS[name]()
+    host: Any = made(name)
     device = copy.deepcopy(host).to("cuda")
     batch = _batch(name)
     moved = {k: v.to("cuda") for k, v in batch.items()}
     expected = _two_steps(host, batch)
     assert _two_steps(device, moved) == pytest.approx(expected, abs=1e-3)
-    if name == "layoutlmv3":
+    if name == "LayoutLMv3":
         return
     options = {"max_new_tokens": 4, "min_new_tokens": 4}
     host.eval()
@@ -346,3 +249,31 @@ def test_device_transformer_trains_and_generates(name: str) -> None:
     sampled = device.generate(**moved_prompt, do_sample=True, **options)
     assert sampled.is_cuda
     assert sampled.shape == device.generate(**moved_prompt, do_sample=False, **options).shape
+
+
+def test_the_mode_of_synchronisation_speaks_of_waits(sim: simulate.Simulation) -> None:
+    """Copies across devices and reads warn or raise; launches and an event's wait do not."""
+    x, host = torch.ones(3, device="cuda"), torch.empty(3)
+    waits: tuple[Callable[[], Any], ...] = (
+        x.cpu,
+        x.sum().item,
+        x.nonzero,
+        lambda: host.to("cuda"),
+        torch.cuda.current_stream().synchronize,
+    )
+    torch.cuda.set_sync_debug_mode("error")
+    assert torch.cuda.get_sync_debug_mode() == 2
+    for wait in waits:
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            wait()
+    x.add_(1)
+    host.copy_(x, non_blocking=True)
+    torch.cuda.Event().synchronize()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    for wait in waits:
+        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+            wait()
+    torch.cuda.set_sync_debug_mode("default")
+    with pytest.raises(RuntimeError, match="expected one of"):
+        torch.cuda.set_sync_debug_mode("loud")

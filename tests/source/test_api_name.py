@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import TracebackType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from cudalens.source.locate import locate, runs_torch
 from cudalens.source.stack import entries_from_traceback, stack_of
@@ -26,9 +26,9 @@ class Sub(torch.Tensor):
 @pytest.mark.parametrize(
     ("text", "op", "api"),
     [
-        ("F.cross_entropy(x, y)", "nll_loss_forward", "torch.nn.functional.cross_entropy"),
-        ("nn.CrossEntropyLoss()(x, y)", "nll_loss_forward", "torch.nn.functional.cross_entropy"),
-        ("F.nll_loss(x, y)", "nll_loss_forward", "torch.nn.functional.nll_loss"),
+        ("F.cross_entropy(x, y)", "nll_loss_forward", "F.cross_entropy"),
+        ("nn.CrossEntropyLoss()(x, y)", "nll_loss_forward", "F.cross_entropy"),
+        ("F.nll_loss(x, y)", "nll_loss_forward", "F.nll_loss"),
         ("torch.gather(x, 1, i)", "gather", "torch.gather"),
         ("x.gather(1, i)", "gather", "torch.Tensor.gather"),
         ("x.abs().gather(1, i)", "gather", "torch.Tensor.gather"),
@@ -45,33 +45,17 @@ class Sub(torch.Tensor):
         ("x[y] += 1", "index_put_", "torch.Tensor.__setitem__"),
         ("x[y] += 1", "add_", "torch.Tensor.__iadd__"),
         ("x.index_add_(0, y, x.clone())", "index_add_", "torch.Tensor.index_add_"),
-        ("F.embedding(y, x)", "embedding", "torch.nn.functional.embedding"),
-        ("nn.Embedding(4, 2)(y)", "embedding", "torch.nn.functional.embedding"),
+        ("F.embedding(y, x)", "embedding", "F.embedding"),
+        ("nn.Embedding(4, 2)(y)", "embedding", "F.embedding"),
         # It is a composite: an op inside it is seen.
-        ("F.one_hot(y, 4)", "scatter_", "torch.nn.functional.one_hot"),
-        ("F.linear(x, x)", "mm", "torch.nn.functional.linear"),
-        ("nn.Linear(5, 2)(x)", "addmm", "torch.nn.functional.linear"),
+        ("F.one_hot(y, 4)", "scatter_", "F.one_hot"),
+        ("F.linear(x, x)", "mm", "F.linear"),
+        ("nn.Linear(5, 2)(x)", "addmm", "F.linear"),
         ("torch.multinomial(x, 2)", "multinomial", "torch.multinomial"),
-        (
-            "torch.distributions.Categorical(x).sample()",
-            "multinomial",
-            "torch.distributions.Categorical.sample",
-        ),
-        (
-            "F.binary_cross_entropy(x, x)",
-            "binary_cross_entropy",
-            "torch.nn.functional.binary_cross_entropy",
-        ),
-        (
-            "nn.Embedding(4, 2)(y).sum().backward()",
-            "embedding_dense_backward",
-            "torch.Tensor.backward",
-        ),
-        (
-            "m = nn.Embedding(4, 2)\ntorch.autograd.grad(m(y).sum(), m.weight)",
-            "embedding_dense_backward",
-            "torch.autograd.grad",
-        ),
+        ("D.Categorical(x).sample()", "multinomial", "torch.distributions.Categorical.sample"),
+        ("F.binary_cross_entropy(x, x)", "binary_cross_entropy", "F.binary_cross_entropy"),
+        ("e(y).sum().backward()", "embedding_dense_backward", "torch.Tensor.backward"),
+        ("A.grad(e(y).sum(), e.weight)", "embedding_dense_backward", "torch.autograd.grad"),
         ("x @ x.T", "mm", "torch.Tensor.__matmul__"),
         ("2.0 ** x", "pow", "torch.Tensor.__rpow__"),
         ("-x", "neg", "torch.Tensor.__neg__"),
@@ -80,22 +64,25 @@ class Sub(torch.Tensor):
         ("(lambda q: q.gather(1, i))(x)", "gather", "torch.Tensor.gather"),
         ("f'{x.gather(1, i).sum().item()}'", "gather", "torch.Tensor.gather"),
         ("with torch.no_grad(): x.gather(1, i)", "gather", "torch.Tensor.gather"),
-        (
-            "@torch.no_grad()\ndef f(q): return q.gather(1, i)\nf(x)",
-            "gather",
-            "torch.Tensor.gather",
-        ),
+        ("@N()\ndef f(q): return q.gather(1, i)\nf(x)", "gather", "torch.Tensor.gather"),
     ],
 )
 def test_the_called_function_is_named_publicly(text: str, op: str, api: str) -> None:
-    assert site_of(text, op, x=X.clone(), y=Y, i=I2, Sub=Sub).api == api
+    named = api.replace("F.", "torch.nn.functional.")
+    names: dict[str, Any] = {
+        "A": torch.autograd,
+        "D": torch.distributions,
+        "N": torch.no_grad,
+        "Sub": Sub,
+    }
+    names |= {"e": nn.Embedding(4, 2), "x": X.clone(), "y": Y, "i": I2}
+    assert site_of(text, op, **names).api == named
 
 
 def test_an_optimizers_step_is_named_by_its_class() -> None:
     weight = torch.zeros(2, requires_grad=True)
     weight.grad = torch.ones(2)
-    probe = Probe("_foreach_add_")
-    with probe:
+    with Probe("_foreach_add_") as probe:
         run_cell("o.step()", {"o": torch.optim.SGD([weight], lr=0.1, foreach=True)})
     assert probe.site.api == "torch.optim.SGD.step"
 
@@ -114,26 +101,9 @@ def test_an_unknown_receiver_is_not_guessed() -> None:
     assert found == [None, "torch.Tensor.__getitem__"]
 
 
-def error_entry(text: str) -> tuple[TracebackType, Any]:
-    class Mean:
-        def mean(self) -> dict[str, int]:
-            return {}
-
-    names = {
-        "torch": torch,
-        "functools": functools,
-        "Mean": Mean,
-        "x": X,
-        "y": Y,
-        "xs": [1],
-        "d": {},
-    }
-    manager = cell(text)
-    try:
-        exec(manager.__enter__(), names)
-    except Exception as error:
-        return entries_from_traceback(error.__traceback__)[-1], manager
-    raise AssertionError("nothing was raised")
+class Mean:
+    def mean(self) -> dict[str, int]:
+        return {}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +142,9 @@ def error_entry(text: str) -> tuple[TracebackType, Any]:
     ],
 )
 def test_an_error_is_torchs_when_the_line_uses_torch(text: str, is_torch: bool) -> None:
-    entry, manager = error_entry(text)
-    assert runs_torch(entry) is is_torch
-    manager.__exit__(None, None, None)
+    names: dict[str, Any] = {"torch": torch, "functools": functools, "Mean": Mean}
+    names |= {"x": X, "y": Y, "xs": [1], "d": {}}
+    with cell(text) as code:
+        with pytest.raises(Exception) as caught:
+            exec(code, names)
+        assert runs_torch(entries_from_traceback(caught.value.__traceback__)[-1]) is is_torch

@@ -15,39 +15,30 @@ from cudalens.source import files
 
 
 @pytest.mark.parametrize(
-    "filename",
+    ("filename", "is_user"),
     [
-        "/home/me/project/train.py",
-        "train.py",
-        "/tmp/ipykernel_4711/2947110.py",
-        "<ipython-input-12-0123456789ab>",
-        "<stdin>",
-        "<python-input-3>",
-        "<doctest mymodule.f[0]>",
-        __file__,
+        ("/home/me/project/train.py", True),
+        ("train.py", True),
+        ("/tmp/ipykernel_4711/2947110.py", True),
+        ("<ipython-input-12-0123456789ab>", True),
+        ("<stdin>", True),
+        ("<python-input-3>", True),
+        ("<doctest mymodule.f[0]>", True),
+        (__file__, True),
+        ("<string>", False),
+        ("<frozen runpy>", False),
+        ("<attrs generated init A>", False),
+        ("<eval_with_key>.3", False),
+        (str(Path(sysconfig.get_paths()["stdlib"]) / "json" / "decoder.py"), False),
+        ("/home/me/project/.venv/lib/python3.12/site-packages/pkg/mod.py", False),
+        ("/usr/lib/python3/dist-packages/pkg.py", False),
+        (torch.nn.functional.__file__, False),
+        (files.__file__, False),
+        (str(Path(cudalens.__path__[0]) / "render" / "text.py"), False),
     ],
 )
-def test_cells_scripts_and_typed_lines_are_the_users(filename: str) -> None:
-    assert files.is_user_file(filename)
-
-
-@pytest.mark.parametrize(
-    "filename",
-    [
-        "<string>",
-        "<frozen runpy>",
-        "<attrs generated init A>",
-        "<eval_with_key>.3",
-        str(Path(sysconfig.get_paths()["stdlib"]) / "json" / "decoder.py"),
-        "/home/me/project/.venv/lib/python3.12/site-packages/pkg/mod.py",
-        "/usr/lib/python3/dist-packages/pkg.py",
-        torch.nn.functional.__file__,
-        files.__file__,
-        str(Path(cudalens.__path__[0]) / "render" / "text.py"),
-    ],
-)
-def test_libraries_and_generated_code_are_not_the_users(filename: str) -> None:
-    assert not files.is_user_file(filename)
+def test_cells_scripts_and_typed_lines_are_the_users(filename: str, is_user: bool) -> None:
+    assert files.is_user_file(filename) is is_user
 
 
 def test_a_project_around_its_environment_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +92,51 @@ def test_ipythons_name_carries_the_number_when_no_shell_runs() -> None:
 
 
 def test_what_runs_cells_and_scripts_is_machinery() -> None:
-    site = "/v/lib/python3.12/site-packages"
-    assert files.is_machinery(f"{site}/IPython/core/interactiveshell.py")
-    assert files.is_machinery(f"{site}/ipykernel/kernelapp.py")
+    shell = pytest.importorskip("IPython.core.interactiveshell").__file__
+    assert files.is_machinery(shell)
+    assert files.is_machinery(pytest.importorskip("ipykernel.kernelapp").__file__)
     assert files.is_machinery("<frozen runpy>")
     assert files.is_machinery(str(Path(sysconfig.get_paths()["stdlib"]) / "runpy.py"))
-    assert not files.is_machinery(f"{site}/transformers/trainer.py")
+    assert not files.is_machinery(torch.__file__)
     assert not files.is_machinery("/home/me/IPython/work.py")
+
+
+def installed_with_target(folder: Path) -> dict[str, Path]:
+    """Write what ``pip install --target`` leaves in a folder, beside files of the user's."""
+    files = {
+        name: folder / name
+        for name in ("pkg/__init__.py", "pkg/sub/mod.py", "single.py", "pkg/mine.py", "train.py")
+    }
+    for path in files.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n", encoding="utf-8")
+    info = folder / "pkg-1.0.dist-info"
+    info.mkdir()
+    lines = ["pkg/__init__.py,sha256=x,1", "pkg/sub/mod.py,,", '"single.py",,', "../../bin/pkg,,"]
+    (info / "RECORD").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return files
+
+
+@pytest.mark.parametrize("entry", ["{folder}", "{folder}/", ""])
+def test_item_16_a_package_installed_with_target_is_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    """Issue 17: its files are on the list beside it; the user's, in the same folder, are not."""
+    found = installed_with_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(entry.format(folder=tmp_path))
+    users = {name for name, path in found.items() if files.is_user_file(str(path))}
+    assert users == {"pkg/mine.py", "train.py"}
+
+
+def test_item_16_a_package_installed_meanwhile_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 17: a cell may install one; a project that is installed editable stays the user's."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "project.egg-info").mkdir()
+    (tmp_path / "own.py").write_text("x = 1\n", encoding="utf-8")
+    assert files.is_user_file(str(tmp_path / "own.py"))
+    found = installed_with_target(tmp_path)
+    assert not files.is_user_file(str(found["single.py"]))
+    assert files.is_user_file(str(found["train.py"]))

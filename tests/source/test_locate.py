@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import linecache
 import sys
@@ -18,32 +17,32 @@ from torch import nn
 from cudalens.core.report_types import CodeLine
 from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.locate import locate, locate_entries
-from cudalens.source.stack import StackEntry, stack_of
+from cudalens.source.stack import StackEntry, entries_from_traceback, stack_of
 from tests.probes import Probe, cell, named, run_cell, same, site_of
-from tests.shells import forget
+from tests.shells import new_shell
 
 X = torch.rand(4, 5)
 Y = torch.tensor([0, 1, 2, 3])
 
 
+NAMES = {"F": nn.functional, "x": X, "y": Y}
+
+
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A real IPython shell that writes nothing outside the test and is gone afterwards."""
-    interactive = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
-    config = pytest.importorskip("traitlets.config").Config()
-    config.HistoryManager.enabled = False
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    made = interactive.instance(config=config)
-    yield made
-    made.reset(new_session=False)
-    made.restore_sys_module_state()
-    forget(made)
+def probe() -> Probe:
+    return Probe("nll_loss_forward")
+
+
+@pytest.fixture
+def shell(probe: Probe) -> Iterator[Any]:
+    with new_shell() as shell:
+        shell.push({"probe": probe, **NAMES})
+        yield shell
 
 
 def test_a_cells_line_is_described_as_the_user_sees_it() -> None:
     text = "a = 1\nb = 2\nloss = F.cross_entropy(x,\n    y)\nc = 3\n"
     span = site_of(text, "nll_loss_forward", x=X, y=Y).source
-    assert span is not None
     assert (span.cell, span.file) == (7, None)
     assert (span.line, span.end_line, span.column, span.end_column) == (3, 4, 7, 6)
     assert span.text == "loss = F.cross_entropy(x,"
@@ -54,39 +53,34 @@ def test_a_cells_line_is_described_as_the_user_sees_it() -> None:
 def test_the_context_is_four_lines_on_each_side() -> None:
     text = "\n".join(["# before"] * 6 + ["F.nll_loss(x, y)"] + ["# after"] * 6)
     span = site_of(text, "nll_loss_forward", x=X, y=Y).source
-    assert span is not None
     assert [line.line for line in span.context] == list(range(3, 12))
 
 
-@pytest.mark.parametrize("lines", [1, 60])
-def test_a_line_inside_a_statement_is_named_with_its_own_text(lines: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("loss = (\n  F.nll_loss(x, y))\n", (2, "F.nll_loss(x, y))")),
+        ("loss = (" + "\n" * 60 + "  F.nll_loss(x, y))\n", (61, "F.nll_loss(x, y))")),
+        # The neighbour: what runs stands on the first line of the statement.
+        ("loss = F.nll_loss(\n    x, y)\n", (1, "loss = F.nll_loss(")),
+    ],
+)
+def test_a_line_inside_a_statement_is_named_with_its_own_text(
+    text: str, line: tuple[int, str]
+) -> None:
     """Number and text belong together, also far below where the statement begins."""
-    text = "loss = (" + "\n" * lines + "  F.nll_loss(x, y))\n"
     span = site_of(text, "nll_loss_forward", x=X, y=Y).source
-    assert span is not None
-    assert span.text == "loss = ("
-    assert (span.ref.line, span.ref.text) == (lines + 1, "F.nll_loss(x, y))")
+    assert span.text == text.partition("\n")[0]
+    assert (span.ref.line, span.ref.text) == line
     assert len(span.context) <= 40
 
 
-def test_the_first_line_of_a_statement_is_its_text() -> None:
-    """The neighbour: what runs stands on it."""
-    span = site_of("loss = F.nll_loss(\n    x, y)\n", "nll_loss_forward", x=X, y=Y).source
-    assert span is not None
-    assert (span.ref.line, span.ref.text) == (1, "loss = F.nll_loss(")
-
-
-def test_a_script_has_its_file_and_no_cell(tmp_path: Path) -> None:
+def test_a_script_has_its_file_and_no_cell(probe: Probe, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def step(x, y):\n    return F.nll_loss(x, y)\nstep(x, y)\n")
-    probe = Probe("nll_loss_forward")
     with probe:
-        exec(
-            compile(path.read_text(), str(path), "exec"),
-            {"F": nn.functional, "x": X, "y": Y},
-        )
+        exec(compile(path.read_text(), str(path), "exec"), dict(NAMES))
     span = probe.site.source
-    assert span is not None
     assert (span.cell, span.file, span.line) == (None, str(path), 2)
     assert [frame.function for frame in probe.site.frames if frame.file == str(path)] == [
         "<module>",
@@ -96,27 +90,20 @@ def test_a_script_has_its_file_and_no_cell(tmp_path: Path) -> None:
 
 def test_a_line_deep_in_a_library_is_reported_at_the_users_deepest_line() -> None:
     net = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2))
-    probe = Probe("addmm")
-    with probe:
+    with Probe("addmm") as probe:
         run_cell("def go(z):\n    return net(z)\ngo(x)", {"net": net, "x": X})
     second = probe.sites[1]
-    assert second.source is not None
     assert second.source.text == "return net(z)"
     assert second.module_path == "1"
     assert not second.frames[-1].is_user
 
 
-def test_lines_of_ipythons_cells_have_their_number(shell: Any) -> None:
-    probe = Probe("nll_loss_forward")
-    shell.push({"probe": probe, "x": X, "y": Y, "F": nn.functional})
+def test_lines_of_ipythons_cells_have_their_number(shell: Any, probe: Probe) -> None:
     shell.run_cell("1 + 1", store_history=True)
     number = shell.execution_count
-    result = shell.run_cell(
-        "# a comment\nwith probe:\n    loss = F.nll_loss(x, y)", store_history=True
-    )
-    assert result.success
+    text = "# a comment\nwith probe:\n    loss = F.nll_loss(x, y)"
+    assert shell.run_cell(text, store_history=True).success
     span = probe.site.source
-    assert span is not None
     assert (span.cell, span.file, span.line) == (number, None, 3)
     assert span.text == "loss = F.nll_loss(x, y)"
     assert named(probe.site) == {"self": "x", "target": "y"}
@@ -124,80 +111,62 @@ def test_lines_of_ipythons_cells_have_their_number(shell: Any) -> None:
     assert not any("IPython" in frame.file for frame in probe.site.frames)
 
 
-def test_a_function_of_an_earlier_cell_keeps_that_cells_number(shell: Any) -> None:
-    probe = Probe("nll_loss_forward")
-    shell.push({"probe": probe, "x": X, "y": Y, "F": nn.functional})
+def test_a_function_of_an_earlier_cell_keeps_that_cells_number(shell: Any, probe: Probe) -> None:
     number = shell.execution_count
     shell.run_cell("def go():\n    return F.nll_loss(x, y)", store_history=True)
     shell.run_cell("with probe: go()", store_history=True)
-    assert probe.site.source is not None
     assert (probe.site.source.cell, probe.site.source.line) == (number, 2)
     cells = [frame.cell for frame in probe.site.frames if frame.cell is not None]
     assert cells == [number + 1, number]
     assert probe.site.frames[-1].function == "nll_loss"
 
 
-def test_ipykernels_file_names_are_cells_of_the_shells_map(shell: Any) -> None:
+def test_ipykernels_file_names_are_cells_of_the_shells_map(shell: Any, probe: Probe) -> None:
     name = "/tmp/ipykernel_4711/2947110.py"
     text = "F.nll_loss(x, y)"
-    probe = Probe("nll_loss_forward")
     shell.compile._filename_map[name] = 31
     linecache.cache[name] = (len(text), None, [text + "\n"], name)
     try:
         with probe:
-            exec(compile(text, name, "exec"), {"F": nn.functional, "x": X, "y": Y})
+            exec(compile(text, name, "exec"), dict(NAMES))
     finally:
         del linecache.cache[name]
-    assert probe.site.source is not None
     assert (probe.site.source.cell, probe.site.source.text) == (31, text)
 
 
-def test_a_cell_compiled_with_moved_lines_shows_the_registered_text() -> None:
+def test_a_cell_compiled_with_moved_lines_shows_the_registered_text(probe: Probe) -> None:
     """The magic's own line is a comment of the text that the body's lines count from."""
     body = "F.nll_loss(x, y)"
     name = "<moved cell>"
     register_cell(name, 5, ["# %%cudacheck --fast", body])
-    probe = Probe("nll_loss_forward")
     try:
         with probe:
-            exec(compile("\n" + body, name, "exec"), {"F": nn.functional, "x": X, "y": Y})
+            exec(compile("\n" + body, name, "exec"), dict(NAMES))
     finally:
         forget_cell(name)
-    assert probe.site.source is not None
     assert (probe.site.source.line, probe.site.source.text) == (2, body)
-
-
-def test_top_level_await_is_understood() -> None:
-    probe = Probe("nll_loss_forward")
-    text = "async def go():\n    return F.nll_loss(x, y)\nasyncio.run(go())"
-    with probe:
-        run_cell(text, {"F": nn.functional, "x": X, "y": Y, "asyncio": asyncio})
-    assert probe.site.source is not None
-    assert probe.site.source.text == "return F.nll_loss(x, y)"
 
 
 def test_a_traceback_gives_the_line_and_the_tensors_of_a_host_error() -> None:
     with cell("def go(a, b):\n    return a @ b\ngo(x, w)") as code:
         with pytest.raises(RuntimeError) as caught:
             exec(code, {"x": X, "w": torch.rand(3, 3)})
-        site = locate(caught.value.__traceback__, {}, same)
-    assert site.source is not None
+        site = locate(entries_from_traceback(caught.value.__traceback__), {}, same)
     assert (site.source.line, site.source.text) == (2, "return a @ b")
     assert site.api == "torch.Tensor.__matmul__"
     assert [other.expression for other in site.others] == ["a", "b"]
 
 
 def test_recorded_entries_give_the_line_after_the_frames_are_gone() -> None:
-    entries = []
+    entries: list[StackEntry] = []
 
     def record() -> None:
-        for frame in stack_of(sys._getframe(1)):
-            entries.append(StackEntry(frame.f_code, frame.f_lineno, frame.f_lasti))
+        frames = stack_of(sys._getframe(1))
+        entries.extend(StackEntry(item.f_code, item.f_lineno, item.f_lasti) for item in frames)
 
     with cell("def go():\n    y = [record(),\n         2]\ngo()") as code:
         exec(code, {"record": record})
         span = locate_entries(entries)
-    assert span is not None
     assert (span.cell, span.line, span.column, span.end_column) == (7, 2, 9, 17)
     assert span.text == "y = [record(),"
 
@@ -239,8 +208,7 @@ def test_objects_on_the_line_are_not_touched() -> None:
         nn.functional.nll_loss(x, y)
 
     names = {"take": take, "x": X, "y": Y, "u": Untouchable(), "us": [Untouchable()]}
-    probe = Probe("nll_loss_forward")
-    with probe:
+    with Probe("nll_loss_forward") as probe:
         run_cell("take(x, y, u, us, us[0])", names)
     assert probe.site.limits == ()
     assert probe.site.api == "torch.nn.functional.nll_loss"
@@ -265,7 +233,6 @@ def test_nothing_is_kept_alive_after_the_call() -> None:
 
 
 def test_the_cost_does_not_depend_on_the_size_of_the_namespace() -> None:
-    """Only the expressions of the line are looked at."""
     looked: list[object] = []
 
     def is_counted(value: object) -> bool:
@@ -277,12 +244,7 @@ def test_the_cost_does_not_depend_on_the_size_of_the_namespace() -> None:
         frames: list[Any] = []
         exec(
             code,
-            {
-                "keep": lambda *_: frames.extend(stack_of(sys._getframe(1))),
-                "x": X,
-                "y": Y,
-                **many,
-            },
+            {"keep": lambda *_: frames.extend(stack_of(sys._getframe(1))), "x": X, "y": Y, **many},
         )
         site = locate(frames, {"input": X}, same, is_counted)
     assert named(site) == {"input": "x"}

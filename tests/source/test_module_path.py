@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -60,19 +61,25 @@ def seen(call: Callable[[Tensor], Tensor]) -> ModulePath:
     return path
 
 
-def test_the_innermost_module_is_named_below_the_outermost() -> None:
-    assert seen(Net()) == ModulePath("blocks.1.leaf", "Leaf")
-    assert seen(Net().blocks) == ModulePath("1.leaf", "Leaf")
-    assert seen(Net().training_step) == ModulePath("blocks.1.leaf", "Leaf")
+NET = Net()
 
 
-def test_the_outermost_module_itself_has_no_path() -> None:
-    assert seen(Leaf()) == ModulePath(None, "Leaf")
-
-
-def test_a_module_kept_outside_the_registry_has_no_path() -> None:
-    net = Net()
-    assert seen(lambda x: net(x, is_loose=True)) == ModulePath(None, "Leaf")
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (NET, "blocks.1.leaf"),
+        (NET.blocks, "1.leaf"),
+        (NET.training_step, "blocks.1.leaf"),
+        (lambda x: Broken()(x), "blocks.1.leaf"),
+        # The outermost module itself has no path, nor has one that is kept outside the registry.
+        (Leaf(), None),
+        (lambda x: NET(x, is_loose=True), None),
+    ],
+)
+def test_the_innermost_module_is_named_below_the_outermost(
+    call: Callable[[Tensor], Tensor], path: str | None
+) -> None:
+    assert seen(call) == ModulePath(path, "Leaf")
 
 
 def test_the_names_are_those_of_named_modules_for_shared_modules() -> None:
@@ -80,10 +87,6 @@ def test_the_names_are_those_of_named_modules_for_shared_modules() -> None:
     net.again = net.blocks[1].leaf
     expected = next(name for name, module in net.named_modules() if module is net.again)
     assert seen(net).path == expected
-
-
-def test_broken_getattr_and_named_modules_do_no_harm() -> None:
-    assert seen(Broken()) == ModulePath("blocks.1.leaf", "Leaf")
 
 
 def test_a_stack_without_modules_has_neither() -> None:

@@ -7,8 +7,8 @@ from types import FrameType
 
 import pytest
 
-from cudalens.source import files
-from cudalens.source.running_node import Running, column_of, running, running_segment
+from cudalens.source import files, running_node
+from cudalens.source.running_node import Running, column_of, running
 from cudalens.source.stack import place_of
 from tests.probes import cell
 
@@ -16,8 +16,7 @@ SEEN: list[Running] = []
 
 
 def look(*_: object) -> int:
-    SEEN.append(running(place_of(sys._getframe(1))))
-    return 1
+    return look_from(sys._getframe(1))
 
 
 class Looking:
@@ -86,8 +85,7 @@ def test_the_running_call_and_its_statement_are_found(text: str, call: str, line
 
 
 def test_a_running_decorator_is_the_line_that_is_shown() -> None:
-    (run,) = runs("@same\n@it.method\ndef f(): pass")
-    assert run.text == "@it.method"
+    assert runs("@same\n@it.method\ndef f(): pass")[0].text == "@it.method"
 
 
 def test_two_calls_on_one_line_are_told_apart() -> None:
@@ -98,7 +96,6 @@ def test_two_calls_on_one_line_are_told_apart() -> None:
 def test_columns_count_characters_not_bytes() -> None:
     (run,) = runs("s = 'éé'; y = look(1)")
     position = run.place.position
-    assert position is not None
     assert column_of(run.lines[0], position.column) == run.lines[0].index("look")
 
 
@@ -121,4 +118,50 @@ def test_without_a_source_nothing_is_known() -> None:
     )
     run = running(place_of(seen[0]))
     assert (run.text, run.call_text, run.scope) == (None, None, None)
-    assert running_segment(run.place) is None
+
+
+# --- long sources ---------------------------------------------------------------------------------
+
+
+FILLER = "".join(f"a{n} = {n}\n\n" for n in range(running_node._SHORT // 2))
+"""As many lines as are still parsed whole."""
+PLACES = {
+    "of the module": "x = look(1)\n",
+    "of a function": "def f():\n    y = 1\n    return look(y)\nf()\n",
+    "of a method": "class C:\n    z = 1\n\n    @same\n    def f(self):\n        look(2)\nC().f()\n",
+    "of a lambda": "f = lambda: look(1)\nf()\n",
+    "in a decorator": "@same\n@(look(1) and same)\ndef f():\n    pass\n",
+    "in a branch": "if False:\n    pass\nelse:\n    look(3)\n",
+    "of a call over several lines": "x = look(\n1,\n2,\n)\n",
+    "below text that looks like code": 'def f():\n    """Text.\nx = 1\n"""\n    look(1)\nf()\n',
+    "behind text that looks like code": 'x = ("""\nx = 1\n""", look(1))\n',
+}
+
+
+@pytest.mark.parametrize("text", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("is_above", [True, False], ids=["above", "below"])
+def test_of_a_long_source_only_the_statement_is_parsed(
+    text: str, is_above: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same is found as in a short one, however much stands around it."""
+    short = runs(text)
+    sizes: list[int] = []
+    parse = running_node.parse
+    monkeypatch.setattr(
+        running_node, "parse", lambda code: (sizes.append(code.count("\n")), parse(code))[1]
+    )
+    long = runs(FILLER + text if is_above else text + FILLER)
+    assert [(item.call_text, item.text) for item in long if item.node] == [
+        (item.call_text, item.text) for item in short
+    ]
+    assert max(sizes) <= text.count("\n") + 1
+    offset = FILLER.count("\n") * is_above
+    assert [item.place.lineno for item in long] == [item.place.lineno + offset for item in short]
+
+
+@pytest.mark.parametrize("beyond", [0, 1], ids=["short", "one line longer"])
+def test_how_long_a_source_is_parsed_whole(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: list[object] = []
+    monkeypatch.setattr(running_node, "_whole", lambda text: whole.append(text))
+    runs(FILLER.removesuffix("\n") + "\n" * beyond + "look(1)\n")
+    assert bool(whole) is not bool(beyond)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from pure_eval import CannotEval
 from torch import nn
 
 from cudalens.source.safe_eval import SafeEvaluator, is_module, is_tensor, items_of, value_or
@@ -102,20 +101,20 @@ def test_a_batch_of_transformers_is_read_by_item_and_by_attribute() -> None:
     assert items_of(batch, 1) == [("labels", t)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["u.x", "u[0]", "u + 1", "-u", "u()", "d[u]", "u.x.y", "s['k']", "k['a']", "xs[0:1]", "f(xs)"],
-)
+FOREIGN = ("u.x", "u[0]", "u + 1", "-u", "u()", "d[u]", "u.x.y", "s['k']", "k['a']", "f(xs)")
+COSTLY = ("xs[0:1]", "[0] * 10", "2 ** 9", "len('a')", "list('ab')", "'a' * 3", "t[0]")
+
+
+@pytest.mark.parametrize("text", [*FOREIGN, *COSTLY])
 def test_what_would_run_code_or_copy_is_refused(text: str) -> None:
     u = Untouchable()
     names = {"u": u, "d": {"k": 1}, "s": Shouting(k=1), "k": {(1, "odd"): 2}, "xs": [1], "f": list}
-    assert refuses(text, **names)
+    assert refuses(text, t=torch.zeros(1), **names)
 
 
-def test_calls_and_large_arithmetic_are_refused() -> None:
-    for text in ("[0] * 10", "2 ** 9", "i + i", "len('a')", "list('ab')", "'a' * 3", "t[0]"):
-        assert refuses(text, i=1 << 31, t=torch.zeros(1)), text
+def test_arithmetic_is_read_up_to_a_bound() -> None:
     assert read("i + 1", i=(1 << 31) - 1) == 1 << 31
+    assert refuses("i + 1", i=1 << 31)
 
 
 def test_types_are_told_by_their_own_bases() -> None:
@@ -143,8 +142,3 @@ def test_items_of_containers_up_to_the_limit() -> None:
     assert items_of(Plain(a=1), 2) == [("a", 1)]
     assert items_of(Shouting(a=1), 2) == []
     assert items_of(Untouchable(), 2) == []
-
-
-def test_refusal_is_an_error_of_the_evaluator() -> None:
-    with pytest.raises(CannotEval):
-        read("missing")

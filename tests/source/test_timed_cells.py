@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 import cudalens
 from cudalens.core.report import Report
@@ -20,7 +18,7 @@ from cudalens.notebook import cells
 from cudalens.source import timed_cells
 from cudalens.source.files import is_user_file, source_lines
 from cudalens.source.stack import StackEntry, place_of
-from tests.shells import forget
+from tests.shells import new_shell
 
 EXEC = "<timed exec>"
 BAD = "F.embedding(ids, table)"
@@ -30,16 +28,9 @@ Run = Callable[[str], "Report | None"]
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
     """A shell without the extension, and nothing noted before or after."""
-    config = Config()
-    config.HistoryManager.hist_file = ":memory:"
-    hook, paths = sys.excepthook, list(sys.path)
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    if "cudalens" in shell.extension_manager.loaded:
-        shell.extension_manager.unload_extension("cudalens")
-    timed_cells.forget()
-    forget(shell)
-    sys.excepthook, sys.path[:] = hook, paths
+    with new_shell() as shell:
+        yield shell
+        timed_cells.forget()
 
 
 @pytest.fixture
@@ -98,18 +89,8 @@ def where(code: CodeType) -> tuple[int, int] | None:
 def test_code_is_where_the_cell_gives_the_very_same(
     shell: InteractiveShell, raw: str, text: str, moved: tuple[int, int] | None
 ) -> None:
-    """Another value, other columns or other lines are another code."""
     timed_cells.note(1, raw)
     assert where(code_of(text)) == moved
-
-
-def test_a_cell_whose_lines_the_shell_joins_tells_no_line(shell: InteractiveShell) -> None:
-    """Its code is found, and which line is which is not certain."""
-    raw = "%%time\n!ls \\\n  .\na = 1"
-    timed_cells.note(1, raw)
-    body = shell.transform_cell(raw.partition("\n")[2])
-    assert body.count("\n") == 2
-    assert timed_cells.home_of(code_of(body)) is None
 
 
 def test_inner_code_and_the_parts_of_the_magic_are_found(shell: InteractiveShell) -> None:
@@ -123,13 +104,10 @@ def test_inner_code_and_the_parts_of_the_magic_are_found(shell: InteractiveShell
 
 
 def test_the_newest_of_two_like_cells_is_meant(shell: InteractiveShell) -> None:
-    """A cell that is run again has a new number."""
     timed_cells.note(1, "%%time\na = 1")
     first = timed_cells.home_of(code_of("a = 1"))
     timed_cells.note(2, "# again\n%time a = 1")
     second = timed_cells.home_of(code_of("a = 1"))
-    assert first is not None
-    assert second is not None
     assert (first.filename, second.lines) != (second.filename, first.lines)
     assert source_lines(second.filename) == ["# again", "pass; a = 1"]
 
@@ -151,13 +129,11 @@ def test_the_name_alone_says_nothing(shell: InteractiveShell) -> None:
 def test_what_was_noted_is_bounded_and_forgotten(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines of a cell that drops out, and of all in the end, leave Python's cache."""
     monkeypatch.setattr(timed_cells, "_MAX_CELLS", 2)
     names = []
     for number in range(3):
         timed_cells.note(number, f"%time a = {number}")
         home = timed_cells.home_of(code_of(f"a = {number}"))
-        assert home is not None
         names.append(home.filename)
     assert [name in linecache.cache for name in names] == [False, True, True]
     assert timed_cells.home_of(code_of("a = 0")) is None
@@ -179,7 +155,6 @@ def test_a_transformer_that_fails_finds_nothing(
 
 
 def test_text_that_parses_and_does_not_compile_is_passed_over(shell: InteractiveShell) -> None:
-    """The cell below it has its turn."""
     timed_cells.note(1, "%time a = 1")
     timed_cells.note(2, "%time return 1")
     timed_cells.note(3, "%time (")
@@ -187,7 +162,6 @@ def test_text_that_parses_and_does_not_compile_is_passed_over(shell: Interactive
 
 
 def test_without_a_shell_nothing_is_looked_for() -> None:
-    """The module talks to a shell that runs, and never makes one."""
     timed_cells.note(1, "%time a = 1")
     try:
         assert timed_cells.home_of(code_of("a = 1")) is None
@@ -200,8 +174,6 @@ def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     with PROCESS.acting_on("cpu", "cuda"):
         run(f"%%time\ndef look(ids):\n    return {BAD}")
         report = run("%%cudacheck\n%%time\nlook(ids)\n1")
-    assert report is not None
-    assert report.source is not None
     assert (report.source.cell, report.source.line) == (4, 3)
     assert [(item.cell, item.line) for item in report.frames if item.is_user] == [(5, 3), (4, 3)]
     assert "ids[1] = 7 is outside the 5 rows of table" in report.to_text()
@@ -234,14 +206,11 @@ def old_time(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_exception_that_the_magic_shows_itself_is_explained(
     run: Run, old_time: None, cell: str, line: int | None
 ) -> None:
-    """The cell goes on, and is told of all the same."""
     report = run(cell)
     if line is None:
         report, line = run("a = 1\n%time table @ table"), 2
-    assert report is not None
     assert report.kind == "host_error"
     assert "table has 5 rows" in report.to_text()
-    assert report.source is not None
     assert report.source.line == line
     assert "table @ table" in str(report.source.text)
     assert run("%cudacheck 1") is report
@@ -257,7 +226,6 @@ def test_each_exception_that_the_magic_shows_is_a_new_one(run: Run, old_time: No
 
 
 def test_what_a_check_inside_has_shown_is_not_shown_again(run: Run, old_time: None) -> None:
-    """Under ``on`` the line is checked, and so is the cell around it."""
     run("%cudacheck on")
     with capture_output() as shown:
         run("a = 1\n%cudacheck %time table @ table")
@@ -269,97 +237,59 @@ def test_what_a_check_inside_has_shown_is_not_shown_again(run: Run, old_time: No
 def test_an_exception_of_a_cell_that_is_run_inside_is_not_of_the_cell(
     run: Run, request: pytest.FixtureRequest, inner: str, is_old: bool
 ) -> None:
-    """The inner one keeps its errors to itself."""
     if is_old:
         request.getfixturevalue("old_time")
     assert run(f"%%cudacheck\nget_ipython().run_cell('{inner}')\nz = 1") is None
 
 
-def test_an_exception_with_a_truth_of_its_own_ends_the_block() -> None:
-    """Nobody asks whether it is true, and it arrives as it is."""
-
-    class OddError(RuntimeError):
-        def __bool__(self) -> bool:
-            raise ValueError("asked")
-
-    with pytest.raises(OddError), cudalens.check():
-        raise OddError("x")
-
-
 # --- certain or silent ----------------------------------------------------------------------------
 
 OK = "ok = torch.tensor([1]); d = {}"
-AT = "F.embedding({}, table)"
-BAD_AT = AT.format("ids")
+AT_I = BAD.replace("ids", "i")
+LOOK = f"f = lambda ids: {BAD}\nf(ids)"
+SPACED = ("y = F.embedding(ids,  table)", "'a'; y = F.embedding(ids, table)")
+MADE = "%%time\n{} = lambda x: F.embedding(x, table)"
 
 
-def place(run: Run, *cells: str) -> tuple[int, int, str | None, int | None]:
-    """Run checked cells of which the last fails; tell how many cells ago it is said to have."""
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        # The same text without the magic is another cell; with it once more, the newer one.
+        ((f"%%time\n{BAD}\n1", BAD), (0, 1)),
+        ((f"%%time\n{BAD}\n1",) * 2, (0, 2)),
+        ((f"%%time\n{LOOK}\n1", LOOK), (0, 1)),
+        ((f"%%time\n{LOOK}\n1",) * 2, (0, 2)),
+        # Of two lines alike the call of the magic tells the line, and nobody the column.
+        (
+            (f"i = ok\n%time r = {AT_I}\ni = ids\n%time r = {AT_I}",),
+            (0, 4, f"%time r = {AT_I}", None),
+        ),
+        ((f"if 0:\n    %time {BAD}\nelse:\n    %time {BAD}",), (0, 4, f"%time {BAD}", None)),
+        ((f"s = '''\n%time {BAD}\n'''\n%time {BAD}",), (0, 4, f"%time {BAD}", None)),
+        # With an option the magic joins its words with one blank, maybe to those of another cell.
+        *(
+            (
+                (f"%time {' '.join(text.split())}".replace("ids", "ok"), f"a = 1\n%time {text}"),
+                (0, 2, f"%time {text}"),
+            )
+            for text in SPACED
+        ),
+        # Like functions of two cells have no line; the call of theirs that runs has one.
+        ((MADE.format("f"), MADE.format("g"), "f(ids)"), (0, 1, "f(ids)")),
+        ((f"%%time\nx = 1\n%cudacheck {BAD}",), (0, 3, BAD, 0)),
+    ],
+)
+def test_the_line_that_runs_is_named(
+    run: Run, cells: tuple[str, ...], found: tuple[object, ...]
+) -> None:
+    """How many cells ago it is, its number, its text, its column."""
     with PROCESS.acting_on("cpu", "cuda"):
         run("%cudacheck on")
         for cell in (OK, *cells):
             report = run(cell)
-    assert report is not None
-    assert report.source is not None
-    assert report.source.cell is not None
-    newest = 5 + len(cells)
-    return newest - report.source.cell, report.source.line, report.source.text, report.source.column
-
-
-@pytest.mark.parametrize(
-    ("body", "line"), [(BAD_AT, 1), ("f = lambda i: F.embedding(i, table)\nf(ids)", 1)]
-)
-def test_a_cell_with_the_text_of_a_timed_one_is_itself(run: Run, body: str, line: int) -> None:
-    """The same text without the magic is another cell; with it once more, the newer one."""
-    assert place(run, f"%%time\n{body}\n1", body)[:2] == (0, line)
-    assert place(run, f"%%time\n{body}\n1", f"%%time\n{body}\n1")[1] == 1 + line
-
-
-@pytest.mark.parametrize(
-    ("cell", "line"),
-    [
-        (f"i = ok\n%time r = {AT.format('i')}\ni = ids\n%time r = {AT.format('i')}", 4),
-        (f"if 0:\n    %time {BAD_AT}\nelse:\n    %time {BAD_AT}", 4),
-        (f"s = '''\n%time {BAD_AT}\n'''\n%time {BAD_AT}", 4),
-    ],
-)
-def test_of_two_lines_alike_the_one_that_runs_is_named(run: Run, cell: str, line: int) -> None:
-    """Their code is the same: the call of the magic tells the line, and nobody the column."""
-    back, found, text, column = place(run, cell)
-    assert (back, found, column) == (0, line, None)
-    assert text == cell.split("\n")[line - 1].strip()
-
-
-@pytest.mark.parametrize(
-    "text", ["y = F.embedding(ids,  table)", "'a'; y = F.embedding(ids, table)"]
-)
-def test_a_text_that_the_magic_changed_has_its_line(run: Run, text: str) -> None:
-    """Since it has an option it joins its words with one blank, maybe to those of another cell."""
-    like = f"%time {' '.join(text.split())}".replace("ids", "ok")
-    assert place(run, like, f"a = 1\n%time {text}")[:3] == (0, 2, f"%time {text}")
-
-
-def test_like_functions_of_two_cells_have_no_line(run: Run) -> None:
-    """The call of theirs that runs has one."""
-    made = "%%time\n{} = lambda x: F.embedding(x, table)"
-    assert place(run, made.format("f"), made.format("g"), "f(ids)")[:3] == (0, 1, "f(ids)")
-
-
-def test_timed_code_without_a_home_leaves_the_line_of_its_call(run: Run) -> None:
-    """In the history too: what IPython allows before the magic is more than we know."""
-    report = run(
-        "%%cudacheck\nd = {}\nhalf = table * 0.5\nd['x'] = %time half.exp()\n"
-        "half.sum().backward()\nhalf.sum().backward()"
-    )
-    assert report is not None
-    lines = {op.op: op.source.line for op in report.history if op.source is not None}
-    assert lines["aten::exp"] == 4
-
-
-def test_a_check_inside_a_timed_body_is_at_its_line(run: Run) -> None:
-    """The line magic's statement is placed in the cell, wherever that is compiled."""
-    cell = f"%%time\nx = 1\n%cudacheck {BAD_AT}"
-    assert place(run, cell) == (0, 3, BAD_AT, 0)
+    source, newest = report.source, 5 + len(cells)
+    place = (newest - source.cell, source.line, source.text, source.column)
+    assert place[: len(found)] == found
 
 
 def test_the_users_constants_are_not_asked(shell: InteractiveShell) -> None:
@@ -378,30 +308,38 @@ def test_the_users_constants_are_not_asked(shell: InteractiveShell) -> None:
         assert timed_cells.home_of(code) is None
 
 
-def test_a_backward_error_names_the_timed_line_of_its_forward(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("cell", "lines"),
+    [
+        (
+            "%%time\nhalf = table * 0.5\nloss = half.exp().sum()\nloss.backward()\nloss.backward()",
+            {3, 4, 5},
+        ),
+        # Code without a home leaves the line of its call: what IPython allows before the magic is
+        # more than we know.
+        (
+            "d = {}\nhalf = table * 0.5\nd['x'] = %time half.exp()\n"
+            "half.sum().backward()\nhalf.sum().backward()",
+            {3, 4, 5},
+        ),
+    ],
+)
+def test_a_backward_error_names_the_timed_line_of_its_forward(
+    run: Run, cell: str, lines: set[int]
+) -> None:
     """The recorder keeps the timed lines too, and the lens tells them."""
-    cell = (
-        "%%cudacheck\n%%time\nhalf = table * 0.5\nloss = half.exp().sum()\n"
-        "loss.backward()\nloss.backward()\n"
-    )
-    report = run(cell)
-    assert report is not None
+    report = run(f"%%cudacheck\n{cell}\n")
     assert report.kind == "autograd_error"
-    assert report.source is not None
-    assert (report.source.line, report.source.text) == (6, "loss.backward()")
-    lines = {op.source.line for op in report.history if op.source is not None}
-    assert {3, 4, 5} <= lines
+    assert (report.source.line, report.source.text) == (6, cell.rpartition("\n")[2])
+    assert lines <= {op.source.line for op in report.history if op.source is not None}
 
 
 def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
-    """Names, values, their origin and the advice are the same; the line is the next one."""
     body = f"for batch in [[1, 2], [3, 9]]:\n    ids = torch.tensor(batch) + 0\n    rows = {BAD}\n"
     texts = []
     for above in ("%%cudacheck\n\n", "%%cudacheck\n%%time\n"):
         with PROCESS.acting_on("cpu", "cuda"):
             report = run(above + body)
-        assert report is not None
-        assert report.source is not None
         text = " ".join(report.to_text().split()).replace(f"In [{report.source.cell}]", "In [N]")
         # Before 9.4 the magic shows an exception itself, and the cell goes on.
         texts.append(text.replace(" It did not leave the block; a guard fired once.", ""))
@@ -410,9 +348,7 @@ def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
 
 
 def test_unloading_leaves_no_note(run: Run, shell: InteractiveShell) -> None:
-    """Nothing that was told to Python's cache or to us stays."""
     run("%time a = 1")
     assert is_user_file(EXEC)
     run("%unload_ext cudalens")
     assert not is_user_file(EXEC)
-    assert torch.zeros(1).item() == 0.0

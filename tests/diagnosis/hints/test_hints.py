@@ -11,35 +11,40 @@ from typing import Any
 import pytest
 
 from cudalens.core.evidence_types import CallContext
+from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, OpName, TensorFact, TensorSummary
-from cudalens.diagnosis.hints import MAX_HINTS, _base, table
+from cudalens.diagnosis.hints import MAX_HINTS, _base, find_hints, table
 from tests import hint_evidence as given
 from tests.hint_evidence import hints_of
 
 FIRES: dict[str, tuple[str, ...]] = {
     "one_based_labels": ("one_based_labels",),
-    "label_equals_classes": ("label_equals_classes",),
-    "label_beyond_classes": ("label_beyond_classes",),
+    "other_numbers": ("relabel",),
+    "label_equals_classes": ("too_few_places",),
+    "label_beyond_classes": ("too_few_places",),
     "binary_labels_one_output": ("binary_labels_one_output",),
     "minus_one": ("mark_not_ignored",),
     "signs": ("sign_coded_labels",),
+    "scale": ("relabel",),
+    "one_outlier": ("far_label",),
+    "padded_with_classes": ("padded_labels",),
     "beyond_vocabulary": ("label_beyond_vocabulary",),
     "minus_100": ("mark_not_ignored",),
-    "void_255": ("ignored_255",),
+    "void_255": ("mark_not_ignored",),
     "mask_0_255": ("mask_of_0_and_255",),
     "gray_mask": ("gray_mask",),
     "uint8_labels": ("wrapped_in_uint8",),
     "uint8_arithmetic": ("wrapped_in_uint8",),
     "changed_labels": ("changed_since_forward",),
-    "one_hot": ("one_hot_too_small",),
-    "one_hot_mark": ("negative_in_one_hot",),
+    "one_hot": ("too_few_places",),
+    "one_hot_mark": ("mark_not_ignored",),
     "ignored_as_id": ("ignored_label_as_id",),
     "minus_one_padding": ("padding_of_minus_one",),
     "added_tokens": ("added_tokens",),
     "other_vocabulary": ("other_vocabulary",),
     "padding": ("padding_beyond_table",),
-    "table_too_small": ("table_too_small",),
+    "table_too_small": ("too_few_places",),
     "one_based_ids": ("one_based_ids",),
     "blank": ("no_output_for_blank",),
     "positions": ("positions_beyond_table",),
@@ -48,11 +53,13 @@ FIRES: dict[str, tuple[str, ...]] = {
     "odd_positions": ("positions_given",),
     "boxes_pixels": ("boxes_in_pixels",),
     "boxes_negative": ("boxes_negative",),
-    "boxes_inverted": ("boxes_inverted",),
+    "boxes_inverted": ("boxes_negative",),
     "segments": ("segment_ids",),
     "edges": ("edges_with_original_ids",),
-    "actions": ("actions_beyond_outputs",),
+    "actions": ("too_few_places",),
     "length": ("length_as_position",),
+    "other_order": ("swapped_indices",),
+    "offsets": ("offset_beyond_bag",),
     "gather_mark": ("mark_in_gather",),
     "flat": ("flat_position",),
     "quantile": ("quantile_levels",),
@@ -61,19 +68,19 @@ FIRES: dict[str, tuple[str, ...]] = {
     "float_ids": ("float_ids",),
     "half_ids": ("float_ids",),
     "shift_on_line": ("shift_on_the_line",),
-    "shift_before": ("label_equals_classes", "shift_before"),
+    "shift_before": ("shift_before",),
     "shift_below": ("shift_before",),
     "image_tokens": ("more_places_than_values",),
-    "bce_logits": ("logits_as_probabilities",),
+    "bce_logits": ("not_probabilities",),
     "bce_rounding": ("rounded_out_of_interval",),
     "bce_mask_255": ("image_not_divided",),
     "bce_labels": ("labels_as_binary_target",),
     "bce_nan": ("nan_before",),
-    "drawn_logits": ("logits_as_weights",),
+    "drawn_logits": ("bad_weights",),
     "drawn_cold": ("temperature_of_zero", "nan_before"),
     "drawn_nan": ("not_a_number_weights", "nan_before"),
-    "drawn_inf": ("infinite_weights",),
-    "drawn_nothing": ("nothing_to_draw",),
+    "drawn_inf": ("bad_weights",),
+    "drawn_nothing": ("bad_weights",),
 }
 """All rules that may speak on the evidence of a cause; every other one must be silent."""
 
@@ -100,17 +107,17 @@ def test_every_cause_has_its_row() -> None:
 def test_only_the_rules_of_a_cause_speak(cause: str) -> None:
     """Every rule is given the evidence of every cause, and speaks on its own only."""
     evidence = given.CAUSES[cause]()
-    speaking = [entry.name for entry in table() if entry.apply(evidence) is not None]
-    assert speaking == list(FIRES[cause])
+    limits = Limits()
+    speaking = [found.rule for found in find_hints(evidence, limits)]
+    assert (speaking, limits.lines) == (list(FIRES[cause]), [])
 
 
 def test_every_rule_has_a_cause() -> None:
     """A rule that no evidence makes speak is not tested."""
-    rules = {name for names in FIRES.values() for name in names}
-    homes = {"heads", "labels", "tables", "positions", "pages", "probabilities", "sampling"}
-    homes |= {"graphs", "indexes", "picks"}
+    homes = {"labels", "tables", "places", "probabilities", "indexes"}
     mine = [item for item in table() if item.apply.__module__.rpartition(".")[2] in homes]
-    assert {entry.name for entry in mine} == rules
+    causes = [build() for build in given.CAUSES.values()]
+    assert [entry.name for entry in mine if not any(map(entry.apply, causes))] == []
 
 
 @pytest.mark.parametrize("cause", given.CAUSES)
@@ -158,64 +165,44 @@ def test_hints_are_few_and_ordered() -> None:
     ("cause", "numbers", "fix"),
     [
         ("one_based_labels", ("1 to 10",), "F.cross_entropy(z, y - 1)"),
-        ("label_equals_classes", ("label 10", "0 … 10", "11"), "nn.Linear(in_features, 11)"),
-        ("label_beyond_classes", ("13", "14", "10"), "nn.Linear(in_features, 14)"),
-        (
-            "binary_labels_one_output",
-            ("0 and 1",),
-            "F.binary_cross_entropy_with_logits(z.squeeze(1), y.float())",
-        ),
+        ("label_equals_classes", ("labels up to 10", "11 outputs", "has 10"), None),
+        ("label_beyond_classes", ("13", "14", "10"), None),
+        ("binary_labels_one_output", ("0 and 1",), None),
         ("minus_one", ("-1", "-100"), "F.cross_entropy(z, y, ignore_index=-1)"),
         ("signs", ("-1 and 1",), "F.cross_entropy(z, (y + 1) // 2)"),
-        (
-            "beyond_vocabulary",
-            ("50 tokens", "0 … 49", "-100"),
-            "gpt.resize_token_embeddings(len(tokenizer))",
-        ),
+        ("beyond_vocabulary", ("50 tokens", "0 … 49", "-100"), None),
         ("minus_100", ("-100", "255"), "F.cross_entropy(z, y, ignore_index=-100)"),
         ("void_255", ("255", "-100"), "F.cross_entropy(z, mask, ignore_index=255)"),
         ("mask_0_255", ("0 and 255",), "F.cross_entropy(z, (mask == 255).long())"),
-        ("gray_mask", ("4 different", "200", "3 classes"), 'mode="nearest"'),
+        ("gray_mask", ("4 different", "200", "3 classes"), None),
         ("uint8_labels", ("-1 became 255",), "F.cross_entropy(z, y, ignore_index=255)"),
-        ("one_hot", ("5", "6", "4"), "F.one_hot(y, num_classes=6)"),
-        ("one_hot_mark", ("-1",), "F.one_hot(y.clamp(min=0), 4) * (y >= 0)[..., None]"),
+        ("one_hot", ("5", "6", "4"), None),
+        ("one_hot_mark", ("-1",), None),
         ("ignored_as_id", ("-100", "decoder"), "labels.masked_fill(labels == -100, 1)"),
-        (
-            "minus_one_padding",
-            ("-1",),
-            "model(input_ids=ids.masked_fill(ids == -1, tokenizer.pad_token_id))",
-        ),
-        ("added_tokens", ("100",), "model.resize_token_embeddings(len(tokenizer))"),
-        ("other_vocabulary", ("4711", "100"), "assert len(tokenizer) <= 100"),
-        ("padding", ("100",), "model.resize_token_embeddings(len(tokenizer))"),
-        ("table_too_small", ("12", "13", "10"), "nn.Embedding(13, dim)"),
+        ("minus_one_padding", ("-1",), None),
+        ("added_tokens", ("100",), None),
+        ("other_vocabulary", ("4711", "100"), None),
+        ("padding", ("100",), None),
+        ("table_too_small", ("12", "13", "10"), None),
         ("one_based_ids", ("1 to 5",), "net(movie - 1)"),
-        ("blank", ("up to 5", "blank", "6 outputs"), "nn.Linear(in_features, 6)"),
-        ("positions", ("20", "16"), "tokenizer(text, truncation=True, max_length=16)"),
-        ("position_offset", ("32", "30", "2"), "max_position_embeddings=34"),
-        ("generation", ("17", "16"), "gpt.generate(ids, max_new_tokens=12)"),
-        ("odd_positions", ("40", "32"), "amin"),
-        ("boxes_pixels", ("1500", "1023"), "bbox=(bbox * 1000 / torch.tensor("),
-        ("boxes_negative", ("x = -5",), "bbox=bbox.clamp(0, 1000)"),
-        ("boxes_inverted", ("width = -5",), "torch.maximum(bbox[..., :2], bbox[..., 2:])"),
-        ("segments", ("2", "0 … 1"), "token_type_ids=seg.clamp(0, 1)"),
-        (
-            "edges",
-            ("57", "5 nodes"),
-            "x.index_select(0, edge_index.unique(return_inverse=True)[1][0])",
-        ),
-        ("actions", ("action 4", "4 outputs"), "env.action_space.n"),
+        ("blank", ("up to 5", "blank", "6 outputs"), None),
+        ("positions", ("20", "16"), None),
+        ("position_offset", ("32", "30", "2"), None),
+        ("generation", ("17", "16"), None),
+        ("odd_positions", ("40", "32"), None),
+        ("boxes_pixels", ("1500", "1023"), None),
+        ("boxes_negative", ("x = -5",), None),
+        ("boxes_inverted", ("width = -5",), None),
+        ("segments", ("2", "0 … 1"), None),
+        ("edges", ("57", "5 nodes"), None),
+        ("actions", ("action 4", "the 4 outputs"), None),
         ("length", ("7", "position 6"), "x[rows, lengths - 1]"),
-        (
-            "gather_mark",
-            ("-100",),
-            "z.gather(1, y[:, None].clamp(min=0)) * (y[:, None] >= 0)",
-        ),
-        ("flat", ("12", "cols goes up to 4"), "x[rows, cols]"),
-        ("garbage", (str(given.GARBAGE), "10^18"), "non_blocking"),
-        ("nan_cast", ("-9223372036854775808", "x holds"), "assert x.isfinite().all()"),
+        ("gather_mark", ("-100",), None),
+        ("flat", ("12", "cols goes up to 4"), None),
+        ("garbage", ("4607182418800017408", "10^18"), None),
+        ("nan_cast", ("-9223372036854775808", "x holds"), None),
         ("float_ids", ("-12.5", "0.25"), None),
-        ("half_ids", ("float16", "2048"), "ids.long()"),
+        ("half_ids", ("float16", "2048"), None),
         ("shift_on_line", ("0 to 9",), "F.cross_entropy(z, y)"),
         ("shift_below", ("line 4", "y = y - 1"), None),
         ("image_tokens", ("2 elements", "image tokens"), None),
@@ -223,12 +210,12 @@ def test_hints_are_few_and_ordered() -> None:
         ("bce_rounding", ("1.0000001",), "F.binary_cross_entropy(p.clamp(0, 1), t)"),
         ("bce_mask_255", ("0 to 255",), "F.binary_cross_entropy(p, t / 255)"),
         ("bce_labels", ("-1 to 1",), "F.binary_cross_entropy(p, (t + 1) / 2)"),
-        ("bce_nan", ("1 of 2",), "%%cudacheck --nan"),
+        ("bce_nan", ("1 of 2",), None),
         ("drawn_logits", ("-2.5 to 3",), "torch.multinomial(torch.softmax(p, dim=-1), 1)"),
-        ("drawn_cold", ("temperature is 0",), "temperature = max(temperature, 1e-2)"),
-        ("drawn_nan", ("top-k", "mask"), None),
-        ("drawn_inf", ("65504",), None),
-        ("drawn_nothing", ("1 of 4", "top-k"), None),
+        ("drawn_cold", ("temperature is 0",), None),
+        ("drawn_nan", ("-inf alone", "masked_fill in line 3"), None),
+        ("drawn_inf", (), None),
+        ("drawn_nothing", ("1 of 4", "masked_fill in line 3"), None),
     ],
 )
 def test_a_hint_names_what_was_seen(cause: str, numbers: tuple[str, ...], fix: str | None) -> None:
@@ -248,21 +235,17 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
-        pytest.param(
-            lambda: given.labels([0, *given.ONE_TO_TEN], 10), "label_equals_classes", id="0"
-        ),
-        pytest.param(lambda: given.labels([2, 10], 10), "label_equals_classes", id="few labels"),
-        pytest.param(
-            lambda: given.labels([1, 2, 10], 10), "label_equals_classes", id="three labels"
-        ),
-        pytest.param(lambda: given.labels([1, 10], 10), "label_equals_classes", id="two labels"),
+        pytest.param(lambda: given.labels([0, *given.ONE_TO_TEN], 10), "too_few_places", id="0"),
+        pytest.param(lambda: given.labels([2, 10], 10), "too_few_places", id="few labels"),
+        pytest.param(lambda: given.labels([1, 2, 10], 10), "too_few_places", id="three labels"),
+        pytest.param(lambda: given.labels([1, 10], 10), "too_few_places", id="two labels"),
         pytest.param(
             lambda: given.lookup([40], 32, name="position_ids", path="positions", shape=()),
             None,
             id="one position",
         ),
-        pytest.param(lambda: given.labels([10] * 40, 10), "label_equals_classes", id="only C"),
-        pytest.param(lambda: given.labels([1, 2, 11], 10), "label_beyond_classes", id="beyond C"),
+        pytest.param(lambda: given.labels([10] * 40, 10), "too_few_places", id="only C"),
+        pytest.param(lambda: given.labels([1, 2, 11], 10), "too_few_places", id="beyond C"),
         pytest.param(lambda: given.labels([*TEN, -2], 10), None, id="below the marks"),
         pytest.param(lambda: given.labels([-1, -100, 3], 10, ignore=255), None, id="two marks"),
         pytest.param(lambda: given.labels([0, 2], 1), None, id="three labels, one output"),
@@ -271,12 +254,10 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         ),
         pytest.param(
             lambda: given.labels([0, 254] * 16, 21, shape=given.MASK),
-            "label_beyond_classes",
+            "far_label",
             id="254 marks nothing",
         ),
-        pytest.param(
-            lambda: given.labels([0, 3, 255] * 3, 255), "label_equals_classes", id="C=255"
-        ),
+        pytest.param(lambda: given.labels([0, 3, 255] * 3, 255), "too_few_places", id="C=255"),
         pytest.param(
             lambda: given.labels([0, 255, 90] * 8, 2, shape=(2, 3, 4)),
             "gray_mask",
@@ -289,7 +270,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         ),
         pytest.param(
             lambda: given.labels([0, 17, 90, 200], 3, name="y"),
-            "label_beyond_classes",
+            "too_few_places",
             id="no image",
         ),
         pytest.param(
@@ -322,20 +303,20 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         ),
         pytest.param(
             lambda: given.lookup([1, 2, 3, 4, 5], 5, padding=0),
-            "table_too_small",
+            "too_few_places",
             id="row 0 is padding",
         ),
         pytest.param(
             lambda: given.lookup([1, 9], 9, path="users"),
-            "table_too_small",
+            "too_few_places",
             id="two ids are no pattern",
         ),
         pytest.param(
-            lambda: given.lookup([0, 1, 2, 5], 5, path="users"), "table_too_small", id="0 too"
+            lambda: given.lookup([0, 1, 2, 5], 5, path="users"), "too_few_places", id="0 too"
         ),
         pytest.param(
             lambda: given.lookup([0, 1, 5], 5, path="composition"),
-            "table_too_small",
+            "too_few_places",
             id="composition is no position",
         ),
         pytest.param(
@@ -357,7 +338,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         ),
         pytest.param(
             lambda: given.boxes([9, -1], "h_position_embeddings", [9, 9, 9, 8]),
-            "boxes_inverted",
+            "boxes_negative",
             id="height negative",
         ),
         pytest.param(
@@ -415,7 +396,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
         ),
         pytest.param(
             lambda: given.lookup([5, 1 << 47], 100, path="users"),
-            "table_too_small",
+            "too_few_places",
             id="large, but no garbage",
         ),
         pytest.param(
@@ -426,7 +407,7 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
                 call="emb(x.long())",
                 others=(given.tensor(None, "x", [0.0, 12.0]),),
             ),
-            "table_too_small",
+            "too_few_places",
             id="floats that are ids",
         ),
         pytest.param(
@@ -437,14 +418,14 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
                 call="emb(b.long())",
                 others=(given.tensor(None, "x", [0.5, 12.5]),),
             ),
-            "table_too_small",
+            "too_few_places",
             id="another float on the line",
         ),
         pytest.param(
             lambda: given.labels(
                 [1, 5, 11], 10, name="y + 1", others=(given.tensor(None, "y", [0, 4, 10]),)
             ),
-            "label_beyond_classes",
+            "too_few_places",
             id="bad before the shift",
         ),
         pytest.param(
@@ -466,14 +447,16 @@ ID_ROWS = [5, 6, 7, 8, 100, 5, 6, 7, 8, 100]
             "one_based_labels",
             id="bad before the sum",
         ),
-        pytest.param(lambda: given.bce([0.5, 1.02]), "logits_as_probabilities", id="2 % above 1"),
+        pytest.param(lambda: given.bce([0.5, 1.02]), "not_probabilities", id="2 % above 1"),
         pytest.param(lambda: given.bce([0.0, 200.0]), "image_not_divided", id="an image as input"),
-        pytest.param(lambda: given.bce([0.0, 300.0]), None, id="beyond bytes"),
+        pytest.param(lambda: given.bce([0.0, 300.0]), "not_probabilities", id="beyond bytes"),
         pytest.param(lambda: given.bce([1.0, 2.0], "target"), "labels_as_binary_target", id="1, 2"),
         pytest.param(
             lambda: given.bce([0.0, 4.0], "target"), "labels_as_binary_target", id="0 … 4"
         ),
-        pytest.param(lambda: given.bce([0.0, 1.5], "target"), None, id="no labels"),
+        pytest.param(
+            lambda: given.bce([0.0, 1.5], "target"), "labels_as_binary_target", id="no labels"
+        ),
         pytest.param(lambda: given.bce([0.5, math.inf]), None, id="infinite"),
         pytest.param(lambda: given.drawn([0.5, -1e-9]), None, id="rounded below 0"),
         pytest.param(lambda: given.drawn([0.5, math.inf, math.nan]), "nan_before", id="both"),
@@ -583,12 +566,15 @@ def test_a_fix_changes_the_expression_by_its_place(call: str | None, name: str, 
         ("F.cross_entropy(z, y, ignore_index=-100)", "F.cross_entropy(z, y, ignore_index=-1)"),
         ("F.cross_entropy(z, y,)", "F.cross_entropy(z, y, ignore_index=-1)"),
         ("nn.CrossEntropyLoss()(z, y)", "nn.CrossEntropyLoss(ignore_index=-1)(z, y)"),
-        ("crit(z, y)", "nn.CrossEntropyLoss(ignore_index=-1)"),
-        ("F.cross_entropy(z, y, **more)", "nn.CrossEntropyLoss(ignore_index=-1)"),
+        ("crit(z, y)", "crit(z, y.masked_fill(y == -1, -100))"),
+        (
+            "F.cross_entropy(z, y, **more)",
+            "F.cross_entropy(z, y.masked_fill(y == -1, -100), **more)",
+        ),
     ],
 )
 def test_a_keyword_is_added_where_the_call_can_take_it(call: str, fix: str) -> None:
-    """``ignore_index`` goes into the loss on the line, else into the module that is meant."""
+    """``ignore_index`` goes into the loss on the line, else the mark becomes what it ignores."""
     assert hints_of(given.labels([3, -1], 10, call=call))[0].fix == fix
 
 
@@ -596,23 +582,6 @@ def test_a_loss_inside_a_library_gets_changed_labels() -> None:
     """Where the user cannot reach the loss, his labels take the number that it ignores."""
     evidence = given.labels([3, -1], 10, call="model(ids, labels=y)", library=given.TRANSFORMERS)
     assert hints_of(evidence)[0].fix == "model(ids, labels=y.masked_fill(y == -1, -100))"
-
-
-def test_only_a_library_s_model_is_resized_by_its_method() -> None:
-    """A model of one's own has no ``resize_token_embeddings``: its table is made anew."""
-    own = given.lookup([5, 100], 100, name="tokens", libraries=("transformers",))
-    plain = given.lookup([5, 100], 100, name="tokens")
-    assert hints_of(own)[0].fix == "nn.Embedding(len(tokenizer), dim)"
-    assert hints_of(plain)[0].fix == "nn.Embedding(101, dim)"
-
-
-def test_a_large_table_of_no_known_kind_is_told_of_both() -> None:
-    """1000 rows may be a vocabulary; 999 are not spoken of as one."""
-    large = given.lookup([5, 1000], 1000, path="table")
-    small = given.lookup([5, 999], 999, path="table")
-    assert [fired(large), fired(small)] == [("table_too_small",)] * 2
-    assert "resize_token_embeddings" in hints_of(large)[0].text
-    assert "resize_token_embeddings" not in hints_of(small)[0].text
 
 
 DAMAGE: dict[str, Callable[[Evidence], Evidence]] = {
@@ -654,7 +623,9 @@ def test_a_rule_that_raises_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         rules = [replace(item, apply=broken) if item is entry else item for item in table()]
         with monkeypatch.context() as patch:
             patch.setattr(_base, "_rules", rules)
-            with pytest.raises(AssertionError, match=f"hint {entry.name} failed: ZeroDivision"):
+            with pytest.raises(
+                AssertionError, match=f"hint {entry.name} unavailable: ZeroDivision"
+            ):
                 hints_of(Evidence())
 
 

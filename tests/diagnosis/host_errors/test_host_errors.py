@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cudalens import simulate
-from cudalens.core.evidence_types import InPlaceChange
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import (
     CodeLine,
@@ -25,7 +24,7 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis import host_errors
 from cudalens.diagnosis.diagnose import diagnose
-from cudalens.diagnosis.host_errors import products
+from cudalens.diagnosis.host_errors import layers
 from tests.diagnosis.host_errors import test_cuda_errors
 from tests.hostcells import run_cell
 
@@ -79,8 +78,11 @@ def cases() -> Iterator[Case]:
 CASES = list(cases())
 # Families whose message this machine cannot provoke, or whose case stands in a test of its own.
 ELSEWHERE = {
-    "array_in_library",
+    "no_tensor",
     "loss_target_dtype",
+    "audio_length",
+    "image_channels",
+    "image_size",
     "model_input_missing",
     "model_input_twice",
     "unequal_tokens",
@@ -113,7 +115,7 @@ def test_a_host_error_is_put_into_words(case: Case, sim: simulate.Simulation) ->
     assert argument == case.argument
     assert report.expression == case.expression
     assert case.fix is None or case.fix in outcome.fixes
-    assert len(report.hints) <= 1, "the causes exclude one another"
+    assert len(report.hints) <= 1 or all(hint.tried for hint in report.hints)
     assert report.source is not None and report.source.text == case.bad.split("\n")[-1]
     assert report.limits == ()
     assert "assert" not in report.headline
@@ -172,7 +174,7 @@ def test_the_exception_passes_unchanged(sim: simulate.Simulation) -> None:
     assert str(outcome.error) == "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"
     assert outcome.error.__notes__ == [  # type: ignore[union-attr]
         "cudalens: a has 3 columns and a has 2 rows: (2, 3) and (2, 3) cannot be multiplied · at "
-        f"In [{outcome.shown.source.cell}] line 4: a @ a · try a.T @ a"  # type: ignore[union-attr]
+        f"In [{outcome.shown.source.cell}] line 4: a @ a · try a @ a.T"  # type: ignore[union-attr]
     ]
     assert outcome.error.__cudalens_report__ is not None  # type: ignore[union-attr]
 
@@ -241,7 +243,7 @@ def test_an_inner_module_is_named(sim: simulate.Simulation) -> None:
     assert (report.module_path, report.op.api) == ("head", "torch.nn.functional.linear")
     assert report.source is not None and report.source.text == "return self.head(x.flatten(1))"
     assert report.headline.startswith(
-        "input has 288 features in its last dimension, module head takes 10"
+        "input has 288 features in its last dimension, Linear net.head takes 10"
     )
 
 
@@ -319,7 +321,10 @@ def test_the_writer_of_a_saved_tensor_is_named(sim: simulate.Simulation) -> None
     assert "line 4: y += 1" in report.headline
     assert "version 1" in report.headline and "version 0" in report.headline
     assert "aten::exp" in report.explanation
-    assert outcome.fixes == ["y = y + 1"]
+    assert [hint.text for hint in report.hints] == [
+        f"In [{report.source.cell}] line 4: make a new tensor instead of changing the one that "  # type: ignore[union-attr]
+        "backward needs"
+    ]
 
 
 # --- from texts alone ----------------------------------------------------------------------------
@@ -457,17 +462,20 @@ def test_an_unknown_message_is_repeated() -> None:
 
 def test_hints_that_fail_leave_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict comes first: what fails after it is one line of ``limits``."""
-    message = "mat1 and mat2 shapes cannot be multiplied (2x3 and 5x3)"
+    message = (
+        "Given groups=1, weight of size [8, 3, 3, 3], expected input[8, 5, 28, 28] to have "
+        "3 channels, but got 5 channels instead"
+    )
     whole = report_of(message)
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(products, "_transposed", broken)
+    monkeypatch.setattr(layers, "_if_input_is_right", broken)
     report = report_of(message)
     assert (report.headline, report.explanation) == (whole.headline, whole.explanation)
     assert (len(whole.hints), report.hints) == (1, ())
-    assert report.limits == ("hints of matrix_product failed: ZeroDivisionError: ",)
+    assert report.limits == ("hints of conv_channels failed: ZeroDivisionError: ",)
 
 
 def test_an_internal_error_is_not_called_a_host_error() -> None:
@@ -492,20 +500,20 @@ def detached(*lines: str, name: str = "loss") -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("line", "cause", "fix"),
+    ("line", "cause"),
     [
-        ("loss = f(x).item()", "item() gives a Python number", "loss = f(x)"),
-        ("loss = f(x).detach()", "detach() cuts the tensor off its graph", "loss = f(x)"),
-        ("loss = f(x.argmax(1), y)", "argmax gives indices", None),
-        ("loss = torch.tensor(f(x).item())", "item() gives a Python number", None),
-        ("loss = f(x).data", ".data is the tensor without its graph", "loss = f(x)"),
+        ("loss = f(x).item()", "item() gives a Python number"),
+        ("loss = f(x).detach()", "detach() cuts the tensor off its graph"),
+        ("loss = f(x.argmax(1), y)", "argmax gives indices"),
+        ("loss = torch.tensor(f(x).item())", "item() gives a Python number"),
+        ("loss = f(x).data", ".data is the tensor without its graph"),
     ],
 )
-def test_the_detaching_line_is_named(line: str, cause: str, fix: str | None) -> None:
+def test_the_detaching_line_is_named(line: str, cause: str) -> None:
     """The line that made the loss shows what cut it off."""
     report = diagnose(detached("x = model(z)", line, "loss.backward()"))
     assert f"Line 2 detached it: {cause}" in report.explanation
-    assert [hint.fix for hint in report.hints] == [fix]
+    assert [hint.text.startswith("line 2: ") for hint in report.hints] == [True]
 
 
 def test_a_loss_under_no_grad_is_named() -> None:
@@ -555,43 +563,14 @@ def step(op: str, line: int, text: str) -> ProvenanceStep:
     return ProvenanceStep(op=op, source=LineRef(cell=3, line=line, text=text))
 
 
-@pytest.mark.parametrize(
-    ("code", "fix"),
-    [
-        ("y += 1", "y = y + 1"),
-        ("y *= a + b", "y = y * (a + b)"),
-        ("x.clamp_(min=1e-6)", "x = x.clamp(min=1e-06)"),
-        ("h = F.relu(h, inplace=True)", "h = F.relu(h)"),
-        ("mask.zero_()", "mask = torch.zeros_like(mask)"),
-        ("mask.uniform_()", None),
-        ("opt.step()", None),
-        ("w[0] = 1", "w = w.clone(); w[0] = 1"),
-        ("w[0][1] = 1", None),
-        ("self.norm(x)", None),
-    ],
-)
-def test_an_in_place_line_is_written_anew(code: str, fix: str | None) -> None:
-    """Only forms whose meaning stays the same are rewritten."""
-    evidence = Evidence(
-        error=ErrorFacts(
-            type_name="RuntimeError",
-            message="one of the variables needed for gradient computation has been modified by an "
-            "inplace operation: [torch.FloatTensor [3]], which is output 0 of ExpBackward0, is at "
-            "version 1; expected version 0 instead.",
-        ),
-        modified=InPlaceChange(
-            modified=step("aten::add_", 7, code), savers=(step("aten::exp", 6, "y = w.exp()"),)
-        ),
-    )
-    report = diagnose(evidence)
-    assert report.headline.startswith(f"aten::add_ at In [3] line 7: {code} changed a tensor")
-    assert report.explanation.startswith("It was saved by aten::exp at In [3] line 6: y = w.exp()")
-    assert [hint.fix for hint in report.hints] == [fix]
-
-
 TEXT_RULES = {
     "count_of_gradients": "Function F returned an incorrect number of gradients (expected 2, "
     "got 1)",
+    "image_size": "Input image size (256*256) doesn't match model (224*224).",
+    "audio_length": "Whisper expects the mel input features to be of length 3000, but found 100.",
+    "image_channels": "Make sure that the channel dimension of the pixel values match with the one "
+    "set in the configuration. Expected 3 but got 1.",
+    "steep_gradient": "Function 'SqrtBackward0' returned nan values in its 0th output.",
     "pad_tokens": "Unable to create tensor, you should probably activate truncation and/or padding",
 }
 
@@ -619,10 +598,12 @@ def rules_of_patterns() -> set[str]:
     return {value.value for value in given if isinstance(value, ast.Constant)}
 
 
+@pytest.mark.no_cover
 def test_every_rule_fires_and_every_fix_is_code(sim: simulate.Simulation) -> None:
     """Over all cases: no rule without a case, and each fix can be read as Python."""
     # The last one needs a library: test_huggingface.
-    fired = {*TEXT_RULES, "out_of_place", "input_beyond_positions", "left_behind"}
+    elsewhere = {"input_beyond_positions", "out_of_place", "size_images"}
+    fired = {*TEXT_RULES, *elsewhere, "size_no_integer"}
     for case in CASES:
         report = run_cell(f"{SETUP}{case.setup}\n{case.bad}").shown
         assert report.limits == (), case.bad

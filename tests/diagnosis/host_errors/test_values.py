@@ -234,7 +234,8 @@ def test_scores_of_integers_are_not_blamed_on_the_target(sim: simulate.Simulatio
     """Here the target is right, and torch's words name its dtype as the one that came."""
     report = cell("y = t(0, 1)\nnn.BCELoss()(y, y.float())").shown
     assert report.headline == "binary_cross_entropy got float32 where it takes int64"
-    assert report.argument is None and report.hints == ()
+    assert report.argument is None
+    assert [hint.fix for hint in report.hints] == ["nn.BCELoss()(y.float(), y.float())"]
     assert "backward" not in report.explanation
 
 
@@ -293,8 +294,40 @@ def test_the_item_on_another_device_is_named(
     outcome = cell(f"h = torch.ones(3, 4)\n{line}", fast=fast)
     report = outcome.shown
     assert report.argument == argument
+    # Issue 17, item 17: the argument at fault has the expression that its fix has.
+    assert report.expression is not None and report.expression in line
     assert report.headline.startswith(f"{argument} is on cpu, ")
     assert outcome.fixes == [fix]
+
+
+@pytest.mark.parametrize(
+    ("line", "argument", "expression", "says"),
+    [
+        ("lstm(s, (h, c))", "hx[0]", "h", "input is on cuda:0, the states h and c on cpu"),
+        ("lstm(s, (hg, c))", "hx[1]", "c", "input is on cuda:0, the state c on cpu"),
+        ("lstm(s, (h, cg))", "hx[0]", "h", "input is on cuda:0, the state h on cpu"),
+        ("lstm(s, (h + 0, cg))", "hx[0]", "h + 0", "input is on cuda:0, the state h + 0 on cpu"),
+        ("lstm(s, pair)", "hx[1]", "pair[1]", "input is on cuda:0, the state pair[1] on cpu"),
+        ("gru(s, h)", "hx", "h", "input is on cuda:0, the state h on cpu"),
+        ("lstm(s.cpu(), (hg, cg))", "input", "s.cpu()", "input is on cpu, the states hg and cg on"),
+        ("host(s, (h, c))", "input", "s", "input is on cuda:0, the states h and c on cpu"),
+        ("host(s.cpu(), (h, cg))", "hx[1]", "cg", "input is on cpu, the state cg on cuda:0"),
+    ],
+)
+def test_item_17_the_only_tensor_elsewhere_is_named(
+    line: str, argument: str, expression: str, says: str, sim: simulate.Simulation
+) -> None:
+    """Of a recurrent layer's input and states, by the user's expression."""
+    code = """
+s = torch.rand(3, 2, 4, device="cuda")
+h, c = torch.zeros(1, 2, 5), torch.zeros(1, 2, 5)
+hg, cg = h.cuda(), c.cuda()
+pair = (hg, c)
+lstm, gru, host = nn.LSTM(4, 5).cuda(), nn.GRU(4, 5).cuda(), nn.LSTM(4, 5)
+"""
+    report = cell(code + line).shown
+    assert (report.argument, report.expression) == (argument, expression)
+    assert report.headline.startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -305,18 +338,18 @@ def test_the_item_on_another_device_is_named(
     ],
 )
 def test_without_certainty_no_item_is_named(line: str, sim: simulate.Simulation) -> None:
-    """Guards alone do not know which of two unnamed items lies where."""
+    """Guards alone do not know which of two unnamed items lies where; a trial does."""
     report = cell(f"h = torch.ones(3, 4)\n{line}").shown
     assert report.expression is None
     assert "tensors[" not in report.headline
-    assert not any("h + 0).to" in (hint.fix or "") for hint in report.hints)
+    assert all(hint.tried for hint in report.hints if hint.fix)
 
 
 def test_the_recorder_tells_the_items_apart(sim: simulate.Simulation) -> None:
     """It knows the device of each: the item is named although no value of it is held."""
     outcome = cell("h = torch.ones(3, 4)\ntorch.cat([x + 0, h + 0])", fast=False)
     assert outcome.shown.argument == "tensors[1]"
-    assert outcome.fixes == ["torch.cat([x + 0, (h + 0).to(x.device)])"]
+    assert outcome.fixes == ['torch.cat([x + 0, (h + 0).to("cuda:0")])']
 
 
 def test_what_an_item_is_made_of_is_not_the_item(sim: simulate.Simulation) -> None:
@@ -354,7 +387,7 @@ def test_numpy_in_a_function_of_the_user_s_is_not_taken_for_torch_s(
 
 # --- more tokens than positions -------------------------------------------------------------------
 
-TRUNCATED = "tokenizer(text, truncation=True, max_length=20)"
+TRUNCATED = "truncate to max_length=20"
 
 
 @pytest.mark.parametrize(
@@ -379,7 +412,8 @@ def test_more_tokens_than_positions(call: str, sim: simulate.Simulation) -> None
         assert report.headline.endswith(" has positions for 20")
         assert report.argument == name
         assert outcome.rules == ["input_beyond_positions"]
-        assert outcome.fixes == [TRUNCATED]
+        assert outcome.fixes == [None]
+        assert TRUNCATED in outcome.shown.hints[0].text
 
 
 @pytest.mark.parametrize(
@@ -399,7 +433,7 @@ def test_other_lengths_are_not_blamed_on_the_positions(call: str, sim: simulate.
     pytest.importorskip("transformers")
     outcome = cell(MODELS + call)
     assert "positions for" not in outcome.shown.headline
-    assert TRUNCATED not in outcome.fixes
+    assert not any(TRUNCATED in hint.text for hint in outcome.shown.hints)
 
 
 # --- one name for an argument ---------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""Checked blocks of the tests' own code, on the simulated device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import cudalens
+from cudalens.core.report import Report
+
+
+def cuda(*values: Any) -> torch.Tensor:
+    return torch.tensor(values, device="cuda")
+
+
+def report_of(
+    function: Callable[[], object],
+    kind: type[cudalens.DeviceAssertError] = cudalens.DeviceIndexError,
+    **options: Any,
+) -> Report:
+    """Return the report of a block that one finding leaves."""
+    with pytest.raises(kind) as caught:
+        with cudalens.check(**options) as session:
+            function()
+    assert session.report is caught.value.report
+    assert len(session.findings) == 1
+    return session.report
+
+
+def line_of(function: Callable[..., Any], fragment: str) -> int:
+    """Return the number of the first line of a function that holds a fragment."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, text in enumerate(lines) if fragment in text)

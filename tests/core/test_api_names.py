@@ -1,0 +1,40 @@
+"""The public functions behind the ops: each op of a table has one, and each one is there."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import pytest
+import torch
+
+from cudalens.core.api_names import BACKWARD, _table, api_names, api_names_of_all
+from cudalens.core.device_asserts import assert_table
+from cudalens.guards import catalogue_rows
+
+GUARDED = {op for row in catalogue_rows() for op in row["op"]}
+ASSERTING = {item.rpartition(":")[0] for row in assert_table() for item in row["ops"]}
+HOMES = {"F": "nn.functional", "nn": "nn", "torch": "", "Tensor": "Tensor"}
+
+
+@pytest.mark.parametrize("op", sorted(GUARDED | ASSERTING))
+def test_each_op_of_a_table_has_a_function(op: str) -> None:
+    assert api_names(op)
+
+
+@pytest.mark.parametrize("name", sorted({name for names in _table().values() for name in names}))
+def test_each_function_is_one_of_torchs(name: str) -> None:
+    function = name.removeprefix(BACKWARD)
+    if function in ("x[i]", "x[i] = y"):
+        return
+    home, _, rest = function.partition(".")
+    found = attrgetter(".".join(filter(None, (HOMES[home], rest))))(torch)
+    assert callable(found)
+
+
+def test_names_of_several_ops_begin_with_the_best_known() -> None:
+    """Backward passes only where nothing else calls the op."""
+    losses = ["aten::nll_loss_forward", "aten::nll_loss_backward", "aten::embedding"]
+    assert api_names_of_all(losses)[:2] == ("F.cross_entropy", "nn.Embedding")
+    assert not any(name.startswith(BACKWARD) for name in api_names_of_all(losses))
+    assert api_names_of_all(losses[1:2])[0] == "backward of F.cross_entropy"
+    assert api_names_of_all(["mylib::lookup"]) == ("mylib::lookup",)

@@ -1,0 +1,76 @@
+"""The JSON Schema that the package ships is that of the reports it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import cudalens
+from cudalens import simulate
+from cudalens.core.report import Report
+from tests import builders, report_schema
+
+VALIDATOR = report_schema.validator()
+
+
+def test_the_shipped_schema_is_made_from_the_types() -> None:
+    """Another one means: run ``python -m tests.report_schema``."""
+    jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
+    assert report_schema.FILE.read_text(encoding="utf-8") == report_schema.text()
+
+
+@pytest.mark.parametrize("name", builders.REPRESENTATIVE)
+def test_every_kind_of_report_is_valid(name: str) -> None:
+    VALIDATOR.validate(json.loads(builders.REPRESENTATIVE[name]().to_json()))
+
+
+def changed(data: Any, at: tuple[Any, ...], value: object) -> Any:
+    """A copy of plain data with one value replaced."""
+    if not at:
+        return value
+    copy = dict(data) if isinstance(data, dict) else list(data)
+    copy[at[0]] = changed(data[at[0]], at[1:], value)
+    return copy
+
+
+def places(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of each value, of a list's items that of the first."""
+    yield at
+    if isinstance(data, (dict, list)):
+        items = data.items() if isinstance(data, dict) else enumerate(data[:1])
+        for key, value in items:
+            yield from places(value, (*at, key))
+
+
+@pytest.mark.parametrize(
+    "name", ["blank", *(pytest.param(n, marks=pytest.mark.all) for n in ("labels", "silent"))]
+)
+def test_whatever_is_valid_is_shown(name: str) -> None:
+    """Each value in turn is missing, empty or odd, as far as the schema allows."""
+    data = json.loads(builders.REPRESENTATIVE[name]().to_json())
+    count = 0
+    for at in places(data):
+        for value in (None, [], "", -1, 10**30, "nan", "a\n\x1b[31mb"):
+            odd = changed(data, at, value)
+            if at and VALIDATOR.is_valid(odd):
+                count += 1
+                assert Report.from_dict(odd).to_text(width=60)
+    assert count > 40
+
+
+def test_a_report_of_a_real_check_is_valid_and_a_spoilt_one_is_not() -> None:
+    with simulate.start(), pytest.raises(IndexError), cudalens.check() as session:
+        table = torch.randn(3, 2, device="cuda", requires_grad=True)
+        (table * 2)[torch.tensor([0, 3], device="cuda")].sum().backward()
+    assert session.report is not None
+    data = json.loads(session.report.to_json())
+    assert VALIDATOR.is_valid(data)
+    assert not VALIDATOR.is_valid({**data, "kind": "unheard_of"})
+    assert not VALIDATOR.is_valid({**data, "extra": 1})
+    assert not VALIDATOR.is_valid({key: value for key, value in data.items() if key != "op"})
+    assert not VALIDATOR.is_valid({**data, "history": [{**data["history"][0], "seq": "one"}]})

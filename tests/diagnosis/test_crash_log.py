@@ -1,0 +1,291 @@
+"""Logs of crashed jobs: what is read from them, what is concluded, and what they do not show.
+
+``tests/data/crash_logs.txt`` holds logs of public issues, each with its thread's address; they are
+cut down to the lines that count, and folders of the writers are shortened.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cudalens.core.report import Report
+from cudalens.diagnosis.crash_log import MAX_FAILURES, read_log
+from cudalens.diagnosis.log_verdict import explain_log, last_exception
+
+FILE = Path(__file__).parents[1] / "data" / "crash_logs.txt"
+
+
+def logs() -> Iterator[tuple[str, dict[str, list[str]], list[str]]]:
+    """The logs of the file: address, what is expected, lines."""
+    for block in FILE.read_text(encoding="utf-8").split("=== ")[1:]:
+        head, _, text = block.partition("\n---\n")
+        address, *expected = head.splitlines()
+        wanted: dict[str, list[str]] = {}
+        for line in expected:
+            key, _, value = line.partition(": ")
+            wanted.setdefault(key, []).append(value)
+        yield address, wanted, text.splitlines()
+
+
+LOGS = {address: (wanted, lines) for address, wanted, lines in logs()}
+
+
+def explained(text: str) -> Report:
+    found = explain_log(read_log(text.splitlines()))
+    assert found is not None
+    return found
+
+
+def test_the_logs_of_the_file_are_many_and_some_do_not_show_it() -> None:
+    certain = [wanted["certainty"][0] for wanted, _ in LOGS.values()]
+    assert len(LOGS) >= 18
+    assert min(certain.count("likely"), certain.count("unknown")) >= 6
+
+
+@pytest.mark.parametrize("address", LOGS)
+def test_a_log_of_a_public_issue(address: str) -> None:
+    wanted, lines = LOGS[address]
+    report = explain_log(read_log(lines))
+    if wanted["certainty"] == ["none"]:
+        assert report is None
+        return
+    assert report is not None
+    assert [report.certainty] == wanted["certainty"]
+    told = f"{report.headline} {report.explanation}"
+    for text in wanted.get("says", ()):
+        assert text in told
+    source = report.source
+    place = "" if source is None else f"{source.file or f'In [{source.cell}]'} {source.line}"
+    text = "" if source is None or not source.text else f" {source.text}"
+    assert [f"{place}{text}"] == wanted.get("place", [""])
+    rank = None if report.environment.rank is None else str(report.environment.rank)
+    assert rank == wanted.get("rank", [None])[0]
+    assert wanted["next"][0] in report.hints[-1].text
+    assert report.to_text() and report.to_html() and Report.from_dict(report.to_dict()) == report
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+ASSERT = (
+    "../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [{0},0,0], "
+    "thread: [{1},0,0] Assertion `srcIndex < srcSelectDimSize` failed."
+)
+TRACE = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 40, in <module>
+    main()
+  File "/work/train.py", line 30, in main
+    x = self.words(ids)
+  File "/env/lib/python3.11/site-packages/torch/nn/functional.py", line 2542, in embedding
+    return torch.embedding(weight, input, padding_idx, scale_grad_by_freq, sparse)
+torch.AcceleratorError: CUDA error: device-side assert triggered
+"""
+
+
+def marked(rank: int, text: str) -> str:
+    return "\n".join(f"[rank{rank}]: {line}" for line in text.splitlines())
+
+
+def interleaved(*texts: str) -> str:
+    rows = zip(*(text.splitlines() for text in texts), strict=True)
+    return "\n".join(line for row in rows for line in row)
+
+
+def test_a_traceback_that_ends_in_the_op_names_it_and_the_line() -> None:
+    report = explained(f"{ASSERT.format(1, 2)}\n{TRACE}")
+    assert (report.op.name, report.op.api, report.argument) == (
+        "aten::embedding",
+        "nn.Embedding",
+        "indices",
+    )
+    assert "the line is likely the one" in report.explanation
+    assert report.source is not None and report.source.ref.where == "/work/train.py:30"
+    assert [frame.is_user for frame in report.frames] == [True, True, False]
+    assert report.hints[-1].text.startswith("next time: python -m cudalens /work/train.py finds")
+
+
+def test_marked_ranks_are_told_apart_and_counted() -> None:
+    other = TRACE.replace("line 30", "line 31").replace("embedding", "linear")
+    nccl = "RuntimeError: NCCL communicator was aborted on rank 1."
+    report = explained(
+        f"{ASSERT.format(0, 0)}\n"
+        + interleaved(marked(0, TRACE), marked(1, other), marked(3, TRACE))
+        + f"\n[rank2]: {nccl}\n"
+    )
+    assert "Ranks 0, 1 and 3 report it." in report.explanation
+    assert report.op.name == "aten::embedding"
+    assert report.limits == ()
+    assert "torchrun --nproc-per-node 4 -m cudalens /work/train.py" in report.hints[-1].text
+
+
+def test_unmarked_lines_of_several_processes_are_said_to_be_mixed() -> None:
+    """Equal tracebacks are one; of different ones the frames cannot be told apart."""
+    same = explained(f"{ASSERT.format(0, 0)}\n{interleaved(TRACE, TRACE, TRACE)}")
+    assert [frame.line for frame in same.frames] == [40, 30, 2542]
+    assert [frame.text for frame in same.frames][1] == "x = self.words(ids)"
+    assert same.op.name is None
+    assert same.limits == (
+        "lines of several processes are mixed in the traceback: a frame may be another's",
+    )
+
+
+def test_a_spawned_process_is_named_by_the_one_that_started_it() -> None:
+    parent = TRACE.replace(
+        "torch.AcceleratorError: CUDA error: device-side assert triggered",
+        "torch.multiprocessing.spawn.ProcessRaisedException: ",
+    )
+    report = explained(f"{parent}\n-- Process 1 terminated with the following error:\n{TRACE}")
+    assert report.environment.rank == 1
+    assert report.kind == "device_assert"
+    assert report.hints[-1].text.startswith("next time: python -m cudalens /work/train.py")
+
+
+def test_the_launchers_command_is_given_back_with_its_arguments() -> None:
+    end = (
+        "subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py', "
+        "'--local_rank=1', '--name', 'a b']' returned non-zero exit status 1."
+    )
+    launcher = TRACE.partition("torch.Acc")[0].replace("/work/train.py", "/usr/bin/accelerate")
+    report = explained(f"{ASSERT.format(0, 0)}\n{TRACE}{launcher}{end}\n")
+    assert "python -m cudalens train.py --name 'a b' finds" in report.hints[-1].text
+
+
+def test_a_rank_that_torchrun_names_and_the_log_lacks_is_told() -> None:
+    root = "Root Cause (first observed failure):\n[0]:\n  rank      : 2 (local_rank: 2)\n"
+    report = explained(f"{marked(0, TRACE)}\n{root}")
+    assert "torchrun names rank 2 as the first to fail" in report.explanation
+
+
+# --- what is no cause, and what is none of ours ---------------------------------------------------
+
+
+def test_a_host_error_of_torchs_is_explained() -> None:
+    text = TRACE.replace(
+        "torch.AcceleratorError: CUDA error: device-side assert triggered",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)",
+    )
+    report = explained(text)
+    assert (report.kind, report.certainty) == ("host_error", "proven")
+    assert "names the op and its tensors" in report.hints[-1].text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", None),
+        ("epoch 1\nloss 0.3\n", None),
+        (
+            TRACE.replace(
+                "torch.AcceleratorError: CUDA error: device-side assert", "KeyError: 'x'"
+            ),
+            "KeyError: 'x' triggered at /work/train.py:30",
+        ),
+        ("Traceback (most recent call last):\n", None),
+    ],
+)
+def test_what_is_no_failure_of_cudas_gets_no_report(text: str, said: str | None) -> None:
+    log = read_log(text.splitlines())
+    assert explain_log(log) is None
+    assert last_exception(log) == said
+
+
+def test_a_job_that_ran_under_the_check_has_its_finding_in_the_log() -> None:
+    found = "DeviceIndexError: ids[3] = 9 is outside the 5 rows of table (allowed 0 … 4)"
+    nccl = "[rank1]: RuntimeError: NCCL communicator was aborted on rank 1."
+    report = explained(f"{TRACE.partition('torch.Acc')[0]}cudalens.core.errors.{found}\n{nccl}")
+    assert (report.certainty, report.prevented, report.kind) == ("proven", True, "device_assert")
+    assert report.headline == found.partition(": ")[2]
+    assert report.source is not None and report.source.line == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            "RuntimeError              Traceback (most recent call last)\n"
+            "Cell In[5], line 3\n      1 import torch\n----> 3 step(x, y)\n\n"
+            "File /opt/lib/python3.10/site-packages/torch/nn/modules/module.py:1518, in "
+            "Module._call_impl(self, *args)\n-> 1518     return forward_call(*args)\n\n"
+            "RuntimeError: CUDA error: device-side assert triggered\n",
+            (5, None, 3, "step(x, y)"),
+        ),
+        (
+            "  + Exception Group Traceback (most recent call last):\n"
+            '  |   File "/work/run.py", line 4, in <module>\n'
+            "  |     run()\n"
+            "  | RuntimeError: CUDA error: device-side assert triggered\n",
+            (None, "/work/run.py", 4, "run()"),
+        ),
+        (
+            "[default1]:Traceback (most recent call last):\n"
+            '[default1]:  File "/work/run.py", line 4, in <module>\n'
+            "[default1]:    run()\n"
+            "[default1]:RuntimeError: CUDA error: device-side assert triggered\n",
+            (None, "/work/run.py", 4, "run()"),
+        ),
+        (
+            '1: Traceback (most recent call last):\n1:   File "/work/run.py", line 4, in <module>\n'
+            "1:     run()\n1: RuntimeError: CUDA error: device-side assert triggered\n",
+            (None, "/work/run.py", 4, "run()"),
+        ),
+    ],
+    ids=["notebook", "exception group", "torchrun --tee", "srun -l"],
+)
+def test_other_forms_of_tracebacks(text: str, place: tuple[object, ...]) -> None:
+    source = explained(text).source
+    assert source is not None
+    assert (source.cell, source.file, source.line, source.text) == place
+
+
+def test_the_first_error_of_cudas_counts_and_the_last_of_the_hosts() -> None:
+    """A job goes on after an exception that it handles, never after one of CUDA's."""
+    host = "RuntimeError: mat1 and mat2 shapes cannot be multiplied ({0}x10 and 20x5)"
+    trace = TRACE.partition("torch.Acc")[0]
+    first = explained(f"{trace}{host.format(1)}\n{trace.replace('30', '77')}{host.format(2)}\n")
+    assert first.source is not None and first.source.line == 77
+    assert explained(f"{trace}{host.format(1)}\n{TRACE}").kind == "device_assert"
+
+
+# --- large logs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_millions_of_lines_cost_no_memory() -> None:
+    """Equal ones and different ones, colours, a line without an end, ranks without number."""
+
+    def lines() -> Iterator[str]:
+        for number in range(60_000):
+            yield ASSERT.format(number % 900, number)
+            if number % 20 == 0:
+                yield f"\x1b[31m[rank{number}]:\x1b[0m Traceback (most recent call last):"
+                yield f'[rank{number}]:   File "/work/a{number}.py", line {number}, in f'
+                yield f"[rank{number}]: ValueError: bad {'x' * 5000} CUDA {number}"
+        yield "CUDA " + "y" * 5_000_000
+        yield from TRACE.splitlines()
+
+    tracemalloc.start()
+    try:
+        log = read_log(lines())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40e6
+    assert len(log.failures) <= MAX_FAILURES
+    (line,) = log.asserts
+    assert line.count == 60_000
+    assert "at least 900 blocks, at least 16384 threads" in line.text()
+    report = explain_log(log)
+    assert report is not None and report.op.name == "aten::embedding"
+
+
+def test_odd_text_breaks_nothing() -> None:
+    """Cut, repeated and shuffled logs are read as far as they go."""
+    lines = [line for _, text in LOGS.values() for line in text]
+    for step in (1, 2, 3, 7, 11):
+        for start in range(0, len(lines), 29):
+            report = explain_log(read_log([*lines[start::step], *lines[:start:step]]))
+            assert report is None or report.to_text()

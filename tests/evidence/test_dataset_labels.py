@@ -1,0 +1,138 @@
+"""What the whole data set says of its labels, read as it is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudalens import simulate
+from tests.hostcells import run_cell
+
+SETUP = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+class Own(Dataset):
+    def __init__(self, targets, classes=None):
+        self.targets, self.calls = targets, 0
+        if classes is not None:
+            self.classes = classes
+    def __len__(self):
+        return len(self.targets)
+    def __getitem__(self, at):
+        self.calls += 1
+        return torch.zeros(4), int(self.targets[at])
+head = nn.Linear(4, {outputs}).cuda()
+{made}
+for x, y in DataLoader(ds, {size}, shuffle={shuffle}):
+    F.cross_entropy(head(x.cuda()), y.cuda())
+"""
+ALL = "40 labels of ds go up to 39: they need 40 outputs, the head has 10"
+
+
+def hints(made: str, *, outputs: int = 10, size: int = 30, shuffle: bool = True) -> list[str]:
+    """The texts of a report on a loop over a data set."""
+    code = SETUP.format(made=made, outputs=outputs, size=size, shuffle=shuffle)
+    outcome = run_cell(code, fast=False)
+    assert outcome.shown.limits == ()
+    return [item.text for item in outcome.shown.hints]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "ds = TensorDataset(torch.randn(40, 4), torch.arange(40))",
+        "ds = [(torch.randn(4), n) for n in range(40)]",
+        "ds = [(torch.randn(4), torch.tensor(n)) for n in range(40)]",
+        "ds = Own(list(range(40)))",
+        "ds = Own(torch.arange(40).numpy())",
+        "ds = Subset(Own(torch.arange(50).flip(0)), range(10, 50))",
+    ],
+)
+def test_the_number_of_outputs_is_that_of_the_data_set(made: str, sim: simulate.Simulation) -> None:
+    """A batch of 30 does not hold the largest label of 40 for certain."""
+    assert hints(made)[0] == ALL
+
+
+def test_no_sample_is_asked_for(sim: simulate.Simulation) -> None:
+    """Only the loader has called the data set's own code."""
+    code = SETUP.format(made="ds = Own(list(range(40)))", outputs=10, size=30, shuffle=False)
+    assert run_cell(code, fast=False).names["ds"].calls == 30
+
+
+def test_classes_are_counted_where_no_labels_are_stored(sim: simulate.Simulation) -> None:
+    """Labels that are computed have no column; the names of the classes are there."""
+    made = "ds = Own([range(n) for n in range(40)], classes=[str(n) for n in range(40)])\n"
+    made += "Own.__getitem__ = lambda self, at: (torch.zeros(4), len(self.targets[at]))"
+    text = hints(made, shuffle=False)[0]
+    assert text.endswith("need at least 30 outputs (this batch), the head has 10; ds names 40 "
+                         "classes")  # fmt: skip
+
+
+def test_another_column_is_not_taken_for_the_labels(sim: simulate.Simulation) -> None:
+    """Labels that were shifted on the way are not those that are stored."""
+    made = "ds = Own(list(range(40)))\n"
+    made += "Own.__getitem__ = lambda self, at: (torch.zeros(4), self.targets[at] + 1)"
+    assert "(this batch)" in hints(made, shuffle=False)[0]
+
+
+def test_a_bad_row_of_data_is_named(sim: simulate.Simulation) -> None:
+    """One label is far beyond the others: the row, and no larger head."""
+    made = "y = torch.arange(40) % 3\ny[17] = 999\nds = TensorDataset(torch.randn(40, 4), y)"
+    (text,) = hints(made, outputs=3, shuffle=False)
+    assert text.endswith("a bad row of data, row 17 of ds")
+
+
+LABELS = "y = torch.tensor([10, 20, 30]).cuda()"
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (f"for _ in [0]:\n    {LABELS}\n    F.cross_entropy(z, y)", None),
+        (f"{LABELS}\nF.cross_entropy(z, y)",
+         "F.cross_entropy(z, torch.unique(y, return_inverse=True)[1])"),
+    ],
+)  # fmt: skip
+def test_labels_of_a_batch_are_not_numbered_alone(
+    line: str, fix: str | None, sim: simulate.Simulation
+) -> None:
+    """Another batch may hold fewer labels, and its numbers would be other ones."""
+    code = "import torch\nfrom torch.nn import functional as F\nz = torch.zeros(3, 3).cuda()\n"
+    hint = run_cell(code + line).shown.hints[0]
+    assert hint.rule == "relabel"
+    assert hint.fix == fix
+    assert ("in the whole data set" in hint.text) is (fix is None)
+
+
+LAYERS = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.emb.weight
+    def forward(self, x):
+        return self.head(self.emb(x))
+m, i, y = M().cuda(), torch.tensor([1]).cuda(), torch.tensor([8]).cuda()
+conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("F.cross_entropy(m(i), y)", "the layer is m.head, made in line 8: nn.Linear(4, 5); its "
+         "weight is that of m.emb too"),
+        ("m(i + 9)", "the layer is self.emb, made in line 7: nn.Embedding(5, 4); its weight is "
+         "that of self.head too"),
+        ("F.cross_entropy(conv(torch.randn(1, 3, 1, 1).cuda()), y.view(1, 1, 1))",
+         "the layer is conv[0], made in line 13: nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()"),
+    ],
+)  # fmt: skip
+def test_the_layer_to_change_is_named(line: str, says: str, sim: simulate.Simulation) -> None:
+    """With its line, and what shares its weight."""
+    assert run_cell(LAYERS + line).shown.hints[0].text.endswith(says)

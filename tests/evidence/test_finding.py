@@ -1,0 +1,138 @@
+"""What a guard's finding says of the data: which rows of the data set the bad values came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import cudalens
+from cudalens import Report, simulate
+
+
+def bad_batch(labels: torch.Tensor, **options: object) -> Report:
+    """The report of the first batch whose labels are not below three."""
+    data = TensorDataset(torch.ones(len(labels), 3), labels)
+    with cudalens.check() as session, pytest.raises(cudalens.DeviceAssertError):
+        for scores, y in DataLoader(data, batch_size=8, **options):  # type: ignore[arg-type]
+            F.cross_entropy(scores.to("cuda"), y.to("cuda"))
+    assert session.report is not None
+    return session.report
+
+
+def test_item_26_each_bad_value_has_its_row_of_the_data_set(sim: simulate.Simulation) -> None:
+    """In the JSON form and in the table; where the order is unknown neither has one."""
+    labels = torch.arange(40) % 3
+    labels[[17, 21, 22]] = 7
+    torch.manual_seed(3)
+    shuffled = bad_batch(labels, shuffle=True)
+    assert shuffled.offenders is not None
+    assert shuffled.offenders.first
+    assert all(item.sample in (17, 21, 22) for item in shuffled.offenders.first)
+    ordered = bad_batch(labels)
+    assert ordered.offenders is not None
+    assert [(item.position, item.sample) for item in ordered.offenders.first] == [
+        ((1,), 17),
+        ((5,), 21),
+        ((6,), 22),
+    ]
+    html = ordered.to_html()
+    assert "data set&#39;s row" in html
+    assert all(f"<code>{row}</code>" in html or f">{row}<" in html for row in (17, 21, 22))
+
+
+def test_item_26_a_value_of_no_loader_has_no_row(sim: simulate.Simulation) -> None:
+    """The neighbour: the table then has no column for it."""
+    with cudalens.check() as session, pytest.raises(cudalens.DeviceAssertError):
+        F.cross_entropy(torch.ones(4, 3, device="cuda"), torch.full((4,), 7, device="cuda"))
+    report = session.report
+    assert report is not None and report.offenders is not None
+    assert {item.sample for item in report.offenders.first} == {None}
+    assert "data set&#39;s row" not in report.to_html()
+
+
+# --- item 22: one name for one thing --------------------------------------------------------------
+
+
+def test_item_22_inputs_in_the_picture_have_the_users_names(sim: simulate.Simulation) -> None:
+    """An input without a name of the user's keeps the schema's, and so does what is further up."""
+    table, ids = torch.zeros(5, 2, device="cuda"), torch.tensor([7], device="cuda")
+    variance = -torch.ones(3, device="cuda")
+    calls = [lambda: F.embedding(ids, table), lambda: torch.sqrt(variance)]
+    names = []
+    for call in calls:
+        with cudalens.check(nan=True) as session, pytest.raises(RuntimeError):
+            call()
+        assert session.report is not None
+        graph = session.report.graph
+        given = {edge.src for edge in graph.edges if edge.dst == graph.focus}
+        names.append({node.name for node in graph.nodes if node.id in given})
+    assert names == [{"ids", "table"}, {"variance"}]
+    with cudalens.check(nan=True) as session, pytest.raises(RuntimeError):
+        torch.sqrt(*[-torch.ones(3, device="cuda")])
+    assert session.report is not None
+    assert session.report.graph.nodes[0].name == "self"
+
+
+# --- item 14: what has left the recorder's ring ---------------------------------------------------
+
+
+def limits_of(run: Callable[[], object], max_ops: int) -> str:
+    with pytest.raises(RuntimeError), cudalens.check(max_ops=max_ops) as session:
+        run()
+    assert session.report is not None
+    return " ".join(session.report.limits)
+
+
+def many(tensor: torch.Tensor) -> None:
+    for _ in range(40):
+        tensor = tensor * 1
+
+
+def bad_labels() -> object:
+    labels = torch.full((4,), 9, device="cuda")
+    many(torch.ones(1))
+    return F.cross_entropy(torch.ones(4, 3, device="cuda"), labels)
+
+
+def bad_in_backward() -> object:
+    labels = torch.zeros(4, dtype=torch.long, device="cuda")
+    loss = F.cross_entropy(torch.ones(4, 3, device="cuda", requires_grad=True), labels)
+    labels.data.fill_(9)
+    many(torch.ones(1))
+    return loss.backward()
+
+
+def changed_in_place() -> object:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y += 1
+    many(torch.ones(1))
+    return y.sum().backward()
+
+
+def freed() -> object:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp().sum()
+    y.backward()
+    many(torch.ones(1))
+    return y.backward()
+
+
+@pytest.mark.parametrize("run", [bad_labels, bad_in_backward, changed_in_place, freed])
+def test_item_14_what_has_left_the_ring_is_said(
+    run: Callable[[], object], sim: simulate.Simulation
+) -> None:
+    """A short ring ends the search, and the report says so; a long one holds the origin."""
+    assert "is not among the last 16 ops" in limits_of(run, 16)
+    assert "is not among the last" not in limits_of(run, 4096)
+
+
+def test_item_14_a_tensor_from_before_the_check_is_no_loss(sim: simulate.Simulation) -> None:
+    """While nothing was dropped there is nothing to say."""
+    labels = torch.full((4,), 9, device="cuda")
+    scores = torch.ones(4, 3, device="cuda")
+    assert "is not among the last" not in limits_of(lambda: F.cross_entropy(scores, labels), 16)

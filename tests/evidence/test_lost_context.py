@@ -1,0 +1,62 @@
+"""Whether a context has ended is asked of the device, not read off an exception's words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import cudalens
+from cudalens import Report, simulate
+from cudalens.session.explain import explain
+
+TEXT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported late"
+
+
+def reported(error: BaseException) -> Report:
+    """The report of a checked block that raises ``error``."""
+    with pytest.raises(type(error)), cudalens.check() as session:
+        raise error
+    assert session.report is not None
+    return session.report
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(TEXT),
+        torch.AcceleratorError(TEXT),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_item_10_words_alone_end_no_context(error: BaseException, sim: simulate.Simulation) -> None:
+    """Raised by hand, or relayed: the device answers, and is said to; nothing is remembered."""
+    assert torch.ones(2, device="cuda").sum().item() == 2
+    report = reported(error)
+    assert (report.kind, report.context_usable) == ("cuda_error", True)
+    text = report.to_text()
+    assert "is gone" not in text and "Restart the kernel" not in text
+    assert reported(RuntimeError(TEXT)).headline == reported(RuntimeError(TEXT)).headline
+    assert "no device of this process has failed" in report.headline
+
+
+def test_item_10_without_cuda_nothing_is_said_of_it() -> None:
+    """A process that has not used CUDA has no context to lose."""
+    if torch.cuda.is_initialized():
+        pytest.skip("this process has used a GPU")
+    report = reported(RuntimeError(TEXT))
+    assert report.context_usable is None
+    assert "torch has not used CUDA in this process" in report.explanation
+    assert "  CUDA " not in report.to_text()
+    explained = explain({}, RuntimeError(TEXT))
+    assert explained is not None and explained.context_usable is None
+
+
+def test_item_10_a_context_that_did_end_is_told(sim: simulate.Simulation) -> None:
+    """The neighbour: the device itself failed, and every later call of it fails."""
+    table = torch.ones(3, device="cuda")
+    with pytest.raises(torch.AcceleratorError):
+        table[torch.tensor([7], device="cuda")].cpu()
+    with pytest.raises(torch.AcceleratorError), cudalens.check() as session:
+        table + 1
+    assert session.report is not None
+    assert session.report.context_usable is False

@@ -1,0 +1,566 @@
+"""The guards inside compiled code: what the pass puts into a graph, and what it finds there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cudalens
+from cudalens.core import _compiler
+from cudalens.core.errors import DeviceIndexError
+from cudalens.core.report_types import Violation
+from cudalens.guards.compiled import EXTREMES_ALONE, CompiledGuards, _define_op
+from cudalens.guards.compiled_graph import CompiledCheck
+from cudalens.guards.past_calls import PastCall
+from cudalens.guards.pending import PENDING
+from cudalens.guards.process import PROCESS
+from tests.hostcells import run_cell
+from tests.processes import python
+
+
+class Findings:
+    """What compiled code has told, newest last."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[CompiledCheck, Violation]] = []
+        self.trouble: list[str] = []
+        self.guards = CompiledGuards(self._tell, self.trouble.append, devices={"cpu"})
+
+    def _tell(self, check: CompiledCheck, violation: Violation, past: PastCall) -> BaseException:
+        self.told.append((check, violation))
+        return DeviceIndexError(violation.sentence())
+
+    def look(self) -> list[str]:
+        """Wait for what is pending; return what was found, in words."""
+        self.told.clear()
+        return [str(error) for error in PENDING.settle()]
+
+    def compile(
+        self, function: Callable[..., Any], *, guarded: bool = True, **options: Any
+    ) -> Callable[..., Any]:
+        """Compile as inductor does, but for its kernels: the rewritten graphs run as they are."""
+
+        def rewrite(graph: Any) -> None:
+            if guarded:
+                self.guards._rewrite(graph)
+                graph.lint()
+
+        return torch.compile(function, backend=as_inductor(rewrite), **options)
+
+
+def as_inductor(rewrite: Callable[[Any], object]) -> Any:
+    """Return a compiler that has its graphs rewritten as inductor does, and makes no kernels."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    def run(module: Any, inputs: Any) -> Any:
+        rewrite(module.graph)
+        module.recompile()
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=run, decompositions=select_decomp_table)
+    backend.__name__ = "aot_eager, rewritten"
+    return backend
+
+
+@pytest.fixture
+def findings() -> Iterator[Findings]:
+    """Guards for the CPU's compiled code, installed."""
+    torch.compiler.reset()
+    found = Findings()
+    found.guards.install()
+    try:
+        yield found
+    finally:
+        PENDING.settle()
+        found.guards.uninstall()
+        torch.compiler.reset()
+    assert found.trouble == []
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels)
+
+
+LOSS_LINE = _loss.__code__.co_firstlineno + 1
+ROWS = torch.arange(12.0).reshape(4, 3)
+AT = torch.tensor([3, 0, 1])
+SPREAD = (3, 3)
+
+
+def test_a_bad_label_runs_on_and_is_named(findings: Findings) -> None:
+    """Its finding names the value, the size and the line; a good one has the result it had."""
+    loss, plain = findings.compile(_loss), findings.compile(_loss, guarded=False)
+    logits, labels = torch.randn(6, 5), torch.tensor([0, 4, 1, -100, 2, 3])
+    assert torch.equal(loss(logits, labels), plain(logits, labels))
+    assert findings.look() == []
+    assert loss(logits, torch.tensor([0, 4, 5, -100, 2, 3])).isfinite()
+    assert findings.look() == ["index holds 5, which is outside dimension 1 (size 5) of self"]
+    check, violation = findings.told[0]
+    assert (check.op, check.backward) == ("aten::gather", False)
+    assert check.frames[-1] == (__file__, LOSS_LINE, "_loss")
+    assert (violation.size, violation.dim, violation.bounds.text) == (5, 1, "0 … 4")
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], int, int, str]] = {
+    "index": (lambda x, i: x[i], -5, -4, "indices[0] holds -5, which is outside dimension 0"),
+    "index of two": (
+        lambda x, i: x[:, i],
+        3,
+        2,
+        "indices[1] holds 3, which is outside dimension 1",
+    ),
+    "index_put": (lambda x, i: x.clone().index_put_((i,), x[:3]), 4, 3, "indices[0] holds 4"),
+    "index_add": (lambda x, i: x.index_add(0, i, x[:3]), 4, 3, "holds 4"),
+    "gather": (lambda x, i: x.gather(0, i[:, None].expand(SPREAD)), -1, 0, "index holds -1"),
+    "scatter": (lambda x, i: x.scatter(0, i[:, None].expand(SPREAD), x[:3]), 4, 3, "holds 4"),
+    "a value": (lambda x, i: x.scatter(0, i[:, None].expand(SPREAD), 1.0), 4, 3, "holds 4"),
+    "scatter_add": (
+        lambda x, i: x.scatter_add(0, i[:, None].expand(SPREAD), x[:3]),
+        4,
+        3,
+        "index holds 4",
+    ),
+    "scatter_reduce": (
+        lambda x, i: x.scatter_reduce(0, i[:, None].expand(SPREAD), x[:3], "amax"),
+        4,
+        3,
+        "index holds 4",
+    ),
+    "embedding": (lambda x, i: F.embedding(i, x), -1, 0, "indices holds -1"),
+    "index_select": (lambda x, i: x.index_select(0, i), 4, 3, "holds 4"),
+    "int32": (lambda x, i: x[i.int()], 4, 3, "indices[0] holds 4"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_op_and_its_good_neighbour(findings: Findings, case: str) -> None:
+    """One step beyond the bound is told and replaced; at the bound the result is the same bits."""
+    function, bad, good, says = CASES[case]
+    guarded = findings.compile(function)
+    at_bound = torch.tensor([good, 0, 1])
+    assert torch.equal(guarded(ROWS, at_bound), function(ROWS, at_bound))
+    assert findings.look() == []
+    guarded(ROWS, torch.tensor([0, bad, 1]))
+    told = findings.look()
+    assert len(told) == 1 and says in told[0]
+    assert findings.told[0][0].frames[-1][0] == __file__
+
+
+def test_the_other_devices_are_left_alone() -> None:
+    """By default the CPU's graphs get nothing: their own kernels raise."""
+    _define_op()
+    trouble: list[str] = []
+    guards = CompiledGuards(lambda *_: None, trouble.append)
+    graph = torch.fx.symbolic_trace(lambda x, i: torch.ops.aten.index.Tensor(x, [i])).graph
+    for node, value in zip(graph.nodes, (ROWS, AT, ROWS[AT]), strict=False):
+        node.meta["val"] = value
+    guards._rewrite(graph)
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [
+        torch.ops.aten.index.Tensor
+    ]
+    CompiledGuards(lambda *_: None, trouble.append, devices={"cpu"})._rewrite(graph)
+    assert torch.ops.cudalens.note.default in [node.target for node in graph.nodes]
+    assert trouble == []
+
+
+def test_dynamic_shapes(findings: Findings) -> None:
+    """The bound is that of the running call, in a graph that was compiled once."""
+    guarded = findings.compile(lambda x, i: x[i] * 2, dynamic=True)
+    for rows in (4, 7, 9):
+        x, i = torch.randn(rows, 3), torch.tensor([rows - 1, -rows])
+        assert torch.equal(guarded(x, i), x[i] * 2)
+        assert findings.look() == []
+        guarded(x, i + 1)
+        says = f"indices[0] holds {rows}, which is outside dimension 0 (size {rows}) of self"
+        assert findings.look() == [says]
+
+
+def test_backward(findings: Findings) -> None:
+    """What backward writes by index is guarded there, and says so."""
+    guarded = findings.compile(lambda x, i: (x * 2)[i].sum())
+    x = ROWS.clone().requires_grad_()
+    guarded(x, AT).backward()
+    expected = torch.zeros(4, 3).index_add(0, AT, torch.full((3, 3), 2.0))
+    assert x.grad is not None and torch.equal(x.grad, expected)
+    assert findings.look() == []
+    guarded(x, torch.tensor([0, 4, 1])).backward()
+    assert len(findings.look()) == 2
+    told = [(check.op, check.backward) for check, _ in findings.told]
+    assert told == [("aten::index", False), ("aten::index_put", True)]
+
+
+def test_indices_that_the_compiler_makes_are_not_looked_at(findings: Findings) -> None:
+    guarded = findings.compile(lambda x: F.interpolate(x[None, None], scale_factor=2.0))
+    guarded(ROWS)
+    assert PENDING.count == 0
+
+
+def test_masks_and_empty_indices_pass(findings: Findings) -> None:
+    """Neither has an extreme: a mask selects by position, an empty index selects nothing."""
+    guarded = findings.compile(lambda x, i, mask: (x[i], torch.where(mask, x, 0)))
+    guarded(ROWS, torch.zeros(0, dtype=torch.int64), ROWS > 3)
+    assert PENDING.count == 0
+
+
+def test_one_index_is_reduced_once(findings: Findings) -> None:
+    """Ops that take the same index share its extremes."""
+    graphs: list[Any] = []
+    rewrite = findings.guards._rewrite
+    findings.guards._rewrite = lambda graph: (rewrite(graph), graphs.append(graph))  # type: ignore[method-assign]
+    findings.compile(lambda x, i: x[i] + x.index_select(0, i) + F.embedding(i, x))(ROWS, AT)
+    names = [str(node.target) for node in graphs[0].nodes]
+    assert (names.count("aten.amin.default"), names.count("cudalens.note.default")) == (1, 1)
+
+
+def test_a_failing_guard_leaves_the_graph_as_it_was(findings: Findings) -> None:
+    """The code is compiled without it, and one line says so."""
+    graph = torch.fx.symbolic_trace(lambda x, i: torch.ops.aten.index.Tensor(x, [i])).graph
+    for node in graph.nodes:
+        node.meta["val"] = AT
+    graph.output_node = None
+    findings.guards._rewrite(graph)
+    assert findings.trouble.pop().startswith("a compiled graph is not guarded: TypeError")
+    index = next(node for node in graph.nodes if node.target is torch.ops.aten.index.Tensor)
+    assert [item.op for item in index.args[1]] == ["placeholder"]
+
+
+# --- the pass among others ------------------------------------------------------------------------
+
+
+def _config() -> Any:
+    from torch._inductor import config
+
+    return config
+
+
+class Theirs:
+    """Somebody else's pass."""
+
+    def __init__(self) -> None:
+        self.graphs: list[object] = []
+
+    def __call__(self, graph: object) -> None:
+        self.graphs.append(graph)
+
+    def uuid(self) -> str:
+        return "theirs"
+
+
+EMPTY = torch.fx.Graph()
+EMPTY.output(None)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_somebody_elses_pass_keeps_working(is_first: bool) -> None:
+    """It runs before ours, whichever was there first, and stays when ours goes."""
+    config, theirs, found = _config(), Theirs(), Findings()
+    seen = []
+    found.guards._rewrite = seen.append  # type: ignore[method-assign]
+    if is_first:
+        config.post_grad_custom_pre_pass = theirs
+    try:
+        found.guards.install()
+        config.post_grad_custom_pre_pass = theirs
+        config.post_grad_custom_pre_pass(EMPTY, True)
+        assert theirs.graphs == seen == [EMPTY]
+        found.guards.uninstall()
+        assert config.post_grad_custom_pre_pass is theirs
+    finally:
+        found.guards.uninstall()
+        config.post_grad_custom_pre_pass = None
+
+
+def test_the_pass_is_there_in_every_thread_and_goes(findings: Findings) -> None:
+    """What a user sets belongs to one context; the guards belong to the process."""
+    config = _config()
+    seen: list[object] = []
+
+    def look() -> None:
+        seen.append(config.post_grad_custom_pre_pass)
+
+    for _ in range(2):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        findings.guards.uninstall()
+    assert seen[0] is not None and seen[1] is None
+    assert config.post_grad_custom_pre_pass is None
+    # Who has kept it beyond its time has a pass that does nothing.
+    before = str(EMPTY)
+    seen[0](EMPTY, True)  # type: ignore[operator]
+    assert str(EMPTY) == before
+
+
+def test_caches_tell_the_lines_apart(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same graph of another function is other code; of an unknown one it is not kept."""
+    hook = _config().post_grad_custom_pre_pass
+    assert hook.uuid() is None
+    found = []
+    for function in (_loss, _loss, test_backward):
+        monkeypatch.setattr(_compiler, "code_being_compiled", lambda it=function: [it.__code__])
+        found.append(hook.uuid())
+    assert found[0] == found[1] != found[2]
+
+
+def test_what_outlives_the_guards_does_not_hide_a_bad_index(findings: Findings) -> None:
+    """Code that is still held uses replaced indices: then it is looked at once, and raises."""
+    extremes = torch.tensor([0, 4])
+    meaning = CompiledCheck("aten::gather", "", "index", "self", 0, wraps=False)
+    text = json.dumps([asdict(meaning)])
+    findings.guards.uninstall()
+    torch.ops.cudalens.note(extremes, [0, 4], text)
+    with pytest.raises(DeviceIndexError, match="index holds 4, which is outside dimension 0"):
+        torch.ops.cudalens.note(extremes, [0, 3], text)
+
+
+def test_functions_are_compiled_anew_with_the_guards_and_without_them() -> None:
+    runs: list[object] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        runs.append(module)
+        return module.forward
+
+    torch.compiler.reset()
+    _config()
+    doubled = torch.compile(lambda x: x * 2, backend=backend)
+    found = Findings()
+    for step in (lambda: None, found.guards.install, found.guards.uninstall):
+        step()
+        doubled(ROWS)
+        doubled(ROWS)
+    torch.compiler.reset()
+    assert len(runs) == 3
+
+
+def test_a_torch_without_the_hook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, _compiler.COMPILER_CONFIG, SimpleNamespace(_config={}))
+    found = Findings()
+    found.guards.install()
+    found.guards.uninstall()
+    assert found.trouble == [
+        "compiled code is not guarded: this torch has no post_grad_custom_pre_pass"
+    ]
+
+
+def mine(module: Any, inputs: Any) -> Any:
+    """Compile with a backend of the user's."""
+    return module.forward
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        (
+            mine,
+            "cudalens: code compiled with backend=mine is guarded only at the ops that torch "
+            "itself runs\n",
+        ),
+        ("eager", ""),
+        ("aot_eager", ""),
+    ],
+)
+def test_other_backends(
+    on_cpu: None, capsys: pytest.CaptureFixture[str], backend: Any, says: str
+) -> None:
+    """One line for one that is not known; what torch's own kernels run is guarded there."""
+    PROCESS._said.clear()
+    torch.compiler.reset()
+    compiled = [torch.compile(function, backend=backend) for function in (_loss, _rows)]
+    for _ in range(2):
+        with cudalens.guard(deferred=True):
+            compiled[0](ROWS, torch.tensor([0, 1, 2, 0]))
+            compiled[1](ROWS, BAD)
+            with pytest.raises(cudalens.DeviceIndexError, match=r"= 4 is outside"):
+                cudalens.settle()
+    torch.compiler.reset()
+    assert capsys.readouterr().err == says
+    assert torch._TorchCompileWrapper.__call__.__module__ == "torch"
+
+
+LATER = """
+import sys
+from cudalens.guards.compiled import CompiledGuards
+before = list(sys.meta_path)
+guards = CompiledGuards(print, print)
+guards.install()
+print("torch._dynamo" in sys.modules)
+import torch._inductor.config as config
+print(config.post_grad_custom_pre_pass is not None, sys.meta_path == before)
+guards.uninstall()
+print(config.post_grad_custom_pre_pass, sys.meta_path == before)
+"""
+
+
+def test_the_compiler_is_not_loaded_for_the_guards() -> None:
+    done = python("-c", LATER)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "True", "True", "None", "True"]
+
+
+def test_the_compiler_traces_what_is_watched() -> None:
+    """Methods that deferred guards wrap break no graph, called as methods or as functions."""
+
+    def write(host: Tensor, x: Tensor) -> Tensor:
+        host.copy_(x)
+        Tensor.copy_(host, x, True)
+        host[0] = x[1]
+        Tensor.__setitem__(host, 1, 7)
+        return host
+
+    torch.compiler.reset()
+    with cudalens.guard(deferred=True):
+        written = torch.compile(write, backend="eager", fullgraph=True)(torch.zeros(3), AT * 1.0)
+    torch.compiler.reset()
+    assert written.tolist() == [0, 7, 1]
+
+
+# --- from the call to the report ------------------------------------------------------------------
+
+
+def _installed(graph: Any) -> None:
+    """Run the pass that is installed."""
+    if (hook := _config().post_grad_custom_pre_pass) is not None:
+        hook(graph, False)
+
+
+def _rows(table: Tensor, at: Tensor) -> Tensor:
+    return table[at].sum()
+
+
+ROWS_LINE = _rows.__code__.co_firstlineno + 1
+BAD = torch.tensor([0, 4, 1])
+
+
+def test_deferred_guards_raise_where_a_parameter_would_be_written(on_cpu: None) -> None:
+    """The report has the user's line, the bound and what is not known; training goes on."""
+    torch.compiler.reset()
+    table = torch.nn.Parameter(ROWS.clone())
+    optimizer = torch.optim.SGD([table], lr=1.0)
+    look_up = torch.compile(_rows, backend=as_inductor(_installed))
+    with cudalens.guard(deferred=True):
+        look_up(table, BAD).backward()
+        with pytest.raises(cudalens.DeviceIndexError) as caught:
+            optimizer.step()
+        assert torch.equal(table, ROWS)
+        optimizer.zero_grad()
+        look_up(table, AT).backward()
+        optimizer.step()
+    torch.compiler.reset()
+    report = caught.value.report
+    assert report.headline == "indices[0] holds 4, which is outside dimension 0 (size 4) of self"
+    assert (report.op.name, report.argument, report.phase) == ("aten::index", "indices", "forward")
+    assert report.source is not None
+    assert (report.source.line, report.source.text) == (ROWS_LINE, "return table[at].sum()")
+    assert EXTREMES_ALONE in report.limits
+    assert report.deferred and report.offenders is None
+    assert report.explanation.endswith("do not use what was computed from its result.")
+    assert len(caught.value.__notes__) == 1  # that of backward
+    assert not torch.equal(table, ROWS)
+
+
+def test_backward_is_at_its_own_line(on_cpu: None) -> None:
+    """The place is the call of backward; where the forward op was called is told beside it."""
+    torch.compiler.reset()
+    at = AT.clone()
+    loss = torch.compile(_rows, backend=as_inductor(_installed))
+    with cudalens.guard(deferred=True):
+        value = loss(ROWS.clone().requires_grad_(), at)
+        cudalens.settle()
+        at.data[0] = 9
+        value.backward()
+        with pytest.raises(cudalens.DeviceIndexError, match="holds 9") as caught:
+            cudalens.settle()
+    torch.compiler.reset()
+    report = caught.value.report
+    assert report.phase == "backward"
+    assert report.source is not None and report.source.text == "value.backward()"
+    assert report.forward_source is not None and report.forward_source.line == ROWS_LINE
+
+
+CELL = """
+import torch
+look_up = torch.compile(rows, backend=backend)
+look_up(table, at)
+"""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_cell_that_keeps_functions_compiled(on_cpu: None, fast: bool) -> None:
+    """With --no-force-eager the cell's compiled code is guarded inside, and the cell settles."""
+    torch.compiler.reset()
+    space = {"rows": _rows, "backend": as_inductor(_installed), "table": ROWS, "at": BAD}
+    outcome = run_cell(CELL, space, fast=fast, force_eager=False)
+    torch.compiler.reset()
+    assert isinstance(outcome.error, cudalens.DeviceIndexError)
+    assert outcome.shown.source is not None
+    assert outcome.shown.source.text == "return table[at].sum()"
+    assert not any("cudalens" in entry.op for entry in outcome.shown.history)
+    assert _config().post_grad_custom_pre_pass is None
+
+
+# --- inductor itself ------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import sys, torch, torch.nn.functional as F
+import torch._dynamo
+from tests.guards.test_compiled import Findings
+{blank}
+def loss(logits, labels):
+    return F.cross_entropy(logits, labels)
+
+torch.manual_seed(0)
+logits, labels = torch.randn(6, 5, requires_grad=True), torch.tensor([0, 4, 1, -100, 2, 3])
+plain = torch.compile(loss)
+results = [plain(logits, labels), *torch.autograd.grad(plain(logits, labels), logits)]
+found = Findings()
+found.guards.install()
+torch._dynamo.utils.counters.clear()
+guarded = torch.compile(loss)
+value = guarded(logits, labels)
+print(*map(torch.equal, results, [value, *torch.autograd.grad(value, logits)]))
+print(found.look())
+labels[2] = 5
+guarded(logits, labels).backward()
+print(found.look()[0], found.told[0][0].frames[-1][1:])
+counts = torch._dynamo.utils.counters["aot_autograd"]
+print(counts["autograd_cache_miss"], counts["autograd_cache_hit"])
+found.guards.uninstall()
+try:
+    guarded(logits, labels)
+except RuntimeError as error:
+    print(type(error).__name__, "index out of bounds" in str(error))
+print(found.trouble)
+"""
+
+
+@pytest.mark.all
+def test_inductor_and_its_caches(tmp_path: Path) -> None:
+    """Cold, warm, and with the function one line further down: each names its own line."""
+    says = "index holds 5, which is outside dimension 1 (size 5) of self"
+    script = tmp_path / "program.py"
+    for blank, line, cached in (("", 7, "1 0"), ("", 7, "0 1"), ("\n", 8, "1 0")):
+        script.write_text(PROGRAM.format(blank=blank))
+        done = python(str(script), timeout=600, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "True True",
+            "[]",
+            f"{says} ({line}, 'loss')",
+            cached,
+            "RuntimeError True",
+            "[]",
+        ]

@@ -1,0 +1,719 @@
+"""Every guard against a loop over single elements, and against the CPU kernels that raise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor, tensor
+
+from cudalens.core.report_types import Violation
+from cudalens.guards import full_name
+from cudalens.guards._base import schema_parameters
+from cudalens.simulate import ASSERTS
+from tests.guards.parity import (
+    CASES,
+    FEW,
+    LAYOUTS,
+    Bad,
+    Call,
+    Case,
+    Draw,
+    advanced,
+    along_a_dim,
+    ask,
+    case,
+    elements,
+    falling,
+    first_bad_index,
+    full_shapes,
+    indices,
+    ints,
+    labels,
+    laid_out,
+    loop,
+    mixed,
+    numbers,
+    offsets,
+    outside,
+    rows_of,
+    shapes,
+    spans,
+)
+from tests.guards.test_catalogue import CATALOGUE
+
+aten = torch.ops.aten
+ones, zeros = torch.ones, torch.zeros
+
+
+def raises(op: Any, *args: Any, **options: Any) -> bool:
+    """Return whether the CPU kernel refuses the call; copies are given to ops that write."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone()
+        return [copied(item) for item in value] if isinstance(value, list) else value
+
+    try:
+        op(*map(copied, args), **options)
+    except (IndexError, RuntimeError):
+        return True
+    return False
+
+
+def agree(found: Violation | None, wanted: Tensor | None, bad: Bad | bool) -> None:
+    """Assert that a finding lists exactly the elements that the loop found, or that none did."""
+    assert (found is not None) == bool(bad)
+    if found is None or wanted is None or isinstance(bad, bool):
+        return
+    assert (found.offenders.count, found.offenders.total) == (len(bad), wanted.numel())
+    assert [item.position for item in found.offenders.first] == [place for place, _ in bad[:20]]
+    for item, (_, value) in zip(found.offenders.first, bad, strict=False):
+        if isinstance(value, float) and not math.isfinite(value):
+            assert item.value == str(value)
+        else:
+            assert tensor(item.value, dtype=wanted.dtype).item() == value
+
+
+def arguments(op: Any, call: Call) -> dict[str, Any]:
+    """Return the arguments of a call by schema name."""
+    return {
+        slot.name: slot.of(call.args, call.options)
+        for slot in schema_parameters(op)
+        if slot.name != "out"
+    }
+
+
+def check_share(violating: int, calls: int) -> None:
+    """Assert that a fifth of the calls violate a guard, and that some do not."""
+    assert calls <= 5 * violating < 5 * calls, f"{violating} of {calls} calls"
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
+    """And where the CPU kernel looks it refuses the same calls, as the simulated device does."""
+    told: list[str | None] = []
+
+    @seed(1)  # not derandomize, which draws other calls after each change of these lines
+    @settings(max_examples=case.examples, deadline=None, database=None)
+    @given(case.calls)
+    def holds(call: Call) -> None:
+        found = ask(case.op, *call.args, **call.options)
+        assert len(found) <= 1
+        name, violation = found[0] if found else (None, None)
+        told.append(name)
+        bad = raises(case.op, *call.args) if call.bad is None else call.bad
+        agree(violation, call.tensor, bad)
+        assert violation is None or call.says(violation)
+        if call.on_cpu:
+            assert raises(case.op, *call.args, **call.options) == bool(bad)
+            if (rule := ASSERTS.get(full_name(case.op))) is not None:
+                assert (rule(arguments(case.op, call)) is not None) == bool(bad)
+
+    holds()
+    for guard in case.guards:
+        check_share(told.count(guard), len(told))
+
+
+def test_every_guard_is_held_against_a_loop() -> None:
+    """No guard without a generator of calls, of which a fifth violate it."""
+    assert {entry.name for entry in CATALOGUE} == {name for item in CASES for name in item.guards}
+
+
+@pytest.mark.parametrize(
+    ("violating", "calls", "is_enough"),
+    [(8, 40, True), (7, 40, False), (39, 40, True), (40, 40, False), (0, 0, False)],
+)
+def test_a_share_that_is_too_small_is_noticed(violating: int, calls: int, is_enough: bool) -> None:
+    """Fewer than a fifth, all, or no calls at all are not a comparison."""
+    if is_enough:
+        check_share(violating, calls)
+        return
+    with pytest.raises(AssertionError, match=f"{violating} of {calls} calls"):
+        check_share(violating, calls)
+
+
+# --- indexing -------------------------------------------------------------------------------------
+
+
+@case("gather_index_in_range", aten.gather.default)
+def gather(draw: Draw) -> Call:
+    data, dim, size, index = draw(along_a_dim())
+    return Call(args=(data, dim, index), tensor=index, bad=outside(index, 0, size))
+
+
+@case("scatter_index_in_range", aten.scatter.src)
+@case("scatter_by_reduction_index_in_range", aten.scatter_.reduce, reduce="add")
+@case("scatter_add_index_in_range", aten.scatter_add_.default)
+@case("scatter_reduce_index_in_range", aten.scatter_reduce.two, how=("amax",))
+@case("scatter_reduce_index_in_range", aten.scatter_reduce_.two, how=("sum",), include_self=False)
+@case("scatter_value_index_in_range", aten.scatter_.value, value=1.0)
+@case("scatter_value_index_in_range", aten.scatter.value, value=1.0)
+def scatter(draw: Draw, value: Any = None, how: tuple[str, ...] = (), **options: Any) -> Call:
+    data, dim, size, index = draw(along_a_dim())
+    args = (data, dim, index, ones(index.shape) if value is None else value, *how)
+    return Call(args=args, options=options, tensor=index, bad=outside(index, 0, size))
+
+
+@case("index_select_index_in_range", aten.index_select.default)
+def index_select(draw: Draw) -> Call:
+    """Nothing is launched for an empty result, where the CPU still raises."""
+    data, dim, size, index = draw(rows_of(shapes))
+    others = [length for at, length in enumerate(data.shape) if at != dim % data.dim()]
+    is_launched = index.numel() > 0 and 0 not in others
+    bad = outside(index, 0, size) if is_launched else []
+    return Call(args=(data, dim, index), tensor=index, bad=bad, on_cpu=is_launched)
+
+
+BOTH = (torch.int32, torch.int64)
+
+
+@case("index_add_index_in_range", aten.index_add_.default, kinds=BOTH)
+@case("index_copy_index_in_range", aten.index_copy.default)
+@case("index_reduce_index_in_range", aten.index_reduce_.default, kinds=BOTH, rest=("amax",))
+@case("index_fill_index_in_range", aten.index_fill_.int_Scalar, fills=True)
+def row_write(draw: Draw, kinds: Any = (torch.int64,), rest: Any = (), fills: bool = False) -> Call:
+    data, dim, size, index = draw(rows_of(full_shapes))
+    shape = list(data.shape)
+    if shape:
+        shape[dim] = index.numel()
+    is_index = index.dtype in kinds
+    bad = outside(index, -size if fills else 0, size) if is_index else []
+    args = (data, dim, index, 1.0 if fills else ones(shape), *rest)
+    return Call(args=args, tensor=index, bad=bad, on_cpu=is_index)
+
+
+@case("take_index_in_range", aten.take.default)
+@case("put_index_in_range", aten.put_.default, writes=True)
+def flat(draw: Draw, writes: bool = False) -> Call:
+    values = ones(draw(shapes))
+    count = values.numel()
+    index = draw(indices(draw(full_shapes), count)).long()
+    bad = outside(index, -count, count) if count else []
+    args = (values, index, ones(index.shape)) if writes else (values, index)
+    return Call(args=args, tensor=index, bad=bad, on_cpu=count > 0)
+
+
+@case("index_in_range", aten.index.Tensor, examples=120)
+@case("index_put_in_range", aten.index_put_.default, examples=120, writes=True)
+@case("index_put_in_range", aten.index_put.default, examples=120, writes=True)
+@case("index_put_impl_in_range", aten._index_put_impl_.default, examples=120, writes=True)
+def selection(draw: Draw, writes: bool = False) -> Call:
+    """The first bad index tensor is told, nothing where nothing runs."""
+    data, listed = draw(advanced())
+    place, bad = first_bad_index(data, listed)
+    return Call(
+        args=(data, listed, tensor(2.0), draw(st.booleans())) if writes else (data, listed),
+        tensor=listed[place],
+        bad=bad,
+        on_cpu=bool(bad),
+        says=lambda found: found.list_position == found.dim == place,
+    )
+
+
+@case("index_backward_in_range", aten._index_put_impl_.default)
+def unchecked_write(draw: Draw) -> Call:
+    size, count = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    wild = st.sampled_from([-size - 1, size, size + 1, 2**40])
+    index = tensor(draw(mixed(count, st.integers(-size, size - 1), wild)))
+    args = (zeros(size), [index], ones(count), True, True)
+    return Call(args=args, tensor=index, bad=outside(index, -size, size), on_cpu=False)
+
+
+@case("take_along_dim_indices_in_range", aten.take_along_dim.default)
+def along_dim(draw: Draw) -> Call:
+    """Whatever the other dimension broadcasts."""
+    size, count, dim = draw(st.integers(1, 5)), draw(FEW), draw(st.sampled_from([0, 1, -1]))
+    wild = st.sampled_from([-size - 1, size, size + 1, 2**40])
+    index = tensor(draw(mixed(count, st.integers(-size, size - 1), wild)))
+    index = index.reshape((count, 1) if dim == 0 else (1, count))
+    source = zeros((size, 3) if dim == 0 else (3, size))
+    bad = outside(index, -size, size)
+    return Call(args=(source, index, dim), tensor=index, bad=bad, on_cpu=False)
+
+
+@case("masked_scatter_source_suffices", aten.masked_scatter.default, examples=80)
+@case("masked_scatter_source_suffices", aten.masked_scatter_.default, examples=80)
+def masked_scatter(draw: Draw) -> Call:
+    """A walk over the spread mask must not run out of source elements."""
+    shape = draw(full_shapes)
+    mask_shape = tuple(draw(st.sampled_from([1, size])) for size in shape)
+    size = math.prod(mask_shape)
+    bits = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    mask = tensor(bits, dtype=torch.bool).reshape(mask_shape)
+    length = draw(st.integers(0, math.prod(shape) // 2 + 1))
+    used, short = 0, set()
+    for position, _ in elements(zeros(shape)):
+        own = tuple(0 if limit == 1 else at for at, limit in zip(position, mask_shape, strict=True))
+        used += bool(mask[own])
+        if mask[own] and used > length:
+            short.add(own)
+    bad = [(position, 1) for position in sorted(short)]
+    return Call(args=(zeros(shape), mask, ones(length)), tensor=mask, bad=bad)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@case("embedding_indices_in_range", aten.embedding.default)
+@case("embedding_renorm_indices_in_range", aten.embedding_renorm_.default, rest=(1.0, 2.0))
+def embedding(draw: Draw, rest: tuple[float, ...] = ()) -> Call:
+    """A table without columns is never read; renorm lets -rows wrap."""
+    rows, columns = draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    index = draw(indices(draw(full_shapes), rows))
+    bad = outside(index, -rows if rest else 0, rows) if columns or rest else []
+    on_cpu = rows > 0 and columns > 0
+    return Call(args=(ones(rows, columns), index, *rest), tensor=index, bad=bad, on_cpu=on_cpu)
+
+
+@case("embedding_backward_indices_in_range", aten.embedding_dense_backward.default)
+def embedding_backward(draw: Draw) -> Call:
+    rows, padding, shape = draw(FEW), draw(st.integers(-2, 5)), draw(full_shapes)
+    index = draw(indices(shape, rows))
+    bad = [item for item in outside(index, 0, rows) if item[1] != padding]
+    args = (ones(*shape, 2), index, rows, padding, False)
+    return Call(args=args, tensor=index, bad=bad, on_cpu=False)
+
+
+@case("embedding_bag_offsets_rise", aten._embedding_bag_forward_only.default, examples=80)
+def bag_offsets(draw: Draw) -> Call:
+    """The kernel's own walk meets a bag that ends before it starts."""
+    count, has_last = draw(st.integers(0, 5)), draw(st.booleans())
+    given = draw(st.lists(st.integers(-1, 7), min_size=2, max_size=5))
+    used = given[:-1] if has_last else given
+    bad = [
+        ((at,), used[at])
+        for at in range(1, len(used))
+        if not (0 if at == 1 else used[at - 1]) <= used[at] <= count
+    ]
+    table, none = ones(3, 2), zeros(count, dtype=torch.long)
+    args = (table, none, tensor(given), False, draw(st.integers(0, 2)), False, None, has_last)
+    return Call(args=args, tensor=tensor(given), bad=bad, on_cpu=False)
+
+
+@case("embedding_bag_indices_in_range", aten._embedding_bag.default)
+def bag_indices(draw: Draw) -> Call:
+    rows = draw(FEW)
+    index = draw(indices((draw(st.integers(1, 8)),), rows))
+    args = (ones(rows, 2), index, zeros(1, dtype=index.dtype))
+    return Call(args=args, tensor=index, bad=outside(index, 0, rows))
+
+
+BAG_BACKWARD = aten._embedding_bag_dense_backward.default
+WEIGHT_BACKWARD = aten._embedding_bag_per_sample_weights_backward.default
+
+
+@case("embedding_bag_backward_indices_in_range", BAG_BACKWARD)
+@case("embedding_bag_weight_backward_indices_in_range", WEIGHT_BACKWARD, weights=True)
+def bag_backward(draw: Draw, weights: bool = False) -> Call:
+    rows, padding = draw(st.integers(1, 5)), draw(st.sampled_from([-1, 0, 4]))
+    index = tensor(draw(st.integers(1, 6).flatmap(lambda count: labels(rows, count=count))))
+    bad = loop(index, lambda i: 0 <= i < rows or i == padding)
+    bag, size, none = torch.zeros_like(index), tensor([index.numel()]), tensor([]).long()
+    args: tuple[Any, ...] = (ones(1, 2), index, bag, size, none, rows, False, 0, None, padding)
+    if weights:
+        args = (ones(1, 2), ones(rows, 2), index, tensor([0]), bag, 0, padding)
+    # The kernel writes out of bounds.
+    return Call(
+        args=args, tensor=index, bad=bad, on_cpu=False, says=lambda found: not found.is_replay_safe
+    )
+
+
+@case("embedding_bag_backward_maxima_in_range", BAG_BACKWARD)
+def bag_maxima(draw: Draw) -> Call:
+    """A negative one is none, the padding is passed over."""
+    rows, padding = draw(st.integers(1, 5)), draw(st.sampled_from([-1, 0, 7]))
+    wild = st.sampled_from([rows, rows + 1, 7, 2**40])
+    maxima = tensor(draw(mixed(4, st.integers(-2, rows - 1), wild))).reshape(2, 2)
+    bad = loop(maxima, lambda i: i < rows or i == padding)
+    none = tensor([0])
+    args = (ones(2, 2), none, none, none, maxima, rows, False, 2, None, padding)
+    return Call(args=args, tensor=maxima, bad=bad, on_cpu=False)
+
+
+QUANTIZED = torch.ops.quantized
+BY_4_BITS = QUANTIZED.embedding_bag_4bit_rowwise_offsets.default
+
+
+@case("quantized_bag_indices_in_range", QUANTIZED.embedding_bag_byte_rowwise_offsets.default)
+@case("quantized_bag_indices_in_range", BY_4_BITS)
+def quantized_bag(draw: Draw) -> Call:
+    """Of the indices that some bag reads."""
+    rows, count, has_last = draw(st.integers(1, 5)), draw(st.integers(1, 8)), draw(st.booleans())
+    index = tensor(draw(labels(rows, count=count)))
+    ends = draw(st.lists(st.integers(0, count), min_size=1, max_size=3))
+    starts = sorted([draw(st.sampled_from([0, 0, min(ends)])), *ends])
+    read = {
+        at
+        for start, end in itertools.pairwise(starts if has_last else [*starts, count])
+        for at in range(start, end)
+    }
+    bad = [item for item in outside(index, 0, rows) if item[0][0] in read]
+    args = (zeros(rows, 12, dtype=torch.uint8), index, tensor(starts))
+    options = {"include_last_offset": has_last}
+    return Call(args=args, options=options, tensor=index, bad=bad, on_cpu=False)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@case("nll_loss_target_in_range", aten.nll_loss_forward.default)
+@case("nll_loss2d_target_in_range", aten.nll_loss2d_forward.default, pixels=True)
+@case("nll_loss_backward_target_in_range", aten.nll_loss_backward.default, grads=True)
+@case(
+    "nll_loss2d_backward_target_in_range",
+    aten.nll_loss2d_backward.default,
+    pixels=True,
+    grads=True,
+)
+def class_targets(draw: Draw, pixels: bool = False, grads: bool = False) -> Call:
+    classes, reduction = draw(st.integers(1, 12)), draw(st.integers(0, 2))
+    shape = (draw(FEW), draw(FEW), draw(FEW)) if pixels else (draw(st.integers(1, 30)),)
+    ignored = draw(st.sampled_from([-100, -100, 255, 0, classes, 2**40]))
+    values = draw(labels(classes, ignored, count=math.prod(shape)))
+    target = laid_out(tensor(values).reshape(shape), draw(LAYOUTS))
+    args: tuple[Any, ...] = (zeros(shape[0], classes, *shape[1:]), target, None, reduction, ignored)
+    if grads:
+        args = (ones(shape if reduction == 0 else ()), *args, ones(()))
+    bad = loop(target, lambda t: t == ignored or 0 <= t < classes)
+    return Call(args=args, tensor=target, bad=bad, on_cpu=not grads)
+
+
+@case("nll_loss_target_in_range", aten.nll_loss_forward.default)
+def uint8_targets(draw: Draw) -> Call:
+    """Numbers from 0 to 255, whatever ignore_index is."""
+    values = draw(st.lists(st.integers(0, 255), min_size=1, max_size=30))
+    classes = draw(st.sampled_from([1, 100, 156, 157, 255, 256, 300]))
+    ignored = draw(st.sampled_from([-100, 0, 255, 156]))
+    target = tensor(values, dtype=torch.uint8)
+    bad = loop(target, lambda t: t == ignored or 0 <= t < classes)
+    return Call(
+        args=(zeros(len(values), classes), target, None, 1, ignored), tensor=target, bad=bad
+    )
+
+
+@case("multi_margin_loss_target_in_range", aten.multi_margin_loss.default)
+@case(
+    "multi_margin_loss_backward_target_in_range",
+    aten.multi_margin_loss_backward.default,
+    grads=True,
+)
+def margin_targets(draw: Draw, grads: bool = False) -> Call:
+    """No value is ignored; no text where 32 bits of each are a class."""
+    classes, samples = draw(st.integers(1, 12)), draw(st.integers(1, 30))
+    target = laid_out(tensor(draw(labels(classes, count=samples))), draw(LAYOUTS))
+    cut = [(value + 2**31) % 2**32 - 2**31 for value in target.tolist()]
+    has_text = not grads and not all(0 <= value < classes for value in cut)
+    scores = zeros(samples, classes)
+    return Call(
+        args=(ones(()), scores, target, 1, 1) if grads else (scores, target),
+        tensor=target,
+        bad=outside(target, 0, classes),
+        on_cpu=not grads,
+        says=lambda found: (found.device_text is not None) == has_text,
+    )
+
+
+@case("multilabel_margin_loss_target_in_range", aten.multilabel_margin_loss_forward.default)
+def multilabel_targets(draw: Draw) -> Call:
+    """A loop that stops at the first negative label of a row, as the kernel does."""
+    rows = draw(st.lists(st.lists(st.integers(-2, 6), min_size=4, max_size=4), max_size=4))
+    target = tensor(rows, dtype=torch.int64).reshape(-1, 4)
+    bad = []
+    for i, row in enumerate(rows):
+        for j, value in enumerate(itertools.takewhile(lambda value: value >= 0, row)):
+            bad += [((i, j), value)] if value >= 4 else []
+    return Call(args=(zeros(len(rows), 4), target, 1), tensor=target, bad=bad, on_cpu=False)
+
+
+@case("ctc_loss_labels_in_alphabet", aten._ctc_loss.default)
+def ctc_labels(draw: Draw) -> Call:
+    """A loop over the samples and their lengths; the CPU kernel reads out of bounds as well."""
+    classes, steps, samples, width = draw(st.integers(1, 5)), draw(FEW), draw(FEW), draw(FEW)
+    targets = tensor(draw(labels(classes, count=samples * width))).reshape(samples, width)
+
+    def often(most: int) -> list[int]:
+        length = st.one_of(*[st.just(most)] * 3, st.integers(0, most))
+        return draw(st.lists(length, min_size=samples, max_size=samples))
+
+    lengths, read = often(width), often(steps)
+    bad = [
+        (place, value)
+        for place, value in outside(targets, 0, classes)
+        if read[place[0]] and place[1] < lengths[place[0]]
+    ]
+    args = (zeros(steps, samples, classes), targets, read, lengths)
+    return Call(args=args, tensor=targets, bad=bad, on_cpu=False)
+
+
+BCE = aten.binary_cross_entropy.default
+
+
+@case("binary_cross_entropy_input_in_unit_interval", BCE, argument="self")
+@case("binary_cross_entropy_target_in_unit_interval", BCE, argument="target")
+def probabilities_of_a_loss(draw: Draw, argument: str) -> Call:
+    values = draw(numbers(0, 1))
+    half = torch.full_like(values, 0.5)
+    return Call(
+        args=(values, half) if argument == "self" else (half, values),
+        tensor=values,
+        bad=loop(values, lambda x: 0 <= x <= 1),
+        says=lambda found: found.argument == argument,
+    )
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+@case("bernoulli_input_in_unit_interval", aten.bernoulli.default)
+@case("bernoulli_out_input_in_unit_interval", aten.bernoulli.out, has_out=True)
+@case("bernoulli_p_in_unit_interval", aten.bernoulli_.Tensor, fills=True)
+@case("bernoulli_p_in_unit_interval", aten.bernoulli_.Tensor, fills=True, rounds=True)
+def probabilities(
+    draw: Draw, has_out: bool = False, fills: bool = False, rounds: bool = False
+) -> Call:
+    """The CPU kernel compares unrounded, CUDA's in float32 where that is drawn."""
+    p = draw(numbers(0, 1))
+    p = p.double() if rounds else p
+    bad = loop(p, lambda x: 0 <= (tensor(x).item() if rounds else x) <= 1)
+    drawn = zeros(p.shape) if rounds else torch.zeros_like(p)
+    options = {"out": drawn} if has_out else {}
+    args = (drawn, p) if fills else (p,)
+    return Call(args=args, options=options, tensor=p, bad=bad, on_cpu=not rounds)
+
+
+@case("poisson_rate_not_negative", aten.poisson.default)
+def rates(draw: Draw) -> Call:
+    """Infinite ones are not asserted, on the CPU they are."""
+    drawn = draw(numbers(0, 100))
+    is_finite = not bool((drawn == math.inf).any())
+    bad = loop(drawn, lambda x: x >= 0)
+    return Call(args=(drawn,), tensor=drawn, bad=bad, on_cpu=is_finite)
+
+
+@case("multinomial_weights_drawable", aten.multinomial.default)
+def weights(draw: Draw) -> Call:
+    """Weights, and then the sums of the rows."""
+    given = draw(numbers(0, 2))
+    for row in draw(st.lists(st.integers(0, 4), max_size=1)):
+        given[row % given.size(0)] = 0
+    bad, wanted = loop(given, lambda x: 0 <= x < math.inf), given
+    if not bad:
+        wanted = given.sum(-1)
+        bad = [((i,), 0.0) for i, row in enumerate(given.tolist()) if sum(row) == 0]
+    how = draw(st.sampled_from([(1, False), (1, True), (2, True)]))
+    return Call(args=(given, *how), tensor=wanted, bad=bad)
+
+
+@case("multinomial_enough_categories", aten.multinomial.default)
+def categories(draw: Draw) -> Call:
+    row = st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5]), min_size=4, max_size=4)
+    drawable = [item for item in draw(st.lists(row)) if any(item)]
+    samples = draw(st.integers(2, 4))
+    counts = tensor([sum(x != 0 for x in item) for item in drawable])
+    bad = loop(counts, lambda n: n >= samples)
+    args = (tensor(drawable).reshape(-1, 4), samples)
+    return Call(args=args, tensor=counts, bad=bad, on_cpu=False)
+
+
+# --- pooling, pivots and layouts ------------------------------------------------------------------
+
+
+@case("max_unpool2d_indices_in_range", aten.max_unpool2d.default, rank=2)
+@case("max_unpool3d_indices_in_range", aten.max_unpool3d.default, rank=3)
+def unpooled(draw: Draw, rank: int) -> Call:
+    return pooled(draw, rank, lambda grad, data, i, plane: (grad, i, plane, *STEPS[rank]))
+
+
+STEPS: dict[int, tuple[Any, ...]] = {2: (), 3: ([1] * 3, [0] * 3)}
+
+
+@case("fractional_max_pool2d_indices_in_range", aten.fractional_max_pool2d_backward.default, rank=2)
+@case("fractional_max_pool3d_indices_in_range", aten.fractional_max_pool3d_backward.default, rank=3)
+def fractional(draw: Draw, rank: int) -> Call:
+    return pooled(
+        draw, rank, lambda grad, data, i, p: (grad, data, [1] * rank, list(grad.shape[-rank:]), i)
+    )
+
+
+@case("adaptive_max_pool2d_indices_in_range", aten.adaptive_max_pool2d_backward.default, rank=2)
+@case("adaptive_max_pool3d_indices_in_range", aten.adaptive_max_pool3d_backward.default, rank=3)
+def adaptive(draw: Draw, rank: int) -> Call:
+    return pooled(draw, rank, lambda grad, data, i, plane: (grad, data, i), on_cpu=False)
+
+
+def pooled(draw: Draw, rank: int, arguments: Any, on_cpu: bool = True) -> Call:
+    sizes = st.lists(st.integers(1, 3), min_size=rank, max_size=rank)
+    plane, shape = draw(sizes), draw(sizes)
+    index = draw(indices((1, 1, *shape), math.prod(plane))).long()
+    args = arguments(ones(1, 1, *shape), ones(1, 1, *plane), index, plane)
+    bad = outside(index, 0, math.prod(plane))
+    return Call(args=args, tensor=index, bad=bad, on_cpu=on_cpu)
+
+
+@case("lu_solve_pivots_in_range", aten.linalg_lu_solve.default)
+@case("ldl_solve_pivots_in_range", aten.linalg_ldl_solve.default, is_signed=True)
+@case("lu_unpack_pivots_in_range", aten.lu_unpack.default, solves=False)
+def pivots(draw: Draw, is_signed: bool = False, solves: bool = True) -> Call:
+    """Pivots count the rows from 1; those of LDL factors may be negative."""
+    rows, batch = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    wild = st.sampled_from([0, rows + 1, -rows - 1, 2**31 - 1, -(2**31)])
+    drawn = draw(mixed(rows * batch, st.integers(1, rows), wild))
+    if is_signed and -(2**31) not in drawn and draw(st.integers(0, 2)) == 0:
+        drawn = [-value for value in drawn]
+    given = ints(drawn).reshape(batch, rows)
+    bad = loop(given, lambda p: 1 <= (abs(p) if is_signed else p) <= rows)
+    args = (ones(batch, rows, rows), given, *([ones(batch, rows, 1)] if solves else []))
+    return Call(args=args, tensor=given, bad=bad, on_cpu=False)
+
+
+@case(
+    "compressed_sparse_indices_hold",
+    aten._validate_compressed_sparse_indices.default,
+    examples=80,
+)
+def sparse_invariants(draw: Draw) -> Call:
+    """A finding exactly when the CPU's own validation raises."""
+    rows, columns = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    counts = draw(st.lists(st.integers(0, columns), min_size=rows, max_size=rows))
+    starts = [0, *itertools.accumulate(counts)]
+    nnz = starts[-1]
+    lines = [sorted(draw(st.permutations(range(columns)))[:count]) for count in counts]
+    plain = list(itertools.chain.from_iterable(lines))
+    for values, high in ((starts, nnz + 1), (plain, columns + 1)):
+        if values and draw(st.integers(0, 2)):
+            values[draw(st.integers(0, len(values) - 1))] = draw(st.integers(-1, high))
+    kind = draw(st.sampled_from(BOTH))
+    both = (tensor(starts, dtype=kind), tensor(plain, dtype=kind))
+    return Call(args=(draw(st.booleans()), *both, rows, columns, nnz), bad=None)
+
+
+@case("coordinates_lie_in_rows", aten._convert_indices_from_coo_to_csr.default)
+def coordinates(draw: Draw) -> Call:
+    """The CPU kernel writes out of bounds as well, here and for row starts."""
+    size = draw(st.integers(1, 5))
+    drawn = sorted(draw(st.lists(st.integers(-1, size), min_size=1, max_size=6)))
+    rows = tensor(drawn, dtype=draw(st.sampled_from(BOTH)))
+    return Call(args=(rows, size), tensor=rows, bad=outside(rows, 0, size), on_cpu=False)
+
+
+@case("row_starts_lie_in_columns", aten._convert_indices_from_csr_to_coo.default)
+def row_starts(draw: Draw) -> Call:
+    ends, stored = draw(offsets()), draw(st.integers(1, 8))
+    args = (tensor(ends), zeros(stored, dtype=torch.int64))
+    return Call(args=args, tensor=args[0], bad=spans(ends, stored), on_cpu=False)
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+@case("assert_async_holds", aten._assert_async.default)
+@case("assert_async_message_holds", aten._assert_async.msg, message=("lengths must match",))
+def statement(draw: Draw, message: tuple[str, ...] = ()) -> Call:
+    """A single element that Python calls false breaks a statement."""
+    value = draw(st.sampled_from([0, 0.0, -0.0, 0j, False, 1, -1, 0.5, float("nan"), 1j, True]))
+    condition = tensor(value).reshape(draw(st.sampled_from([(), (1,), (1, 1)])))
+    return Call(args=(condition, *message), bad=not value)
+
+
+@case("repeats_fill_output", aten.repeat_interleave.Tensor)
+def repeats(draw: Draw) -> Call:
+    """A negative repeat is not for the CPU kernel: it writes beyond the result before it looks."""
+    drawn = draw(
+        st.integers(0, 8).flatmap(lambda n: mixed(n, st.integers(0, 4), st.integers(-3, 0)))
+    )
+    counts = laid_out(tensor(drawn, dtype=draw(st.sampled_from(BOTH))), draw(LAYOUTS))
+    size = max(sum(drawn) + draw(st.sampled_from([0, 1, -1])), 0)
+    negative = loop(counts, lambda n: n >= 0)
+    bad = negative or (bool(drawn) and sum(drawn) != size)
+    options = {"output_size": size}
+    return Call(args=(counts,), options=options, tensor=counts, bad=bad, on_cpu=not negative)
+
+
+@case("segment_lengths_not_negative", aten.segment_reduce.default, is_asserted=True)
+@case("segments_lie_in_data", aten.segment_reduce.default)
+def segment_offsets(draw: Draw, is_asserted: bool = False) -> Call:
+    """Segments of several dimensions and of a mean are asserted not to have a length below 0."""
+    is_flat = draw(st.booleans())
+    reduce = draw(st.sampled_from(["mean"] if is_flat and is_asserted else ["sum", "max"]))
+    size, ends = draw(st.integers(1, 6)), draw(offsets(most=-1 if is_asserted else 9))
+    down = falling(ends)
+    values = torch.rand(size) if is_flat or not is_asserted else torch.rand(size, 2)
+    return Call(
+        args=(values, reduce),
+        options={"offsets": tensor(ends)},
+        tensor=tensor(ends),
+        bad=down or spans(ends, size),
+        on_cpu=False,
+        says=lambda found: found.is_silent != (bool(down) and is_asserted),
+    )
+
+
+@case("segments_still_lie_in_data", aten._segment_reduce_backward.default)
+def segments_in_backward(draw: Draw) -> Call:
+    """Offsets that were changed after the forward call."""
+    ends, size = draw(offsets()), draw(st.integers(1, 6))
+    out = ones(len(ends) - 1)
+    return Call(
+        args=(out, out, ones(size), draw(st.sampled_from(["sum", "mean", "max"]))),
+        options={"offsets": tensor(ends)},
+        tensor=tensor(ends),
+        bad=falling(ends) or spans(ends, size),
+        on_cpu=False,
+    )
+
+
+FLASH = aten._flash_attention_forward.default
+EFFICIENT = aten._efficient_attention_forward.default
+
+
+@case("flash_query_sequences_lie_in_query", FLASH, side="q")
+@case("flash_key_sequences_lie_in_key", FLASH, side="k")
+@case("efficient_query_sequences_lie_in_query", EFFICIENT, side="q", is_flash=False)
+@case("efficient_key_sequences_lie_in_key", EFFICIENT, side="k", is_flash=False)
+def packed_sequences(draw: Draw, side: str, is_flash: bool = True) -> Call:
+    ends, rows = draw(offsets()), draw(st.integers(1, 8))
+    pair = (ints(ends), ints([0, rows])) if side == "q" else (ints([0, rows]), ints(ends))
+    data = [zeros((rows, 1, 8) if is_flash else (1, rows, 1, 8))] * 3
+    args = (*data, *pair, rows, rows, 0.0, False, False)
+    return Call(
+        args=args if is_flash else (*data, None, *pair, rows, rows, 0.0, 0),
+        tensor=ints(ends),
+        bad=spans(ends, rows),
+        on_cpu=False,
+        says=lambda found: str(found.argument).endswith(f"_{side}"),
+    )
+
+
+@case("jagged_rows_lie_in_values", aten._jagged_to_padded_dense_forward.default)
+def jagged_rows(draw: Draw) -> Call:
+    """Rows are cut to the longest."""
+    ends, rows, longest = draw(offsets()), draw(st.integers(1, 8)), draw(FEW)
+    args = (ones(rows, 1), [tensor(ends)], [longest])
+    return Call(args=args, tensor=tensor(ends), bad=spans(ends, rows, longest), on_cpu=False)
+
+
+@case("grouped_mm_offsets_in_range", aten._grouped_mm.default, scales=None)
+@case("scaled_grouped_mm_offsets_in_range", aten._scaled_grouped_mm.default, scales=ones(4))
+@case("scaled_grouped_mm_v2_offsets_in_range", aten._scaled_grouped_mm_v2.default, scales=[ones(4)])
+def groups_of_rows(draw: Draw, scales: Any) -> Call:
+    """Ends of groups against a walk: the first assertion that fails names its offsets."""
+    rows = draw(st.integers(1, 20))
+    ends = sorted(draw(st.lists(st.integers(0, rows), min_size=3, max_size=3)))
+    if draw(st.sampled_from([True, True, False])):
+        ends[draw(st.integers(0, 2))] = draw(st.sampled_from([-1, rows + 1, rows + 9]))
+    down = [((at[0] - 1,), end) for at, end in falling([0, *ends])]
+    beyond = [((i,), end) for i, end in enumerate(ends) if end > rows]
+    both = (zeros(rows, 16), zeros(3, 16, 16).mT.contiguous().mT)
+    kind = torch.bfloat16 if scales is None else torch.float8_e4m3fn
+    rest: tuple[Any, ...] = () if scales is None else (scales, scales)
+    if isinstance(scales, list):
+        rest = (scales, [1], [0], scales, [1], [0])
+    args = (*(item.to(kind) for item in both), *rest, ints(ends))
+    return Call(args=args, tensor=ints(ends), bad=down or beyond, on_cpu=False)

@@ -1,0 +1,184 @@
+"""The pytest plugin in a pytest of its own, on the rehearsal device."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from cudalens.integrations.pytest_plugin import pytest_configure
+from tests.processes import python
+
+CONFTEST = """
+import pytest
+import cudalens
+
+@pytest.fixture(autouse=True, scope="session")
+def device():
+    with cudalens.simulate.start():
+        yield
+"""
+BAD = """
+import pytest
+import torch
+from torch.nn import functional as F
+
+def train(labels):
+    scores = torch.zeros(4, 3, device="cuda")
+    return F.cross_entropy(scores, torch.tensor(labels, device="cuda")).item()
+
+def test_bad_label():
+    train([0, 1, 3, 2])
+
+def test_good_labels():
+    train([0, 1, 2, 2])
+"""
+
+
+def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on a file of tests, with no other plugin but those named here."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_it.py").write_text(text)
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:cudacheck"]
+    command += ["-p", "cudalens.integrations.pytest_plugin", *words]
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
+    return python(*command, cwd=folder, **alone)
+
+
+def test_a_bad_value_fails_with_the_report_and_the_next_test_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, BAD, "--cudacheck", "--junitxml=found.xml")
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"-+ cudalens -+", done.stdout)
+    assert "is outside the 3 classes of scores" in done.stdout
+    found = ET.parse(tmp_path / "found.xml").getroot().iter("property")
+    assert {item.get("name"): item.get("value") for item in found} == {
+        "cudalens_kind": "device_assert",
+        "cudalens_op": "aten::nll_loss_forward",
+        "cudalens_headline": 'torch.tensor(labels, device="cuda")[2] = 3 is outside the 3 classes '
+        "of scores",
+    }
+
+
+def test_without_the_option_nothing_of_ours_is_loaded(tmp_path: Path) -> None:
+    """Off, it costs nothing: no torch, and the device asserts as it does."""
+    text = "import sys\ndef test_it():\n    assert 'cudalens.session.session' not in sys.modules\n"
+    done = run(tmp_path, text, "-p", "no:conftest", "--noconftest")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+IN_CI = ("marked", "left out", "deferred")
+
+
+@pytest.mark.parametrize(
+    ("marker", "option", "outcome"),
+    [
+        pytest.param(
+            *case, id=name, marks=pytest.mark.thorough if name in IN_CI else pytest.mark.all
+        )
+        for name, case in {
+            "marked": ("@pytest.mark.cudacheck(fast=True)", [], "DeviceIndexError"),
+            "left out": ("@pytest.mark.cudacheck(False)", ["--cudacheck"], "device-side assert"),
+            "all, guards alone": ("", ["--cudacheck=fast"], "DeviceIndexError"),
+            "deferred": ("", ["--cudacheck=deferred"], "DeviceIndexError"),
+            "off": ("", [], "device-side assert"),
+        }.items()
+    ],
+)
+def test_marker_and_option(tmp_path: Path, marker: str, option: list[str], outcome: str) -> None:
+    text = BAD.replace("def test_bad_label", f"{marker}\ndef test_bad_label")
+    done = run(tmp_path, text, *option, "-k", "bad_label")
+    summary = done.stdout.partition("short test summary info")[2]
+    assert outcome in summary, done.stdout + done.stderr
+
+
+@pytest.mark.thorough
+def test_nan_mode_stops_at_the_first_one(tmp_path: Path) -> None:
+    text = "import torch\ndef test_it():\n    torch.zeros(2, device='cuda').log()\n"
+    assert "1 passed" in run(tmp_path, text, "--cudacheck").stdout
+    assert "NonFiniteError" in run(tmp_path, text, "--cudacheck=nan").stdout
+
+
+@pytest.mark.thorough
+def test_what_a_test_expects_is_no_failure(tmp_path: Path) -> None:
+    text = BAD.replace(
+        "    train([0, 1, 3, 2])",
+        "    with pytest.raises(IndexError):\n        train([0, 1, 3, 2])",
+    )
+    assert "2 passed" in run(tmp_path, text, "--cudacheck").stdout
+
+
+@pytest.mark.thorough
+def test_a_fixture_is_guarded_too(tmp_path: Path) -> None:
+    text = (
+        BAD.replace("def test_bad_label():", "@pytest.fixture\ndef bad():")
+        + "\n\ndef test_it(bad):\n    pass\n"
+    )
+    done = run(tmp_path, text, "--cudacheck")
+    assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "is outside the 3 classes of scores" in done.stdout
+
+
+LOST = """
+import pytest
+import torch
+import cudalens
+from cudalens.simulate import AssertHit
+
+LIBRARY = torch.library.Library("plugin_test", "DEF")
+LIBRARY.define("lookup(Tensor rows) -> Tensor")
+LIBRARY.impl("lookup", lambda rows: rows + 1, "CPU")
+
+@pytest.mark.cudacheck(False)
+def test_before():
+    torch.zeros(1, device="cuda").item()
+
+def test_lost():
+    hit = AssertHit(text="a.cu:1: k: block: [0,0,0], thread: [0,0,0] Assertion `i < 3` failed.",
+                    repaired={}, record="extension")
+    cudalens.simulate.register_assert("plugin_test::lookup", lambda arguments: hit)
+    torch.ops.plugin_test.lookup(torch.zeros(1, device="cuda")).item()
+
+def test_after():
+    torch.ones(1, device="cuda").item()
+"""
+"""An op without a guard: its assert is met, not prevented."""
+
+
+@pytest.mark.thorough
+def test_a_lost_context_is_said_once(tmp_path: Path) -> None:
+    done = run(tmp_path, LOST, "--cudacheck")
+    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("A test lost CUDA for this process") == 1
+
+
+@pytest.mark.thorough
+def test_a_worker_that_lost_its_context_is_replaced(tmp_path: Path) -> None:
+    done = run(tmp_path, LOST, "--cudacheck", "-p", "xdist", "-n", "1")
+    assert "replacing crashed worker" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"FAILED test_it.py::test_lost", done.stdout)
+    assert "test_after" not in done.stdout.partition("short test summary info")[2]
+    assert "2 passed" in done.stdout
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("words", [["--cudacheck", "below"], ["--cudacheck", "below/test_b.py"]])
+def test_a_path_behind_the_option_is_a_path(tmp_path: Path, words: list[str]) -> None:
+    """As in ``addopts = --cudacheck``, behind which everything that is typed comes."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--of-conftest')\n"
+    )
+    (tmp_path / "below" / "test_b.py").write_text(BAD)
+    done = run(tmp_path, "def test_not_asked_for():\n    assert False\n", *words)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "is outside the 3 classes of scores" in done.stdout
+    assert "1 failed, 1 passed" in run(tmp_path, BAD, *words, "--of-conftest=1").stdout
+
+
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    with pytest.raises(pytest.UsageError, match="invalid choice: 'slow'"):
+        pytest_configure(Mock(getoption=Mock(return_value="slow")))

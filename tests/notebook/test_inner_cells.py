@@ -1,0 +1,121 @@
+"""Cells that a checked cell runs: their lines are those of the user's cell (issue 17, item 8)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cudalens
+from cudalens.diagnosis.diagnose import format_message
+from tests.notebook.conftest import BAD, SETUP
+from tests.shells import run
+
+
+def place() -> tuple[int | str | None, int | None, str | None]:
+    """Return cell or file, line and text of the last report."""
+    report = cudalens.last_report()
+    assert report is not None and report.source is not None
+    return report.source.cell or report.source.file, report.source.line, report.source.text
+
+
+CELLS = {
+    "below the magic": f"%%cudacheck\n%%capture out\nx = 1\n{BAD}\ny = 2",
+    "with blank lines": f"%%cudacheck\n\n%%capture out\n\n{BAD}",
+    "above the magic": f"%%capture out\n%%cudacheck\nx = 1\n{BAD}",
+    "in itself": f"%%cudacheck\n%%capture a\n%%capture b\n{BAD}",
+    "timed": f"%%cudacheck\n%%capture out\nx = 1\n%time {BAD}",
+    "in a timed cell": f"%%cudacheck\n%%time\n%%capture out\n{BAD}",
+    "with another magic": f"%%cudacheck\n%%capture out\n%precision 3\n{BAD}",
+}
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_item_8_number_and_line_are_those_of_the_cell_that_was_typed(shell: Any, cell: str) -> None:
+    """A plain cell of the same text, run next, has its own number and lines."""
+    run(shell, cell)
+    line = next(n for n, text in enumerate(cell.split("\n"), start=1) if BAD in text)
+    number = shell.execution_count - 1
+    assert place() == (number, line, cell.split("\n")[line - 1])
+    body = cell.split("\n", cell.count("%%"))[-1]
+    run(shell, "%cudacheck on")
+    run(shell, body)
+    inside = body.strip("\n").split("\n")
+    line = next(n for n, text in enumerate(inside, start=1) if BAD in text)
+    assert place() == (number + 2, line, inside[line - 1])
+
+
+def test_item_8_in_the_every_cell_mode(shell: Any) -> None:
+    """Under ``on`` the line of ``%%capture`` is the first; a function keeps its place."""
+    run(shell, "%cudacheck on")
+    run(shell, f"%%capture out\ndef f():\n    {BAD}\nf()")
+    number = shell.execution_count - 1
+    assert place() == (number, 3, BAD)
+    run(shell, "f()")
+    assert place() == (number, 3, BAD)
+
+
+def test_item_8_a_text_that_the_cell_does_not_hold_has_no_number(shell: Any) -> None:
+    """Which of the cells it is that another cell ran is known, a number of its own it has none."""
+    run(shell, f"%%cudacheck\nget_ipython().run_cell('x = 1')\nget_ipython().run_cell('\\n{BAD}')")
+    assert place() == (f"<cell 2 run by In [{shell.execution_count - 1}]>", 1, BAD)
+
+
+def write_notebook(path: Path, *texts: str | list[str]) -> None:
+    """Write a notebook of a heading and these code cells."""
+    cells = [{"cell_type": "markdown", "source": "# A", "metadata": {}}]
+    for text in texts:
+        code = {"cell_type": "code", "source": text, "outputs": [], "execution_count": 9}
+        cells.append({**code, "metadata": {}})
+    notebook = {"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": cells}
+    path.write_text(json.dumps(notebook))
+
+
+FAILING = f"x = 1\n{BAD}"
+
+
+@pytest.mark.parametrize(
+    ("texts", "known"),
+    [
+        ([FAILING], "code cell 1 of other.ipynb"),
+        (["x = 1", "", ["x = 1\n", BAD]], "code cell 3 of other.ipynb"),
+        (["a = 1", f"if a > 1:\n  {BAD}\na = 2", f"if a > 1:\n  {BAD}\na = 2"], "cell 3"),
+    ],
+)
+def test_item_8_a_cell_of_a_notebook_that_was_run_is_named_by_its_notebook(
+    shell: Any, tmp_path: Path, texts: list[str | list[str]], known: str
+) -> None:
+    """The how manieth code cell it is; of two with one text, the how manieth that was run."""
+    path = tmp_path / "other.ipynb"
+    write_notebook(path, *texts)
+    run(shell, f"%%cudacheck\n%run {path}")
+    name = f"<{known} run by In [{shell.execution_count - 1}]>"
+    assert place() == (name, 2, BAD)
+    report = cudalens.last_report()
+    assert report is not None and f"{name}:2: {BAD}" in format_message(report)
+
+
+def test_item_8_an_ipython_script_has_its_name_and_lines(shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "setup.ipy").write_text(f"%precision 3\n{BAD}\n")
+    run(shell, f"%%cudacheck\n%run {tmp_path / 'setup.ipy'}")
+    assert place() == (f"<setup.ipy run by In [{shell.execution_count - 1}]>", 2, BAD)
+
+
+def test_item_8_a_script_that_stopped_is_not_called_handled(
+    shell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shell printed the error: that is known.  Where an except clause took it, nothing is."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{SETUP}\n{BAD}\nprint('after')\n")
+    run(shell, f"%%cudacheck\n%run {script}")
+    assert place() == (str(script), 4, BAD)
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said == (
+        "cudalens: warning: IPython printed this error while the cell ran, as %run, %%capture and "
+        "a failing display do"
+    )
+    run(shell, f"%%cudacheck\ntry:\n    {BAD}\nexcept IndexError:\n    pass")
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said == "cudalens: warning: this error did not leave the cell"

@@ -1,0 +1,98 @@
+"""Runs Python in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that imports this checkout."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    own["PYTHONDONTWRITEBYTECODE"] = ""  # else each of them compiles the package anew
+    return {**os.environ, **own, **more}
+
+
+def python(
+    *words: str, timeout: float = 240, cwd: Path = ROOT, fresh: bool = False, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words, this checkout on its path, and its output captured.
+
+    The process is a fork of one that has imported torch, which takes most of the time of a start.
+    A test of the start itself asks for a ``fresh`` one.
+    """
+    if not (fresh or any(name.startswith("PYTHON") for name in more)):
+        return _server().run(words, timeout, cwd, environment(**more))
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=timeout,
+        check=False,
+        cwd=cwd,
+        env=environment(**more),
+    )
+
+
+class _ForkServer:
+    """A process that has imported torch and runs programs in forks of itself."""
+
+    def __init__(self) -> None:
+        self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", str(far.fileno())],
+                pass_fds=[far.fileno()], cwd=ROOT, env=environment(),
+            )  # fmt: skip
+        atexit.register(self.end)
+
+    def run(
+        self, words: tuple[str, ...], timeout: float, cwd: Path, env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one program; see :func:`python`."""
+        request = json.dumps({"words": words, "cwd": str(cwd), "env": env}).encode()
+        with (
+            Path(os.devnull).open() as empty,
+            tempfile.TemporaryFile() as out,
+            tempfile.TemporaryFile() as err,
+        ):
+            streams = [empty.fileno(), out.fileno(), err.fileno()]
+            socket.send_fds(self._line, [request], streams)
+            pid = int(self._line.recv(64))
+            ended = bool(select.select([self._line], [], [], timeout)[0])
+            if not ended:
+                os.kill(pid, signal.SIGKILL)
+            status = int(self._line.recv(64))
+            texts = [_text(stream) for stream in (out, err)]
+        if not ended:
+            raise subprocess.TimeoutExpired(words, timeout, *texts)
+        return subprocess.CompletedProcess(words, status, *texts)
+
+    def end(self) -> None:
+        """End the server."""
+        self._line.close()
+        self._process.wait()
+
+
+@functools.cache
+def _server() -> _ForkServer:
+    return _ForkServer()
+
+
+def _text(stream: tempfile._TemporaryFileWrapper[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode().replace("\r\n", "\n")

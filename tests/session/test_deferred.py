@@ -1,0 +1,554 @@
+"""install(deferred=True), check(deferred=True), settle(): found later, told as at once."""
+
+from __future__ import annotations
+
+import copy
+import io
+import operator
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import cudalens
+from cudalens import DeviceIndexError, simulate
+from cudalens.guards.pending import PENDING, Check, Pending
+from cudalens.session import environment
+from cudalens.session.process import status
+from cudalens.simulate.asserts import NOT_SIMULATED
+from tests.amount import AMOUNT
+from tests.blocks import cuda
+from tests.hostcells import Outcome, run_cell
+from tests.processes import python
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+
+from cases import CASES, Case, namespace
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    cudalens.install(deferred=True)
+    try:
+        yield
+    finally:
+        PENDING.clear()
+        cudalens.uninstall()
+
+
+def looked_up(*values: int) -> Tensor:
+    return F.embedding(cuda(*values), torch.ones(3, 2, device="cuda", requires_grad=True))
+
+
+# --- the same report ------------------------------------------------------------------------------
+
+
+TRIGGERS = [case for case in CASES[::6] if case.record not in NOT_SIMULATED]
+"""A few of those that ``tests/guards/test_deferred.py`` gives the guards alone."""
+
+
+@pytest.mark.parametrize("case", TRIGGERS, ids=lambda case: case.record)
+def test_the_report_is_that_of_the_right_call(case: Case) -> None:
+    """Op, argument, values, positions, line and words of an assertion as at once."""
+
+    def run(**options: Any) -> Outcome:
+        with torch.device("cuda"):
+            return run_cell(f"{case.code}\nbehind = 1", namespace(), **options)
+
+    soon, late = run(), run(deferred=True)
+    assert type(late.error) is type(soon.error)
+    assert told(late) == told(soon)
+    assert soon.shown.context_usable and late.shown.context_usable
+
+
+TOLD = ("kind", "headline", "certainty", "argument", "offenders", "bounds", "phase", "device_text")
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    """Return what both kinds of guards say alike; each ran in a cell of its own."""
+    report = outcome.shown
+    assert report.source is not None
+    return {
+        **{name: getattr(report, name) for name in TOLD},
+        "op": (report.op.name, report.op.overload),
+        "source": replace(report.source, cell=None),
+        "why": report.explanation.split(" On CUDA this stops")[0].split(" self was written to")[0],
+    }
+
+
+def test_expressions_are_those_that_still_hold_the_tensor() -> None:
+    """A variable that is another tensor by now names nothing."""
+    code = """
+        import torch, torch.nn.functional as F
+        table = torch.ones(3, 2, device="cuda")
+        ids = torch.tensor([0, 3], device="cuda")
+        F.embedding(ids, table)
+        {}
+        cudalens.settle()
+    """
+    names = {"cudalens": cudalens}
+    kept = run_cell(code.format("pass"), names, deferred=True).shown
+    assert kept.expression == "ids"
+    assert kept.headline_own == "ids[1] = 3 is outside the 3 rows of table"
+    again = "ids = torch.tensor([0, 3], device='cuda')"
+    other = run_cell(code.format(again), names, deferred=True).shown
+    assert other.expression is None
+    assert other.headline == kept.headline
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids))  # type: ignore[no-any-return]
+
+
+def train(model: Model, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> None:
+    loss = F.cross_entropy(model(ids), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.no_cover
+@pytest.mark.usefixtures("installed")
+def test_training_makes_no_synchronising_call_of_ours(sim: simulate.Simulation) -> None:
+    """Under the mode in which one is an error; the same steps with guards at once wait often."""
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(0, 10, (64,)).cuda()
+    labels = torch.randint(0, 3, (64,)).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(AMOUNT.deferred_steps):
+            train(model, optimizer, ids, labels)
+        cudalens.settle()
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            labels.sum().item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_guarded_training_gives_the_same_parameters() -> None:
+    def trained(**options: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Model().cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        ids, labels = torch.randint(0, 10, (64,)).cuda(), torch.randint(0, 3, (64,)).cuda()
+        labels[5] = -100
+        with cudalens.guard(**options):
+            for _ in range(5):
+                train(model, optimizer, ids, labels)
+        return [item.detach().cpu() for item in model.parameters()]
+
+    for one, other in zip(trained(deferred=True), trained(), strict=True):
+        assert torch.equal(one, other)
+
+
+def train_scaled(model: Model, optimizer: torch.optim.Optimizer, *batch: Tensor) -> None:
+    """One scaler for all steps of an optimizer, as in a training script."""
+    scaler: torch.amp.GradScaler = SCALERS.setdefault(optimizer, torch.amp.GradScaler("cuda"))
+    ids, labels = batch
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = F.cross_entropy(model(ids), labels)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.step(optimizer)
+    scaler.update()
+
+
+SCALERS: WeakKeyDictionary[torch.optim.Optimizer, torch.amp.GradScaler] = WeakKeyDictionary()
+
+
+def wrapped(forward: Callable[[Model, Tensor], Tensor]) -> Callable[..., None]:
+    """Return the step of a model whose forward pass is run in a way of its own."""
+
+    def step(model: Model, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(forward(model, ids), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def checkpointed(use_reentrant: bool) -> Callable[..., None]:
+    def forward(model: Model, ids: Tensor) -> Tensor:
+        # Without an input that wants a gradient, the reentrant kind has no backward pass.
+        bias = torch.zeros(1, device="cuda", requires_grad=True)
+        return checkpoint(lambda b: model(ids) + b, bias, use_reentrant=use_reentrant)  # type: ignore[no-any-return]
+
+    return wrapped(forward)
+
+
+def replicas(model: Model, ids: Tensor) -> Tensor:
+    """Run the halves of a batch in threads, as DataParallel does on several devices."""
+    halves = [(half,) for half in ids.chunk(2)]
+    return torch.cat(nn.parallel.parallel_apply([model, model], halves, devices=[0, 0]))
+
+
+def side_stream(model: Model, ids: Tensor) -> Tensor:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        scores = model(ids)
+    torch.cuda.current_stream().wait_stream(stream)
+    return scores
+
+
+STEPS: dict[str, Callable[..., None]] = {
+    "plain": train,
+    "autocast and GradScaler": train_scaled,
+    "reentrant checkpoint": checkpointed(use_reentrant=True),
+    "checkpoint": checkpointed(use_reentrant=False),
+    "DataParallel": wrapped(lambda model, ids: nn.DataParallel(model)(ids)),
+    "its threads": wrapped(replicas),
+    "a stream": wrapped(side_stream),
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("way", STEPS)
+def test_no_parameter_sees_a_bad_row(way: str) -> None:
+    """The finding is raised before the optimizer writes, and training goes on as without it."""
+    step, rows, classes = STEPS[way], cuda(1, 2), cuda(0, 2)
+    torch.manual_seed(0)
+    model = Model().cuda()
+    twin = copy.deepcopy(model)
+    pair = [(item, torch.optim.SGD(item.parameters(), lr=0.1)) for item in (model, twin)]
+    for trained in pair:
+        step(*trained, rows, classes)
+    for ids, labels, says in (
+        (cuda(1, 10), classes, "= 10 is outside the 10 rows"),
+        (rows, cuda(0, 3), "= 3 is outside the 3 classes"),
+    ):
+        with pytest.raises(DeviceIndexError, match=says) as caught:
+            step(*pair[0], ids, labels)
+        report = caught.value.report
+        assert report is not None and report.deferred
+        assert report.source is not None and report.source.file == __file__
+        # The backward op has read the same values: that is no second finding.
+        assert report.phase == "forward" and not hasattr(caught.value, "__notes__")
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    for trained in pair:
+        step(*trained, rows, classes)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert all(item.isfinite().all() for item in model.parameters())
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_wait_is_for_the_last_guarded_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued behind it is not waited for: nothing is put into the stream by then."""
+    done: list[tuple[str, Any, Any]] = []
+    users, record = torch.cuda.current_stream(), torch.cuda.Event.record
+    wait_event = torch.cuda.Stream.wait_event
+
+    def recorded(event: torch.cuda.Event, stream: Any) -> None:
+        done.append(("record", event, stream))
+        record(event, stream)
+
+    def awaited(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        done.append(("wait", event, stream))
+        wait_event(stream, event)
+
+    monkeypatch.setattr(torch.cuda.Event, "record", recorded)
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", awaited)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: users)
+    for _ in range(2):
+        looked_up(0, 2)
+    at_calls, done = done[:], []
+    cudalens.settle()
+    (_, filled, stream), _ = at_calls
+    assert [(name, item) for name, item, _ in at_calls] == [("record", filled)] * 2
+    (first, second) = done
+    copying = first[2]
+    assert stream is users is not copying
+    assert first == ("wait", filled, copying)
+    assert second[0] == "record" and second[1] is not filled and second[2] is copying
+
+
+LEAVING: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum() > 0),
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu", torch.float64),
+    "numpy": lambda x: x.numpy(force=True),
+    "print": repr,
+    "copy_": lambda x: torch.empty(2, 2).copy_(x),
+    "copy_, as a function": lambda x: Tensor.copy_(torch.empty(2, 2), x),
+    "copy_ of a subclass": lambda x: nn.Buffer(torch.empty(2, 2)).copy_(x),
+    "setitem": lambda x: operator.setitem(torch.empty(2, 2), 0, x[0]),
+    "several copies": lambda x: torch._foreach_copy_([torch.empty(2, 2)], [x.detach()]),
+    "equal": lambda x: torch.equal(x, x),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x.masked_select(x > 0),
+    "save": lambda x: torch.save(x, io.BytesIO()),
+    "settle": lambda x: cudalens.settle(),
+    "next check": lambda x: cudalens.check().open(),
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("way", LEAVING)
+def test_nothing_poisoned_leaves(way: str) -> None:
+    result = looked_up(0, 3)
+    assert PENDING.count == 1
+    with pytest.raises(DeviceIndexError, match=r"\[1\] = 3 is outside the 3 rows"):
+        LEAVING[way](result)
+    assert not PENDING
+
+
+STAYING: dict[str, Callable[[Tensor], Any]] = {
+    "to": lambda x: x.to("cpu", non_blocking=True),
+    "copy_": lambda x: torch.empty(2, 2).copy_(x, True),
+    "copy_, by name": lambda x: torch.empty(2, 2).copy_(x, non_blocking=True),
+    "several copies": lambda x: torch._foreach_copy_([torch.empty(2, 2)], [x], non_blocking=True),
+    "copy_ on the device": lambda x: torch.empty_like(x).copy_(x),
+    "setitem on the device": lambda x: operator.setitem(torch.empty_like(x), 0, x[0]),
+    "setitem of a number": lambda x: operator.setitem(torch.empty(2), 0, True),
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("way", STAYING)
+def test_a_copy_that_does_not_wait_is_not_waited_for(way: str) -> None:
+    STAYING[way](looked_up(0, 3).detach())
+    with pytest.raises(DeviceIndexError):
+        cudalens.settle()
+
+
+def test_torch_gets_its_methods_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody has wrapped one of them, before or meanwhile, theirs stays."""
+    copy_, theirs = Tensor.copy_, lambda *args: None
+    monkeypatch.setattr(torch.UntypedStorage, "copy_", theirs)
+    with cudalens.guard(deferred=True):
+        assert Tensor.copy_ is not copy_ and torch.UntypedStorage.copy_ is not theirs
+        Tensor.__setitem__ = theirs  # type: ignore[assignment, method-assign]
+    assert (Tensor.copy_, torch.UntypedStorage.copy_, Tensor.__setitem__) == (copy_, theirs, theirs)
+    del Tensor.__setitem__
+    monkeypatch.undo()
+    assert not {"copy_", "__setitem__"} & (vars(Tensor).keys() | vars(torch.UntypedStorage).keys())
+
+
+@pytest.mark.usefixtures("installed")
+def test_no_other_rank_sees_a_bad_row(tmp_path: Path) -> None:
+    """What other processes would be sent is looked at first."""
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1
+    )
+    try:
+        for send in (dist.all_reduce, lambda x: dist.broadcast(x, 0)):
+            with pytest.raises(DeviceIndexError):
+                send(looked_up(0, 3).detach())
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        assert total.tolist() == [1, 1]
+    finally:
+        dist.destroy_process_group()
+
+
+# --- threads, processes, interrupts ---------------------------------------------------------------
+
+
+def all_of(error: BaseException) -> list[str]:
+    """Return the text of a finding, and of those that were found with it."""
+    return [str(error), *getattr(error, "__notes__", [])]
+
+
+@pytest.mark.usefixtures("installed")
+def test_eight_threads() -> None:
+    """Each finding is raised once, by whichever thread comes across it first."""
+    together = threading.Barrier(8)
+
+    def work(number: int) -> list[str]:
+        told = []
+        together.wait()
+        for step in range(100):
+            try:
+                looked_up(0, 100 + number if step == 50 else 2)
+            except DeviceIndexError as error:
+                told += all_of(error)
+        return told
+
+    with ThreadPoolExecutor(8) as pool:
+        told = [line for lines in pool.map(work, range(8)) for line in lines]
+    try:
+        cudalens.settle()
+    except DeviceIndexError as error:
+        told += all_of(error)
+    for number in range(8):
+        assert sum(f" = {100 + number} is outside" in line.splitlines()[0] for line in told) == 1
+    assert not PENDING
+
+
+def test_several_findings_of_a_block_are_counted() -> None:
+    with pytest.raises(DeviceIndexError, match="= 3"), cudalens.check(deferred=True) as session:
+        looked_up(0, 3)
+        looked_up(4, 0)
+    assert len(session.findings) == 2
+    assert session.report is not None
+    assert "1 more in this block" in session.report.explanation
+    assert "= 4 is outside" in session.report.explanation
+
+
+def test_an_error_of_the_users_stays_his() -> None:
+    """The finding is told all the same, and raised by nobody."""
+    with pytest.raises(ZeroDivisionError), cudalens.check(deferred=True) as session:
+        looked_up(0, 3)
+        _ = 1 / 0
+    assert session.report is not None and session.report.headline.endswith("rows of weight")
+
+
+def test_at_once_while_anybody_wants_it() -> None:
+    cudalens.install(deferred=True)
+    try:
+        with cudalens.check(), pytest.raises(DeviceIndexError) as caught:
+            looked_up(0, 3)
+        assert caught.value.report is not None and not caught.value.report.deferred
+        looked_up(0, 3)
+        with pytest.raises(DeviceIndexError):
+            cudalens.uninstall()
+    finally:
+        cudalens.uninstall()
+
+
+SCRIPT = """
+import torch, cudalens
+cudalens.simulate()
+x = torch.zeros(3, device="cuda")[torch.tensor([0, 9], device="cuda")]
+"""
+
+
+def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "last.py"
+    script.write_text(SCRIPT)
+    found = python(str(script), CUDALENS="deferred")
+    assert "DeviceIndexError: indices[0][1] = 9 is outside" in found.stderr
+    assert "last.py:4" in found.stderr
+    checked = python("-m", "cudalens", "--deferred", str(script))
+    assert checked.returncode == 1
+    assert "indices[0][1] = 9 is outside" in checked.stderr
+
+
+def test_an_unknown_mode_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    environment.begin("loud")
+    said = "cudalens: CUDALENS='loud' is none of on, fast, nan, deferred\n"
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_is_pending_at_a_fork_stays_the_parents() -> None:
+    looked_up(0, 3)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        import warnings
+
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            cudalens.settle()
+        os.write(write, str([str(item.message) for item in seen]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1000).decode() == (
+        "['pending when this process was forked, so for its parent to settle: 1 check']"
+    )
+    with pytest.raises(DeviceIndexError):
+        cudalens.settle()
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_interrupt_while_waiting_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up(0, 3)
+    wait = torch.cuda.Event.synchronize
+
+    def interrupted(event: Any) -> None:
+        monkeypatch.setattr(torch.cuda.Event, "synchronize", wait)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cudalens.settle()
+    with pytest.raises(DeviceIndexError):
+        cudalens.settle()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cuda", torch.bfloat16)]
+)
+def test_a_mode_of_the_call_and_of_the_wait(
+    mode: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Slots made in one mode are used in the others."""
+    for inside in (True, False, True):
+        with mode():
+            looked_up(0, 2)
+        assert PENDING.count == 1
+        with mode() if inside else nullcontext():
+            cudalens.settle()
+        with mode():
+            looked_up(0, 3)
+        with pytest.raises(DeviceIndexError), mode() if inside else nullcontext():
+            looked_up(0, 1).sum().item()
+
+
+@pytest.mark.usefixtures("installed")
+def test_slots_lie_on_the_device_of_the_call() -> None:
+    """A queue for each device and stream; what is found on all of them is told in order."""
+    queue, seen = Pending(), []
+    for device, values in (("cuda", [9]), ("cpu", [0, 7]), ("cuda", [3]), ("cpu", [8])):
+        index = torch.tensor(values, device=device)
+
+        def write(low: Tensor, high: Tensor, index: Tensor = index) -> None:
+            seen.append((low.device.type, high.device.type))
+            torch.aminmax(index, out=(low, high))
+
+        queue.note(index.device, index.dtype, write, Check(0, 5, lambda *pair: ValueError(*pair)))
+    assert seen == [("cuda", "cuda"), ("cpu", "cpu")] * 2
+    assert queue.count == 4
+    assert [error.args for error in queue.settle()] == [(9, 9), (0, 7), (8, 8)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_settling_inside_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up(0, 2)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="after a replay"):
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        cudalens.settle()
+    cudalens.settle()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_status_counts_what_is_pending() -> None:
+    for pending in ("1 call pending", "2 calls pending"):
+        looked_up(0, 2)
+        assert f"installed, deferred: {pending}" in status()
+
+
+def test_without_guards_there_is_nothing_to_settle() -> None:
+    cudalens.settle()
+    cudalens.uninstall()

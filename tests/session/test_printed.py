@@ -1,0 +1,301 @@
+"""Tracebacks that are printed while a check is open show no frame of ours (issue 17, item 5)."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cudalens
+from cudalens import simulate
+from cudalens.core._python import Frameless, came_from_outside
+from cudalens.session import options
+from cudalens.session.printed import OwnFramesHidden
+from tests.shells import run, shell_with_cudalens
+
+OWN = str(Path(cudalens.__path__[0]))
+UNRESOLVED = "failed resolving"
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+
+
+def fail() -> None:
+    """Read row 7 of a table of 5."""
+    F.embedding(torch.tensor([1, 7], device="cuda"), torch.zeros(5, 2, device="cuda"))
+
+
+def printed_by_print_exc() -> None:
+    try:
+        fail()
+    except IndexError:
+        traceback.print_exc()
+
+
+def printed_by_print_tb() -> None:
+    try:
+        fail()
+    except IndexError as error:
+        traceback.print_tb(error.__traceback__)
+
+
+def printed_by_logging() -> None:
+    try:
+        fail()
+    except IndexError:
+        logging.getLogger("test_printed").exception("it failed")
+
+
+def printed_with_its_cause() -> None:
+    try:
+        try:
+            fail()
+        except IndexError as error:
+            raise KeyError from error
+    except KeyError as error:
+        traceback.print_exception(error)
+
+
+def printed_by_a_thread() -> None:
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "way",
+    [
+        printed_by_print_exc,
+        printed_by_print_tb,
+        printed_by_logging,
+        printed_with_its_cause,
+        printed_by_a_thread,
+    ],
+)
+def test_item_5_what_python_prints_has_the_users_frames_only(
+    way: Callable[[], None],
+    sim: simulate.Simulation,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The user's and torch's frames are there, ours are not; afterwards nothing is replaced."""
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    monkeypatch.setattr(logging.getLogger("test_printed"), "handlers", [logging.StreamHandler()])
+    before = (traceback.TracebackException.__init__, traceback.extract_tb, threading.excepthook)
+    with cudalens.check():
+        way()
+    after = (traceback.TracebackException.__init__, traceback.extract_tb, threading.excepthook)
+    assert after == before
+    printed = capsys.readouterr().err
+    assert "in fail" in printed and "functional.py" in printed
+    assert OWN not in printed
+
+
+def test_item_5_a_failure_of_ours_alone_is_printed_whole() -> None:
+    """A traceback that holds nothing but our frames tells of a defect of ours: it is kept."""
+    with OwnFramesHidden():
+        try:
+            options._positive("0")
+        except ValueError as error:
+            assert error.__traceback__ is not None
+            text = "".join(traceback.format_tb(error.__traceback__.tb_next))
+    assert "options.py" in text
+
+
+def wrong_shape() -> None:
+    torch.ones(3, device="cuda") + torch.ones(4, device="cuda")
+
+
+def not_finite() -> None:
+    torch.log(-torch.ones(3, device="cuda"))
+
+
+def waits() -> None:
+    torch.cuda.synchronize(7)
+
+
+def called_back() -> None:
+    """Fail in an op of the user's own, which torch calls in the middle of ours."""
+    library = torch.library.Library("test_kept", "DEF")
+    library.define("hit(Tensor x) -> Tensor")
+    library.impl("hit", user_kernel, "CompositeExplicitAutograd")
+    try:
+        torch.ops.test_kept.hit(torch.ones(3, device="cuda"))
+    finally:
+        library._destroy()
+
+
+def user_kernel(x: torch.Tensor) -> torch.Tensor:
+    msg = "of the user's own"
+    raise ValueError(msg)
+
+
+def functions_of(error: BaseException) -> list[str]:
+    """Return the names of the functions in a traceback that is printed now."""
+    frames = traceback.extract_tb(error.__traceback__)
+    assert not [frame.filename for frame in frames if frame.filename.startswith(OWN)]
+    return [frame.name for frame in frames][1:]  # without the test itself
+
+
+KEPT = [
+    (wrong_shape, ["wrong_shape"]),
+    (fail, ["fail", "embedding"]),
+    (waits, ["waits"]),
+    (called_back, ["called_back", "__call__", "user_kernel"]),
+]
+
+
+CHECKED = [(*item, kind) for item in KEPT for kind in ("sync", "fast", "nan")]
+
+
+@pytest.mark.parametrize(
+    ("way", "functions", "kind"), [*CHECKED, (not_finite, ["not_finite"], "nan")]
+)
+def test_item_5_an_exception_that_the_block_kept_is_printed_without_our_frames_later(
+    way: Callable[[], None],
+    functions: list[str],
+    kind: str,
+    sim: simulate.Simulation,
+) -> None:
+    """After the check nothing is replaced any more: the exception itself holds none of them."""
+    with cudalens.check(**{kind: True}), pytest.raises(Exception) as caught:
+        way()
+    assert functions_of(caught.value) == functions
+
+
+@pytest.mark.parametrize(("way", "functions"), [KEPT[0], *KEPT[2:]])
+def test_item_5_an_unchecked_failure_on_the_rehearsal_device_shows_the_users_frames_only(
+    way: Callable[[], None], functions: list[str], sim: simulate.Simulation
+) -> None:
+    """As with a GPU, whose kernels leave no Python frame."""
+    with pytest.raises(Exception) as caught:
+        way()
+    assert functions_of(caught.value) == functions
+
+
+def test_item_5_a_finding_of_installed_guards_shows_no_frame_of_ours(
+    sim: simulate.Simulation,
+) -> None:
+    with cudalens.guard(), pytest.raises(cudalens.DeviceIndexError) as caught:
+        fail()
+    assert functions_of(caught.value) == ["fail", "embedding"]
+
+
+def test_item_5_an_interrupted_op_keeps_the_frames_that_tell_of_the_interrupt(
+    sim: simulate.Simulation,
+) -> None:
+    """A handler is known by the frame that it was given, and that one is ours."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGALRM, before)
+        msg = "too late"
+        raise TimeoutError(msg)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    with pytest.raises(TimeoutError) as caught:
+        Frameless(signal.raise_signal)(signal.SIGALRM)
+    assert came_from_outside(caught.value)
+
+
+class Failing(torch.utils.data.Dataset[torch.Tensor]):
+    """A data set that reads a row which is not there."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return F.embedding(torch.tensor([9]), torch.zeros(3, 2))
+
+
+def message_of_worker() -> str:
+    loader = torch.utils.data.DataLoader(Failing(), num_workers=1)
+    with pytest.raises(IndexError) as caught:
+        next(iter(loader))
+    return str(caught.value)
+
+
+def test_item_5_a_workers_exception_has_the_text_that_it_has_without_a_check() -> None:
+    """ "Original Traceback" is the same, word for word."""
+    unchecked = message_of_worker()
+    with cudalens.check():
+        checked = message_of_worker()
+    assert "Original Traceback" in unchecked
+    assert checked == unchecked
+
+
+@pytest.fixture
+def shell(sim: simulate.Simulation) -> Iterator[Any]:
+    """A shell over the rehearsal device."""
+    with shell_with_cudalens() as opened:
+        run(opened, "import torch, torch.nn.functional as F")
+        run(opened, "table = torch.zeros(5, 2, device='cuda')")
+        run(opened, "ids = torch.tensor([1, 7, 2], device='cuda')")
+        yield opened
+
+
+BAD = "F.embedding(ids, table)"
+SHOWN = {
+    "%run": "%run {script}",
+    "%%capture": f"%%capture out\n{BAD}",
+    "__repr__": f"class R:\n    def __repr__(self):\n        {BAD}\nR()",
+    "handled": f"try:\n    {BAD}\nexcept Exception:\n    get_ipython().showtraceback()",
+}
+
+
+@pytest.mark.parametrize("how", ["%%cudacheck", "%cudacheck on"])
+@pytest.mark.parametrize("code", SHOWN.values(), ids=SHOWN)
+def test_item_5_what_the_shell_prints_has_the_users_frames_only(
+    shell: Any, code: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of ours and no argument that could not be resolved; then the shell is as before."""
+    script = tmp_path / "script.py"
+    setup = "import torch, torch.nn.functional as F\ntable = torch.zeros(5, 2, device='cuda')\n"
+    script.write_text(f"{setup}ids = torch.tensor([7], device='cuda')\n{BAD}\n")
+    if how == "%cudacheck on":
+        run(shell, how)
+    capsys.readouterr()
+    run(shell, ("%%cudacheck\n" if how == "%%cudacheck" else "") + code.format(script=script))
+    printed = capsys.readouterr().out
+    printed = ANSI.sub("", shell.user_ns["out"].stdout if "capture" in code else printed)
+    assert "is outside the 5 rows" in printed and "functional.py" in printed
+    assert OWN not in printed and UNRESOLVED not in printed
+    assert "showtraceback" not in vars(shell)
+
+
+INTERRUPTED = """\
+import os, signal, torch
+x = torch.ones(3, device="cuda")
+library = torch.library.Library("test_printed", "DEF")
+library.define("hit(Tensor x) -> Tensor")
+def hit(x):
+    os.kill(os.getpid(), signal.SIGINT)
+    return x.clone()
+library.impl("hit", hit, "CompositeExplicitAutograd")
+"""
+
+
+@pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck on", "%cudacheck "])
+def test_item_29_an_interrupt_shows_no_frame_of_ours(
+    shell: Any, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It comes inside an op, which we have passed on."""
+    run(shell, INTERRUPTED)
+    if how == "%cudacheck on":
+        run(shell, how)
+        how = ""
+    capsys.readouterr()
+    error, _ = run(shell, f"{how}torch.ops.test_printed.hit(x)")
+    printed = ANSI.sub("", capsys.readouterr().out)
+    shell.user_ns["library"]._destroy()
+    assert isinstance(error, KeyboardInterrupt)
+    assert "KeyboardInterrupt" in printed and "in hit" in printed
+    assert OWN not in printed and UNRESOLVED not in printed

@@ -1,0 +1,284 @@
+"""Processes that a checked block starts, on the CPU here and on the rehearsal device there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.utils.data import DataLoader, TensorDataset
+
+import cudalens
+from cudalens.core.report import RankResult, Report
+from cudalens.session.ranks import combined, reason
+from tests.processes import python
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.usefixtures("on_cpu"),
+]
+MAX = 3
+
+
+def lookup(index: int, bad: tuple[int, ...]) -> None:
+    """Look up rows; a bad rank asks for one that is not there."""
+    loader = DataLoader(TensorDataset(torch.tensor([0, 1, 2, 9 if index in bad else 0])), 2)
+    for (rows,) in loader:
+        torch.zeros(MAX, 2)[rows]
+
+
+def start(bad: tuple[int, ...], count: int = 3, target: object = lookup) -> None:
+    mp.start_processes(target, (bad,), count, start_method="fork")
+
+
+def test_one_report_says_which_processes_met_what() -> None:
+    session = cudalens.check()
+    with pytest.raises(ProcessRaisedException) as caught, session:
+        start((0, 2))
+    report = session.report
+    assert report is not None and report.kind == "device_assert"
+    assert report.headline_own.startswith("rows[1] = 9 is outside dimension 0 (size 3)")
+    assert [item.name for item in report.ranks] == ["process 0", "process 1", "process 2"]
+    bad = [item for item in report.ranks if item.report is not None]
+    assert {item.process for item in bad} == {0, 2}
+    assert {item.batch for item in bad} == {"batch 2 of loader, row 1 = item 3 of its dataset"}
+    assert report.explanation.startswith("2 of 3 processes have a finding: process 0 (batch 2 ")
+    # The launcher's own exception: its type, its words, and what it is about.
+    assert "terminated with the following error" in str(caught.value)
+    assert caught.value.error_index in (0, 2)
+    assert caught.value.__cudalens_report__ is report
+    assert caught.value.__notes__ == [f"cudalens: {report.headline_own}"] or any(
+        report.headline_own in note for note in caught.value.__notes__
+    )
+    # Another process's device says nothing about this one's.
+    assert cudalens.last_report() is report
+    assert Report.from_dict(json.loads(report.to_json())) == report
+
+
+def test_good_processes_make_no_report() -> None:
+    with cudalens.check() as session:
+        start(())
+    assert (session.report, session.internal_errors) == (None, [])
+
+
+def test_a_deferred_finding_ends_its_process() -> None:
+    session = cudalens.check(deferred=True)
+    with pytest.raises(ProcessExitedException, match="exit code 1"), session:
+        start((0,), count=1, target=draw)
+    assert session.report is not None and session.report.deferred
+    assert [item.report is not None for item in session.report.ranks] == [True]
+
+
+def draw(index: int, bad: tuple[int, ...]) -> None:
+    torch.bernoulli(torch.tensor([7.0 if index in bad else 0.5]))
+
+
+def end_silently(index: int, bad: tuple[int, ...]) -> None:
+    if index in bad:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_without_a_word_is_named() -> None:
+    session = cudalens.check()
+    with pytest.raises(ProcessExitedException) as caught, session:
+        start((1,), target=end_silently)
+    # The launcher may end the others too, before they are through.
+    assert "process 1 was ended by SIGKILL and left no report" in caught.value.__notes__[0]
+
+
+def fail_otherwise(index: int, bad: tuple[int, ...]) -> None:
+    if index in bad:
+        raise FileNotFoundError("labels.csv")
+
+
+def test_what_is_no_business_of_ours_passes() -> None:
+    """As in a block that starts no process."""
+    session = cudalens.check()
+    with pytest.raises(ProcessRaisedException, match=r"labels\.csv") as caught, session:
+        start((0,), count=1, target=fail_otherwise)
+    assert session.report is None
+    assert not hasattr(caught.value, "__cudalens_report__")
+
+
+def fail(index: int) -> None:
+    torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+def test_a_host_error_of_a_process_is_explained() -> None:
+    """It ends in the launcher's handler, which prints it and exits."""
+    session = cudalens.check()
+    with pytest.raises(ProcessRaisedException), session:
+        mp.start_processes(fail, (), 1, start_method="fork")
+    assert session.report is not None and session.report.kind == "host_error"
+    assert [item.report is not None for item in session.report.ranks] == [True]
+
+
+def test_a_plain_process_of_the_users_is_checked() -> None:
+    """Nobody raises anything here, and the finding is reported all the same."""
+    with cudalens.check() as session:
+        process = multiprocessing.get_context("fork").Process(target=lookup, args=(1, (1,)))
+        process.start()
+        process.join()
+    assert process.exitcode == 1
+    assert session.report is not None and session.report.kind == "device_assert"
+
+
+def test_a_loaders_worker_is_none_of_these() -> None:
+    data = TensorDataset(torch.tensor([0, 1]))
+    with cudalens.check() as session:
+        loader = DataLoader(data, num_workers=1, multiprocessing_context="fork")
+        assert len(list(loader)) == 2
+        assert session._ranks is not None and session._ranks.results() == ()
+
+
+def test_a_process_starts_as_it_is_where_nothing_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(**options: object) -> str:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    session = cudalens.check()
+    with pytest.raises(ProcessRaisedException, match=r"rows\[1\] = 9 is outside"), session:
+        start((1,), count=2)
+    assert session.internal_errors == [
+        "check of a process unavailable: OSError: no space left on device"
+    ]
+
+
+def test_nothing_stays_replaced() -> None:
+    before = BaseProcess.start
+    with cudalens.check():
+        assert BaseProcess.start is not before
+    assert BaseProcess.start is before
+
+
+def test_why_a_process_ends() -> None:
+    error = ValueError("x")
+    end = SystemExit(1)
+    end.__context__ = error
+    assert reason(end) is error
+    assert reason(error) is error
+    end.code = 0
+    assert reason(end) is end
+
+
+def test_whose_connection_broke_has_no_finding() -> None:
+    """It is listed, and the report is that of the other."""
+    lost = Report(kind="host_error", headline="Connection closed by peer [127.0.0.1]:1")
+    found = Report(kind="device_assert", headline="y[0] = 7 is outside the 3 classes of input")
+    results = (
+        RankResult(rank=0, outcome="lost its connection to another rank", report=lost),
+        RankResult(rank=1, report=found),
+    )
+    report = combined(results)
+    assert report is not None and report.headline == found.headline
+    assert report.explanation == "1 of 2 processes has a finding: rank 1."
+    assert "rank 1 of 2" in report.to_text()
+    assert combined(()) is None
+
+
+# --- real launchers, in a process of their own ----------------------------------------------------
+
+MODULE = """\
+import os
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+import cudalens
+
+def train(rank, folder, bad):
+    device = cudalens.ensure_cuda()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    labels = torch.arange(32) % 3
+    labels[bad] = 7
+    data = TensorDataset(torch.randn(32, 4), labels)
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3).to(device))
+    for x, y in loader:
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+    dist.destroy_process_group()
+"""
+START = """\
+import sys
+import torch.multiprocessing as mp
+import cudalens
+import module
+
+if __name__ == "__main__":
+    folder, method = sys.argv[1:3]
+    with cudalens.check(json="report.json"):
+        mp.start_processes(module.train, (folder, [6, 17]), nprocs=4, start_method=method)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.all), "spawn"])
+def test_ranks_on_the_rehearsal_device(tmp_path: Path, method: str) -> None:
+    """Rank 2 has item 6, of its first batch; rank 1 item 17, of its second, which never comes."""
+    (tmp_path / "module.py").write_text(MODULE)
+    (tmp_path / "start.py").write_text(START)
+    done = python("start.py", str(tmp_path), method, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "ProcessRaisedException: " in done.stderr
+    report = Report.from_dict(json.loads((tmp_path / "report.json").read_text("utf-8")))
+    found = {item.rank: item for item in report.ranks if item.report and not item.outcome}
+    assert set(found) == {2}
+    assert found[2].batch == "batch 1 of loader, row 1 = data[6]"
+    assert len(report.ranks) == 4
+
+
+LAUNCH = """\
+import socket
+from tests.shells import run, shell_with_cudalens
+
+TRAIN = '''
+import torch
+import torch.nn.functional as F
+import cudalens
+
+def train(bad):
+    import torch.distributed as dist
+    device = cudalens.ensure_cuda()
+    dist.init_process_group("gloo")
+    labels = torch.arange(4, device=device) % 3
+    if dist.get_rank() == bad:
+        labels[3] = 7
+    F.cross_entropy(torch.zeros(4, 3, device=device), labels)
+    dist.barrier()
+'''
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    PORT = free.getsockname()[1]
+CELL = f'''%%cudacheck
+from accelerate import notebook_launcher
+notebook_launcher(train, (1,), num_processes=2, use_port="{PORT}")
+'''
+with shell_with_cudalens() as shell:
+    run(shell, TRAIN)
+    error, shown = run(shell, CELL)
+    print("ERROR", type(error).__name__, "finding" * ("= 7 is outside" in str(error)))
+    print(len(shown), "shown")
+    print(shown[0]["text/plain"])
+    print("FOLDED" * ("<strong>rank 1</strong>" in shown[0]["text/html"]))
+"""
+
+
+@pytest.mark.thorough
+def test_notebook_launcher_in_a_cell() -> None:
+    """One report in the cell, and the launcher's exception as it is."""
+    done = python("-c", LAUNCH, timeout=120, CUDA_VISIBLE_DEVICES="")
+    assert "ERROR ChildFailedError finding" in done.stdout, done.stdout + done.stderr
+    assert "1 shown" in done.stdout
+    assert "rank 1 of 2" in done.stdout
+    assert "In [1] line 12" in done.stdout
+    assert "FOLDED" in done.stdout

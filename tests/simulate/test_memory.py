@@ -1,0 +1,174 @@
+"""Memory that tensors of the device share: overlap is refused, storages grow where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.simulate.device import CUDA
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+Call = Callable[[Tensor], object]
+
+
+def outcome(call: Call, device: str) -> tuple[object, list[float]]:
+    """Run a call on ten numbers; return its error's text, or nothing, and the numbers after it."""
+    x = torch.arange(10.0, device=device)
+    try:
+        call(x)
+    except RuntimeError as error:
+        return (type(error), str(error)), []
+    return None, x.tolist()
+
+
+def order(x: Tensor) -> Tensor:
+    return torch.arange(9, device=x.device)
+
+
+# Each writes x[:-1] or x while it reads x[1:].
+OVERLAPPING: dict[str, Call] = {
+    "add out": lambda x: torch.add(x[1:], 1, out=x[:-1]),
+    "exp out": lambda x: torch.exp(x[1:], out=x[:-1]),
+    "clamp out": lambda x: torch.clamp(x[1:], min=0, out=x[:-1]),
+    "cumsum out": lambda x: torch.cumsum(x[1:], 0, out=x[:-1]),
+    "where out": lambda x: torch.where(x[1:] > 0, x[1:], x[1:], out=x[:-1]),
+    "cat out": lambda x: torch.cat([x[1:5], x[1:6]], out=x[:-1]),
+    "sort out": lambda x: torch.sort(x[1:], out=(x[:-1], order(x))),
+    "take out": lambda x: torch.take(x[1:], order(x), out=x[:-1]),
+    "gather out": lambda x: torch.gather(x[1:], 0, order(x), out=x[:-1]),
+    "index_select out": lambda x: torch.index_select(x[1:], 0, order(x), out=x[:-1]),
+    "mul_": lambda x: x[:-1].mul_(x[1:]),
+    "lerp_": lambda x: x[:-1].lerp_(x[1:], 0.5),
+    "addcmul_": lambda x: x[:-1].addcmul_(x[1:], x[1:]),
+    "copy_": lambda x: x[:-1].copy_(x[1:]),
+    "slice": lambda x: x.__setitem__(slice(0, 9), x[1:]),
+    "transposed copy_": lambda x: x[:9].view(3, 3).copy_(x[:9].view(3, 3).t()),
+    "put_": lambda x: x[:-1].put_(order(x), x[1:]),
+    "index_add_": lambda x: x[:-1].index_add_(0, order(x), x[1:]),
+    "index_copy_": lambda x: x[:-1].index_copy_(0, order(x), x[1:]),
+    "index_put_": lambda x: x[:-1].index_put_((order(x),), x[1:]),
+    "index_put_ by itself": lambda x: (y := x.long()).index_put_((y,), y.clone()),
+    "index_fill_ by itself": lambda x: (y := x.long()).index_fill_(0, y, 3),
+    "scatter_": lambda x: x[:-1].scatter_(0, order(x), x[1:]),
+    "scatter_ by itself": lambda x: (y := x.long()).scatter_(0, y, y.clone()),
+    "scatter_add_": lambda x: x[:-1].scatter_add_(0, order(x), x[1:]),
+    "list op": lambda x: torch._foreach_add_([x[:-1]], [x[1:]]),
+    "expanded": lambda x: x[:1].expand(4).add_(1),
+    "expanded copy_": lambda x: x[:1].expand(4).copy_(x[2:6]),
+}
+# The same ops on memory that is the very same, or shared without an element in common.
+APART: dict[str, Call] = {
+    "add in place": lambda x: torch.add(x, 1, out=x),
+    "add out": lambda x: torch.add(x[:5], 1, out=x[5:]),
+    "every other": lambda x: torch.add(x[::2], 1, out=x[1::2]),
+    "another dtype": lambda x: x[:5].view(torch.int32).copy_(x[5:].view(torch.int32)),
+    "square": lambda x: x.mul_(x),
+    "slice": lambda x: x.__setitem__(slice(0, 5), x[5:]),
+    "rows": lambda x: x.view(2, 5)[0].copy_(x.view(2, 5)[1]),
+    "index_add_": lambda x: x[:5].index_add_(0, torch.arange(5, device=x.device), x[5:]),
+    "index_put_": lambda x: x.index_put_((x.long(),), x.clone()),
+    "expanded fill": lambda x: x[:1].expand(4).fill_(3),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_overlapping_memory_is_refused_as_by_torch(name: str) -> None:
+    """Issue 17, item 12: the error is the one that torch's own check raises on the CPU."""
+    error, _ = outcome(OVERLAPPING[name], "cpu")
+    assert error is not None
+    assert "clone() the tensor" in str(error)
+    assert outcome(OVERLAPPING[name], "cuda") == (error, [])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_memory_without_an_element_in_common_is_written(name: str) -> None:
+    """Issue 17, item 12, the neighbour: views of one storage that do not meet are no overlap."""
+    result = outcome(APART[name], "cpu")
+    assert result[0] is None
+    assert outcome(APART[name], "cuda") == result
+
+
+def test_conjugated_views_of_one_storage_keep_their_bits() -> None:
+    """Issue 17, item 12: what shares memory is read through its own conj and neg bits."""
+    x = torch.tensor([1 + 2j, 3 - 4j], device=CUDA)
+    x[:1].mul_(x[1:].conj())
+    assert x.tolist() == [(1 + 2j) * (3 + 4j), 3 - 4j]
+    x[:1].imag.copy_(x[1:].conj().imag)
+    assert x[0].item().imag == 4.0
+
+
+# --- growing -------------------------------------------------------------------------------
+
+
+def test_growing_keeps_data_order_and_sharing() -> None:
+    """Issue 17, item 12: resize_ grows the storage under all views, in the order of memory."""
+
+    def grown(device: str) -> list[object]:
+        x = torch.arange(6.0, device=device)
+        first, last = x[:2], x[4:]
+        turned = x.view(2, 3).t()
+        turned.resize_(4, 3)
+        turned.view(-1)[6:] = torch.arange(6.0, 12.0, device=device)
+        first.add_(100)
+        last.resize_(5)
+        return [
+            turned.tolist(),
+            x.tolist(),
+            last.tolist(),
+            last.storage_offset(),
+            last.data_ptr() - x.data_ptr(),
+            x.untyped_storage().nbytes(),
+            turned.untyped_storage()._cdata == first.untyped_storage()._cdata,
+        ]
+
+    assert grown("cuda") == grown("cpu")
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_growing_into_a_memory_format(memory_format: torch.memory_format) -> None:
+    """Issue 17, item 12: the strides are those of the format that was asked for."""
+    x = torch.empty(0, device=CUDA).resize_(2, 3, 4, 5, memory_format=memory_format)
+    assert x.is_contiguous(memory_format=memory_format)
+    assert x.untyped_storage().nbytes() == 480
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_grown_out_is_seen_by_all_that_share_it() -> None:
+    """Issue 17, item 12: ``out=`` of another size grows the storage, and does not leave it."""
+
+    def written(device: str) -> list[object]:
+        base = torch.zeros(4, device=device)
+        out = base[1:3]
+        torch.add(torch.arange(6.0, device=device), 1, out=out)
+        return [out.tolist(), base.tolist(), out.storage_offset()]
+
+    assert written("cuda") == written("cpu")
+
+
+def test_a_storage_is_resized() -> None:
+    """Issue 17, item 12: to nothing and back, as sharded training does; the counter follows."""
+    before = torch.cuda.memory_allocated()
+    x = torch.arange(1024.0, device=CUDA)
+    storage = x.untyped_storage()
+    storage.resize_(0)
+    assert (storage.nbytes(), torch.cuda.memory_allocated() - before) == (0, 0)
+    assert storage.resize_(8192) is storage
+    assert torch.cuda.memory_allocated() - before == 8192
+    x.copy_(torch.ones(1024))
+    assert x.sum().item() == 1024.0
+    storage.resize_(1024 * 4)
+    assert x.tolist() == [1.0] * 1024
+    del x, storage
+    assert torch.cuda.memory_allocated() == before
+    assert torch.arange(3.0).untyped_storage().resize_(8).nbytes() == 8
+
+
+def test_an_empty_storage_like_one_of_the_device() -> None:
+    """It ended the process: a CPU build has no allocator for the device."""
+    made = torch.arange(3.0, device=CUDA).untyped_storage().new()
+    assert (made.device, made.nbytes()) == (torch.device("cuda", 0), 0)
+    assert torch.arange(3.0).untyped_storage().new().device.type == "cpu"
