@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS ?= 1
 export HF_HUB_OFFLINE ?= 1
+# What runs again, in a worker, a kernel or a child, compiles nothing again.
+unexport PYTHONDONTWRITEBYTECODE
 # The stored outputs are those of the rehearsal device, static: the same on every machine.
 ON_REHEARSAL := CUDA_VISIBLE_DEVICES= CUDALENS_WIDGETS=0
 
@@ -18,7 +20,7 @@ COVER ?= $(if $(filter thorough,$(CUDALENS_TESTS)),--cov=cudalens --cov-branch -
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-gpu clean colab
+.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-gpu clean colab docs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,8 +57,19 @@ notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
 notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="quickstart …" for some
 	$(ON_REHEARSAL) $(BIN)/python tests/notebook_outputs.py $(NAMES)
 
-pages-update: $(STAMP) ## write the reports on the pages of docs/errors anew
-	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py
+pages-update: $(STAMP) ## write the reports on the pages of docs/errors and the pages of docs/reference anew
+	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py tests/test_docs.py -k "blocks_of_a_page or current"
+
+SITE = build/docs-env
+$(SITE)/.installed: docs/requirements.txt docs/constraints.txt
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
+docs: $(SITE)/.installed ## the documentation site, strictly, into build/site; needs no torch
+	rm -rf build/site
+	$(SITE)/bin/python -m sphinx -W --keep-going -n -E -q -d build/doctrees -c docs . build/site
+	@echo "build/site/index.html"
 
 COLAB = $(CURDIR)/build/colab/site-packages
 ON_COLAB = $(addprefix tests/,notebook/test_magics.py source/test_timed_cells.py notebook/test_kernel.py render/test_widget.py)
@@ -73,14 +86,17 @@ test: lint types unit notebooks ## everything that needs Python alone; CI runs i
 test-all: ## as test, with more of everything and torch's whole operator database
 	$(MAKE) test CUDALENS_TESTS=all
 
-# cudalens/guards/losses.py has tests/guards/test_losses.py, and test_losses_*.py beside it.
-STEM = $(subst cudalens/,tests/,$(dir $(FILE)))test_$(patsubst _%,%,$(basename $(notdir $(FILE))))
-TESTS_OF = $(if $(filter tests/%,$(FILE)),$(FILE),$(wildcard $(STEM).py $(STEM)_*.py))
+# cudalens/guards/losses.py has tests/guards/test_losses.py, and test_losses_*.py beside it; a file
+# without tests of its own, such as one of diagnosis/hints, has those of its folder.
+STEM = $(subst cudalens/,tests/,$(dir $(FILE)))test_$(patsubst _%,%,$(subst __main__,main,$(basename $(notdir $(FILE)))))
+OF_FOLDER = $(if $(filter tests/,$(dir $(STEM))),,$(wildcard $(dir $(STEM))test_*.py))
+OWN = $(wildcard $(STEM).py $(STEM)_*.py)
+TESTS_OF = $(if $(filter tests/%,$(FILE)),$(FILE),$(or $(OWN),$(OF_FOLDER)))
 
 quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/losses.py
 	@test -f "$(FILE)" || { echo 'make quick FILE=cudalens/guards/losses.py: "$(FILE)" is no file'; exit 2; }
 	$(BIN)/ruff check $(sort $(FILE) $(TESTS_OF))
-	@test -n "$(TESTS_OF)" || { echo "$(FILE) has no tests of its own: there is no $(STEM).py"; exit 2; }
+	@test -n "$(TESTS_OF)" || { echo "$(FILE) has no tests: there is no $(STEM).py"; exit 2; }
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q $(TESTS_OF)
 
 compat: $(STAMP) ## the tests on other Pythons and torches, gigabytes each; writes docs/compatibility.md; LANES="3.12:2.14.1"
@@ -94,7 +110,7 @@ $(VENV)/.browser: $(STAMP)
 browser: $(VENV)/.browser ## install what drives a browser, and Chromium where it is missing
 
 test-browser: $(VENV)/.browser ## the lens in a real JupyterLab and Chromium; pictures in build/browser
-	$(BIN)/python -m pytest tests/browser -m browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser -m browser
 
 pictures: $(VENV)/.browser ## make the README's pictures of the lens from the real thing
 	$(BIN)/python -m tests.browser.pictures docs
@@ -122,7 +138,12 @@ mutate: $(VENV)/.mutate ## mutation score of guards/ and hints/: a sample in 25 
 soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
 	$(BIN)/python -m benchmarks.soak
 
-bench: $(STAMP) ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
+# What is compared with changes nothing that the tests import: setup's pins stay.
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	touch $@
+
+bench: $(VENV)/.bench ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
 	$(BIN)/python -m benchmarks
 
 # The environment of `make setup` where its torch finds a device, else the python at hand.

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import growth, pages, startup
+from benchmarks import compiled, growth, pages, startup
 from benchmarks.apart import compare_apart
-from benchmarks.children import ROOT
+from benchmarks.children import ROOT, measured_in_child
 from benchmarks.measure import Ratio, compare
 from benchmarks.memory import memory
 from benchmarks.steps import Workload, has_transformers, workloads
@@ -46,6 +47,17 @@ def machine(device: str) -> dict[str, Any]:
         "device": kind,
         "python": platform.python_version(),
         "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def origin() -> dict[str, Any]:
+    """Tell of which commit the results are, of which day, and how busy the machine was before."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "commit": said.stdout.strip() or None,
+        "date": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0], 2),
     }
 
 
@@ -95,6 +107,7 @@ def _ratios(workload: Workload, device: str, *, quick: bool) -> tuple[dict[str, 
 def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
     """Measure everything."""
     torch.set_num_threads(1)
+    measured = origin()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     steps = overheads(device, quick=quick)
     say("growth with the ops of a step")
@@ -110,8 +123,13 @@ def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
     say("memory")
     by_name = {curve.name: curve.to_dict() for curve in curves}
     used = memory(4 if quick else 200)
+    say("waits of the host")
+    waited = {} if device == "cuda" else measured_in_child("benchmarks.waits")
+    say("compiled code")
+    in_compiled = {} if quick or device == "cuda" else compiled.measured()
     small = steps["transformer"]["ratios"]
     return {
+        "measured": measured,
         "machine": machine(device),
         **{f"{name}_step_ratio": small[name]["median"] for name in NAMED},
         **starts,
@@ -122,6 +140,8 @@ def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
         "not_installed": list(missing(device)),
         "growth": by_name,
         "memory": used,
+        "waits_per_step": waited,
+        "compiled": in_compiled,
     }
 
 

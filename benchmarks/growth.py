@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -168,6 +170,29 @@ def inside_modules(depth: int) -> Prepare:
     return lambda: lambda: model(index)
 
 
+def in_file(lines: int) -> Prepare:
+    """A loss at the end of a file with that many lines."""
+    filler = [f"def unused(x): return x + {number}" for number in range(lines - 1)]
+    return lambda: _from_file([*filler, "F.cross_entropy(scores, bad)"])
+
+
+def after_lines(count: int) -> Prepare:
+    """A loss after ops that were recorded on as many lines of the user's."""
+    ops = ["value = scores * 1.0"] * count
+    return lambda: _from_file([*ops, "F.cross_entropy(value, bad)"])
+
+
+def _from_file(lines: list[str]) -> Call:
+    """Run the first lines of a file; return a call that runs the last one."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+        file.write("\n".join(lines) + "\n")
+    atexit.register(Path(file.name).unlink)
+    names: dict[str, Any] = {"F": F, "scores": logits(), "bad": labels(), "__name__": "__main__"}
+    exec(compile("\n".join(lines[:-1]), file.name, "exec"), names)
+    last = compile("\n" * (len(lines) - 1) + lines[-1], file.name, "exec")
+    return lambda: exec(last, names)
+
+
 DIAGNOSES: tuple[tuple[str, str, Callable[[int], Prepare], tuple[int, ...]], ...] = (
     ("graph_nodes", "autograd nodes", behind_graph, (100, 1_000, 10_000, 100_000)),
     (
@@ -177,6 +202,8 @@ DIAGNOSES: tuple[tuple[str, str, Callable[[int], Prepare], tuple[int, ...]], ...
         (10, 1_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
     ),
     ("history", "recorded ops", after_ops, (10, 100, 1_000, 10_000)),
+    ("source_lines", "lines of source", in_file, (100, 1_000, 10_000, 100_000)),
+    ("distinct_lines", "distinct lines of history", after_lines, (10, 100, 1_000, 4_000)),
     ("namespace", "names of the user", among_names, (10, 100, 1_000, 10_000, 100_000)),
     ("module_depth", "nested modules", inside_modules, (1, 4, 16, 64)),
 )

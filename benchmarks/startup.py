@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -103,19 +100,19 @@ def saved_notebook(report: Any, bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def wheel() -> bytes:
-    """Build the wheel; without its build tool, pack what it would contain."""
-    if importlib.util.find_spec("hatchling") is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-            subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-            (built,) = Path(folder).glob("*.whl")
-            return built.read_bytes()
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted((ROOT / "cudalens").rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                archive.write(path, path.relative_to(ROOT))
-    return packed.getvalue()
+    """Build the wheel as ``make package`` does.
+
+    Raises:
+        RuntimeError: it cannot be built; the message has the end of what was said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder, str(ROOT)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            msg = f"the wheel was not built:\n{(done.stdout + done.stderr)[-2000:]}"
+            raise RuntimeError(msg)
+        (built,) = Path(folder).glob("*.whl")
+        return built.read_bytes()
 
 
 if __name__ == "__main__":

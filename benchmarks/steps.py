@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torch.nn import functional as F  # noqa: N812  torch's own custom
 
 Step = Callable[[], Any]
@@ -87,6 +88,64 @@ class SmallConvNet(nn.Module):
         return self.head(self.blocks(images).flatten(1))
 
 
+class TinyGraphNet(nn.Module):
+    """Two graph convolutions over 34 nodes: messages are gathered and added by index."""
+
+    def __init__(self, features: int = 34, hidden: int = 16, classes: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, hidden, bias=False)
+        self.second = nn.Linear(hidden, classes, bias=False)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        hidden = F.dropout(self._pass_on(self.first(nodes), edges).relu(), 0.5, self.training)
+        return self._pass_on(self.second(hidden), edges)
+
+    @staticmethod
+    def _pass_on(nodes: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges
+        degree = torch.zeros(len(nodes), device=nodes.device)
+        degree = degree.scatter_add(0, target, torch.ones(len(target), device=nodes.device))
+        weight = degree.clamp(min=1).pow(-0.5)
+        messages = nodes[source] * (weight[source] * weight[target]).unsqueeze(1)
+        return torch.zeros_like(nodes).index_add(0, target, messages)
+
+
+class Policy(nn.Module):
+    """A policy that acts one state at a time, as in the reinforcement learning examples."""
+
+    def __init__(self, observations: int = 4, hidden: int = 128, actions: int = 2) -> None:
+        super().__init__()
+        self.first = nn.Linear(observations, hidden)
+        self.second = nn.Linear(hidden, actions)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the logarithm of the probability of each action that was drawn."""
+        chosen, score = [], 0
+        for state in states:
+            hidden = F.dropout(self.first(state.unsqueeze(0)), 0.6, self.training).relu()
+            choice = Categorical(F.softmax(self.second(hidden), dim=1))
+            action = choice.sample()
+            chosen.append(choice.log_prob(action))
+            score += int(action.item())  # the environment runs on the host
+        return torch.cat(chosen)
+
+
+class Recurrent(nn.Module):
+    """A cell called in a loop over time, with a class for each sample at the end."""
+
+    def __init__(self, letters: int = 27, width: int = 32, classes: int = 18) -> None:
+        super().__init__()
+        self.token = nn.Embedding(letters, width)
+        self.cell = nn.GRUCell(width, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = torch.zeros(len(tokens), self.cell.hidden_size, device=tokens.device)
+        for at in range(tokens.shape[1]):
+            hidden = self.cell(self.token(tokens[:, at]), hidden)
+        return self.head(hidden)
+
+
 class SizedTransformer(nn.Module):
     """Layers of a well-known model's size, where transformers is not installed to build it."""
 
@@ -159,6 +218,25 @@ def conv(device: str) -> TrainingStep:
     return _training(SmallConvNet(), {"images": images}, _entropy(labels.to(device)), device)
 
 
+def graph(device: str) -> TrainingStep:
+    torch.manual_seed(0)
+    edges, labels = torch.randint(0, 34, (2, 156)), torch.randint(0, 4, (34,))
+    inputs = {"nodes": torch.eye(34), "edges": edges}
+    return _training(TinyGraphNet(), inputs, _entropy(labels.to(device)), device)
+
+
+def policy(device: str) -> TrainingStep:
+    torch.manual_seed(0)
+    states, returns = torch.randn(20, 4), torch.randn(20).to(device)
+    return _training(Policy(), {"states": states}, lambda chosen: -(chosen * returns).sum(), device)
+
+
+def recurrent(device: str) -> TrainingStep:
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(0, 27, (8, 12)), torch.randint(0, 18, (8,))
+    return _training(Recurrent(), {"tokens": tokens}, _entropy(labels.to(device)), device)
+
+
 def has_transformers() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
@@ -222,6 +300,21 @@ SMALL = (
         name="tiny_bert",
         description="BERT with 2 layers of width 64, embeddings and cross entropy, batch 8",
         make=partial(sized, size=TINY_BERT),
+    ),
+    Workload(
+        name="graph",
+        description="graph network: 2 layers over 34 nodes and 156 edges",
+        make=graph,
+    ),
+    Workload(
+        name="policy",
+        description="policy gradient: 20 states, one at a time",
+        make=policy,
+    ),
+    Workload(
+        name="recurrent",
+        description="recurrent loop: a GRU cell over 12 letters, batch 8",
+        make=recurrent,
     ),
 )
 LARGE = (

@@ -60,6 +60,17 @@ def guards(step: Step) -> Iterator[Step]:
             cudalens.uninstall()
 
 
+@contextmanager
+def deferred(step: Step) -> Iterator[Step]:
+    """The guards that look later, forced to act as above."""
+    with PROCESS.acting_on("cpu", "cuda"):
+        cudalens.install(deferred=True)
+        try:
+            yield step
+        finally:
+            cudalens.uninstall()
+
+
 def check(**options: Any) -> Opener:
     """A checked block, with the guards forced to act."""
 
@@ -132,12 +143,13 @@ def tensor_sensor(step: Step) -> Iterator[Step]:
         yield step
 
 
-GUARDS, FULL, NAN = "guards", "full", "nan"
+GUARDS, DEFERRED, FULL, NAN = "guards", "deferred", "full", "nan"
 DEBUG_MODE, DEBUG_TRACES, ANOMALY = "debugmode", "debugmode_traces", "anomaly"
 
 TOOLS = (
     Tool(name="control", label="plain again (control)", opener=plain),
     Tool(name=GUARDS, label="`cudalens.install()`: guards only", opener=guards),
+    Tool(name=DEFERRED, label="`cudalens.install(deferred=True)`", opener=deferred),
     Tool(name=FULL, label="`%%cudacheck`: guards, recorder, sync", opener=check()),
     Tool(name="full_no_sync", label="`%%cudacheck --no-sync`", opener=check(sync=False)),
     Tool(name=NAN, label="`%%cudacheck --nan`", opener=check(nan=True)),
@@ -168,7 +180,7 @@ TOOLS = (
         needs="torchlens",
     ),
 )
-OWN = (GUARDS, FULL, NAN, "control", "launch_blocking")
+OWN = (GUARDS, DEFERRED, FULL, NAN, "control", "launch_blocking")
 """What is measured on large steps too."""
 
 
