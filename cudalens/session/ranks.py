@@ -181,10 +181,12 @@ class RankRun:
 
     def _conclude(self, session: Any, error: BaseException | None) -> DeviceAssertError | None:
         """Close the session and leave its report; return a finding that comes to light here."""
-        is_told_to_end = type(error).__name__ == "SignalException"  # torchelastic's for SIGTERM
+        cause = None if error is None else reason(error)
+        if type(cause).__name__ == "SignalException":
+            cause = None  # torchelastic's for SIGTERM: another rank has failed, and this one ends
         late = None
         try:
-            session.__exit__(None, None if error is None or is_told_to_end else reason(error), None)
+            session.__exit__(None, cause, None)
         except DeviceAssertError as found:
             late = found
         if session.report is not None:

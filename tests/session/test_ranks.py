@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -118,6 +119,18 @@ def test_a_host_error_of_a_process_is_explained() -> None:
         mp.start_processes(fail, (), 1, start_method="fork")
     assert session.report is not None and session.report.kind == "host_error"
     assert [item.report is not None for item in session.report.ranks] == [True]
+
+
+def end_as_told(index: int) -> None:
+    raise SignalException(f"Process {os.getpid()} got signal: 15", signal.SIGTERM)
+
+
+def test_a_process_that_is_told_to_end_has_no_report() -> None:
+    """Torchelastic ends the others once one has failed; torch's launcher wraps that exception."""
+    session = cudalens.check()
+    with pytest.raises(ProcessRaisedException, match="got signal: 15"), session:
+        mp.start_processes(end_as_told, (), 1, start_method="fork")
+    assert session.report is None
 
 
 def test_a_plain_process_of_the_users_is_checked() -> None:
