@@ -49,22 +49,22 @@ class Call:
 class Case:
     """A guard, the op that it is held against a loop on, and the calls."""
 
-    guards: tuple[str, ...]
+    guard: str
     op: Any
     calls: st.SearchStrategy[Call]
     examples: int
 
     def __str__(self) -> str:
-        return f"{self.guards[0]}-{self.op}"
+        return f"{self.guard}-{self.op}"
 
 
 CASES: list[Case] = []
 
 
 def case(
-    guards: str, op: Any, *, examples: int = 40, **chosen: Any
+    guard: str, op: Any, *, examples: int = 40, **chosen: Any
 ) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
-    """Enter the decorated function, which draws a call, for these guards of an op.
+    """Enter the decorated function, which draws a call, for this guard of an op.
 
     Args:
         chosen: arguments of the function.
@@ -72,7 +72,7 @@ def case(
 
     def enter(make: Callable[..., Call]) -> Callable[..., Call]:
         calls = st.composite(make)(**chosen)
-        CASES.append(Case(guards=tuple(guards.split()), op=op, calls=calls, examples=examples))
+        CASES.append(Case(guard=guard, op=op, calls=calls, examples=examples))
         return make
 
     return enter

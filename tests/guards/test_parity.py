@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, seed, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
@@ -89,26 +90,31 @@ def arguments(op: Any, call: Call) -> dict[str, Any]:
     }
 
 
+def is_refused(op: Any, call: Call) -> bool:
+    """Return whether the loop, or the CPU kernel in its place, finds anything bad in a call."""
+    return raises(op, *call.args) if call.bad is None else bool(call.bad)
+
+
 def check_share(violating: int, calls: int) -> None:
-    """Assert that a fifth of the calls violate a guard, and that some do not."""
-    assert calls <= 5 * violating < 5 * calls, f"{violating} of {calls} calls"
+    """Assert that a third of the calls violate a guard, and that some do not."""
+    assert calls <= 3 * violating < 3 * calls, f"{violating} of {calls} calls"
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
-    """And where the CPU kernel looks it refuses the same calls, as the simulated device does."""
+    """And where the CPU kernel looks it refuses the same calls, as the simulated device does.
+
+    Half of the calls are as they are drawn, the others drawn until something is bad.
+    """
     told: list[str | None] = []
 
-    @seed(1)  # not derandomize, which draws other calls after each change of these lines
-    @settings(max_examples=case.examples, deadline=None, database=None)
-    @given(case.calls)
     def holds(call: Call) -> None:
         found = ask(case.op, *call.args, **call.options)
         assert len(found) <= 1
         name, violation = found[0] if found else (None, None)
         told.append(name)
-        bad = raises(case.op, *call.args) if call.bad is None else call.bad
+        bad = is_refused(case.op, call) if call.bad is None else call.bad
         agree(violation, call.tensor, bad)
         assert violation is None or call.says(violation)
         if call.on_cpu:
@@ -116,22 +122,29 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
             if (rule := ASSERTS.get(full_name(case.op))) is not None:
                 assert (rule(arguments(case.op, call)) is not None) == bool(bad)
 
-    holds()
-    for guard in case.guards:
-        check_share(told.count(guard), len(told))
+    half = settings(
+        max_examples=case.examples // 2,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.filter_too_much],
+    )
+    for calls in (case.calls, case.calls.filter(partial(is_refused, case.op))):
+        # A seed, not derandomize, which draws other calls after each change of these lines.
+        seed(1)(half(given(calls)(holds)))()
+    check_share(told.count(case.guard), len(told))
 
 
 def test_every_guard_is_held_against_a_loop() -> None:
-    """No guard without a generator of calls, of which a fifth violate it."""
-    assert {entry.name for entry in CATALOGUE} == {name for item in CASES for name in item.guards}
+    """No guard without a generator of calls, of which a third violate it."""
+    assert {entry.name for entry in CATALOGUE} == {item.guard for item in CASES}
 
 
 @pytest.mark.parametrize(
     ("violating", "calls", "is_enough"),
-    [(8, 40, True), (7, 40, False), (39, 40, True), (40, 40, False), (0, 0, False)],
+    [(14, 42, True), (13, 42, False), (39, 40, True), (40, 40, False), (0, 0, False)],
 )
 def test_a_share_that_is_too_small_is_noticed(violating: int, calls: int, is_enough: bool) -> None:
-    """Fewer than a fifth, all, or no calls at all are not a comparison."""
+    """Fewer than a third, all, or no calls at all are not a comparison."""
     if is_enough:
         check_share(violating, calls)
         return
