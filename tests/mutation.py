@@ -38,7 +38,7 @@ FAMILIES = {
 """Folders of the package that are mutated, and the tests that concern each."""
 FIRST = {"devices": "test_host_errors", "dtypes": "test_host_errors", "in_place": "test_inplace"}
 """Modules whose own tests are not named after them."""
-NOT_COPIED = (".*", "build", "dist", "docs", "notebooks", "__pycache__", "*.egg-info")
+NOT_COPIED = (".*", "build", "dist", "notebooks", "__pycache__", "*.egg-info")
 SAME = ("_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
 """Comparisons that give the same for the small numbers, names and ``None`` that occur here."""
 LIMIT_S = 240.0
