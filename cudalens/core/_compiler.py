@@ -55,10 +55,14 @@ def rewrite_compiled_graphs(
         several = found if isinstance(found, list | tuple) else [found]
         return [item for item in several if callable(item) and not isinstance(item, Pass)]
 
-    class Pass(passes.CustomInferenceAwareGraphPass):
-        def __call__(self, graph: Any, is_inference: bool) -> None:  # type: ignore[override]
+    # torch 2.11 tells no pass whether a graph is for inference.
+    aware: Any = getattr(passes, "CustomInferenceAwareGraphPass", passes.CustomGraphPass)
+    is_told = aware is not passes.CustomGraphPass
+
+    class Pass(aware):  # type: ignore[misc]
+        def __call__(self, graph: Any, is_inference: bool = False) -> None:
             for item in others():
-                if isinstance(item, passes.CustomInferenceAwareGraphPass):
+                if is_told and isinstance(item, aware):
                     item(graph, is_inference)
                 else:
                     item(graph)

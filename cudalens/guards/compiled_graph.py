@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -130,9 +130,14 @@ def _check(node: Any, source: Any, argument: str, item: int | None, dim: int) ->
         dim=dim % max(_value(source).dim(), 1),
         wraps=item is not None,
         item=item,
-        backward=bool(node.meta.get("autograd_backward")),
+        backward=_is_of_backward(node.meta),
         frames=_frames(node.meta.get("stack_trace") or ""),
     )
+
+
+def _is_of_backward(meta: Mapping[str, Any]) -> bool:
+    """Return whether a node is of a backward pass; torch 2.11 says so by the tag alone."""
+    return bool(meta.get("autograd_backward")) or meta.get("partitioner_tag") == "is_backward"
 
 
 def _frames(trace: str) -> Frames:
