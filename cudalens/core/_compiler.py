@@ -56,16 +56,12 @@ def rewrite_compiled_graphs(
         return [item for item in several if callable(item) and not isinstance(item, Pass)]
 
     # torch 2.11 tells no pass whether a graph is for inference.
-    aware: Any = getattr(passes, "CustomInferenceAwareGraphPass", passes.CustomGraphPass)
-    is_told = aware is not passes.CustomGraphPass
+    aware: Any = getattr(passes, "CustomInferenceAwareGraphPass", None)
 
-    class Pass(aware):  # type: ignore[misc]
+    class Pass(aware or passes.CustomGraphPass):  # type: ignore[misc]
         def __call__(self, graph: Any, is_inference: bool = False) -> None:
             for item in others():
-                if is_told and isinstance(item, aware):
-                    item(graph, is_inference)
-                else:
-                    item(graph)
+                item(graph, *([is_inference] if aware and isinstance(item, aware) else []))
             # Else somebody has kept it beyond its time.
             if entry.env_value_force is made and not _is_for_another_process():
                 rewrite(graph)
