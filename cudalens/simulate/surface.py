@@ -177,17 +177,24 @@ def _markers() -> ModuleType:
     return module
 
 
-def _refusal(what: str) -> type:
-    """Return a class that says on every call what is not rehearsed."""
+def _refusal(what: str, original: Any) -> type:
+    """Return a class that says what is not rehearsed when it, or a static method, is called."""
 
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
         raise not_rehearsed(what)
 
-    return type("NotRehearsed", (), {"__init__": Frameless(refuse)})
+    members: dict[str, Any] = {"__init__": Frameless(refuse)}
+    for name, member in getattr(original, "__dict__", {}).items():
+        if isinstance(member, staticmethod):
+            members[name] = staticmethod(Frameless(refuse))
+        elif name == "__wrapped__":  # torch 2.14's dynamo looks for it while it is imported
+            members[name] = staticmethod(member)
+    return type("NotRehearsed", (), members)
 
 
 _REFUSED: Final = {
     "a CUDA graph": "CUDAGraph graph make_graphed_callables graph_pool_handle",
+    "a green context": "GreenContext",
     "a stream of another library": "ExternalStream get_stream_from_external",
     "another memory allocator": "CUDAPluggableAllocator MemPool use_mem_pool"
     " change_current_allocator caching_allocator_alloc caching_allocator_delete"
@@ -281,7 +288,7 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     for what, names in _REFUSED.items():
         for name in names.split():
             for owner in (torch.cuda, torch.cuda.memory):
-                patches.replace(owner, name, _refusal(what))
+                patches.replace(owner, name, _refusal(what, getattr(owner, name, None)))
     patches.set(torch.cuda, "_cudart", _runtime_library())
     _compile_for_device(patches)
     # torch.utils.checkpoint saves and replays the device's random state only when this is set.

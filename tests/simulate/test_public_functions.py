@@ -66,6 +66,25 @@ def test_public_functions_answer_or_refuse(
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+GREEN = [n for n, m in vars(torch.cuda.GreenContext).items() if isinstance(m, staticmethod)]
+
+
+@pytest.mark.parametrize("name", ["create", *sorted({*GREEN} - {"create"})])
+def test_a_green_context_is_refused_where_it_is_made(name: str, sim: simulate.Simulation) -> None:
+    """Its static methods would ask the driver; later releases have more of them."""
+    with pytest.raises(simulate.NotRehearsedError, match="a green context is not rehearsed"):
+        getattr(torch.cuda.GreenContext, name)()
+
+
+BEHIND = torch.cuda.use_mem_pool.__wrapped__
+
+
+def test_what_a_refused_function_wraps_stays_to_be_found(sim: simulate.Simulation) -> None:
+    """torch 2.14's compiler, imported while the device runs, looks for it by name."""
+    assert torch.cuda.use_mem_pool.__wrapped__ is BEHIND
+    assert not hasattr(torch.cuda.CUDAGraph, "__wrapped__")
+
+
 def test_what_they_answer(sim: simulate.Simulation) -> None:
     """Issue 17, item 12: the figures agree with each other, and a wrong argument is refused."""
     x = torch.ones(1024, device=CUDA)
