@@ -10,6 +10,8 @@ import re
 
 _SENTENCES = (
     r"\w+\(\) received an invalid combination of arguments - got \(",
+    # torch 2.11 lets gather be called with a dimension's name, and then refuses it.
+    r"\w+: You passed a dimname \(string\) to this op in place of a dimension index",
     # Python itself names what is missing in single quotes.
     r"\w+\(\) missing \d+ required positional arguments?: \"\w+\"",
     r"unsupported operand type\(s\) for [^:]+: (?:'Tensor' and '|'[\w.]+' and 'Tensor')",

@@ -62,13 +62,16 @@ _INSTEAD = {
 @pattern(
     r"(?P<op>\w+)\(\): argument '(?P<name>\w+)' (?:\(position (?P<at>\d+)\) )?must be "
     r"(?P<want>[\w .]+), not (?P<got>[\w.]+)"
+    # torch 2.11 has a second overload of cat, with a dimension's name, and so names neither.
+    r"|^(?P<op2>cat)\(\) received an invalid combination of arguments - got \((?P<got2>Tensor), "
+    r"[^\n]+\n \* \((?P<want2>tuple of Tensors) (?P<name2>tensors),"
 )
 def argument_type(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A function of torch's got something that is no tensor, or no number."""
-    odd = evidence.refused_call.odd_argument
-    got = odd.kind if odd and match["got"] != "NoneType" else match["got"]
-    name = argument_name(evidence, match["name"])
-    yield from _of_kind(evidence, got, name, f"{match['op']} takes {_kind(match['want'])}", name)
+    odd, found = evidence.refused_call.odd_argument, groups(match)
+    got = odd.kind if odd and found["got"] != "NoneType" else found["got"]
+    name = argument_name(evidence, found["name"])
+    yield from _of_kind(evidence, got, name, f"{found['op']} takes {_kind(found['want'])}", name)
 
 
 @pattern(r"expected Tensor as element (?P<at>\d+) in argument \d+, but got (?P<got>[\w.]+)")
