@@ -6,6 +6,7 @@ import copy
 import io
 import operator
 import os
+import re
 import signal
 import sys
 import threading
@@ -76,6 +77,8 @@ def test_the_report_is_that_of_the_right_call(case: Case) -> None:
     assert soon.shown.context_usable and late.shown.context_usable
 
 
+# What CUDA does; that it was not launched, where torch 2.11 has no assertion; what became of self.
+NOT_ALIKE = r" On CUDA this stops| The guard \w+ stopped the op before| self was written to"
 TOLD = ("kind", "headline", "certainty", "argument", "offenders", "bounds", "phase", "device_text")
 
 
@@ -87,7 +90,7 @@ def told(outcome: Outcome) -> dict[str, Any]:
         **{name: getattr(report, name) for name in TOLD},
         "op": (report.op.name, report.op.overload),
         "source": replace(report.source, cell=None),
-        "why": report.explanation.split(" On CUDA this stops")[0].split(" self was written to")[0],
+        "why": re.split(NOT_ALIKE, report.explanation)[0],
     }
 
 
