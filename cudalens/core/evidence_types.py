@@ -74,7 +74,6 @@ class InPlaceChange:
     is_parameter: bool = False
     module: str | None = None
     """The class of torch's module that wrote it because of ``inplace=True``."""
-    module_expression: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +91,6 @@ class FreedGraph:
     kept: LineRef | None = None
     name: str | None = None
     """The variable that the line read."""
-    container: str | None = None
-    """What the variable holds: ``tensor``, ``tuple`` or ``list``."""
     has_stepped: bool = False
     is_made_again: bool = False
 

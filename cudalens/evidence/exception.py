@@ -104,7 +104,7 @@ def _with_recorder(
     """Add the op that raised, who changed a tensor that autograd had saved, and who freed it."""
     tensors = evidence.tensors
     evidence = with_failed_op(evidence, recorder, error, limits)
-    modify = partial(with_modified, evidence, recorder, str(error), entries)
+    modify = partial(with_modified, evidence, recorder, str(error))
     evidence = limits.attempt("writer", modify, lambda: evidence, kind=Evidence)
     free = partial(with_freed, evidence, values, recorder, entries)
     evidence = limits.attempt("freed graph", free, lambda: evidence, kind=Evidence)

@@ -100,9 +100,7 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
     return kind(text, report)
 
 
-def on_nonfinite(
-    op: Any, arguments: Mapping[str, Any], result: Tensor, violation: Violation
-) -> BaseException | None:
+def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseException | None:
     """Make the report of the first NaN or infinity, and return the exception to raise."""
     limits = Limits()
     error = limits.attempt(

@@ -62,7 +62,7 @@ def with_freed(
         if not known:
             return evidence
         way, part = next((item for item in known if item[1].read), known[0])
-        name, container = _kept(way, part, recorder, entries)
+        name = _kept(way, part, recorder, entries)
     lines = (part.made, part.freed, part.read, part.source)
     made, freed, read, kept = (_line(stack, evidence.source) for stack in lines)
     graph = FreedGraph(
@@ -72,9 +72,8 @@ def with_freed(
         read=read,
         kept=kept,
         name=name,
-        container=container,
-        has_stepped=bool(part.has_stepped),
-        is_made_again=bool(part.is_made_again),
+        has_stepped=part.has_stepped,
+        is_made_again=part.is_made_again,
     )
     place = evidence.forward_source or locate_entries(part.made)
     return replace(evidence, freed=graph, forward_source=place)
@@ -143,11 +142,11 @@ def _line(entries: Sequence[StackEntry], here: SourceSpan | None) -> LineRef | N
 
 def _kept(
     way: Sequence[Any], part: FreedPart, recorder: Any, entries: Sequence[TracebackType]
-) -> tuple[str | None, str | None]:
-    """Name the variable that the line read which leads back, and what kind of container it is."""
+) -> str | None:
+    """Name the variable that the line read which leads back."""
     frame = running_frame(part.read[-1].code, entries) if part.read else None
     if frame is None or part.kept is None:
-        return None, None
+        return None
     node = way[part.kept]
     target = recorder.forward_site(int(node._sequence_nr()), name_of(node))
 
@@ -165,12 +164,10 @@ def _kept(
     reader = evaluator_for(frame)
     for item in _names_read(statement):
         value = value_or(reader, item, None)
-        kind = type(value)
-        tensors = list(value)[:_MAX_ITEMS] if kind in (tuple, list) else [value]
+        tensors = list(value)[:_MAX_ITEMS] if type(value) in (tuple, list) else [value]
         if all(isinstance(each, Tensor) for each in tensors) and any(map(is_it, tensors)):
-            shape = kind.__name__ if kind in (tuple, list) else "tensor"
-            return ast.unparse(item), shape
-    return None, None
+            return ast.unparse(item)
+    return None
 
 
 def _names_read(statement: ast.stmt | None) -> Iterator[ast.expr]:

@@ -45,8 +45,6 @@ class OpRecord:
     """Its sequence number, which leads to the forward call."""
     previous_op: str | None = None
     """An extension's op that finished just before, unwatched, and may have caused the error."""
-    previous_copies: dict[str, Tensor] = field(default_factory=dict)
-    failed: bool = True
 
 
 _MARK = "__cudalens_op__"
@@ -92,7 +90,7 @@ def describe_failure(
     module_path: str | None,
     host_copies: dict[str, Tensor],
     is_from_sync: bool,
-    previous: tuple[str, dict[str, Tensor]] | None = None,
+    previous_op: str | None,
 ) -> OpRecord:
     """Describe an op that did not come back; no value on a device is read."""
     node = _torch.current_node()
@@ -111,8 +109,7 @@ def describe_failure(
         is_from_sync=is_from_sync,
         node_name=type(node).__name__ if node is not None else known and known[0],
         node_sequence_nr=node._sequence_nr() if node is not None else known and known[1],
-        previous_op=previous[0] if previous is not None else None,
-        previous_copies=previous[1] if previous is not None else {},
+        previous_op=previous_op,
     )
 
 

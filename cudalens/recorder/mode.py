@@ -132,7 +132,8 @@ class RecordingMode(_torch.RemovableMode):
         self._sites = SiteTracker()
         self._batches = Batches()
         self._failures = failure.Failures()
-        self.foreign: tuple[str, dict[str, Tensor]] | None = None
+        self.foreign: str | None = None
+        """The op of an extension that came back last: without waiting its fault comes later."""
         self._devices: set[torch.device] = set()
         self.is_synchronous = sync
         self._copy_budget = copy_budget
@@ -251,8 +252,7 @@ class RecordingMode(_torch.RemovableMode):
             args, kwargs, result = (), {}, None
             raise
         self.note_several(facts, args, kwargs, result, written)
-        # Without synchronising, its fault may surface in the next op.
-        self.foreign = (facts.name, copies) if copies else None
+        self.foreign = facts.name if copies else None
         return result
 
     def _before(
@@ -306,7 +306,7 @@ class RecordingMode(_torch.RemovableMode):
                 module_path=SiteReader().module_path(site),
                 host_copies=copies or {},
                 is_from_sync=failure.is_raised_in(error, RecordingMode._synchronise.__code__),
-                previous=self.foreign,
+                previous_op=self.foreign,
             )
             self._failures.note(record, error)
             self._note_end(record, error)

@@ -27,7 +27,7 @@ from cudalens.source.locate import locate_entries
 from cudalens.source.safe_eval import instance_dict
 from cudalens.source.stack import stack_of
 
-OnNonFinite = Callable[[Any, Mapping[str, Any], Tensor, Violation], BaseException | None]
+OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
 _SOFTMAXES = frozenset({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"})
 MAX_KNOWN = 10_000
@@ -38,8 +38,7 @@ class NonFiniteWatch:
     """Called after each op; raises what ``on_found`` gives for the first op that makes one.
 
     Args:
-        on_found: told of the op, its arguments by name, its result and the finding.
-        devices: device types to look at; all of them by default.
+        on_found: told of the op's arguments by name and the finding.
     """
 
     def __init__(self, on_found: OnNonFinite) -> None:
@@ -96,8 +95,7 @@ class NonFiniteWatch:
         if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
             return
         arguments = _by_name(op, args, kwargs)
-        violation = _violation(op, arguments, result, bad)
-        error = self._on_found(op, arguments, result, violation)
+        error = self._on_found(arguments, _violation(op, arguments, result, bad))
         if error is not None:
             raise error
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+from torch import nn
 
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
 from cudalens.recorder.ops import Call, is_node_of
-from cudalens.recorder.sites import ModuleCall, SiteReader, entries_of, module_call
+from cudalens.recorder.sites import SiteReader, calling_module, entries_of
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
@@ -81,7 +82,6 @@ class Write:
 class ModifiedTensor:
     """A tensor that autograd had saved and found changed."""
 
-    complaint: Complaint
     made_by: ProvenanceStep | None
     """The call that made the tensor, ``None`` when it was made before the recording."""
     written_by: tuple[Write, ...]
@@ -94,8 +94,8 @@ class ModifiedTensor:
     """The user's lines of the call that saved it, outermost first, where only one can have."""
     is_parameter: bool = False
     """Whether it certainly is a leaf that requires grad."""
-    written_within: ModuleCall | None = None
-    """The module that made the last write, where a library did."""
+    written_within: nn.Module | None = None
+    """The module that made the last write, where a library did; not to be kept."""
 
 
 def read_complaint(message: str) -> Complaint | None:
@@ -131,7 +131,7 @@ def find_modified(calls: Sequence[Call], complaint: Complaint) -> ModifiedTensor
     if len({tuple(write.step.source for write in item.written_by) for item in fitting}) != 1:
         return None
     written_by = tuple(map(_of_one_line, zip(*(item.written_by for item in fitting), strict=True)))
-    return ModifiedTensor(complaint=complaint, made_by=None, written_by=written_by, read_by=())
+    return ModifiedTensor(made_by=None, written_by=written_by)
 
 
 def _of_one_line(writes: tuple[Write, ...]) -> Write:
@@ -186,7 +186,6 @@ def _fit(
         return None  # nothing has read it: a new parameter that got its first values
     savers = _savers(earlier, maker, readers, complaint)
     return ModifiedTensor(
-        complaint=complaint,
         made_by=None if maker is None else describe_step(maker, reader),
         written_by=tuple(
             Write(step=describe_step(call, reader), version=version) for call, version in between
@@ -195,7 +194,7 @@ def _fit(
         saved_by=tuple(describe_step(call, reader) for call in savers),
         saved_at=_one_place(savers),
         is_parameter=any(map(_is_parameter, fitting)),
-        written_within=module_call(between[-1][0].site),
+        written_within=calling_module(between[-1][0].site),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from torch import nn
@@ -264,8 +264,7 @@ def _running(site: RawSite) -> list[nn.Module]:
     found = []
     shared = shared_site(site)
     while shared is not None:
-        module = None if shared.module is None else shared.module()
-        if module is not None:
+        if (module := _module_of(shared)) is not None:
             found.append(module)
         shared = shared.outer
     return found
@@ -289,35 +288,17 @@ def _paths_below(root: nn.Module) -> dict[int, str]:
     return paths
 
 
-# --- the module inside which a library made a call, and the user' ---------------------------------
+# --- the module inside which a library made a call -----------------------------------------------
 
 
-class ModuleCall(NamedTuple):
-    """A module that was running with no line of the user's below it; not to be kept."""
-
-    module: nn.Module
-    called: nn.Module
-    """The outermost module that the user's line called: the same one, or one that holds it."""
-    line: StackEntry
-    """The user's deepest line."""
-    holder: nn.Module | None
-    """The module whose method that line is in."""
-
-
-def module_call(site: RawSite) -> ModuleCall | None:
+def calling_module(site: RawSite) -> nn.Module | None:
     """Return the module that made a recorded call, ``None`` where the user's own code made it."""
-    if site is None or isinstance(site, tuple):
+    if site is None or isinstance(site, tuple) or site.code is None:
         return None
-    lines = entries_of(site)
-    chain = []
-    outer: Site | None = site
-    while outer is not None and (outer.code, outer.lasti) == (site.code, site.lasti):
-        chain.append(_module_of(outer))
-        outer = outer.outer
-    module, called = chain[0], chain[-1]
-    if module is None or called is None or not lines:
-        return None
-    return ModuleCall(module, called, lines[-1], None if outer is None else _module_of(outer))
+    outermost = site
+    while (outer := outermost.outer) and (outer.code, outer.lasti) == (site.code, site.lasti):
+        outermost = outer
+    return None if _module_of(outermost) is None else _module_of(site)
 
 
 def _module_of(site: Site) -> nn.Module | None:

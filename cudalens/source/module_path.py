@@ -48,11 +48,6 @@ def module_path(places: Sequence[Place]) -> ModulePath:
     return ModulePath(path or None, type(stack[-1]).__name__)
 
 
-def path_below(root: object, module: object) -> str | None:
-    """Return the path of a module below another: empty for itself, ``None`` if it is not there."""
-    return _paths(root, wanted={id(module)}).get(id(module))
-
-
 def _paths(root: object, wanted: set[int]) -> dict[int, str]:
     """Return the paths of the wanted modules below ``root``, in the order of ``named_modules``."""
     paths: dict[int, str] = {}
