@@ -4,10 +4,7 @@ While it is open it notes little and keeps no tensor alive; all questions are an
 failure, and only as far as the recorded facts prove the answer.
 """
 
-from cudalens.core.report_types import FIRST_BAD
 from cudalens.recorder.failure import OpRecord
-from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.recorder import Recorder
-from cudalens.recorder.saved_tensor import ModifiedTensor, Write
 
-__all__ = ["FIRST_BAD", "Lineage", "ModifiedTensor", "OpRecord", "Recorder", "Write"]
+__all__ = ["OpRecord", "Recorder"]

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C._autograd import _get_sequence_nr
-from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import (
@@ -23,22 +22,11 @@ from torch.utils._python_dispatch import (
 
 from cudalens.core._torch import wait_for
 
-__all__ = [
-    "ENGINE_FUNCTION",
-    "OpOverload",
-    "RemovableMode",
-    "current_node",
-    "current_task",
-    "next_sequence_nr",
-    "synchronise",
-    "unwatch_modules",
-    "watch_modules",
-]
-
 # Called once per recorded op: the functions themselves, without a wrapper of ours around them.
 current_node: Callable[[], Any] = _current_autograd_node
 current_task: Callable[[], int] = _current_graph_task_id
 next_sequence_nr: Callable[[], int] = _get_sequence_nr
+OpOverload: Any = torch._ops.OpOverload
 
 ENGINE_FUNCTION = "_engine_run_backward"
 """The function of torch/autograd/graph.py that every backward pass goes through."""

@@ -10,11 +10,9 @@ import sys
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 
 from cudalens.core.late_import import when_imported
-
-__all__ = ["RAN_EAGERLY", "EagerCompiler", "limit_of"]
 
 RAN_EAGERLY = "compiled functions ran eagerly in this block; --no-force-eager keeps them compiled"
 _COMPILER = "torch._dynamo"
@@ -59,12 +57,7 @@ class EagerCompiler:
             self._stack.callback(when_imported(_COMPILER, self.hold))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Return the stance back as it was."""
         self._stack.close()
 

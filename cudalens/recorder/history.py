@@ -170,7 +170,7 @@ def _shapes(call: Call, metas: dict[int, tuple[Any, Any]]) -> str:
     return f"{inputs} -> {outputs}".strip()
 
 
-# --- which recorded backward pass freed a part of the graph, and  ---------------------------------
+# --- which recorded backward pass freed a part of the graph, and what leads back into it ----------
 
 
 Node = tuple[int, str]

@@ -16,47 +16,30 @@ from torch import Tensor
 
 from cudalens.recorder.elements import Elements, Geometry, geometry_of
 from cudalens.recorder.lineage import Lineage, value_inputs
-from cudalens.recorder.ops import Call
+from cudalens.recorder.ops import Call, aten
 from cudalens.recorder.tensor_refs import Ref
 
 IsBad = Callable[[Tensor], bool]
 _MAX_MARKED = 1 << 27
 """Elements of a tensor that are marked one by one."""
 
-_RESHAPES = frozenset(
-    f"aten::{name}_"
-    for name in ("as_strided", "detach", "squeeze", "swapaxes", "swapdims", "t", "transpose")
-) | {"aten::unsqueeze_"}
+_RESHAPES = aten("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_")
 """Calls that write no element."""
-_RENEWS = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
+_RENEWS = aten("resize_ resize_as_ set_")
 """Calls after which the tensor has other memory."""
-_PLACES = frozenset(
-    f"aten::{name}_"
-    for name in (
-        *("index_put", "_index_put_impl", "index_fill", "index_copy", "put", "scatter"),
-        *("masked_fill", "masked_scatter"),
-    )
+_PLACES = aten(
+    "index_put_ _index_put_impl_ index_fill_ index_copy_ put_ scatter_ masked_fill_ masked_scatter_"
 )
 """Calls that write their values as they are to some of the elements."""
-_CHANGES = frozenset(
-    f"aten::{name}_"
-    for name in ("index_add", "index_reduce", "scatter_add", "scatter_reduce", "fill_diagonal")
-)
+_CHANGES = aten("index_add_ index_reduce_ scatter_add_ scatter_reduce_ fill_diagonal_")
 """Calls that change some of the elements."""
-_BY_ONE_INDEX = frozenset(
-    f"aten::{name}_"
-    for name in (
-        *("index_fill", "index_copy", "index_add", "index_reduce"),
-        *("scatter", "scatter_add", "scatter_reduce", "put"),
-    )
+_BY_ONE_INDEX = aten(
+    "index_fill_ index_copy_ index_add_ index_reduce_ scatter_ scatter_add_ scatter_reduce_ put_"
 )
 """Calls whose first index says, in one dimension, to which elements they write."""
-_FILLS = frozenset(
-    f"aten::{name}_"
-    for name in (
-        *("bernoulli", "cauchy", "copy", "exponential", "fill", "geometric", "log_normal"),
-        *("normal", "random", "uniform", "zero"),
-    )
+_FILLS = aten(
+    "bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ "
+    "zero_"
 )
 """Calls that write to all elements, whatever was there."""
 

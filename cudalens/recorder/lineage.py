@@ -14,15 +14,15 @@ from typing import Any
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.history import known_metas
-from cudalens.recorder.ops import Call, version_and_base
+from cudalens.recorder.ops import Call, aten, version_and_base
 from cudalens.recorder.sites import SiteReader
 from cudalens.recorder.tensor_refs import Ref
 
-_TWINS = frozenset({"aten::detach", "aten::alias"})
+_TWINS = aten("detach alias")
 """Views of all elements, such as ``t.data``: a write to one is a write to both."""
 _SELECTORS = frozenset({"index", "indices", "mask", "condition", "repeats", "offsets", "lengths"})
 """Arguments that choose among values and pass none on."""
-FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+FROM_PYTHON = aten("lift_fresh lift_fresh_copy")
 
 
 class Lineage:

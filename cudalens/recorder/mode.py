@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import FrameType, MethodType, TracebackType
+from types import FrameType, MethodType
 from typing import Any, Self
 from weakref import ref
 
@@ -157,12 +157,7 @@ class RecordingMode(_torch.RemovableMode):
             self._close()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._close()
         except BaseException:  # an interrupt: what it cut short is done again

@@ -22,6 +22,8 @@ from cudalens.core._python import Uninterrupted, raise_if_outside
 from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
+from cudalens.recorder.lineage import FROM_PYTHON
+from cudalens.recorder.ops import aten, written_arguments
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
 from cudalens.source.safe_eval import instance_dict
@@ -29,7 +31,7 @@ from cudalens.source.stack import stack_of
 
 OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
-_SOFTMAXES = frozenset({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"})
+_SOFTMAXES = aten("_softmax _log_softmax _safe_softmax")
 MAX_KNOWN = 10_000
 """So many tensors are known to be finite before those that died are forgotten."""
 
@@ -172,7 +174,7 @@ def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _targets(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that an op writes to."""
     given = _by_name(op, args, kwargs)
-    return [given[name] for name in _overwritten(op) if name in given]
+    return [given[name] for name in written_arguments(op) if name in given]
 
 
 def _by_name(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,16 +182,11 @@ def _by_name(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _overwritten(op: Any) -> tuple[str, ...]:
-    arguments = op._schema.arguments
-    return tuple(item.name for item in arguments if item.alias_info and item.alias_info.is_write)
-
-
 def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tensor) -> Violation:
     offenders = find_offenders(result.abs() if result.is_complex() else result, bad)
     first = offenders.first[0]
     name = str(op._schema.name)
-    overwritten = _overwritten(op)
+    overwritten = written_arguments(op)
     # What the op wrote to no longer holds what it was given.
     read = {key: value for key, value in arguments.items() if key not in overwritten}
     inputs = tuple(_inputs_at(read, result, first))
@@ -299,10 +296,7 @@ def _inputs_at(
     return found[:MAX_INPUTS]
 
 
-# --- the first nan that no op of a block made: which tensor broug ---------------------------------
-
-
-_FROM_PYTHON = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+# --- the first NaN that no op of a block made: which tensor brought it ----------------------------
 
 
 def arrival(op: Any, inputs: Sequence[Tensor]) -> NanArrival:
@@ -321,7 +315,7 @@ def arrival(op: Any, inputs: Sequence[Tensor]) -> NanArrival:
 
 def is_from_python(op: Any) -> bool:
     """Return whether an op takes over values that Python wrote: ``torch.tensor([1.0, nan])``."""
-    return str(op._schema.name) in _FROM_PYTHON
+    return str(op._schema.name) in FROM_PYTHON
 
 
 def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[str | None, str | None]:

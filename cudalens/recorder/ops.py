@@ -28,6 +28,12 @@ from cudalens.recorder.tensor_refs import (
     tensors_in,
 )
 
+
+def aten(names: str) -> frozenset[str]:
+    """Return the full names of some of torch's own ops."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 _BUILT_IN = frozenset({"aten", "prims"})
 _SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}
 _SHORT |= {getattr(torch, f"uint{bits}"): f"u{bits}" for bits in (8, 16, 32, 64)}
@@ -75,15 +81,11 @@ class OpFacts:
         self.is_view: bool = overload and bool(op.is_view)
         is_own = overload and op.namespace in _BUILT_IN
         self.is_range_start = self.name.startswith("profiler::_record_function_enter")
-        self.is_range = self.is_range_start or self.name.startswith(
-            "profiler::_record_function_exit"
-        )
+        self.is_range = self.name.startswith("profiler::_record_function_")
         self.is_foreign = overload and not is_own and not self.is_range
         """Whether a library other than torch brought this op."""
         arguments: list[Any] = op._schema.arguments if overload else []
-        self.writes: tuple[str, ...] = tuple(
-            item.name for item in arguments if item.alias_info and item.alias_info.is_write
-        )
+        self.writes: tuple[str, ...] = written_arguments(op) if overload else ()
         kinds = [str(item.type) for item in arguments]
         # Most ops take one or two tensors and then numbers: the cheapest kinds to note.
         count = sum("Tensor" in kind for kind in kinds)
@@ -205,6 +207,12 @@ class Call(NamedTuple):
         return ((self.output, self.version, self.base),)
 
 
+def written_arguments(op: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an op writes to."""
+    arguments = op._schema.arguments
+    return tuple(item.name for item in arguments if item.alias_info and item.alias_info.is_write)
+
+
 def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
     """Return the version of a tensor, and its base when it is a view; ``None`` where it has
     none.
@@ -269,7 +277,7 @@ def short_meta(shape: Any, dtype: Any) -> str:
     return f"{short}[{', '.join(str(size) for size in shape)}]"
 
 
-# --- what a call writes to without giving it back: lists of param ---------------------------------
+# --- what a call writes to without giving it back: lists of parameters ----------------------------
 
 
 def versions_before(facts: OpFacts, arguments: Mapping[str, Any]) -> tuple[Version, ...]:

@@ -27,30 +27,22 @@ from cudalens.recorder.lineage import (
     value_inputs,
     writes_among,
 )
-from cudalens.recorder.ops import Call
+from cudalens.recorder.ops import Call, aten
 from cudalens.recorder.tensor_refs import Ref
 
 ENTERED = "the data came from the CPU here"
 _MAX_STEPS = 24
 _MAX_CALLS = 1000
-_IN_PLACE_OF = frozenset({"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::copy_"})
+_IN_PLACE_OF = aten("_to_copy clone contiguous copy_")
 """Calls, besides torch's pointwise ones, that take each element from the same position."""
-_MOVES = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("index", "index_select", "gather", "take", "masked_select", "cat", "stack", "flip"),
-        *("roll", "repeat", "sort", "index_put_", "scatter_", "index_copy_", "masked_scatter_"),
-    )
+_MOVES = aten(
+    "index index_select gather take masked_select cat stack flip roll repeat sort index_put_ "
+    "scatter_ index_copy_ masked_scatter_"
 )
 """Calls whose result holds elements of their inputs, unchanged, at other positions."""
-_IN_ORDER = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "detach", "alias"),
-    )
-)
+_IN_ORDER = aten("view _unsafe_view _reshape_alias unsqueeze squeeze detach alias")
 """Views of all elements in the order that they had."""
-_OTHER_ELEMENTS = frozenset({"aten::view.dtype", "aten::view_as_real", "aten::view_as_complex"})
+_OTHER_ELEMENTS = aten("view.dtype view_as_real view_as_complex")
 """Views that read the memory in another way."""
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.lineage import FROM_PYTHON, describe_step
-from cudalens.recorder.ops import Call, is_node_of
+from cudalens.recorder.ops import Call, aten, is_node_of
 from cudalens.recorder.sites import SiteReader, calling_module, entries_of
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
@@ -40,14 +40,10 @@ _DTYPES: Final = {
     "Bool": torch.bool,
 }
 
-_SAVING_NOTHING: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("add", "sub", "rsub", "neg", "sum", "mean", "cat", "stack", "clone", "copy_", "_to_copy"),
-        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "any", "all", "argmax"),
-        *("logical_not", "_local_scalar_dense", "equal"),
-    )
+_SAVING_NOTHING: Final = aten(
+    "add sub rsub neg sum mean cat stack clone copy_ _to_copy empty_like zeros_like ones_like "
+    "full_like rand_like randn_like eq ne lt le gt ge isnan isinf isfinite any all argmax "
+    "logical_not _local_scalar_dense equal"
 )
 """Ops that keep no tensor for backward: at most shapes and dtypes.
 

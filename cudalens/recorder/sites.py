@@ -19,6 +19,7 @@ from cudalens.core.report_types import LineRef, Phase
 from cudalens.recorder import _torch
 from cudalens.source.files import is_shared, is_user_file, torch_path
 from cudalens.source.locate import locate_line
+from cudalens.source.module_path import paths_below
 from cudalens.source.stack import StackEntry, line_of, place_of
 from cudalens.source.timed_cells import home_of
 
@@ -254,7 +255,7 @@ class SiteReader:
             return "", None
         root = running[-1]
         if id(root) not in self._paths:
-            self._paths[id(root)] = _paths_below(root)
+            self._paths[id(root)] = paths_below(root)
         paths = self._paths[id(root)]
         return next(((paths[id(item)], item) for item in running if id(item) in paths), ("", None))
 
@@ -268,24 +269,6 @@ def _running(site: RawSite) -> list[nn.Module]:
             found.append(module)
         shared = shared.outer
     return found
-
-
-def _paths_below(root: nn.Module) -> dict[int, str]:
-    paths: dict[int, str] = {}
-    waiting: list[tuple[str, Any]] = [("", root)]
-    while waiting:
-        path, module = waiting.pop()
-        if id(module) in paths:
-            continue
-        paths[id(module)] = path
-        children = [
-            (f"{path}.{name}" if path else name, child)
-            # As stored: a module may have a __getattr__ or named_modules of the user's.
-            for name, child in module.__dict__.get("_modules", {}).items()
-            if child is not None
-        ]
-        waiting.extend(reversed(children))
-    return paths
 
 
 # --- the module inside which a library made a call -----------------------------------------------

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from cudalens.core._python import raise_if_outside
@@ -78,12 +77,7 @@ class DeviceText:
             os.close(read_end)
             os.close(write_end)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Put the descriptor back; what was read stays readable."""
         if self._saved is None:
             return

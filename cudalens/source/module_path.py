@@ -6,7 +6,7 @@ Modules are read as they are stored; nothing of theirs is called, so a module wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from cudalens.source.safe_eval import is_module, registered
@@ -43,22 +43,23 @@ def module_path(places: Sequence[Place]) -> ModulePath:
     stack = running_modules(places)
     if not stack:
         return ModulePath()
-    paths = _paths(stack[0], wanted={id(module) for module in stack})
+    paths = paths_below(stack[0], wanted={id(module) for module in stack})
     path = next(paths[id(module)] for module in reversed(stack) if id(module) in paths)
     return ModulePath(path or None, type(stack[-1]).__name__)
 
 
-def _paths(root: object, wanted: set[int]) -> dict[int, str]:
-    """Return the paths of the wanted modules below ``root``, in the order of ``named_modules``."""
+def paths_below(root: object, wanted: Set[int] | None = None) -> dict[int, str]:
+    """Return by ``id`` the paths of modules below ``root``, in the order of ``named_modules``."""
     paths: dict[int, str] = {}
     seen: set[int] = set()
     waiting = [("", root)]
-    while waiting and len(seen) < _MAX_MODULES and len(paths) < len(wanted):
+    most = _MAX_MODULES if wanted is None else len(wanted)
+    while waiting and len(seen) < _MAX_MODULES and len(paths) < most:
         path, module = waiting.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        if id(module) in wanted:
+        if wanted is None or id(module) in wanted:
             paths[id(module)] = path
         children = [
             (f"{path}.{name}" if path else name, child)

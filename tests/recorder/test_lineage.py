@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from cudalens import simulate
-from cudalens.recorder import FIRST_BAD, Recorder
+from cudalens.core.report_types import FIRST_BAD
+from cudalens.recorder import Recorder
 from cudalens.recorder.ops import is_node_of
 from cudalens.recorder.provenance import ENTERED
 from cudalens.recorder.saved_tensor import read_complaint
