@@ -125,6 +125,14 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(position))
 
 
+def ravel(position: Sequence[int], shape: Sequence[int]) -> int:
+    """Return the flat index of a position, as :func:`unravel` takes it."""
+    index = 0
+    for place, size in zip(position, shape, strict=True):
+        index = index * size + place
+    return index
+
+
 def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> OffenderMap:
     """Count and bound the values in each cell of a coarse grid over rows and columns.
 

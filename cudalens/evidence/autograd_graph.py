@@ -15,7 +15,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from cudalens.core._torch import all_op_names, dtype_name, has_kernel, plain_torch
+from cudalens.core._torch import (
+    all_op_names,
+    dtype_name,
+    has_kernel,
+    node_sequence_nr,
+    plain_torch,
+)
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     GraphEdge,
@@ -152,10 +158,8 @@ class _GraphWalk:
 
     def site_of(self, node: Any) -> tuple[LineRef | None, str | None]:
         """Return the forward line and module of a node."""
-        number = getattr(node, "_sequence_nr", None)
-        if self._site is None or number is None:
-            return None, None
-        return self._site(int(number()))
+        number = node_sequence_nr(node)
+        return (None, None) if self._site is None or number is None else self._site(number)
 
     def _discover(self, node: Any, role: Role | None = None) -> str:
         known = self._ids.get(node)

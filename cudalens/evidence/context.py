@@ -125,11 +125,6 @@ def _simulation() -> Any:
     return None if package is None else package.current()
 
 
-def is_simulated() -> bool:
-    """Return whether the simulated CUDA device is active."""
-    return _simulation() is not None
-
-
 def rehearsed_fault() -> object | None:
     """Return what ended the context of the simulated device, ``None`` while it lives or is off."""
     return getattr(_simulation(), "fault", None)
@@ -143,7 +138,7 @@ def describe() -> Environment:
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         device=_device_name(),
-        simulated=is_simulated(),
+        simulated=_simulation() is not None,
         rank=_rank(),
     )
 

@@ -19,14 +19,13 @@ from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from pure_eval import CannotEval
 from torch import Tensor, nn
 
 from cudalens.core import _torch
 from cudalens.evidence.asked_guards import RefusedError, ask_guards
 from cudalens.evidence.tensors import tensors_of_output
-from cudalens.source.running_call import of_value
-from cudalens.source.safe_eval import SafeEvaluator, instance_dict, items_of
+from cudalens.source.running_call import ABSENT, of_value
+from cudalens.source.safe_eval import SafeEvaluator, instance_dict, items_of, value_or
 
 _MAX_ENTRIES = 40
 MAX_VALUES = 1 << 22
@@ -430,8 +429,6 @@ def _destination(
 
 # --- what is read ---------------------------------------------------------------------------------
 
-ABSENT = object()
-
 
 def key_of(node: ast.expr) -> str:
     """Return what expressions that read the same have in common."""
@@ -441,12 +438,8 @@ def key_of(node: ast.expr) -> str:
 
 def read(evaluator: SafeEvaluator, node: ast.expr) -> Any:
     """Return the value of an expression that can be read, ``ABSENT`` for others."""
-    try:
-        return evaluator[node]
-    except (CannotEval, RecursionError):
-        if isinstance(node, ast.Name) and node.id in _BUILTINS:
-            return getattr(builtins, node.id)
-        return ABSENT
+    name = node.id if isinstance(node, ast.Name) and node.id in _BUILTINS else None
+    return value_or(evaluator, node, ABSENT if name is None else getattr(builtins, name))
 
 
 def _is_of_torch(value: object) -> bool:

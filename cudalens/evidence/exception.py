@@ -30,8 +30,7 @@ from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts, tensor_values
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.evidence.trial import Trial, trial_of
-from cudalens.source.files import is_own_file, is_user_file
-from cudalens.source.locate import CallSite, runs_torch
+from cudalens.source.locate import CallSite
 
 _OF_SITE = ("source", "call_text", "module_path", "module_type", "frames")
 """What the evidence takes over from the place of the call."""
@@ -41,7 +40,7 @@ def concerns_torch(error: BaseException) -> bool:
     """Return whether torch, or a library on top of it, raised ``error``."""
     if isinstance(getattr(error, "__cudalens_report__", None), Report):
         return True  # a check inside this one knew it, and took its own frames out
-    return is_torch_error(error, is_own=is_own_file, is_user=is_user_file, runs_torch=runs_torch)
+    return is_torch_error(error)
 
 
 def evidence_of_error(
@@ -57,7 +56,7 @@ def evidence_of_error(
     facts = finding.error_facts(error)
     hidden = limits.attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
     is_lost = hidden.hidden_error is not None or lost_context.is_lost(facts)
-    entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
+    entries = visible_entries(error)
     arguments = limits.attempt("arguments", lambda: call_arguments(entries), dict)
     values = tensor_values(arguments)
     site = limits.attempt("source", lambda: locate(entries, values), CallSite)
@@ -160,8 +159,7 @@ def report_of_another(error: BaseException) -> Report:
 
 def trial_of_error(error: BaseException) -> Trial | None:
     """Make the trial of the call that raised ``error``, for as long as the report is made."""
-    entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
-    return trial_of(entries, is_user_file, has_autograd=True)
+    return trial_of(visible_entries(error), has_autograd=True)
 
 
 def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tuple[TensorFact, ...]:

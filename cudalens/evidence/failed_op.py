@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import lost_context
 from cudalens.evidence.finding import FORWARD_CALL, forward_place
 from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import of_meta
+from cudalens.evidence.tensors import is_alike, of_meta
 from cudalens.source.locate import locate_entries
 from cudalens.source.stack import frames_of
 
@@ -47,7 +48,8 @@ def with_failed_op(
     """
     evidence = replace(evidence, history=limits.attempt("history", recorder.history, tuple))
     record = limits.attempt("failing op", lambda: recorder.in_flight(error))
-    if _is_lost(evidence) and recorder.is_over and recorder.fatal is not record:
+    is_lost = evidence.error is not None and lost_context.is_lost(evidence.error)
+    if is_lost and recorder.is_over and recorder.fatal is not record:
         record = recorder.fatal
         evidence = evidence if record is None else _moved(evidence, record, limits)
     if record is None:
@@ -76,10 +78,6 @@ def with_failed_op(
     )
 
 
-def _is_lost(evidence: Evidence) -> bool:
-    return evidence.error is not None and lost_context.is_lost(evidence.error)
-
-
 def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
     """Leave the place where an error was met again for that of the op that had raised it first."""
     place = limits.attempt("source", lambda: locate_entries(record.entries))
@@ -106,9 +104,9 @@ def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact
     given = [pair for item in record.arguments for pair in item.keyed]
     found = []
     for key, meta in given:
-        alike = [item for item in rest if _is_alike(item, meta) and _is_passed(item, passed)]
+        alike = [item for item in rest if is_alike(item, meta) and _is_passed(item, passed)]
         # Of two alike that it was given, the line may spell only the other one.
-        is_only = len(alike) == 1 == sum(_is_alike(alike[0], other) for _, other in given)
+        is_only = len(alike) == 1 == sum(is_alike(alike[0], other) for _, other in given)
         if is_only:
             rest.remove(alike[0])
             found.append(replace(alike[0], argument=key))
@@ -116,7 +114,8 @@ def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact
             found.append(of_meta(key, meta))
         copy = record.host_copies.get(key)
         if copy is not None and not isinstance(copy, (list, tuple)):
-            found[-1] = replace(found[-1], summary=_summary(copy, limits))
+            read = partial(summarise, copy)
+            found[-1] = replace(found[-1], summary=limits.attempt("values", read, TensorSummary))
     # What has no name of the user's is an argument of the function that they called, not of the op.
     return (*found, *(item for item in rest if item.expression is not None))
 
@@ -134,16 +133,13 @@ def with_unread(
         named: the tensors by the names of the function that the user called.
         unread: the texts of the arguments that no variable holds, by name.
     """
-    op, called = ((name or "").rpartition(mark)[2] for name, mark in _names(evidence.op))
+    op = (evidence.op.name or "").rpartition("::")[2]
+    called = (evidence.op.api or "").rpartition(".")[2]
     if not op or op.strip("_") != called.strip("_"):
         return named
     known = {item.argument: item for item in evidence.tensors if item.argument}
     added = [replace(known[key], expression=text) for key, text in unread.items() if key in known]
     return tuple(sorted((*named, *added), key=lambda item: item.argument is None))
-
-
-def _names(op: OpName) -> tuple[tuple[str | None, str], ...]:
-    return (op.name, "::"), (op.api, ".")
 
 
 def _passed(call: str | None) -> frozenset[str] | None:
@@ -169,19 +165,6 @@ def _is_passed(fact: TensorFact, passed: frozenset[str] | None) -> bool:
         return True
     # ``batch["ids"]`` goes along with ``batch``.
     return any(fact.expression == text or fact.expression.startswith(f"{text}[") for text in passed)
-
-
-def _summary(copy: Tensor, limits: Limits) -> TensorSummary:
-    return limits.attempt("values", lambda: summarise(copy), TensorSummary)
-
-
-def _is_alike(fact: TensorFact, meta: TensorMeta) -> bool:
-    return (fact.shape, fact.dtype, fact.device, fact.stride) == (
-        meta.shape,
-        meta.dtype,
-        meta.device,
-        meta.stride,
-    )
 
 
 def _replay(record: Any) -> Replay:

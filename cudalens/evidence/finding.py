@@ -128,9 +128,7 @@ def _found(
     def full() -> Report:
         scene = make_scene(violation, arguments, past)
         evidence = timed(evidence_of(scene, replayed), started)
-        trial = limits.attempt(
-            "trial", lambda: trial_of(scene.frames, is_user_file, has_autograd=False)
-        )
+        trial = limits.attempt("trial", lambda: trial_of(scene.frames, has_autograd=False))
         return _in_own_inputs(evidence, diagnose(evidence, trial))
 
     def bare() -> Report:

@@ -21,12 +21,12 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Argument, OpName, TensorMeta, Violation
 from cudalens.evidence.call_arguments import call_arguments
 from cudalens.evidence.call_stack import locate
-from cudalens.evidence.tensors import tensor_facts, tensor_values
+from cudalens.evidence.tensors import is_alike, tensor_facts, tensor_values
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.guards import GUARDS
 from cudalens.guards._base import ArgumentSlot, schema_parameters
 from cudalens.guards._ranges import exact_offenders, format_offender
-from cudalens.source.files import is_own_file, is_user_file, torch_path
+from cudalens.source.files import torch_path
 
 _VALUE_ERROR = re.compile(
     r"index out of range in self"
@@ -55,7 +55,7 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
     """
     if evidence.error is None or evidence.context_usable is False:
         return None
-    entries = visible_entries(error.__traceback__, is_own=is_own_file, is_user=is_user_file)
+    entries = visible_entries(error)
     refused = with_refused_parameter(evidence, entries)
     if refused is not None or recorder is None:
         return refused
@@ -176,13 +176,7 @@ def _subscripts(given: Argument, values: Mapping[str, Tensor]) -> dict[str, str]
 
 
 def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
-    return (left.shape, left.dtype, left.device, left.stride, left.storage_offset) == (
-        right.shape,
-        right.dtype,
-        right.device,
-        right.stride,
-        right.storage_offset,
-    )
+    return is_alike(left, right) and left.storage_offset == right.storage_offset
 
 
 def _named(evidence: Evidence, keys: Mapping[str, str], given: Mapping[str, Argument]) -> Evidence:

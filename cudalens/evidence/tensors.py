@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from cudalens.core import _torch
 from cudalens.core.limits import failure_line
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import GraphNode, TensorFact, TensorMeta, TensorSummary, Violation
-from cudalens.core.tensor_values import summarise, unravel
+from cudalens.core.tensor_values import ravel, summarise, unravel
 from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
 from cudalens.source.locate import CallSite
@@ -85,7 +86,8 @@ def tensor_facts(
     ]
     given = values.get(bad or "")
     for item, tensor in rest:
-        fact = _fact(_api_name(tensor, api), tensor, item.expression, item.span, read=read)
+        name = next((name for name, value in api if value is tensor), None)
+        fact = _fact(name, tensor, item.expression, item.span, read=read)
         if given is not None and first_bad is not None and read:
             fact = replace(fact, bad_at=same_spot(tensor, given, first_bad))
         facts.append(fact)
@@ -124,14 +126,7 @@ def same_spot(tensor: Tensor, given: Tensor, position: tuple[int, ...]) -> tuple
     with _torch.plain_torch(), _torch.no_dispatch_modes():
         if not tensor.reshape(-1).equal(given.reshape(-1)):
             return None
-    index = 0
-    for size, place in zip(given.shape, position, strict=True):
-        index = index * size + place
-    return unravel(index, tuple(tensor.shape))
-
-
-def _api_name(tensor: object, api: Sequence[tuple[str, object]]) -> str | None:
-    return next((name for name, value in api if value is tensor), None)
+    return unravel(ravel(position, given.shape), tuple(tensor.shape))
 
 
 def _is_any(tensor: object, others: Any) -> bool:
@@ -160,21 +155,10 @@ def _fact(
     *,
     read: bool,
 ) -> TensorFact:
-    meta = _torch.meta_of(tensor)
     is_readable = read and _torch.is_plain(tensor) and tensor.device.type != "meta"
     summary = _summary(tensor, expression or argument) if is_readable else TensorSummary()
-    return TensorFact(
-        argument=argument,
-        expression=expression,
-        shape=meta.shape,
-        dtype=meta.dtype,
-        device=meta.device,
-        stride=meta.stride,
-        requires_grad=meta.requires_grad,
-        grad_fn=meta.grad_fn,
-        summary=summary,
-        span=span,
-    )
+    fact = of_meta(argument, _torch.meta_of(tensor), expression)
+    return replace(fact, summary=summary, span=span)
 
 
 def breaks(violation: Violation) -> Callable[[Tensor], bool]:
@@ -232,6 +216,12 @@ def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = Non
         requires_grad=meta.requires_grad,
         grad_fn=meta.grad_fn,
     )
+
+
+def is_alike(one: TensorFact | TensorMeta, other: TensorMeta) -> bool:
+    """Return whether two tensors look the same from host memory."""
+    looks = attrgetter("shape", "dtype", "device", "stride")
+    return bool(looks(one) == looks(other))
 
 
 def tensors_of_output(value: object) -> dict[str, Tensor]:

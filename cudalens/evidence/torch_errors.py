@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 
 from torch import Tensor
 
 from cudalens.core._python import is_raised_in_op
 from cudalens.diagnosis.host_errors import is_known_message
+from cudalens.source.files import is_own_file, is_user_file
+from cudalens.source.locate import runs_torch
 from cudalens.source.running_call import RunningCall
 from cudalens.source.stack import entries_from_traceback, place_of
 
@@ -36,8 +38,6 @@ _NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attrib
 _LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
 _RAISE = "RAISE_VARARGS"
 
-OfFile = Callable[[str], bool]
-
 
 def package_of(frame: FrameType) -> str | None:
     """Return the top-level package of a frame's module, ``None`` where it has no name."""
@@ -54,64 +54,47 @@ def stands_on_torch(frame: FrameType) -> bool:
     return any(getattr(names.get(name), "__name__", "").startswith("torch") for name in torch_like)
 
 
-def visible_entries(
-    traceback: TracebackType | None, *, is_own: OfFile, is_user: OfFile
-) -> Sequence[TracebackType]:
+def visible_entries(error: BaseException) -> Sequence[TracebackType]:
     """Return the entries of a traceback, outermost first, up to where it enters this package.
 
     What this package's own frames called further in (a simulated kernel, a recorded op) stands for
     the C++ code that would have run there, so the error belongs to the frame outside of them.
     Code of the user's that was called back from there is kept.
     """
-    entries = entries_from_traceback(traceback)
+    entries = entries_from_traceback(error.__traceback__)
     files = [item.tb_frame.f_code.co_filename for item in entries]
-    outside = [at for at, file in enumerate(files) if not is_own(file)]
+    outside = [at for at, file in enumerate(files) if not is_own_file(file)]
     if not outside:
         return ()
-    start = max((at for at in outside if is_user(files[at])), default=outside[0])
-    end = next((at for at in range(start, len(files)) if is_own(files[at])), len(files))
+    start = max((at for at in outside if is_user_file(files[at])), default=outside[0])
+    end = next((at for at in range(start, len(files)) if is_own_file(files[at])), len(files))
     return [entries[at] for at in outside if at < end]
 
 
-def is_torch_error(
-    error: BaseException,
-    *,
-    is_own: OfFile,
-    is_user: OfFile,
-    runs_torch: Callable[[TracebackType], bool],
-) -> bool:
-    """Return whether torch, or a library on top of it, raised ``error``.
-
-    Args:
-        is_own: whether a file belongs to this package.
-        is_user: whether a file is the user's own code.
-        runs_torch: whether the expression that was running in a traceback entry calls or indexes
-            something of torch's.
-    """
+def is_torch_error(error: BaseException) -> bool:
+    """Return whether torch, or a library on top of it, raised ``error``."""
     if _is_of_package(error, "torch") or str(error).startswith("CUDA error"):
         return True
     if not isinstance(error, Exception) or isinstance(error, _NEVER):
         return False
-    entries = visible_entries(error.__traceback__, is_own=is_own, is_user=is_user)
+    entries = visible_entries(error)
     if not entries or _is_of_package(error, "cudalens"):
         return False
     innermost = entries[-1]
     if isinstance(error, AttributeError):
         frames = [item.tb_frame for item in entries]
         asked = next((item for item in frames[::-1] if item.f_code.co_name not in _LOOKUPS), None)
-        return _is_torch_attribute(error, innermost, asked, is_user)
+        return _is_torch_attribute(error, innermost, asked)
     if is_raised_in_op(error):
         return True  # of the line itself it needs nothing: the dispatcher called us for the op
-    if is_user(innermost.tb_frame.f_code.co_filename):
-        return _is_raised_below(error, innermost, runs_torch)
+    if is_user_file(innermost.tb_frame.f_code.co_filename):
+        return _is_raised_below(error, innermost)
     if _RERAISED.match(text := _text_of(error)):
-        return _is_torch_worker(text, is_user)
+        return _is_torch_worker(text)
     return stands_on_torch(innermost.tb_frame) or is_known_message(text)
 
 
-def _is_raised_below(
-    error: BaseException, entry: TracebackType, runs_torch: Callable[[TracebackType], bool]
-) -> bool:
+def _is_raised_below(error: BaseException, entry: TracebackType) -> bool:
     """Return whether C++ code of torch's, called on the user's line, raised the error."""
     if place_of(entry).operation == _RAISE:
         return False  # a raise or assert statement of his own
@@ -124,7 +107,7 @@ def _lacks_tensor(entry: TracebackType) -> bool:
 
     That is its gradient before a backward, a method of it, or the number that a loss became.
     """
-    call = RunningCall.at(place_of(entry), lambda item: isinstance(item, Tensor))
+    call = RunningCall.at(place_of(entry))
     node = call.node
     if isinstance(node, ast.Attribute) and node.attr == "backward":
         return isinstance(call.value(node.value), int | float)
@@ -140,14 +123,14 @@ def _is_of_tensor(call: RunningCall, node: ast.expr) -> bool:
 
 
 def _is_torch_attribute(
-    error: AttributeError, entry: TracebackType, asked: FrameType | None, is_user: OfFile
+    error: AttributeError, entry: TracebackType, asked: FrameType | None
 ) -> bool:
     """Return whether torch itself says that something lacks an attribute, or may not have it yet.
 
     A look-up of a name that is not there is a mistake of spelling, on a module as on any object.
     """
     frame = entry.tb_frame
-    if is_user(frame.f_code.co_filename):
+    if is_user_file(frame.f_code.co_filename):
         return _lacks_tensor(entry)
     if _NOT_A_TENSOR.match(str(error)):
         return stands_on_torch(frame)
@@ -157,11 +140,11 @@ def _is_torch_attribute(
     return package_of(frame) == "torch" and is_raise
 
 
-def _is_torch_worker(text: str, is_user: OfFile) -> bool:
+def _is_torch_worker(text: str) -> bool:
     """Return whether an error that crossed from a worker was raised by torch there."""
     original = _FILE.findall(text)
     message = text.rstrip().rpartition("\n")[2].partition(": ")[2]
-    return is_known_message(message) or bool(original and not is_user(original[-1]))
+    return is_known_message(message) or bool(original and not is_user_file(original[-1]))
 
 
 def _text_of(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import functools
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import CodeType, FrameType, TracebackType
@@ -30,16 +30,22 @@ from cudalens.diagnosis.moves import Called
 from cudalens.evidence.asked_guards import RefusedError
 from cudalens.evidence.collate import collate_fn
 from cudalens.evidence.copied_call import (
-    ABSENT,
     CannotTryError,
     CopiedCall,
     TooLargeError,
     key_of,
     read,
 )
-from cudalens.evidence.tensors import bad_key, scalars_of, tensor_values, tensors_of_output
+from cudalens.evidence.tensors import (
+    bad_key,
+    of_meta,
+    scalars_of,
+    tensor_values,
+    tensors_of_output,
+)
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
+from cudalens.source.running_call import ABSENT
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import (
     SafeEvaluator,
@@ -48,7 +54,7 @@ from cudalens.source.safe_eval import (
     items_of,
     registered,
 )
-from cudalens.source.stack import place_of
+from cudalens.source.stack import frame_of, place_of
 
 MAX_SECONDS = 0.5
 """Of this thread's own time: what runs beside it does not decide which fix is shown."""
@@ -149,17 +155,10 @@ class Trial:
                     raise_if_outside(error)
                     continue
                 if isinstance(value, Tensor):
-                    meta = _torch.meta_of(value)
-                    found.append(
-                        TensorFact(
-                            argument=None,
-                            expression=ast.unparse(node).replace("'", '"'),
-                            shape=meta.shape,
-                            dtype=meta.dtype,
-                            device=str(run.device_of(value)),
-                            span=(node.lineno, node.col_offset, node.end_col_offset or 0),
-                        )
-                    )
+                    meta = replace(_torch.meta_of(value), device=str(run.device_of(value)))
+                    fact = of_meta(None, meta, ast.unparse(node).replace("'", '"'))
+                    span = (node.lineno, node.col_offset, node.end_col_offset or 0)
+                    found.append(replace(fact, span=span))
         return tuple(found)
 
     def _unpacked(self) -> Iterator[ast.expr]:
@@ -242,8 +241,7 @@ class Trial:
         is_cell = code.co_name == "<module>" or name not in code.co_varnames[: code.co_argcount]
         for entry in () if is_cell else self._callers:
             run = running(place_of(entry))
-            frame = entry.tb_frame if isinstance(entry, TracebackType) else entry
-            evaluator = evaluator_for(frame)
+            evaluator = evaluator_for(frame_of(entry))
             nodes = getattr(run.node, "args", []), getattr(run.node, "keywords", [])
             given = (*nodes[0], *(item.value for item in nodes[1]))
             same = [item for item in given if read(evaluator, item) is value]
@@ -335,12 +333,7 @@ def _refusal(fix: str, error: RefusedError, violation: Violation) -> Refusal | N
     if tensor is None or tensor.device.type == "meta":
         return None
     with _quiet(has_autograd=False):
-        fact = TensorFact(
-            argument=key,
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            summary=summarise(tensor),
-        )
+        fact = replace(of_meta(key, _torch.meta_of(tensor)), summary=summarise(tensor))
     return Refusal(fix=fix, violation=violation, fact=fact, scalars=scalars_of(error.given or {}))
 
 
@@ -406,7 +399,6 @@ def _quiet(*, has_autograd: bool) -> Iterator[None]:
 
 def trial_of(
     entries: Sequence[FrameType | TracebackType],
-    is_user: Callable[[str], bool],
     *,
     has_autograd: bool,
 ) -> Trial | None:
@@ -414,21 +406,20 @@ def trial_of(
 
     Args:
         entries: the stack, outermost first.
-        is_user: whether a file is the user's.
         has_autograd: whether gradients may be recorded, which the call of a guard may not.
     """
-    frames = [item.tb_frame if isinstance(item, TracebackType) else item for item in entries]
-    at = max((i for i, item in enumerate(frames) if is_user(item.f_code.co_filename)), default=None)
-    if at is None:
+    frames = list(map(frame_of, entries))
+    users = [at for at, item in enumerate(frames) if is_user_file(item.f_code.co_filename)]
+    if not users:
         return None
+    *outer, at = users
     run = running(place_of(entries[at]))
-    frame = frames[at]
     if run.node is None:
         return None
     known = _passed(run.node, frames[at + 1 : at + 2])
-    callers = [entries[i] for i in range(at)[::-1] if is_user(frames[i].f_code.co_filename)]
+    callers = [entries[i] for i in reversed(outer)]
     below = frames[at + 1 :]
-    return Trial(frame, run, known, has_autograd=has_autograd, below=below, callers=callers)
+    return Trial(frames[at], run, known, has_autograd=has_autograd, below=below, callers=callers)
 
 
 def _passed(node: ast.AST, callee: Sequence[FrameType]) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.tensor_values import HOST_NUMEL, unravel
+from cudalens.core.tensor_values import HOST_NUMEL, ravel, unravel
 
 LIMIT = 64
 """So many bad elements of a tensor are followed: more than a report lists."""
@@ -79,7 +79,7 @@ class Elements:
         """Return them in a shape that holds the same elements in the same order."""
         if math.prod(shape) != math.prod(self.shape):
             return None
-        flat = (_ravel(place, self.shape) for place in self.places)
+        flat = (ravel(place, self.shape) for place in self.places)
         places = [unravel(index, tuple(shape)) for index in flat]
         return self.at(places, living=None, shape=tuple(shape))
 
@@ -158,10 +158,3 @@ def _place_of(address: int, shown: Geometry) -> Position | None:
             if not 0 <= place[at] < shape[at]:
                 return None
     return tuple(place) if rest == 0 and 0 not in shape else None
-
-
-def _ravel(place: Position, shape: Sequence[int]) -> int:
-    index = 0
-    for at, size in zip(place, shape, strict=True):
-        index = index * size + at
-    return index

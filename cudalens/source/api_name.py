@@ -32,7 +32,8 @@ def api_name(
     """
     # What calls of subclasses come through only passes them on.
     places = [place for place in places if place.code.co_name != "__torch_function__"]
-    group = _torch_frames(places)
+    of_torch = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
+    group = list(of_torch)[::-1]  # at the inner end of the stack, outermost of them first
     named = _of_frames(group)
     if named is not None or not places:
         return named
@@ -40,12 +41,6 @@ def api_name(
     if found is None and group and is_module(owner := group[-1].variables.get("self")):
         return class_name(type(owner))
     return found
-
-
-def _torch_frames(places: Sequence[Place]) -> list[Place]:
-    """Return the frames of torch at the inner end of the stack, outermost of them first."""
-    group = itertools.takewhile(lambda place: is_torch_file(place.filename), reversed(places))
-    return list(group)[::-1]
 
 
 def _of_frames(group: Sequence[Place]) -> str | None:

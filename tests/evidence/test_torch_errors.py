@@ -8,6 +8,7 @@ import pytest
 
 from cudalens import simulate
 from cudalens.diagnosis.host_errors import is_known_message
+from cudalens.evidence import torch_errors
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from tests.hostcells import run_cell
 
@@ -343,7 +344,7 @@ def test_a_simulated_kernel_stands_for_the_kernel(sim: simulate.Simulation) -> N
     assert report.frames[-1].file.endswith("torch/nn/modules/linear.py")
 
 
-def failing(depth: int, names: list[str]) -> BaseException:
+def failing(names: list[str]) -> BaseException:
     """Raise below functions that are compiled as the given files, outermost first."""
     space: dict[str, object] = {"inner": lambda: 1 / 0}
     for name in reversed(names):
@@ -353,7 +354,7 @@ def failing(depth: int, names: list[str]) -> BaseException:
     try:
         space["inner"]()  # type: ignore[operator]
     except ZeroDivisionError as error:
-        return error
+        return error.with_traceback(error.__traceback__.tb_next)  # without the frame of this file
     raise AssertionError
 
 
@@ -368,23 +369,16 @@ def failing(depth: int, names: list[str]) -> BaseException:
         (["own", "lib", "own", "lib"], ["lib"]),
     ],
 )
-def test_the_traceback_ends_where_it_enters_this_package(files: list[str], seen: list[str]) -> None:
+def test_the_traceback_ends_where_it_enters_this_package(
+    files: list[str], seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Up to the last of the user's frames all foreign ones are kept, then up to the first own."""
-    error = failing(0, files)
-    entries = visible_entries(
-        error.__traceback__.tb_next,  # type: ignore[union-attr]  the frame of this file
-        is_own=lambda file: file == "own",
-        is_user=lambda file: file == "user",
-    )
-    found = [item.tb_frame.f_code.co_filename for item in entries]
+    monkeypatch.setattr(torch_errors, "is_own_file", lambda file: file == "own")
+    monkeypatch.setattr(torch_errors, "is_user_file", lambda file: file == "user")
     # The function that divides by zero stands in this file, innermost.
+    found = [item.tb_frame.f_code.co_filename for item in visible_entries(failing(files))]
     assert [name for name in found if name in {*files}] == seen
 
 
 def test_without_a_traceback_nothing_is_known() -> None:
-    assert not is_torch_error(
-        ValueError("x"),
-        is_own=lambda file: False,
-        is_user=lambda file: True,
-        runs_torch=lambda entry: True,
-    )
+    assert not is_torch_error(ValueError("x"))
