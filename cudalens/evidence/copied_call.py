@@ -15,6 +15,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,8 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from cudalens.core import _torch
-from cudalens.evidence.asked_guards import RefusedError, ask_guards
+from cudalens.core.report_types import Violation
 from cudalens.evidence.tensors import tensors_of_output
+from cudalens.guards import GUARDS
+from cudalens.guards._base import schema_parameters
 from cudalens.source.running_call import ABSENT, of_value
 from cudalens.source.safe_eval import SafeEvaluator, instance_dict, items_of, value_or
 
@@ -67,6 +70,15 @@ _COMPARED: dict[type, Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Invert: operator.invert}
+
+
+class RefusedError(Exception):
+    """The code changes values, mixes devices, or breaks the bound of a guard."""
+
+    violation: Violation | None = None
+    """What the guard found."""
+    given: Mapping[str, Any] | None = None
+    """The arguments of the op that it looked at."""
 
 
 class CannotTryError(Exception):
@@ -304,7 +316,7 @@ class CopiedCall:
 
     def _watched(self) -> AbstractContextManager[Any]:
         # Some kernels of the CPU check nothing: a bad value would write where it may not.
-        return nullcontext() if self._on_meta else _torch.before_each_op(ask_guards)
+        return nullcontext() if self._on_meta else _torch.before_each_op(_ask_guards)
 
     def _check_devices(self, tensors: Sequence[Tensor], name: str) -> torch.device:
         devices = [self.device_of(item) for item in tensors]
@@ -387,18 +399,12 @@ class CopiedCall:
             for key, item in instance_dict(module).items()
         }
         for kind in ("_parameters", "_buffers"):
-            entries = own[kind].items()
-            own[kind] = {
-                key: None
-                if item is None
-                else nn.Parameter(self._copy(item), item.requires_grad)
-                if kind == "_parameters"
-                else self._copy(item)
-                for key, item in entries
-            }
-            for (_, item), copied in zip(entries, own[kind].values(), strict=True):
+            for key, item in own[kind].items():
                 if item is not None:
-                    self._labelled(copied, item.device)
+                    copied = self._copy(item)
+                    if kind == "_parameters":
+                        copied = nn.Parameter(copied, item.requires_grad)
+                    own[kind][key] = self._labelled(copied, item.device)
         own["_modules"] = {
             key: None if item is None else self._copied_module(item)
             for key, item in own["_modules"].items()
@@ -425,6 +431,20 @@ def _destination(
         device = run.device_of(args[0])
         args = [args[0].dtype]
     return device, args, kwargs
+
+
+def _ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what a guard would not let onto the device."""
+    slots = schema_parameters(op) if op in GUARDS else ()
+    given = {item.name: item.default for item in slots} | kwargs
+    given.update(zip([item.name for item in slots], args, strict=False))
+    for guard in GUARDS.get(op, ()):
+        found = guard.check(*[given[name] for name in guard.parameters])
+        if found is not None:
+            error = RefusedError()
+            error.violation = replace(found, op=str(op._schema.name), overload=op._overloadname)
+            error.given = given
+            raise error
 
 
 # --- what is read ---------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ from cudalens.core.report_types import SourceSpan, TensorFact, Violation
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.candidates import Collate, Outcome, Refusal
 from cudalens.diagnosis.moves import Called
-from cudalens.evidence.asked_guards import RefusedError
 from cudalens.evidence.collate import collate_fn
 from cudalens.evidence.copied_call import (
     CannotTryError,
     CopiedCall,
+    RefusedError,
     TooLargeError,
     key_of,
     read,

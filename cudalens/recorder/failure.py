@@ -15,7 +15,7 @@ from cudalens.recorder import _torch
 from cudalens.recorder.hostcopies import without_tensors
 from cudalens.recorder.ops import OpFacts
 from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
-from cudalens.source.stack import StackEntry
+from cudalens.source.stack import StackEntry, entries_from_traceback
 
 _MAX_TEXT = 80
 
@@ -115,12 +115,7 @@ def describe_failure(
 
 def is_raised_in(error: BaseException, code: CodeType) -> bool:
     """Return whether an exception passed a function, by its code."""
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_frame.f_code is code:
-            return True
-        entry = entry.tb_next
-    return False
+    return code in [item.tb_frame.f_code for item in entries_from_traceback(error.__traceback__)]
 
 
 def _argument(name: str, value: Any) -> Argument:

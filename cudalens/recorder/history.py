@@ -63,10 +63,6 @@ class Snapshot:
                 found.setdefault(path, set()).add(id(root))
         return found
 
-    def place(self, call: Call) -> tuple[list[StackEntry], str | None]:
-        """Return the user's lines that led to a call, outermost first, and the module's path."""
-        return entries_of(call.site), self.reader.module_path(call.site)
-
     def forward_call(self, sequence_nr: int, node_name: str | None) -> Call | None:
         """Find the call that created the autograd node with this sequence number.
 

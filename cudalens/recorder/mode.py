@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from cudalens.core import _python
 from cudalens.core._python import FailedCall, raise_if_outside
 from cudalens.core._torch import is_accelerator, is_plain
+from cudalens.core.limits import Limits
 from cudalens.recorder import _torch, failure
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.hostcopies import host_copies
@@ -34,7 +35,6 @@ from cudalens.recorder.sites import RawSite, Site, SiteReader, SiteTracker
 from cudalens.recorder.tensor_refs import Noted, Version, references, tensors_in
 
 Watch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-_MAX_LIMITS = 20
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
@@ -125,7 +125,8 @@ class RecordingMode(_torch.RemovableMode):
         self.recorded_ops = 0
         self.fatal: failure.OpRecord | None = None
         """The op that ended the device's context, if it was one."""
-        self.limits: list[str] = []
+        self._noted = Limits()
+        self.limits = self._noted.lines
         """What the recorder itself failed to do, one line each."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=max_ops)
         self._facts: dict[int, OpFacts] = {}
@@ -313,9 +314,7 @@ class RecordingMode(_torch.RemovableMode):
     def _internal_error(self, what: str, error: Exception) -> None:
         """Note what the recorder failed to do; what only came out of it is raised on."""
         raise_if_outside(error)
-        line = f"{what}: {type(error).__name__}: {error}"
-        if line not in self.limits and len(self.limits) < _MAX_LIMITS:
-            self.limits.append(line)
+        self._noted.add(f"{what}: {type(error).__name__}: {error}")
 
 
 def _frame_outside() -> FrameType | None:

@@ -18,6 +18,7 @@ from cudalens.recorder.mode import RecordingMode
 from cudalens.recorder.ops import Call
 from cudalens.recorder.provenance import Provenance, provenance_of
 from cudalens.recorder.saved_tensor import ModifiedTensor
+from cudalens.recorder.sites import entries_of
 from cudalens.source.stack import StackEntry
 
 
@@ -68,7 +69,9 @@ class Recorder(RecordingMode):
         """
         snapshot = self._snapshot()
         call = snapshot.forward_call(sequence_nr, node_name)
-        return None if call is None else snapshot.place(call)
+        if call is None:
+            return None
+        return entries_of(call.site), snapshot.reader.module_path(call.site)
 
     def provenance(self, tensor: Tensor, is_bad: IsBad) -> Provenance:
         """Follow a bad tensor back to the op that made it bad, or to where the data entered.

@@ -68,7 +68,6 @@ def references(
     """Refer to the tensors among the arguments of a call.
 
     Args:
-        args, kwargs: the arguments of the call.
         noted: the op's name with its overload where it is one of :data:`SHIFTS` or
             :data:`NUMBERS`: the number is noted too.
     """

@@ -27,7 +27,6 @@ def api_name(
 
     Args:
         places: the stack, outermost first, without frames of this package.
-        is_tensor: whether a value is a tensor.
         argument_names: schema names of the op's arguments, as far as they are known.
     """
     # What calls of subclasses come through only passes them on.

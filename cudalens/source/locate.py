@@ -70,7 +70,6 @@ def locate(
         entries: frames, links of a traceback or recorded entries, outermost first.
         values: the op's tensor arguments by schema name; keys such as ``indices[1]`` are fine.
         same: whether two values are the same tensor; only such an expression names an argument.
-        is_tensor: whether a value is a tensor.
         signature: what the op takes, where the innermost entry is known to be running it.
     """
     limits = Limits()

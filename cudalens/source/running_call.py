@@ -72,7 +72,6 @@ class RunningCall:
     Args:
         place: the entry.
         node: the running expression, ``None`` where it is not known.
-        is_tensor: whether a value is a tensor.
     """
 
     def __init__(self, place: Place, node: ast.AST | None, is_tensor: IsTensor = is_tensor) -> None:
