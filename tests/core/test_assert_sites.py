@@ -86,7 +86,6 @@ def test_a_kernel_that_is_not_there_leaves_its_work_to_the_one_before(
     moved[f"IndexKernelUtils.cu:122 {words}"] = None
     line = f"IndexKernelUtils.cu:122: vectorized_scatter_add_kernel: Assertion `{words}` failed."
     printed = as_printed_by("9.1.0", line)
-    assert printed is not None
     assert printed.startswith("ScatterGatherKernel.cu:203: operator(): Assertion `idx_dim >= 0 && ")
 
 
@@ -112,25 +111,24 @@ def quoted() -> list[str]:
     return lines
 
 
+THERE = {(site.place, site.function, site.expression) for site in known_sites()}
+WORDLESS = {site.place for site in known_sites() if not site.expression}
+
+
 def test_what_is_quoted_is_what_the_kernels_of_the_known_release_hold() -> None:
-    there = {(site.place, site.function, site.expression) for site in known_sites()}
-    wordless = {site.place for site in known_sites() if not site.expression}
     for line in quoted():
         found = re.fullmatch(r"(\S+): (.*?): block: .*? Assertion `(.*)` failed\.", line)
-        assert found is not None, line
-        assert found[1] in wordless or found.groups() in there, line
+        assert found[1] in WORDLESS or found.groups() in THERE, line
 
 
 def test_the_table_of_assertions_is_what_the_kernels_hold() -> None:
     """Word for word, each under a key of its own."""
-    there = {(site.place, site.function, site.expression) for site in known_sites()}
-    wordless = {site.place for site in known_sites() if not site.expression}
     keys = [key for row in assert_table() for key in row.get("sites", {})]
     assert len(keys) == len(set(keys)) > 50
     for key in keys:
         site = assert_site(key)
-        known = site.place in wordless or (site.place, site.function, site.expression) in there
-        assert known, key
+        words = (site.place, site.function, site.expression)
+        assert site.place in WORDLESS or words in THERE, key
         assert site.text() == assert_text(key)
         (printed,) = fold(site.text("block: [0,0,0], thread: [0,0,0] "))
         assert (printed.function, printed.expression) == (site.function, site.expression)
@@ -147,7 +145,6 @@ def test_what_a_release_prints_is_understood(release: str) -> None:
             continue
         (before,), (after,) = fold(line), fold(printed)
         was, now = meaning_of(before), meaning_of(after)
-        assert was is not None and now is not None, printed
         assert set(was.arguments) & set(now.arguments), printed
 
 

@@ -46,7 +46,6 @@ def test_map_is_that_of_a_plain_loop(
     bad.reshape(-1)[-1] = True
     found = find_offenders(tensor, bad)
     counts, low, high = loop_map(tensor, bad)
-    assert found.map is not None
     assert (list(found.map.bad), list(found.map.low), list(found.map.high)) == (counts, low, high)
     assert found.count == sum(counts) == int(bad.sum())
 

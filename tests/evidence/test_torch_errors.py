@@ -167,7 +167,6 @@ def test_what_is_not_torchs_passes_untouched(line: str, sim: simulate.Simulation
 @pytest.mark.parametrize("line", TORCHS)
 def test_what_torch_raises_is_reported(line: str, sim: simulate.Simulation) -> None:
     outcome = run_cell(SETUP + line)
-    assert outcome.error is not None
     report = outcome.shown
     assert report.kind in ("host_error", "autograd_error", "cuda_error")
     assert report.source is not None and report.source.text == line

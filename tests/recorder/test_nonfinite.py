@@ -43,13 +43,16 @@ def hints(report: Report | None) -> list[str]:
     return [item.rule for item in report.hints]
 
 
-def test_a_division_by_zero_is_named_with_its_inputs() -> None:
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_division_by_zero_is_named_with_its_inputs(fast: bool) -> None:
+    """In the schema's names, and in the user's."""
     x = torch.tensor([1.0, -2.0, 3.0], device="cuda")
     y = torch.tensor([1.0, 0.0, 2.0], device="cuda")
-    report = found(lambda: x / y)
+    report = found(lambda: x / y, fast=fast)
     assert report.kind == "nonfinite"
     assert report.certainty == "proven"
     assert report.headline == "aten::div made -inf at [1] from self = -2.0, other = 0.0"
+    assert report.headline_own == "aten::div made -inf at [1] from x = -2.0, y = 0.0"
     assert (report.offenders.count, report.offenders.total) == (1, 3)
     assert hints(report) == ["outside_domain"]
     assert report.context_usable
@@ -144,11 +147,6 @@ def test_what_was_asked_for_and_the_neighbour_of_each_cause_are_silent(code: obj
     assert found(code) is None
 
 
-def test_the_fast_check_looks_too() -> None:
-    report = found(lambda: torch.zeros(3, device="cuda").log(), fast=True)
-    assert report.kind == "nonfinite"
-
-
 def test_a_guard_that_meets_nan_finds_its_first_op() -> None:
     """Without the option too: the line that made the NaN, not one that was merely beyond [0, 1]."""
     raw = torch.tensor([-1.0, 2.0], device="cuda")
@@ -166,7 +164,6 @@ def told(code: Callable[[], object], **options: bool) -> list[tuple[str, str, st
     session = cudalens.check(**{"nan": True, **options})
     with pytest.raises(cudalens.DeviceAssertError), session:
         code()
-    assert session.report is not None
     rules = ("nan_came_in", "nan_before", "nan_cast_to_integer")
     return [(item.rule, item.text, item.fix) for item in session.report.hints if item.rule in rules]
 
@@ -257,39 +254,23 @@ def test_the_watch_is_not_seen_by_the_users_modes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_place", "plain", "rule"),
+    ("in_place", "plain"),
     [
-        (lambda x: (x * 1).log_(), lambda x: (x * 1).log(), "outside_domain"),
-        (lambda x: (x - 1).sqrt_(), lambda x: (x - 1).sqrt(), "outside_domain"),
-        (
-            lambda x: (x * 1).reciprocal_(),
-            lambda x: (x * 1).reciprocal(),
-            "outside_domain",
-        ),
+        (lambda x: (x * 1).log_(), lambda x: (x * 1).log()),
+        (lambda x: (x - 1).sqrt_(), lambda x: (x - 1).sqrt()),
+        (lambda x: (x * 1).reciprocal_(), lambda x: (x * 1).reciprocal()),
     ],
 )
 def test_an_input_that_the_op_wrote_over_is_not_read(
-    in_place: Callable[[torch.Tensor], object],
-    plain: Callable[[torch.Tensor], object],
-    rule: str,
+    in_place: Callable[[torch.Tensor], object], plain: Callable[[torch.Tensor], object]
 ) -> None:
     """Its values of before are gone: no cause is named; where they live on one is."""
     x = torch.tensor([1.0, 0.0], device="cuda")
     over, kept = found(lambda: in_place(x)), found(lambda: plain(x))
-    assert over is not None and kept is not None
     assert "infinities" not in over.explanation
     assert "from" not in over.headline_own and "from" in kept.headline_own
-    assert hints(over) == [] and rule in hints(kept)
+    assert hints(over) == [] and "outside_domain" in hints(kept)
     assert all(fact.summary.min is None for fact in over.tensors if fact.argument == "self")
-
-
-def test_the_headline_of_a_nan_has_the_users_expressions() -> None:
-    """The schema's names stay in the other form."""
-    x = torch.tensor([1.0, -4.0], device="cuda")
-    report = found(lambda: torch.sqrt(x))
-    assert report is not None
-    assert report.headline_own == "aten::sqrt made nan at [1] from x = -4.0"
-    assert report.headline == "aten::sqrt made nan at [1] from self = -4.0"
 
 
 def test_what_went_in_stands_beside_each_bad_value() -> None:
@@ -297,7 +278,6 @@ def test_what_went_in_stands_beside_each_bad_value() -> None:
     x = torch.tensor([[1.0, -4.0], [-9.0, 2.0]], device="cuda")
     scale = torch.tensor([2.0, 3.0], device="cuda")
     report = found(lambda: torch.pow(x, scale / 4))
-    assert report is not None and report.offenders is not None
     assert [item.inputs for item in report.offenders.first] == [
         (("x", -4.0), ("scale / 4", 0.75)),
         (("x", -9.0), ("scale / 4", 0.5)),
@@ -320,6 +300,6 @@ def test_no_value_went_in_where_none_is_known(kind: str) -> None:
         "alias": lambda: x.sub_(1.0).div_(x.sub_(x)),
     }
     report = found(calls[kind])
-    assert report is not None and report.offenders is not None and report.offenders.first
+    assert report.offenders.first
     assert all(item.inputs == () for item in report.offenders.first)
     assert all(node.value is None for node in report.graph.nodes)

@@ -219,7 +219,6 @@ def _checkpointed(reentrant: bool) -> torch.Tensor:
     checkpoint(
         nn.Sequential(nn.Linear(4, 4), nn.ReLU()), x, use_reentrant=reentrant
     ).sum().backward()
-    assert x.grad is not None
     return x.grad
 
 
@@ -433,13 +432,6 @@ def test_recorders_of_two_threads_leave_torch_s_flags() -> None:
     assert not _python_dispatch._is_in_non_infra_torch_dispatch_mode
 
 
-def test_exceptions_pass_unchanged() -> None:
-    error = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as caught, Recorder():
-        raise error
-    assert caught.value is error
-
-
 def _interrupted_at(instant: int) -> bool:
     """Run a block and raise KeyboardInterrupt at one instruction of the recorder's.
 
@@ -536,12 +528,10 @@ def test_a_check_inside_a_check_knows_the_exception_too() -> None:
     inner, outer = Recorder(), Recorder()
     with outer, inner, pytest.raises(RuntimeError) as caught:
         torch.ones(2) + torch.ones(3)
-    assert inner.in_flight(caught.value) is not None
     assert outer.in_flight(caught.value) is not None
-    failures = Failures()
     record = inner.in_flight(caught.value)
     assert record is not None
-    error = ClosedError("of the user")
+    failures, error = Failures(), ClosedError("of the user")
     assert failures.find(error, 0) is None
     failures.note(record, error)
     assert failures.find(error, 0) is record
@@ -571,7 +561,6 @@ def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
     record = failing(recorder, step)
     assert (record.phase, record.node_name) == ("backward", "SoftplusBackward0")
     assert line_of("backward-of-hook") in [entry.lineno for entry in record.entries]
-    assert record.node_sequence_nr is not None
     site = recorder.forward_site(record.node_sequence_nr, record.node_name)
     assert site[0][-1].lineno == line_of("forward-of-hook")
 

@@ -21,7 +21,6 @@ LINE = (
     "../aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: "
     "block: [{block},0,0], thread: [{thread},0,0] Assertion `t >= 0 && t < n_classes` failed."
 )
-needs_tee = pytest.mark.skipif(not stderr.shutil.which("tee"), reason="there is no tee")
 PRELUDE = f"""
 import os, sys, subprocess
 from cudalens.recorder.stderr import DeviceText
@@ -47,7 +46,6 @@ def say(text: str) -> None:
 # --- a plain process ------------------------------------------------------------------------------
 
 
-@needs_tee
 def test_what_is_printed_is_shown_and_read(capfd: pytest.CaptureFixture[str]) -> None:
     with DeviceText() as text:
         print("from Python", file=sys.__stderr__)
@@ -60,14 +58,12 @@ def test_what_is_printed_is_shown_and_read(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == f"{one()}\n"
 
 
-@needs_tee
 def test_without_assertions_there_is_no_text() -> None:
     with DeviceText() as text:
         say("a warning that says assert\n")
         assert text.text() is None
 
 
-@needs_tee
 def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> None:
     lines = "".join(f"{one(n // 256, n % 256)}\n" for n in range(10_000))
     with DeviceText() as text:
@@ -77,11 +73,9 @@ def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> Non
     assert folded == text.text() == f"{one()} (10000 times, 40 blocks, 10000 threads)"
 
 
-@needs_tee
 def test_what_tee_has_not_read_yet_is_waited_for() -> None:
     """A tee that gets no turn for longer than the polls take: its bytes are not left out."""
     with DeviceText() as text:
-        assert text._tee is not None
         os.kill(text._tee.pid, signal.SIGSTOP)
         say(f"{one()}\n")
         later = threading.Timer(0.05, os.kill, (text._tee.pid, signal.SIGCONT))
@@ -90,7 +84,6 @@ def test_what_tee_has_not_read_yet_is_waited_for() -> None:
         later.join()
 
 
-@needs_tee
 def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -> None:
     """The inner block gives the descriptor back to the outer one."""
     with DeviceText() as outer:
@@ -103,7 +96,6 @@ def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == f"1\n{one()}\n3\n"
 
 
-@needs_tee
 @pytest.mark.parametrize("is_expected", [False, True])
 def test_an_assertion_that_is_known_of_is_waited_for(
     is_expected: bool, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +116,6 @@ def test_an_assertion_that_is_known_of_is_waited_for(
         assert text.text(is_expected=is_expected) == (one() if is_expected else None)
 
 
-@needs_tee
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
 def test_where_a_nameless_file_is_not_opened_again_the_copy_is_in_memory(
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +140,6 @@ def descriptors() -> set[str]:
     return {item.name for item in Path("/proc/self/fd").iterdir()}
 
 
-@needs_tee
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed on Linux")
 def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stderr.tempfile, "tempdir", str(tmp_path))
@@ -181,7 +171,6 @@ def test_without_tee_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("no tee program" in line for line in session.internal_errors)
 
 
-@needs_tee
 def test_only_full_sessions_touch_the_descriptor() -> None:
     import cudalens
 
@@ -196,7 +185,6 @@ def test_only_full_sessions_touch_the_descriptor() -> None:
 # --- processes of their own -----------------------------------------------------------------------
 
 
-@needs_tee
 def test_a_process_that_aborts_has_written_everything() -> None:
     done = alone(
         """
@@ -212,7 +200,6 @@ def test_a_process_that_aborts_has_written_everything() -> None:
     assert done.stderr == f"{one()}\nbufferedhalf a li"
 
 
-@needs_tee
 def test_a_program_that_holds_the_descriptor_does_not_hang_the_block() -> None:
     done = alone(
         """
@@ -247,7 +234,6 @@ def test_without_a_place_to_show_it(closed: bool) -> None:
     assert done.stdout == ("['device text']\n" if closed else f"{one()}\n[]\n")
 
 
-@needs_tee
 def test_under_a_terminal(tmp_path: Path) -> None:
     """Programs that ask whether they write to a terminal are told yes, and its size is the same."""
     import pty
@@ -281,7 +267,6 @@ with DeviceText() as text:
     assert one() in shown.decode()
 
 
-@needs_tee
 def test_under_a_real_kernel() -> None:
     """ipykernel owns the descriptor: others' text still reaches the cell, asserts are folded."""
     manager = pytest.importorskip("jupyter_client.manager")

@@ -35,12 +35,17 @@ take = torch.take
 ARRAY = np.array([0, 9])
 
 
+def write(x: Tensor, i: Tensor) -> None:
+    x[:, i - 1] = 1.0
+
+
 @pytest.mark.parametrize(
     ("call", "expression"),
     [
         (lambda x, i: x[ROWS.cuda(), i - 1], "i - 1"),
         (lambda x, i: x[:, i - 1], "i - 1"),
         (lambda x, i: x[..., i - 1], "i - 1"),
+        (write, "i - 1"),
         (lambda x, i: x[FIRST, i - 1], "i - 1"),
         (lambda x, i: x[0][i - 1], "i - 1"),
         (lambda x, i: x.T[i - 1, ROWS.cuda()], "i - 1"),
@@ -72,15 +77,6 @@ def test_an_argument_is_named_by_its_place(
 ) -> None:
     """Whatever the way of calling; what its place does not tell stays unnamed."""
     assert report_of(call).expression == expression
-
-
-def test_a_write_is_named_by_its_place() -> None:
-    """``x[…] = v`` is a statement."""
-
-    def write(x: Tensor, i: Tensor) -> None:
-        x[:, i - 1] = 1.0
-
-    assert report_of(write).expression == "i - 1"
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_recorded_entries_give_the_line_after_the_frames_are_gone() -> None:
 def test_no_user_frame_gives_no_source() -> None:
     assert locate_entries([]) is None
     site = locate([], {"x": X}, same)
-    assert (site.source, site.api, site.names, site.limits) == (None, None, (), ())
+    assert (site.source, site.api, site.names, site.frames, site.limits) == (None, None, (), (), ())
 
 
 def test_a_failing_stage_becomes_a_limit_and_the_rest_is_known() -> None:

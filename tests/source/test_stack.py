@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
+
+import pytest
 
 from cudalens.source import stack
 from cudalens.source.stack import MAX_FRAMES, OUTERMOST, StackEntry
@@ -16,15 +18,6 @@ def frames() -> tuple[FrameType, ...]:
 
 def failing() -> None:
     raise RuntimeError("stop")
-
-
-def caught() -> TracebackType:
-    try:
-        failing()
-    except RuntimeError as error:
-        assert error.__traceback__ is not None
-        return error.__traceback__
-    raise AssertionError
 
 
 def recurse(depth: int) -> tuple[FrameType, ...]:
@@ -43,9 +36,12 @@ def test_frames_are_outermost_first_and_start_at_the_users() -> None:
 
 
 def test_a_traceback_is_read_like_a_stack() -> None:
-    described = stack.frames_of(stack.entries_from_traceback(caught()))
-    assert [frame.function for frame in described] == ["caught", "failing"]
+    with pytest.raises(RuntimeError) as caught:
+        failing()
+    described = stack.frames_of(stack.entries_from_traceback(caught.tb))
+    assert [frame.function for frame in described[1:]] == ["failing"]
     assert described[-1].text == 'raise RuntimeError("stop")'
+    assert stack.frames_of(stack.entries_from_traceback(None)) == ()
 
 
 def test_a_recorded_entry_needs_no_frame() -> None:
@@ -72,8 +68,3 @@ def test_a_cells_frame_has_the_number_and_no_front_end_above_it() -> None:
         described = stack.frames_of(names["found"])  # type: ignore[arg-type]
     assert described[-1].cell == 3
     assert described[-1].text == "found = frames()"
-
-
-def test_no_stack_gives_no_frames() -> None:
-    assert stack.frames_of(stack.entries_from_traceback(None)) == ()
-    assert stack.frames_of([]) == ()
