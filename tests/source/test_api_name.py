@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import cudalens
 from cudalens.source.locate import locate, runs_torch
 from cudalens.source.stack import entries_from_traceback, stack_of
+from tests.blocks import cuda, report_of
 from tests.probes import Probe, cell, run_cell, same, site_of
 
 X = torch.rand(4, 5)
@@ -148,3 +153,57 @@ def test_an_error_is_torchs_when_the_line_uses_torch(text: str, is_torch: bool) 
         with pytest.raises(Exception) as caught:
             exec(code, names)
         assert runs_torch(entries_from_traceback(caught.value.__traceback__)[-1]) is is_torch
+
+
+# --- in reports: what the user called, and what would have asserted -------------------------------
+
+
+def scores() -> torch.Tensor:
+    return torch.zeros(2, 3, device="cuda", requires_grad=True)
+
+
+def _autocast() -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        F.cross_entropy(scores() @ torch.eye(3, device="cuda"), cuda(0, 3))
+
+
+def _checkpoint() -> None:
+    layer = nn.Embedding(3, 2, device="cuda")
+    checkpoint(layer, cuda(0, 3), use_reentrant=False)
+
+
+CASES: list[tuple[Callable[[], object], str, str]] = [
+    (lambda: F.one_hot(cuda(0, 3), 3), "F.one_hot", "scatter_"),
+    (_autocast, "F.cross_entropy", "nll_loss_forward"),
+    (
+        lambda: torch.vmap(lambda row, at: row.gather(0, at))(
+            scores().detach(), torch.tensor([[0], [3]], device="cuda")
+        ),
+        "torch.Tensor.gather",
+        "gather",
+    ),
+    (_checkpoint, "F.embedding", "embedding"),
+    (
+        lambda: torch.func.grad(lambda z: F.cross_entropy(z, cuda(0, 3)))(scores().detach()),
+        "F.cross_entropy",
+        "nll_loss_forward",
+    ),
+]
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "full"])
+@pytest.mark.parametrize(("code", "api", "op"), CASES)
+def test_both_names_are_told(code: Callable[[], object], api: str, op: str, fast: bool) -> None:
+    """``op.api`` is what the user wrote, ``op.name`` what CUDA would have stopped in."""
+    report = report_of(code, cudalens.DeviceAssertError, fast=fast)
+    assert report.op.api == api.replace("F.", "torch.nn.functional.")
+    assert report.op.name == f"aten::{op}"
+
+
+@pytest.mark.usefixtures("sim")
+def test_the_outermost_guarded_op_reports_first() -> None:
+    """embedding looks rows up through index_select, whose guard would see the same ids."""
+    report = report_of(lambda: F.embedding(cuda(0, 3), torch.zeros(3, 2, device="cuda")))
+    assert report.op.name == "aten::embedding"
+    assert cudalens.last_report() is report
