@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from cudalens.core.evidence_types import CallContext, NanWatch, PositionTable
+from cudalens.core.evidence_types import CallContext, PositionTable
 from cudalens.core.report_types import Environment
 from cudalens.core.version import __version__
 from cudalens.evidence.call_stack import mentioned
 from cudalens.evidence.torch_errors import package_of
-from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
 from cudalens.source.safe_eval import instance_dict, registered
@@ -40,12 +39,6 @@ def observe(entries: Entries, site: CallSite) -> CallContext:
         pad_token_id=None if tokenizer is None else tokenizer.pad_token_id,
         temperatures=tuple(_temperatures(entries)),
     )
-
-
-def nan_watch() -> NanWatch | None:
-    """Return how the first NaN of the block came, ``None`` where results are not looked at."""
-    watch = getattr(getattr(PROCESS.listener, "recorder", None), "watch", None)
-    return None if watch is None else watch.facts
 
 
 def _model(entries: Entries) -> str | None:

@@ -27,9 +27,10 @@ from cudalens.evidence.failed_op import with_failed_op, with_unread
 from cudalens.evidence.freed_graph import FREED, with_freed
 from cudalens.evidence.modified_tensor import MODIFIED, with_marked_node, with_modified
 from cudalens.evidence.module_names import module_names
-from cudalens.evidence.tensors import tensor_facts, tensor_values
+from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from cudalens.evidence.trial import Trial, trial_of
+from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite
 
 _OF_SITE = ("source", "call_text", "module_path", "module_type", "frames")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core._python import parse_expression
+from cudalens.core._torch import op_of
 from cudalens.core.evidence_types import Synchronization
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
@@ -173,8 +174,7 @@ def _replay(record: Any) -> Replay:
         return Replay()  # torch's own ops raise on the host by themselves
     if record.call is None:
         return Replay(reason="the op was given something that cannot be kept for a second call")
-    namespace, _, name = record.name.partition("::")
-    op = getattr(getattr(getattr(torch.ops, namespace), name), record.overload or "default")
+    op = op_of(f"{record.name}.{record.overload or 'default'}")
     zeros: list[str] = []
     values = {
         name: _value(name, value, record.host_copies, zeros) for name, value in record.call.items()

@@ -65,7 +65,6 @@ from cudalens.evidence.tensors import (
     facts_of,
     in_own_words,
     scalars_of,
-    tensor_values,
 )
 from cudalens.evidence.trial import trial_of
 from cudalens.guards.interceptor import GuardedCall
@@ -73,6 +72,7 @@ from cudalens.guards.past_calls import PastCall
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import nonfinite
 from cudalens.recorder.provenance import Provenance
+from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import is_user_file, running_shell
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import Entry, stack_of
@@ -269,7 +269,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
     violation, values, frames = scene.violation, scene.values, scene.frames
     past, site = scene.past, _site(scene, limits)
-    node = scene.node
+    node, watch = scene.node, getattr(scene.recorder, "watch", None)
     forward, forward_module = limits.attempt(
         "forward source", lambda: _forward(scene, limits), lambda: (None, None), kind=tuple
     )
@@ -293,7 +293,7 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
         ),
         scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), tuple),
         call_context=limits.attempt("observations", lambda: observe(frames, site), CallContext),
-        nan_watch=context.nan_watch(),
+        nan_watch=None if watch is None else watch.facts,
         device_text=violation.device_text,
         environment=limits.attempt("environment", context.describe, Environment),
         libraries=libraries(),

@@ -21,11 +21,12 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Argument, OpName, TensorMeta, Violation
 from cudalens.evidence.call_arguments import call_arguments
 from cudalens.evidence.call_stack import locate
-from cudalens.evidence.tensors import is_alike, tensor_facts, tensor_values
+from cudalens.evidence.tensors import is_alike, tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
 from cudalens.guards import GUARDS
 from cudalens.guards._base import ArgumentSlot, schema_parameters
 from cudalens.guards._ranges import exact_offenders, format_offender
+from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 
 _VALUE_ERROR = re.compile(

@@ -21,23 +21,10 @@ from cudalens.source.safe_eval import instance_dict
 
 
 def bad_key(violation: Violation) -> str:
-    """Return the key of the tensor at fault among :func:`tensor_values`."""
+    """Return the key of the tensor at fault among the ``tensor_values``."""
     if violation.list_position is None:
         return violation.argument
     return f"{violation.argument}[{violation.list_position}]"
-
-
-def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors among the arguments, elements of lists as ``indices[1]``."""
-    found: dict[str, Tensor] = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            found[name] = value
-        elif isinstance(value, (list, tuple)):
-            for position, item in enumerate(value):
-                if isinstance(item, Tensor):
-                    found[f"{name}[{position}]"] = item
-    return found
 
 
 def scalars_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -40,9 +40,9 @@ from cudalens.evidence.tensors import (
     bad_key,
     of_meta,
     scalars_of,
-    tensor_values,
     tensors_of_output,
 )
+from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
 from cudalens.source.running_call import ABSENT

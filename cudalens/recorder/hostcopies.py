@@ -20,19 +20,9 @@ from cudalens.core._torch import (
     no_dispatch_modes,
     plain_torch,
 )
+from cudalens.recorder.tensor_refs import NO_TENSORS, tensor_values
 
-_HOST_TYPES = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+_HOST_TYPES = NO_TENSORS | {torch.layout, torch.memory_format}
 """Arguments that cannot change after the call and hold nothing of a device's."""
 
 
@@ -47,12 +37,16 @@ def host_copies(arguments: Mapping[str, Any], budget: int) -> dict[str, Tensor]:
         the copies by name, elements of lists as ``boxes[1]``; empty where no argument is on an
         accelerator, and while a CUDA graph is captured.
     """
-    tensors = _tensors(arguments)
+    tensors = {
+        name: item
+        for name, item in tensor_values(arguments).items()
+        if is_plain(item) and item.layout == torch.strided
+    }
     if not any(is_accelerator(item.device) for item in tensors.values()) or is_capturing():
         return {}
     copies: dict[str, Tensor] = {}
     with no_dispatch_modes(), plain_torch():
-        for name, tensor in sorted(tensors.items(), key=lambda item: _rank(item[1])):
+        for name, tensor in sorted(tensors.items(), key=_rank):
             size = tensor.numel() * tensor.element_size()
             if size <= budget and tensor.device.type != "meta":
                 copies[name] = tensor.detach().to("cpu", copy=True)
@@ -82,17 +76,6 @@ def _without_tensors(value: Any) -> Any:
     return value
 
 
-def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    given = dict(arguments)
-    for name, value in arguments.items():
-        if isinstance(value, (list, tuple)):
-            given |= {f"{name}[{position}]": item for position, item in enumerate(value)}
-    return {
-        name: item
-        for name, item in given.items()
-        if isinstance(item, Tensor) and is_plain(item) and item.layout == torch.strided
-    }
-
-
-def _rank(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _rank(item: tuple[str, Tensor]) -> tuple[bool, bool]:
+    name, tensor = item
+    return tensor.is_floating_point() or tensor.is_complex(), name.endswith("]")

@@ -220,10 +220,7 @@ class _ProvenanceWalk:
         elements, output = self._elements, call.output
         if elements is None or isinstance(output, tuple):
             return None
-        living = output()
-        if elements.living is None:
-            return elements if self._lineage.same(output, self._current) else None
-        if living is not None:
+        if elements.living is not None and (living := output()) is not None:
             return elements.seen_in(living)
         return elements if self._lineage.same(output, self._current) else None
 

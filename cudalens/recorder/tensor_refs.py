@@ -100,6 +100,19 @@ def _number(value: Any) -> float | None:
     return value if type(value) in _NUMBER_TYPES else None
 
 
+def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors among the arguments, elements of lists as ``indices[1]``."""
+    found: dict[str, Tensor] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif isinstance(value, (list, tuple)):
+            for position, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    found[f"{name}[{position}]"] = item
+    return found
+
+
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among arguments or results, and in lists and tuples among them."""
     found: list[Tensor] = []

@@ -191,8 +191,7 @@ def is_own_file(filename: str) -> bool:
 
 def is_torch_file(filename: str) -> bool:
     """Return whether the file belongs to torch, wherever torch is installed."""
-    root = _torch_root()
-    return root is not None and _is_below(filename, root)
+    return bool(torch_path(filename))
 
 
 def torch_path(filename: str) -> str:
