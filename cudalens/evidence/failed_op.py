@@ -65,10 +65,9 @@ def with_failed_op(
         limits.add(recorder.beyond_ring(FORWARD_CALL, record.node_sequence_nr))
     spans = limits.attempt("source", lambda: locate_entries(record.entries))
     unwaited = Synchronization(is_op_unwaited=True, previous_op=record.previous_op)
-    is_waited = recorder.is_synchronous or record.is_from_sync
     return replace(
         evidence,
-        synchronization=evidence.synchronization if is_waited else unwaited,
+        synchronization=evidence.synchronization if recorder.is_synchronous else unwaited,
         op=OpName(name=record.name, overload=record.overload, api=evidence.op.api),
         phase=record.phase,
         source=evidence.source or spans,

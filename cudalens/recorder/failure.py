@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from cudalens.recorder import _torch
 from cudalens.recorder.hostcopies import without_tensors
 from cudalens.recorder.ops import OpFacts
 from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
-from cudalens.source.stack import StackEntry, entries_from_traceback
+from cudalens.source.stack import StackEntry
 
 _MAX_TEXT = 80
 
@@ -37,8 +36,6 @@ class OpRecord:
     call: dict[str, Any] | None = None
     """What such an op was given, by schema name, with the metadata of its tensors in their places;
     ``None`` where something else was among it, which cannot be kept."""
-    is_from_sync: bool = False
-    """Whether waiting for the device after the op raised, and not the op itself."""
     node_name: str | None = None
     """The autograd node that was running, in a backward pass."""
     node_sequence_nr: int | None = None
@@ -89,7 +86,6 @@ def describe_failure(
     seq: int,
     module_path: str | None,
     host_copies: dict[str, Tensor],
-    is_from_sync: bool,
     previous_op: str | None,
 ) -> OpRecord:
     """Describe an op that did not come back; no value on a device is read."""
@@ -106,16 +102,10 @@ def describe_failure(
         arguments=tuple(_argument(name, value) for name, value in arguments.items()),
         host_copies=host_copies,
         call=without_tensors(arguments) if host_copies else None,
-        is_from_sync=is_from_sync,
         node_name=type(node).__name__ if node is not None else known and known[0],
         node_sequence_nr=node._sequence_nr() if node is not None else known and known[1],
         previous_op=previous_op,
     )
-
-
-def is_raised_in(error: BaseException, code: CodeType) -> bool:
-    """Return whether an exception passed a function, by its code."""
-    return code in [item.tb_frame.f_code for item in entries_from_traceback(error.__traceback__)]
 
 
 def _argument(name: str, value: Any) -> Argument:

@@ -301,7 +301,6 @@ class RecordingMode(_torch.RemovableMode):
                 seq=self.recorded_ops,
                 module_path=SiteReader().module_path(site),
                 host_copies=copies or {},
-                is_from_sync=failure.is_raised_in(error, RecordingMode._synchronise.__code__),
                 previous_op=self.foreign,
             )
             self._failures.note(record, error)

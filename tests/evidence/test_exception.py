@@ -111,18 +111,6 @@ def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) 
     assert report.limits == ()
 
 
-def test_the_same_under_ten_thousand_lines(
-    extension: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    lines = [TEXT.format(block=n // 100, thread=n % 100, said=OWN) for n in range(10_000)]
-    extension.text = "\n".join(lines)
-    report = cell(LOOKUP).shown
-    assert report.op.name == f"{OPS}::lookup"
-    assert report.source.line == 5
-    assert report.device_text == f"{lines[0]} (10000 times, 100 blocks, 10000 threads)"
-    assert capfd.readouterr().err.count("Assertion") == 10_000
-
-
 def test_the_last_good_row_is_no_failure(extension: Any) -> None:
     outcome = cell(LOOKUP.replace("9", "3"))
     assert (outcome.error, outcome.report) == (None, None)
