@@ -49,8 +49,6 @@ class ErrorFacts:
     bases: tuple[str, ...] = ()
     """The names of all its base classes, nearest first."""
     message: str = ""
-    origin: str | None = None
-    """The innermost function that raised it, as ``file.py:function`` below the package root."""
     error_code: int | None = None
     """The CUDA error code when torch gave one (710 is an assert)."""
 

@@ -98,7 +98,7 @@ class Elements:
         return self.at(places, living=None, shape=tuple(shape))
 
 
-def first_bad(tensor: Tensor, test: Callable[[Tensor], bool], limit: int = LIMIT) -> Elements:
+def first_bad(tensor: Tensor, test: Callable[[Tensor], bool]) -> Elements:
     """Find the first bad elements of a tensor in row-major order, by halving what holds some."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() <= HOST_NUMEL:
@@ -106,7 +106,7 @@ def first_bad(tensor: Tensor, test: Callable[[Tensor], bool], limit: int = LIMIT
     found: list[int] = []
     starts = reversed(range(0, flat.numel(), HOST_NUMEL))
     waiting = [(start, min(start + HOST_NUMEL, flat.numel())) for start in starts]
-    while waiting and len(found) < limit:
+    while waiting and len(found) < LIMIT:
         start, end = waiting.pop()
         if not test(flat[start:end]):
             continue

@@ -23,7 +23,6 @@ _MAX_TEXT = 80
 class OpRecord:
     """An op that did not come back, described from host memory alone."""
 
-    seq: int
     name: str
     overload: str | None
     phase: Phase
@@ -63,19 +62,11 @@ class Failures:
         self._by_thread.pop(threading.get_ident(), None)
         self._by_thread[threading.get_ident()] = (record, mark)
 
-    def find(self, error: BaseException | None, newest_seq: int) -> OpRecord | None:
-        """Return the record of the op that raised ``error``.
-
-        Without an exception to compare with, the newest failure is given only when no op was
-        recorded after it: what was handled long ago explains nothing.
-        """
-        failures = list(self._by_thread.values())
-        if error is not None:
-            own = error.__dict__.get(_MARK)
-            return next((record for record, mark in reversed(failures) if mark is own), None)
-        if failures and failures[-1][0].seq == newest_seq:
-            return failures[-1][0]
-        return None
+    def find(self, error: BaseException) -> OpRecord | None:
+        """Return the record of the op that raised ``error``."""
+        own = error.__dict__.get(_MARK)
+        failures = reversed(list(self._by_thread.values()))
+        return next((record for record, mark in failures if mark is own), None)
 
 
 def describe_failure(
@@ -83,7 +74,6 @@ def describe_failure(
     arguments: dict[str, Any],
     site: RawSite,
     *,
-    seq: int,
     module_path: str | None,
     host_copies: dict[str, Tensor],
     previous_op: str | None,
@@ -93,7 +83,6 @@ def describe_failure(
     shared = shared_site(site)
     known = shared.node if shared is not None else None
     return OpRecord(
-        seq=seq,
         name=facts.name,
         overload=facts.overload,
         phase="backward" if node is not None else phase_of(site),

@@ -298,7 +298,6 @@ class RecordingMode(_torch.RemovableMode):
                 facts,
                 facts.named(args, kwargs or {}),
                 site,
-                seq=self.recorded_ops,
                 module_path=SiteReader().module_path(site),
                 host_copies=copies or {},
                 previous_op=self.foreign,

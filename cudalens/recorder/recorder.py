@@ -43,12 +43,9 @@ class Recorder(RecordingMode):
         for device in tuple(self._devices):
             _torch.synchronise(device)
 
-    def in_flight(self, error: BaseException | None = None) -> OpRecord | None:
-        """Return the op that raised ``error``.
-
-        Without it, the newest op that raised, unless another op was recorded after it.
-        """
-        return self._failures.find(error, self.recorded_ops)
+    def in_flight(self, error: BaseException) -> OpRecord | None:
+        """Return the op that raised ``error``."""
+        return self._failures.find(error)
 
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last ops, oldest first."""
