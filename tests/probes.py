@@ -32,6 +32,20 @@ def same(one: object, other: object) -> bool:
     )
 
 
+class Untouchable:
+    """Fails the test when anything of it is asked or called."""
+
+    @property
+    def __class__(self) -> Any:
+        raise AssertionError("__class__ was asked")
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(name)
+
+    __repr__ = __str__ = __eq__ = __hash__ = __len__ = __bool__ = __getattr__  # type: ignore[assignment]
+    __getitem__ = __iter__ = __getattr__
+
+
 class Probe(TorchDispatchMode):
     """Locates every call of one op, as a recorder sees it."""
 

