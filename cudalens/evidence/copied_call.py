@@ -140,9 +140,6 @@ class CopiedCall:
             raise CannotTryError
         return made(node)
 
-    def _constant(self, node: ast.Constant) -> Any:
-        return node.value
-
     def _tuple(self, node: ast.Tuple) -> Any:
         return tuple(map(self.value, node.elts))
 

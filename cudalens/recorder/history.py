@@ -204,14 +204,7 @@ def is_of_earlier_graph(snapshot: Snapshot, node: Node) -> bool:
 
 
 def find_freed(snapshot: Snapshot, way: Sequence[Node]) -> FreedPart | None:
-    """Return how a way through the graph came to lead into a freed part.
-
-    Args:
-        way: the nodes from the one that backward was asked of to the freed one.
-
-    Returns:
-        ``None`` when the freed node's call is not known.
-    """
+    """Return how a way came to lead into a freed part; ``None`` if its last call is not known."""
     calls = [snapshot.forward_call(*node) for node in way]
     made = calls[-1]
     if made is None:

@@ -247,18 +247,21 @@ def test_an_interrupted_cell_tells_what_it_had_lost(extension: Any, row: int) ->
     assert session.report is None or session.report.op.name == f"{OPS}::lookup"
 
 
+ASSERTED = """\
+from cudalens import simulate
+y, x = torch.ones(2, 3), torch.ones(3, device="cuda")
+simulate.current().device_assert("mine", {!r})
+"""
+"""Launched past torch's ops, as Triton does."""
+
+
+def asserted(said: str = OWN) -> str:
+    return ASSERTED.format(TEXT.format(block=0, thread=0, said=said))
+
+
 def test_a_later_op_is_not_blamed_for_what_ran_past_the_ops() -> None:
-    code = f"""
-    import torch
-    from cudalens import simulate
-    x = torch.ones(3, device="cuda")
-    simulate.current().device_assert("mine", {TEXT.format(block=0, thread=0, said=OWN)!r})
-    try:
-        x + 1
-    except RuntimeError:
-        torch.ones(3, device="cuda")
-    """
-    report = run_cell(code, fast=False).shown
+    used = "try:\n    x + 1\nexcept RuntimeError:\n    torch.ones(3, device='cuda')"
+    report = cell(asserted() + used).shown
     assert (report.op.name, report.certainty) == (None, "unknown")
     assert "launched past torch's ops" in report.explanation
 
@@ -439,37 +442,25 @@ def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
 
 def test_a_host_error_on_a_dead_device_says_both() -> None:
     """An exception of the host's stays what it is, and the lost context is told."""
-    code = f"""
-    import torch
-    from cudalens import simulate
-    x = torch.ones(2, 3)
-    simulate.current().device_assert("mine", {TEXT.format(block=0, thread=0, said=OWN)!r})
-    x @ x
-    """
-    report = run_cell(code, fast=True).shown
+    report = cell(asserted() + "y @ y", fast=True).shown
     assert report.kind == "host_error"
     assert report.context_usable is False
     assert "the device had failed before" in report.explanation
 
 
+STATUS = """\
+raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
+"""
+
+
 def test_a_library_status_that_hides_an_assert() -> None:
     """cuBLAS reports a status of its own after an assert: the device itself is asked."""
-    text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
-    code = f"""
-    import torch
-    from cudalens import simulate
-    simulate.current().device_assert("aten::index_select", {text!r})
-    raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
-    """
-    report = run_cell(code, fast=False).shown
+    report = cell(asserted("srcIndex < srcSelectDimSize") + STATUS).shown
     assert (report.kind, report.context_usable) == ("device_assert", False)
     assert "it hides an assert" in report.explanation
     assert "index_select or embedding asserted on the device" in report.headline
 
 
 def test_the_same_status_on_a_living_device_stays_what_it_is() -> None:
-    code = """
-    raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
-    """
-    report = run_cell(code, fast=False).shown
+    report = cell(STATUS).shown
     assert (report.kind, report.context_usable) == ("cuda_error", True)
