@@ -414,11 +414,6 @@ def node_sequence_nr(node: Any) -> int | None:
     return None if number is None else int(number())
 
 
-def next_sequence_nr() -> int:
-    """Return the sequence number that the next autograd node of this thread will get."""
-    return int(torch._C._autograd._get_sequence_nr())
-
-
 def base_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor that ``tensor`` is a view of."""
     return tensor._base

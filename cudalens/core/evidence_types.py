@@ -35,7 +35,6 @@ class OddArgument:
     name: str
     kind: str
     """Its type, and dtype if it has one: ``numpy.ndarray of float64``."""
-    expression: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +167,7 @@ class DatasetLabels:
     name: str
     count: int | None = None
     """How many labels it holds; ``None`` where only its classes are known."""
-    low: int | None = None
     high: int | None = None
-    distinct: int | None = None
     rows_of_highest: tuple[int, ...] = ()
     """The first few rows that hold the highest label."""
     classes: int | None = None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +18,6 @@ from cudalens.evidence.call_stack import api_arguments, parameters_of
 from cudalens.evidence.context import table_of_positions
 from cudalens.source.api_name import api_name
 from cudalens.source.files import is_torch_file, is_user_file, torch_path
-from cudalens.source.locate import locate
 from cudalens.source.running_call import ABSENT, RunningCall
 from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
@@ -75,7 +72,7 @@ def refused_call(entries: Entries, arguments: Mapping[str, object]) -> RefusedCa
     if not entries:
         return RefusedCall()
     return RefusedCall(
-        odd_argument=_odd_argument(entries, arguments),
+        odd_argument=_odd_argument(arguments),
         parameters=_callee_parameters(entries),
         given=_given_parameters(entries),
         position_table=table_of_positions(entries),
@@ -93,15 +90,13 @@ def _is_indexed_by_numbers(entries: Entries) -> bool:
     return bool(call.indices()) and all(isinstance(item, int) for item in values)
 
 
-def _odd_argument(entries: Entries, arguments: Mapping[str, object]) -> OddArgument | None:
-    """Describe the first argument that is an array or container, and the user's name for it."""
+def _odd_argument(arguments: Mapping[str, object]) -> OddArgument | None:
+    """Describe the first argument that is an array or container."""
     for name, value in arguments.items():
         items = value if isinstance(value, (list, tuple)) else ()
         is_list = any(map(is_tensor, items)) and all(isinstance(item, _PLAIN) for item in items)
         if not (isinstance(value, _PLAIN) or is_list):
-            site = locate(entries, {name: value}, operator.is_, partial(operator.is_, value))
-            expression = next((item.expression for item in site.names), None)
-            return OddArgument(name=name, kind=_kind(value), expression=expression)
+            return OddArgument(name=name, kind=_kind(value))
     return None
 
 

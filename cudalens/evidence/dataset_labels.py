@@ -45,9 +45,7 @@ def labels_of(batch: Batch, violation: Violation | None) -> DatasetLabels | None
         return DatasetLabels(
             name=said,
             count=len(used),
-            low=int(used.min()),
             high=high,
-            distinct=len(used.unique()),
             rows_of_highest=tuple((used == high).nonzero()[:_MAX_ROWS, 0].tolist()),
             classes=classes,
         )

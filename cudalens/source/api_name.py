@@ -10,19 +10,15 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from cudalens.source.files import is_torch_file, torch_path
-from cudalens.source.running_call import IsTensor, RunningCall, class_name, is_tensor_method
-from cudalens.source.safe_eval import is_module, is_tensor
+from cudalens.source.running_call import RunningCall, class_name, is_tensor_method
+from cudalens.source.safe_eval import is_module
 from cudalens.source.stack import Place
 
 # Classes whose method is what the user calls, not the functions inside it.
 _METHOD_HOMES = ("distributions/", "optim/")
 
 
-def api_name(
-    places: Sequence[Place],
-    is_tensor: IsTensor = is_tensor,
-    argument_names: Collection[str] = (),
-) -> str | None:
+def api_name(places: Sequence[Place], argument_names: Collection[str] = ()) -> str | None:
     """Name the function that was called to reach the op, ``None`` when that cannot be proven.
 
     Args:
@@ -36,7 +32,7 @@ def api_name(
     named = _of_frames(group)
     if named is not None or not places:
         return named
-    found = RunningCall.at(places[-1], is_tensor).api(argument_names)
+    found = RunningCall.at(places[-1]).api(argument_names)
     if found is None and group and is_module(owner := group[-1].variables.get("self")):
         return class_name(type(owner))
     return found

@@ -15,9 +15,9 @@ from types import FunctionType, MethodType
 from typing import NamedTuple
 
 from cudalens.source.files import is_torch_file
-from cudalens.source.running_call import ABSENT, IsTensor, RunningCall, signature_of
+from cudalens.source.running_call import ABSENT, RunningCall, signature_of
 from cudalens.source.running_node import Running, Span, expressions_in, span_of, text_of
-from cudalens.source.safe_eval import is_array, is_module, items_of
+from cudalens.source.safe_eval import is_array, is_module, is_tensor, items_of
 from cudalens.source.stack import Place
 
 Same = Callable[[object, object], bool]
@@ -48,7 +48,7 @@ def tensors_on(run: Running, call: RunningCall, callee: Place | None) -> tuple[L
     """Find the expressions of the running line that are tensors, nearest and shortest first."""
     found: dict[tuple[str, int], tuple[int, LineTensor]] = {}
     for read in _read(run, call, callee):
-        for extra, text, node, tensor in _tensors_of(read, run.lines, call.is_tensor):
+        for extra, text, node, tensor in _tensors_of(read, run.lines):
             rank = read.rank + extra
             # The same text twice may be two tensors: two calls of one function.
             key = text, id(tensor)
@@ -83,7 +83,7 @@ def other_tensors(
 
 
 def library_names(
-    places: Sequence[Place], values: Mapping[str, object], same: Same, is_tensor: IsTensor
+    places: Sequence[Place], values: Mapping[str, object], same: Same
 ) -> tuple[tuple[str, str], ...]:
     """Return each key with the variables that hold its value in library frames, innermost first."""
     found: list[tuple[str, str]] = []
@@ -125,9 +125,7 @@ def _read(run: Running, call: RunningCall, callee: Place | None) -> Iterator[_Re
             yield _Read(0, node, value)
 
 
-def _tensors_of(
-    read: _Read, lines: Sequence[str], is_tensor: IsTensor
-) -> Iterator[tuple[int, str, ast.expr, object]]:
+def _tensors_of(read: _Read, lines: Sequence[str]) -> Iterator[tuple[int, str, ast.expr, object]]:
     """Return the tensor that an expression is, or the tensors in the batch that it is.
 
     An item of a tuple or list that the line spells is named by its own expression.
@@ -244,7 +242,7 @@ def direct_names(
         Name(key, text_of(node, run.lines), span_of(node, run.lines))
         for key, node in matches
         # An expression that can be read and was not found to be the tensor is another one.
-        if key in keys and not call.is_tensor(call.value(node))
+        if key in keys and not is_tensor(call.value(node))
     )
 
 
@@ -272,7 +270,7 @@ def _is_index(node: ast.expr, call: RunningCall) -> bool | None:
     value = call.value(node)
     if value is ABSENT:
         return None
-    if call.is_tensor(value):
+    if is_tensor(value):
         return True if getattr(value, "ndim", 0) else None
     if is_array(value):
         return bool(getattr(value, "ndim", 0))

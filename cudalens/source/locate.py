@@ -26,9 +26,8 @@ from cudalens.source.argument_names import (
 )
 from cudalens.source.files import cell_number, typed_line
 from cudalens.source.module_path import ModulePath, module_path
-from cudalens.source.running_call import IsTensor, RunningCall
+from cudalens.source.running_call import RunningCall
 from cudalens.source.running_node import Running, column_of, running
-from cudalens.source.safe_eval import is_tensor
 from cudalens.source.stack import Entry, Place, Position, frames_of, place_of, places_of
 
 _CONTEXT = 4
@@ -61,7 +60,6 @@ def locate(
     entries: Sequence[Entry],
     values: Mapping[str, object],
     same: Same,
-    is_tensor: IsTensor = is_tensor,
     signature: OpSignature | None = None,
 ) -> CallSite:
     """Find the user's line for a call and name the tensors on it.
@@ -77,11 +75,11 @@ def locate(
     places = attempt("frames", lambda: places_of(entries), list)
     run, library = attempt("source", lambda: _users_run(places), lambda: (None, []))
     modules = attempt("module path", lambda: module_path(places), ModulePath)
-    api = attempt("api", lambda: api_name(places, is_tensor, values.keys()))
+    api = attempt("api", lambda: api_name(places, values.keys()))
     found: tuple[LineTensor, ...] = ()
     placed: tuple[Name, ...] = ()
     if run is not None and run.place.frame is not None:
-        call = RunningCall(run.place, run.node, is_tensor)
+        call = RunningCall(run.place, run.node)
         callee = library[0] if library else None
         found = attempt("names", lambda: tensors_on(run, call, callee), tuple)
         if signature is not None and not library:
@@ -98,9 +96,7 @@ def locate(
         frames=attempt("frames", lambda: frames_of(entries), tuple),
         names=names + tuple(item for item in placed if item.key not in known),
         others=attempt("names", lambda: other_tensors(found, values, same), tuple),
-        library_names=attempt(
-            "names", lambda: library_names(library, values, same, is_tensor), tuple
-        ),
+        library_names=attempt("names", lambda: library_names(library, values, same), tuple),
         limits=tuple(limits.lines),
     )
 

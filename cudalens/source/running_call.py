@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property, partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -26,8 +26,6 @@ from cudalens.source.safe_eval import (
     value_or,
 )
 from cudalens.source.stack import Place
-
-IsTensor = Callable[[object], bool]
 
 ABSENT = object()
 """In place of a value that cannot be read without running code."""
@@ -74,15 +72,14 @@ class RunningCall:
         node: the running expression, ``None`` where it is not known.
     """
 
-    def __init__(self, place: Place, node: ast.AST | None, is_tensor: IsTensor = is_tensor) -> None:
+    def __init__(self, place: Place, node: ast.AST | None) -> None:
         self.place = place
-        self.is_tensor = is_tensor
         self.node = node
 
     @classmethod
-    def at(cls, place: Place, is_tensor: IsTensor = is_tensor) -> RunningCall:
+    def at(cls, place: Place) -> RunningCall:
         """Find what an entry runs in its file."""
-        return cls(place, running(place).node, is_tensor)
+        return cls(place, running(place).node)
 
     # --- the operands ----------------------------------------------------------------------------
 
@@ -235,15 +232,15 @@ class RunningCall:
             return (self._of_dotted(first) or "").startswith("torch.") or self._is_wrapper(first)
         name = self.value(node.args[-1])
         is_method = len(node.args) == 2 and type(name) is str and is_tensor_method(name)
-        return maker is getattr and is_method and self.is_tensor(self.value(first))
+        return maker is getattr and is_method and is_tensor(self.value(first))
 
     def _is_torchs(self, node: ast.expr) -> bool:
         value = self.value(node)
         while type(value) is partial:
             value = value.func
-        if type(value) is BuiltinFunctionType and self.is_tensor(value.__self__):
+        if type(value) is BuiltinFunctionType and is_tensor(value.__self__):
             return True
-        if isinstance(node, ast.Attribute) and self.is_tensor(self.value(node.value)):
+        if isinstance(node, ast.Attribute) and is_tensor(self.value(node.value)):
             return is_tensor_method(node.attr)
         return (of_value(value) or "").startswith("torch.")
 
@@ -270,7 +267,7 @@ class RunningCall:
         """Return whether an expression is a tensor, ``None`` when its value is not known."""
         value = self.value(node)
         if value is not ABSENT:
-            return self.is_tensor(value)
+            return is_tensor(value)
         if isinstance(node, _DISPLAYS):
             return False
         if isinstance(node, ast.NamedExpr):
@@ -294,7 +291,7 @@ class RunningCall:
             # A receiver that is not known is a result; C++ code runs under this very call, by
             # the name of a method that tensors have.
             is_likely = owner is ABSENT and is_tensor_method(function.attr)
-            if self.is_tensor(owner) or (is_likely and not function.attr.startswith("__")):
+            if is_tensor(owner) or (is_likely and not function.attr.startswith("__")):
                 return f"torch.Tensor.{function.attr}"
         return self._of_dotted(function) or of_value(self.value(function))
 

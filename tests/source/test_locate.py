@@ -181,10 +181,10 @@ def test_a_failing_stage_becomes_a_limit_and_the_rest_is_known() -> None:
     def broken(one: object, other: object) -> bool:
         raise ValueError("no comparison today")
 
-    with cell("frames = stack_of(look(0))") as code:
-        names: dict[str, Any] = {"stack_of": stack_of, "look": sys._getframe}
+    with cell("frames = stack_of(look(0)), x") as code:
+        names: dict[str, Any] = {"stack_of": stack_of, "look": sys._getframe, "x": X}
         exec(code, names)
-        site = locate(names["frames"], {"x": X}, broken, is_tensor=lambda item: True)
+        site = locate(names["frames"][0], {"x": X}, broken)
     assert site.source is not None
     assert site.names == ()
     assert site.limits == ("names unavailable: ValueError: no comparison today",)
@@ -222,9 +222,9 @@ def test_nothing_is_kept_alive_after_the_call() -> None:
 def test_the_cost_does_not_depend_on_the_size_of_the_namespace() -> None:
     looked: list[object] = []
 
-    def is_counted(value: object) -> bool:
-        looked.append(value)
-        return isinstance(value, torch.Tensor)
+    def counted(one: object, other: object) -> bool:
+        looked.append(one)
+        return same(one, other)
 
     many = {f"v{number}": torch.zeros(1) for number in range(2000)}
     with cell("keep(x, y)") as code:
@@ -233,6 +233,6 @@ def test_the_cost_does_not_depend_on_the_size_of_the_namespace() -> None:
             code,
             {"keep": lambda *_: frames.extend(stack_of(sys._getframe(1))), "x": X, "y": Y, **many},
         )
-        site = locate(frames, {"input": X}, same, is_counted)
+        site = locate(frames, {"input": X}, counted)
     assert named(site) == {"input": "x"}
     assert len(looked) < 50
