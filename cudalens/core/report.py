@@ -256,10 +256,7 @@ class Report:
         return _renderer("widget").build(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {
-            "text/plain": self.to_text(),
-            "text/html": _renderer("html").render_fragment(self),
-        }
+        return {"text/plain": self.to_text(), "text/html": _renderer("html").render_fragment(self)}
 
     def __repr__(self) -> str:
         return f"<cudalens Report {self.kind}: {self.headline_own}>"

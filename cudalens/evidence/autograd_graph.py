@@ -15,13 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from cudalens.core._torch import (
-    all_op_names,
-    dtype_name,
-    has_kernel,
-    node_sequence_nr,
-    plain_torch,
-)
+from cudalens.core._torch import all_op_names, dtype_name, has_kernel, node_sequence_nr, plain_torch
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     GraphEdge,

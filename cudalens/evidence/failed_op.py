@@ -20,13 +20,7 @@ from cudalens.core._torch import op_of
 from cudalens.core.evidence_types import Synchronization
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import (
-    OpName,
-    Replay,
-    TensorFact,
-    TensorMeta,
-    TensorSummary,
-)
+from cudalens.core.report_types import OpName, Replay, TensorFact, TensorMeta, TensorSummary
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.host_errors import is_sticky
 from cudalens.evidence import lost_context

@@ -59,13 +59,7 @@ from cudalens.evidence.dataset_labels import labels_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import (
-    bad_key,
-    breaks,
-    facts_of,
-    in_own_words,
-    scalars_of,
-)
+from cudalens.evidence.tensors import bad_key, breaks, facts_of, in_own_words, scalars_of
 from cudalens.evidence.trial import trial_of
 from cudalens.guards.interceptor import GuardedCall
 from cudalens.guards.past_calls import PastCall
@@ -360,9 +354,7 @@ def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence
     if bad is None:
         return evidence
     found = limits.attempt(
-        "provenance",
-        lambda: recorder.provenance(bad, breaks(scene.violation)),
-        Provenance,
+        "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), Provenance
     )
     if found.is_open:
         limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))

@@ -36,12 +36,7 @@ from cudalens.evidence.copied_call import (
     key_of,
     read,
 )
-from cudalens.evidence.tensors import (
-    bad_key,
-    of_meta,
-    scalars_of,
-    tensors_of_output,
-)
+from cudalens.evidence.tensors import bad_key, of_meta, scalars_of, tensors_of_output
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
@@ -397,11 +392,7 @@ def _quiet(*, has_autograd: bool) -> Iterator[None]:
 # --- the running call -----------------------------------------------------------------------------
 
 
-def trial_of(
-    entries: Sequence[FrameType | TracebackType],
-    *,
-    has_autograd: bool,
-) -> Trial | None:
+def trial_of(entries: Sequence[FrameType | TracebackType], *, has_autograd: bool) -> Trial | None:
     """Make the trial of the user's running call, ``None`` where it cannot be read.
 
     Args:

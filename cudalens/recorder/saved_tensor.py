@@ -152,10 +152,7 @@ def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, int]]]]:
 
 
 def _fit(
-    calls: Sequence[Call],
-    target: Ref,
-    writes: Sequence[tuple[Call, int]],
-    complaint: Complaint,
+    calls: Sequence[Call], target: Ref, writes: Sequence[tuple[Call, int]], complaint: Complaint
 ) -> ModifiedTensor | None:
     between = [item for item in writes if complaint.saved <= item[1] < complaint.found]
     if [version for _, version in between] != list(range(complaint.saved, complaint.found)):

@@ -207,11 +207,7 @@ class OpSignature(NamedTuple):
 
 
 def direct_names(
-    run: Running,
-    call: RunningCall,
-    api: str | None,
-    signature: OpSignature,
-    keys: Collection[str],
+    run: Running, call: RunningCall, api: str | None, signature: OpSignature, keys: Collection[str]
 ) -> tuple[Name, ...]:
     """Name the arguments ``keys`` by the expressions that the running call has in their places.
 

@@ -23,13 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from cudalens.core._python import parse
 from cudalens.core.limits import Limits
 from cudalens.source.cell_text import comment_out, transformed
-from cudalens.source.files import (
-    forget_cell,
-    is_shared,
-    register_cell,
-    running_shell,
-    share_names,
-)
+from cudalens.source.files import forget_cell, is_shared, register_cell, running_shell, share_names
 
 _NAMES = ("<timed exec>", "<timed eval>")
 _MAX_CELLS = 256

@@ -14,10 +14,7 @@ aten = torch.ops.aten
 
 @pytest.mark.parametrize(
     ("last", "told"),
-    [
-        (2, ("returned", None, None)),
-        (3, ("raised", "IndexError", "index out of range in self")),
-    ],
+    [(2, ("returned", None, None)), (3, ("raised", "IndexError", "index out of range in self"))],
 )
 def test_what_the_cpu_kernel_does_is_told(
     last: int, told: tuple[str, str | None, str | None]
