@@ -17,7 +17,7 @@ import cudalens
 from cudalens import DeviceAssertError, simulate
 from cudalens import guards as catalogue
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
+from cudalens.diagnosis.host_errors import Verdict, explain_host_error
 from cudalens.diagnosis.host_errors import _base as messages
 from cudalens.guards import _base, engine
 from tests.cpu_guards import guarded, positions
@@ -93,7 +93,7 @@ def test_the_cause_of_the_walk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pasted into a file of patterns it puts its own message into words, and no other."""
     monkeypatch.setattr(messages, "_patterns", list(messages._patterns))
 
-    def told(text: str) -> HostVerdict:
+    def told(text: str) -> Verdict:
         error = ErrorFacts(type_name="RuntimeError", bases=("RuntimeError",), message=text)
         return explain_host_error(Evidence(error=error), error)
 

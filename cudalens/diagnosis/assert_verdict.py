@@ -6,11 +6,13 @@ op on copies that were taken before.  They are weighed against each other, never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cudalens.core.device_asserts import AssertLine, fold
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Certainty
 from cudalens.diagnosis.assert_meanings import Meaning, meaning_of
-from cudalens.diagnosis.host_errors import HostVerdict
+from cudalens.diagnosis.host_errors import Verdict
 
 _GONE = (
     "The assert has ended the CUDA context of this process: no tensor on the device can be "
@@ -46,7 +48,7 @@ _MET_AGAIN = "The op's own error did not leave the block: code there handled or 
 _MAX_OPS = 3
 
 
-def explain_assert(evidence: Evidence) -> HostVerdict:
+def explain_assert(evidence: Evidence) -> Verdict:
     """Say what a device-side assert means, from the text, the recorded op and its replay."""
     lines = fold(evidence.device_text or "")
     line = lines[0] if lines else None
@@ -66,7 +68,7 @@ def explain_assert(evidence: Evidence) -> HostVerdict:
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         _GONE,
     ]
-    return HostVerdict(
+    return Verdict(
         kind="device_assert",
         certainty=certainty,
         headline=headline,
@@ -106,7 +108,7 @@ def _conclusion(
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     return (
         "unknown",
-        f"CUDA printed the assert of {_format_ops(meaning)}, but {name} was the op that "
+        f"CUDA printed the assert of {format_ops(meaning)}, but {name} was the op that "
         f"reported it: {meaning.sentence}",
     )
 
@@ -114,9 +116,7 @@ def _conclusion(
 def _is_unknown_assert(
     evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
 ) -> bool:
-    """Return whether an op of torch's reported an assert that is none of its kernels' known
-    ones.
-    """
+    """Return whether an op of torch's reported an assert that no kernel of torch's prints."""
     is_own = (evidence.op.name or "").startswith("aten::")
     return line is not None and meaning is None and is_own
 
@@ -142,7 +142,7 @@ def _without_op(
     evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
 ) -> tuple[Certainty, str]:
     if meaning is not None:
-        where = "compiled code" if meaning.is_compiled else _format_ops(meaning)
+        where = "compiled code" if meaning.is_compiled else format_ops(meaning)
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     if evidence.device_fault.was_before:
         return "unknown", "CUDA reported a device-side assert that came before this cell"
@@ -150,9 +150,13 @@ def _without_op(
     return "unknown", f"{said}, and no recorded op can be blamed for it"
 
 
-def _format_ops(meaning: Meaning) -> str:
-    """Name the ops that print a text: ``gather, scatter, scatter_add or another``."""
-    names = [name.removeprefix("aten::") for name in meaning.ops]
+def format_ops(meaning: Meaning) -> str:
+    """Return the names of the ops that print a text."""
+    return joined([name.removeprefix("aten::") for name in meaning.ops])
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return a few names for reading: ``gather, scatter, scatter_add or another``."""
     if len(names) > _MAX_OPS:
         return f"{', '.join(names[:_MAX_OPS])} or another"
     *first, last = names or ["a kernel"]
@@ -197,4 +201,4 @@ def _copied(evidence: Evidence) -> str:
 def _of_text(line: AssertLine | None, meaning: Meaning) -> str:
     if line is None or not line.expression or meaning.is_compiled:
         return ""
-    return f"CUDA printed `{line.expression}`, the check of {_format_ops(meaning)}."
+    return f"CUDA printed `{line.expression}`, the check of {format_ops(meaning)}."

@@ -92,7 +92,6 @@ class Failure:
     frames: tuple[Frame, ...] = ()
     """Outermost first; ``is_user`` is not known yet."""
     ranks: frozenset[int] = frozenset()
-    count: int = 1
     number: int = 0
     """The line of the log."""
     is_mixed: bool = False
@@ -333,14 +332,14 @@ class _Reader:
             self._keep(failure)
 
     def _keep(self, failure: Failure) -> None:
-        """Keep a failure; equal ones are counted, and of many the first and the last are kept."""
+        """Keep a failure; equal ones are one, and of many the first and the last are kept."""
         first = failure.message.split("\n", 1)[0]
         frames = tuple((item.file, item.line) for item in failure.frames)
         key = (failure.type_name, re.sub(r"\d+", "0", first), frames)
         known = self._failures.get(key)
         if known is not None:
             ranks = known.ranks if len(known.ranks) >= MAX_RANKS else known.ranks | failure.ranks
-            self._failures[key] = replace(known, ranks=ranks, count=known.count + 1)
+            self._failures[key] = replace(known, ranks=ranks)
             return
         if len(self._failures) >= MAX_FAILURES:
             del self._failures[list(self._failures)[MAX_FAILURES // 2]]

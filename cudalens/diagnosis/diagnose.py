@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from cudalens.core._python import parse_expression
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
-from cudalens.core.report_types import Bounds, Certainty, Hint, Kind, Offenders, OpName, Violation
+from cudalens.core.report_types import Bounds, Hint, Kind, Offenders, OpName, Violation
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import NoTrial, Trial, search, tried
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
-from cudalens.diagnosis.host_errors import HostVerdict, explain_host_error
+from cudalens.diagnosis.host_errors import Verdict, explain_host_error
 from cudalens.diagnosis.origins import at_origin
 from cudalens.diagnosis.script_words import for_script
 from cudalens.diagnosis.second_look import second_look
@@ -26,21 +26,6 @@ _WITHOUT_FIX = ("dimension_of_norm", "in_features", "pad_lists", "pad_samples", 
 """Rules whose words say what else may be, where no change of the call succeeds."""
 _LONGEST_NAME = 40
 """Characters; a longer expression is no name to begin a sentence with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The part of a report that is a conclusion rather than an observation."""
-
-    kind: Kind
-    certainty: Certainty
-    headline: str
-    explanation: str
-    headline_own: str = ""
-    argument: str | None = None
-    context_usable: bool | None = True
-    hints: tuple[Hint, ...] = ()
-    troubles: tuple[str, ...] = ()
 
 
 def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
@@ -172,7 +157,6 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
         headline_own=_in_own_names(evidence, violation),
         explanation=" ".join(part for part in parts if part),
         argument=violation.argument or None,
-        context_usable=True,
     )
 
 
@@ -246,19 +230,12 @@ def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
         found = explain_assert(evidence)
     else:
         found = _with_fault(evidence, error, explain_host_error(evidence, error))
-    return Verdict(
-        kind=found.kind,
-        certainty=found.certainty,
-        headline=found.headline,
-        explanation=found.explanation,
-        argument=found.argument,
-        context_usable=evidence.context_usable if found.has_device else None,
-        hints=found.hints,
-        troubles=found.troubles,
-    )
+    if found.context_usable is None:
+        return found
+    return replace(found, context_usable=evidence.context_usable)
 
 
-def _with_fault(evidence: Evidence, error: ErrorFacts, found: HostVerdict) -> HostVerdict:
+def _with_fault(evidence: Evidence, error: ErrorFacts, found: Verdict) -> Verdict:
     """Add what the device itself says to an exception that does not speak of it."""
     fault = evidence.device_fault
     if fault.hidden_error is None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from cudalens.core.api_names import BACKWARD, api_names, api_names_of_all
-from cudalens.core.device_asserts import AssertLine
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Environment, Frame, Hint, OpName, Phase, SourceSpan
 from cudalens.diagnosis.assert_meanings import Meaning, known_texts, meaning_of
+from cudalens.diagnosis.assert_verdict import format_ops, joined
 from cudalens.diagnosis.crash_log import CrashLog, Failure
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
 from cudalens.diagnosis.host_errors import is_known_message, is_sticky
@@ -44,7 +44,6 @@ _WAITED = (
     "printed first."
 )
 _FOR_NCCL = "where a rank ends or hangs, the others show it as such an error"
-_MAX_NAMES = 3
 
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]lib[/\\]\w+\.py$|^<"
@@ -76,21 +75,8 @@ _FOUND = (
 _NCCL = re.compile(r"Watchdog caught collective|NCCL|DistBackendError|Socket Timeout|Broken pipe")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """What is concluded about an assert."""
-
-    headline: str
-    parts: tuple[str, ...]
-    op: OpName
-    argument: str | None
-    is_known: bool
-
-
 def explain_log(log: CrashLog) -> Report | None:
-    """Make the report of what ended the job, ``None`` where the log shows no failure of CUDA's or
-    torch's.
-    """
+    """Return the report of what ended the job, ``None`` without a failure of CUDA's or torch's."""
     own = next((item for item in log.failures if item.type_name in _OWN), None)
     if own is not None:
         return _of_own(log, own)
@@ -193,87 +179,57 @@ def _evidence(log: CrashLog, failure: Failure) -> Evidence:
     )
 
 
+def _placed(report: Report, evidence: Evidence) -> Report:
+    return replace(
+        report, source=evidence.source, frames=evidence.frames, environment=evidence.environment
+    )
+
+
 def _of_assert(log: CrashLog, failure: Failure) -> Report:
-    read = _read_assert(log, failure)
+    report = _read_assert(log, failure)
     evidence = _evidence(log, failure)
-    hidden = ""
     if not _is_assert(failure):
         first = failure.message.split("\n", 1)[0]
         hidden = f"{failure.type_name} ({first}) is not the cause: it hides an assert."
-    parts = filter(None, (hidden, *read.parts))
-    return Report(
-        kind="device_assert",
-        certainty="likely" if read.is_known else "unknown",
-        phase=evidence.phase,
-        headline=read.headline,
-        explanation=" ".join(parts),
-        op=read.op,
-        argument=read.argument,
-        source=evidence.source,
-        frames=evidence.frames,
-        device_text=evidence.device_text,
-        environment=evidence.environment,
-    )
+        report = replace(report, explanation=f"{hidden} {report.explanation}")
+    report = replace(report, phase=evidence.phase, device_text=evidence.device_text)
+    return _placed(report, evidence)
 
 
-def _read_assert(log: CrashLog, failure: Failure) -> _Reading:
-    line = log.asserts[0] if log.asserts else None
-    meaning = meaning_of(line) if line is not None else None
+def _asserted(headline: str, *parts: str, **known: Any) -> Report:
+    text = " ".join(filter(None, parts))
+    return Report(kind="device_assert", headline=headline, explanation=text, **known)
+
+
+def _read_assert(log: CrashLog, failure: Failure) -> Report:
     late = _LATE if _source(failure) is not None else _NO_LINE
-    if line is None:
+    if not log.asserts:
         headline = "a device-side assert ended the job; this log does not show which op asserted"
-        return _Reading(
-            headline=headline,
-            parts=(_NO_TEXT, _suspect(failure), late),
-            op=OpName(),
-            argument=None,
-            is_known=False,
-        )
+        return _asserted(headline, _NO_TEXT, _suspect(failure), late)
+    line = log.asserts[0]
+    meaning = meaning_of(line)
     more = f"The log holds {len(log.asserts)} different assertions, the first comes first."
     several = more if len(log.asserts) > 1 else ""
     if meaning is None:
-        return _Reading(
-            headline=f"CUDA asserted `{line.expression}`; this log does not show which op did",
-            parts=(_UNKNOWN, several, late),
-            op=OpName(),
-            argument=None,
-            is_known=False,
-        )
-    return _of_meaning(line, meaning, failure, (several, late))
-
-
-def _of_meaning(
-    line: AssertLine, meaning: Meaning, failure: Failure, rest: tuple[str, str]
-) -> _Reading:
-    several, late = rest
-    op = _op_of_traceback(meaning, failure)
+        headline = f"CUDA asserted `{line.expression}`; this log does not show which op did"
+        return _asserted(headline, _UNKNOWN, several, late)
     if meaning.is_compiled:
-        headline, why = f"compiled code asserted on the device: {meaning.sentence}", _COMPILED
-        return _Reading(
-            headline=headline, parts=(why, several, late), op=OpName(), argument=None, is_known=True
-        )
-    who = _joined(api_names(op)[:1] if op else api_names_of_all(meaning.ops))
+        headline = f"compiled code asserted on the device: {meaning.sentence}"
+        return _asserted(headline, _COMPILED, several, late, certainty="likely")
+    op = _op_of_traceback(meaning, failure)
+    names = api_names(op)[:1] if op else ()
     argument = meaning.argument_of(op) if op else meaning.argument
     of = f"{argument}: " if argument else ""
-    printed = f"CUDA printed `{line.expression}`, a check of {_joined(_kernels(meaning))}."
-    return _Reading(
-        headline=f"{who} asserted on the device: {of}{meaning.sentence}",
-        parts=(printed, several, _SAME_OP if op else late),
-        op=OpName(name=op, api=api_names(op)[0] if op and api_names(op) else None),
+    return _asserted(
+        f"{joined(names or api_names_of_all(meaning.ops))} asserted on the device: "
+        f"{of}{meaning.sentence}",
+        f"CUDA printed `{line.expression}`, a check of {format_ops(meaning)}.",
+        several,
+        _SAME_OP if op else late,
+        certainty="likely",
+        op=OpName(name=op, api=names[0] if names else None),
         argument=argument,
-        is_known=True,
     )
-
-
-def _kernels(meaning: Meaning) -> list[str]:
-    return [name.removeprefix("aten::") for name in meaning.ops]
-
-
-def _joined(names: Sequence[str]) -> str:
-    if len(names) > _MAX_NAMES:
-        return f"{', '.join(names[:_MAX_NAMES])} or another"
-    *first, last = names or ["a kernel"]
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _op_of_traceback(meaning: Meaning, failure: Failure) -> str | None:
@@ -321,17 +277,15 @@ def _of_own(log: CrashLog, failure: Failure) -> Report:
     """Repeat the finding of a guard, which is the first failure of the job that counts."""
     evidence = _evidence(log, failure)
     is_nan = failure.type_name == "NonFiniteError"
-    return Report(
+    report = Report(
         kind="nonfinite" if is_nan else "device_assert",
         certainty="proven",
         prevented=not is_nan,
         phase=evidence.phase,
         headline=failure.message.split("\n", 1)[0],
         explanation=_FOUND,
-        source=evidence.source,
-        frames=evidence.frames,
-        environment=evidence.environment,
     )
+    return _placed(report, evidence)
 
 
 def _of_waiting(log: CrashLog, failure: Failure) -> Report:
@@ -339,17 +293,14 @@ def _of_waiting(log: CrashLog, failure: Failure) -> Report:
         *(item.ranks for item in log.failures if _weight(item) == _WAITING), failure.ranks
     )
     who = f"ranks {_numbers(ranks)} waited" if len(ranks) > 1 else "a rank waited"
-    evidence = _evidence(log, failure)
     is_time_out = "Watchdog caught" in failure.message
     what = f"{who} for another rank until NCCL's time-out" if is_time_out else "NCCL gave up"
-    return Report(
+    report = Report(
         kind="cuda_error",
         headline=f"this log does not show what failed: {what}",
         explanation=_WAITED if is_time_out else f"This is no cause: {_FOR_NCCL}.",
-        source=evidence.source,
-        frames=evidence.frames,
-        environment=evidence.environment,
     )
+    return _placed(report, _evidence(log, failure))
 
 
 # --- place, ranks, what to do ---------------------------------------------------------------------

@@ -222,9 +222,7 @@ def api_function(evidence: Evidence) -> str:
 
 
 def receiver(evidence: Evidence) -> str | None:
-    """Return the expression on which the line calls the method that raised: ``f(x)``, ``(a +
-    b)``.
-    """
+    """Return the expression on which the line calls the method that raised: ``(a + b)``."""
     call = _direct_call(evidence)
     if call is None or not (evidence.op.api or "").startswith("torch.Tensor."):
         return None

@@ -20,10 +20,5 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def find_hints(evidence: Evidence, limits: Limits) -> tuple[Hint, ...]:
-    """Return the hints that the evidence carries, surest first, at most ``MAX_HINTS``.
-
-    Args:
-        evidence: what was collected about the failure.
-        limits: takes one line for each rule that failed.
-    """
+    """Return the hints of all rules, surest first; a rule that fails adds a line to ``limits``."""
     return tuple(matching(evidence, limits))[:MAX_HINTS]

@@ -239,9 +239,7 @@ def offset_beyond_bag(evidence: Evidence) -> Hint | None:
 
 
 def is_length(fact: TensorFact | None) -> bool:
-    """Return whether the user calls a tensor a length, as in ``lengths`` or
-    ``batch["seq_len"]``.
-    """
+    """Return whether the user calls a tensor a length, as in ``batch["seq_len"]``."""
     name = fact.expression if fact is not None else None
     return bool(name and name.isprintable() and _LENGTH.search(name.lower()))
 

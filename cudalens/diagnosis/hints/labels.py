@@ -40,9 +40,7 @@ _CHECKED_IN_FORWARD = {
 
 
 def head_of(evidence: Evidence) -> Literal["classes", "tokens"] | None:
-    """Return what the model of transformers that computed the loss scores; ``None`` if not
-    known.
-    """
+    """Return what the model of transformers scores that computed the loss, where it is known."""
     if not in_library(evidence, "transformers"):
         return None
     name = evidence.call_context.model or evidence.module_type or ""

@@ -10,8 +10,8 @@ import pkgutil
 
 from cudalens.diagnosis.host_errors._base import (
     REFUSED,
-    HostVerdict,
     MessagePattern,
+    Verdict,
     explain_host_error,
     is_known_message,
     table,
@@ -20,8 +20,8 @@ from cudalens.diagnosis.host_errors._words import is_sticky
 
 __all__ = [
     "REFUSED",
-    "HostVerdict",
     "MessagePattern",
+    "Verdict",
     "explain_host_error",
     "is_known_message",
     "is_sticky",

@@ -55,24 +55,25 @@ _HOST_TYPES = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostVerdict:
-    """What is concluded from an exception that was raised on the host."""
+class Verdict:
+    """The part of a report that is a conclusion rather than an observation."""
 
     kind: Kind
     headline: str
     explanation: str
     certainty: Certainty = "proven"
+    headline_own: str = ""
     argument: str | None = None
     pattern: str | None = None
     """The pattern that knows the message, ``None`` when torch's words are only repeated."""
-    has_device: bool = True
-    """False when there is no device whose state could be known."""
+    context_usable: bool | None = True
+    """``None`` when there is no device whose state could be known."""
     hints: tuple[Hint, ...] = ()
     troubles: tuple[str, ...] = ()
     """One line for hints that could not be made."""
 
 
-Answer = Iterator["HostVerdict | Hint"]
+Answer = Iterator["Verdict | Hint"]
 """A verdict, and hints after it; nothing where the pattern does not know the message after all."""
 Explain = Callable[[Evidence, "re.Match[str]"], Answer]
 
@@ -217,7 +218,7 @@ def own_message(text: str) -> str:
     return text
 
 
-def explain_host_error(evidence: Evidence, error: ErrorFacts) -> HostVerdict:
+def explain_host_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
     """Return what an exception of torch's, or of a library on top of it, means, and its hints."""
     message = own_message(error.message)
     for item in _patterns:
@@ -228,10 +229,10 @@ def explain_host_error(evidence: Evidence, error: ErrorFacts) -> HostVerdict:
     return _placed(_repeated(error, message), error, evidence)
 
 
-def _read(known: MessagePattern, answer: Answer) -> HostVerdict | None:
+def _read(known: MessagePattern, answer: Answer) -> Verdict | None:
     """Return the verdict with its hints; hints that fail leave a line, and the verdict stands."""
     verdict = next(answer, None)
-    if not isinstance(verdict, HostVerdict):
+    if not isinstance(verdict, Verdict):
         return None
     hints: list[Hint] = []
     troubles: list[str] = []
@@ -242,11 +243,11 @@ def _read(known: MessagePattern, answer: Answer) -> HostVerdict | None:
     return replace(verdict, pattern=known.name, hints=tuple(hints), troubles=tuple(troubles))
 
 
-def _repeated(error: ErrorFacts, message: str) -> HostVerdict:
+def _repeated(error: ErrorFacts, message: str) -> Verdict:
     headline = message.strip().split("\n", 1)[0] or error.type_name
     if error.type_name in _HOST_TYPES or _HOST_TYPES & set(error.bases):
-        return HostVerdict(kind="host_error", headline=headline, explanation=_RAISED)
-    return HostVerdict(
+        return Verdict(kind="host_error", headline=headline, explanation=_RAISED)
+    return Verdict(
         kind="python_error",
         certainty="unknown",
         headline=f"{error.type_name}: {headline}",
@@ -254,7 +255,7 @@ def _repeated(error: ErrorFacts, message: str) -> HostVerdict:
     )
 
 
-def _placed(verdict: HostVerdict, error: ErrorFacts, evidence: Evidence) -> HostVerdict:
+def _placed(verdict: Verdict, error: ErrorFacts, evidence: Evidence) -> Verdict:
     """Add where a worker's error comes from."""
     reraised = _RERAISED.match(error.message)
     if reraised is None:
@@ -266,9 +267,9 @@ def _placed(verdict: HostVerdict, error: ErrorFacts, evidence: Evidence) -> Host
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def host(headline: str, explanation: str = "", argument: str | None = None) -> HostVerdict:
+def host(headline: str, explanation: str = "", argument: str | None = None) -> Verdict:
     """Make a verdict of kind host_error."""
-    return HostVerdict(
+    return Verdict(
         kind="host_error",
         headline=headline,
         explanation=f"{explanation} {REFUSED}".strip(),
@@ -276,9 +277,9 @@ def host(headline: str, explanation: str = "", argument: str | None = None) -> H
     )
 
 
-def autograd(headline: str, explanation: str, argument: str | None = None) -> HostVerdict:
+def autograd(headline: str, explanation: str, argument: str | None = None) -> Verdict:
     """Make a verdict of kind autograd_error."""
-    return HostVerdict(
+    return Verdict(
         kind="autograd_error", headline=headline, explanation=explanation, argument=argument
     )
 
@@ -290,13 +291,13 @@ def cuda(
     *,
     certainty: Certainty = "likely",
     text: str = NO_ASSERT,
-) -> HostVerdict:
+) -> Verdict:
     """Make a verdict of kind cuda_error.
 
     Args:
         text: what comes first in the explanation.
     """
-    return HostVerdict(
+    return Verdict(
         kind="cuda_error",
         headline=headline,
         explanation=f"{text} {explanation}".strip(),

@@ -66,9 +66,7 @@ def format_shape(shape: Iterable[int]) -> str:
 
 
 def dtype(text: str) -> str:
-    """Return the dtype that torch's C++ code calls ``long int``, ``Half`` or
-    ``torch.LongTensor``.
-    """
+    """Return the dtype that torch's C++ code calls ``long int`` or ``torch.LongTensor``."""
     match = _TENSOR_TYPE.search(text)
     word = match[2] or match[4] if match else text.rpartition("::")[2]
     return _DTYPES.get(word.strip().lower(), text.strip().removeprefix("torch."))
@@ -85,28 +83,18 @@ def device_type(text: str) -> str | None:
 
 _LOOKUP = {"index": "input", "indices": "input"}
 _PICK = {"indices": "index"}
-_PRODUCT = {"mat1": "self", "mat2": "other"}
 _DIMS = {"dim": "dims"}
+_PRODUCT = {"mat1": "self", "mat2": "other"}
 _PARAMETERS = {
     "embedding": _LOOKUP,
     "embedding_bag": _LOOKUP,
     "linear": {"self": "input", "mat1": "input", "mat2": "weight"},
     "matmul": _PRODUCT,
     "__matmul__": _PRODUCT,
-    "gather": _PICK,
-    "scatter": _PICK,
-    "scatter_add": _PICK,
-    "scatter_reduce": _PICK,
-    "index_select": _PICK,
-    "index_add": _PICK,
-    "index_copy": _PICK,
-    "index_fill": _PICK,
-    "index_reduce": _PICK,
-    "take": _PICK,
-    "take_along_dim": _PICK,
-    "permute": _DIMS,
-    "flip": _DIMS,
-    "roll": _DIMS,
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_select"), _PICK),
+    **dict.fromkeys(("index_add", "index_copy", "index_fill", "index_reduce"), _PICK),
+    **dict.fromkeys(("take", "take_along_dim"), _PICK),
+    **dict.fromkeys(("permute", "flip", "roll"), _DIMS),
 }
 """What the op inside a function calls an argument, and what the function's own schema does."""
 

@@ -8,7 +8,7 @@ import re
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
-from cudalens.diagnosis.host_errors._base import Answer, HostVerdict, groups, host, pattern, row
+from cudalens.diagnosis.host_errors._base import Answer, Verdict, groups, host, pattern, row
 from cudalens.diagnosis.host_errors._words import argument_name, format_shape, ints, name_of
 from cudalens.diagnosis.host_errors.autograd_errors import number_for_loss
 from cudalens.diagnosis.user_code import api_function, called_name, list_items, parsed
@@ -321,7 +321,7 @@ def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> Answer:
 def distribution_values(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A distribution does not take the values of a parameter or sample, as a whole."""
     found = groups(match)
-    yield HostVerdict(
+    yield Verdict(
         kind="host_error",
         headline=f"{found['name']} {format_shape(ints(found['shape']))} does not satisfy "
         f"{found['rule']}, which {found['kind']} requires",

@@ -80,7 +80,7 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
         "with %cudacheck simulate or cudalens.simulate() before it.",
         certainty="proven",
     )
-    yield replace(verdict, has_device=False)
+    yield replace(verdict, context_usable=None)
 
 
 row(

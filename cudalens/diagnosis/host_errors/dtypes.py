@@ -27,14 +27,14 @@ def _only_of(evidence: Evidence, name: str) -> TensorFact | None:
     return found[0] if len(found) == 1 else None
 
 
-@pattern(
+row(
+    "layer_dtype",
     r"Input type \((?P<input>[^)]+)\) and (?P<which>weight|bias) type \((?P<other>[^)]+)\) should "
-    r"be the same"
+    r"be the same",
+    "input is {input:dtype}, the {which} is {other:dtype}",
+    _LAYER,
+    "input",
 )
-def layer_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A convolution's input and its parameters differ in dtype."""
-    have, want = dtype(match["input"]), dtype(match["other"])
-    yield host(f"input is {have}, the {match['which']} is {want}", _LAYER, "input")
 
 
 @pattern(

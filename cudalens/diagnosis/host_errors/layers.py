@@ -141,21 +141,14 @@ def layer_norm_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
     yield _if_input_is_right("normalized_shape", last[0] if len(last) == 1 else last)
 
 
-@pattern(
+row(
+    "group_norm_groups",
     r"Expected number of channels in input to be divisible by num_groups, but got input of shape "
-    r"\[(?P<shape>[\d, ]+)\] and num_groups\s*=\s*(?P<groups>\d+)"
+    r"\[(?P<shape>\d+, (?P<n>\d+)[\d, ]*)\] and num_groups\s*=\s*(?P<groups>\d+)",
+    "input has {n} channels in dimension 1, which cannot be divided evenly into {groups} groups",
+    "Its shape is {shape:shape}.",
+    "input",
 )
-def group_norm_groups(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """Group normalisation cannot split its channels evenly."""
-    shape = ints(match["shape"])
-    yield host(
-        f"input has {shape[1]} channels in dimension 1, which cannot be divided evenly into "
-        f"{match['groups']} groups",
-        f"Its shape is {format_shape(shape)}.",
-        "input",
-    )
-
-
 row(
     "rnn_input_size",
     r"input\.size\(-1\) must be equal to input_size\. Expected (?P<want>\d+), got (?P<got>\d+)",
