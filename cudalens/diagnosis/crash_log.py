@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from cudalens.core.device_asserts import AssertFold, AssertLine
 from cudalens.core.report_types import Frame
+from cudalens.diagnosis.host_errors._base import groups
 
 __all__ = ["CrashLog", "Failure", "read_log"]
 
@@ -49,9 +50,9 @@ _RICH = re.compile(r"│ (?P<file>\S[^│]*?):(?P<line>\d+) in (?P<function>[^�
 _RICH_TEXT = re.compile(r"│ [❱>] *\d+ [│ ]*(?P<text>.*?)[│ ]*$")
 _CELL = re.compile(
     r"(?:Cell |Input )?In ?\[(?P<cell>\d+)\][,:]? *(?:line (?P<line>\d+)|in )"
-    r"|File (?P<file>\S+):(?P<at>\d+), in (?P<function>[\w.<>]+)"
-    r"|(?P<old><ipython-input-(?P<number>\d+)-\w+>) in "
-    r"|(?P<path>(?:/|[A-Za-z]:\\)\S+\.py) in (?P<name>\w+)\("
+    r"|File (?P<file>\S+):(?P<line2>\d+), in (?P<function>[\w.<>]+)"
+    r"|(?P<file2><ipython-input-(?P<cell2>\d+)-\w+>) in "
+    r"|(?P<file3>(?:/|[A-Za-z]:\\)\S+\.py) in (?P<function2>\w+)\("
 )
 """A frame as IPython draws it, in two generations."""
 _CELL_TEXT = re.compile(r"-+> ?(?P<line>\d+) (?P<text>.*)")
@@ -298,9 +299,7 @@ class _Reader:
             self._told = None
             self._keep(
                 Failure(
-                    message=found[0].strip(),
-                    ranks=self._whose(source, text),
-                    number=self._number,
+                    message=found[0].strip(), ranks=self._whose(source, text), number=self._number
                 )
             )
 
@@ -367,18 +366,13 @@ def _drawn_line(known: _Open, text: str) -> bool:
 
 def _drawn(text: str) -> Frame | None:
     """Read a frame as rich or IPython draw it."""
-    if (match := _RICH.search(text)) is not None:
-        return Frame(
-            file=match["file"].strip(), line=int(match["line"]), function=match["function"]
-        )
-    match = _CELL.match(text)
+    match = _RICH.search(text) or _CELL.match(text)
     if match is None:
         return None
-    if match["file"] is not None:
-        return Frame(file=match["file"], line=int(match["at"]), function=match["function"])
-    if match["path"] is not None:
-        return Frame(file=match["path"], line=0, function=match["name"])
-    number = match["cell"] or match["number"]
+    found = groups(match)
     return Frame(
-        file=match["old"] or "", line=int(match["line"] or 0), function="<module>", cell=int(number)
+        file=found.get("file", "").strip(),
+        line=int(found.get("line", 0)),
+        function=found.get("function", "<module>"),
+        cell=int(found["cell"]) if "cell" in found else None,
     )

@@ -172,8 +172,7 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     known = [evidence.tensor(name) for name in (violation.related, related) if name]
     names = [_own_name(fact.expression) for fact in known if fact is not None]
     return violation.sentence(
-        related=next(filter(None, names), related),
-        **_own_element(evidence, violation),
+        related=next(filter(None, names), related), **_own_element(evidence, violation)
     )
 
 
@@ -341,6 +340,5 @@ def _kind_of(violation: Violation) -> Kind:
 def bare_report_of_error(error: ErrorFacts) -> Report:
     """Report an exception of torch's in its own words."""
     return Report(
-        kind="python_error",
-        headline=error.message.strip().split("\n", 1)[0] or error.type_name,
+        kind="python_error", headline=error.message.strip().split("\n", 1)[0] or error.type_name
     )

@@ -53,17 +53,10 @@ _LIBRARY = re.compile(
 """Files of installed packages and of Python itself."""
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
 _IN_BACKWARD = re.compile(r"_engine_run_backward|\.backward\(|run_backward")
-_CONSEQUENCES = (
-    "ChildFailedError",
-    "CalledProcessError",
-    "ProcessRaisedException",
-    "ProcessExitedException",
-    "KeyboardInterrupt",
-    "SystemExit",
-    "BrokenPipeError",
-    "ConnectionResetError",
-    "EOFError",
-    "RayTaskError",
+_CONSEQUENCES = frozenset(
+    {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
+    | {"KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError", "EOFError"}
+    | {"RayTaskError"}
 )
 """What launchers and other processes raise because one of them has ended."""
 _OWN = ("DeviceAssertError", "DeviceIndexError", "DeviceValueError", "NonFiniteError")

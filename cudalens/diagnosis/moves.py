@@ -174,11 +174,7 @@ def _what(fact: TensorFact) -> str:
 
 
 def _of_missing(
-    evidence: Evidence,
-    fact: TensorFact,
-    others: Sequence[TensorFact],
-    called: Called,
-    layer: str,
+    evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], called: Called, layer: str
 ) -> Iterator[Move]:
     """Add dimensions of size 1: of a batch, of channels, or to line up with another tensor."""
     shape, rank = fact.shape, len(fact.shape)
@@ -219,11 +215,7 @@ def _of_missing(
 
 
 def _of_order(
-    evidence: Evidence,
-    fact: TensorFact,
-    others: Sequence[TensorFact],
-    called: Called,
-    first: int,
+    evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], called: Called, first: int
 ) -> Iterator[Move]:
     """Put the dimensions from ``first`` on in another order."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)

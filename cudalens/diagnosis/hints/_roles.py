@@ -16,23 +16,13 @@ from cudalens.diagnosis.user_code import in_library
 Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "action", "index"]
 
 LABEL_OPS = frozenset(
-    {
-        "aten::nll_loss_forward",
-        "aten::nll_loss_backward",
-        "aten::nll_loss2d_forward",
-        "aten::nll_loss2d_backward",
-        "aten::multi_margin_loss",
-    }
+    {"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::multi_margin_loss"}
+    | {"aten::nll_loss_backward", "aten::nll_loss2d_backward"}
 )
 LOOKUP_OPS = frozenset(
-    {
-        "aten::embedding",
-        "aten::embedding_renorm_",
-        "aten::embedding_renorm",
-        "aten::_embedding_bag",
-        "aten::_embedding_bag_forward_only",
-        "aten::embedding_dense_backward",
-    }
+    {"aten::embedding", "aten::embedding_renorm", "aten::embedding_renorm_"}
+    | {"aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
+    | {"aten::embedding_dense_backward"}
 )
 INTEGERS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 

@@ -42,15 +42,8 @@ _RAISED = "An exception of the host, not a device-side assert: it does not affec
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(
-    {
-        "RuntimeError",
-        "ValueError",
-        "TypeError",
-        "IndexError",
-        "AssertionError",
-        "AttributeError",
-        "NotImplementedError",
-    }
+    {"RuntimeError", "ValueError", "TypeError", "IndexError", "AssertionError"}
+    | {"AttributeError", "NotImplementedError"}
 )
 
 

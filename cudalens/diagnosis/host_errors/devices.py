@@ -15,12 +15,7 @@ from cudalens.diagnosis.host_errors._words import (
     name_of,
     named,
 )
-from cudalens.diagnosis.user_code import (
-    list_items,
-    receiver,
-    renamed,
-    rewritten,
-)
+from cudalens.diagnosis.user_code import list_items, receiver, renamed, rewritten
 
 _PARAMETERS = frozenset(
     {"weight", "bias", "running_mean", "running_var", "in_proj_weight", "out_proj_weight"}

@@ -7,12 +7,7 @@ import re
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
-from cudalens.diagnosis.host_errors._words import (
-    argument_name,
-    dtype,
-    name_of,
-    named,
-)
+from cudalens.diagnosis.host_errors._words import argument_name, dtype, name_of, named
 from cudalens.diagnosis.user_code import api_function
 
 _TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")

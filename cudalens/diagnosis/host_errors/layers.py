@@ -98,8 +98,7 @@ def norm_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
     if kind.endswith(("1d", "2d", "3d")) and rank is not None and kind[-2] != rank:
         right = f"{kind[:-2]}{rank}d"
         yield Hint(
-            rule="dimension_of_norm",
-            text=f"for an input of {match['got']} dimensions, use {right}",
+            rule="dimension_of_norm", text=f"for an input of {match['got']} dimensions, use {right}"
         )
 
 

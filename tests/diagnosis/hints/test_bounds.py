@@ -35,12 +35,7 @@ def test_gray_levels_are_more_than_classes(classes: int, is_gray: bool) -> None:
 
 @pytest.mark.parametrize(
     ("values", "fires"),
-    [
-        ([-2.5, 0.5], True),
-        ([-0.1, 1.0], True),
-        ([-1e-7, 1.5], True),
-        ([-1e-7, 1.0], False),
-    ],
+    [([-2.5, 0.5], True), ([-0.1, 1.0], True), ([-1e-7, 1.5], True), ([-1e-7, 1.0], False)],
 )
 def test_a_rounding_error_below_zero_is_no_logit(values: list[float], fires: bool) -> None:
     """Weights are called logits when one end is further from [0, 1] than rounding goes."""

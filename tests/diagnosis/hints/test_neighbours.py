@@ -139,12 +139,7 @@ def test_ids_that_may_count_from_one_begin_there(lowest: int, says: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("values", "fix"),
-    [
-        ([1, 1, 2, 2], "net(seg - 1)"),
-        ([0, 1, 2, 2], None),
-        ([1, 2, 3], None),
-    ],
+    ("values", "fix"), [([1, 1, 2, 2], "net(seg - 1)"), ([0, 1, 2, 2], None), ([1, 2, 3], None)]
 )
 def test_segments_begin_with_the_first_sentence(values: list[int], fix: str | None) -> None:
     """Every text has a first segment: where no 0 is, the count starts at 1; nothing is merged."""
@@ -275,8 +270,7 @@ def test_what_made_the_input_tells_scores_from_activations(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "is_base"),
-    [([1, 2, 3, 6, 4, 5, 2, 1], True), ([1, 2, 3, 6, 4, 5, 2, 0], False)],
+    ("nodes", "is_base"), [([1, 2, 3, 6, 4, 5, 2, 1], True), ([1, 2, 3, 6, 4, 5, 2, 0], False)]
 )
 def test_both_ends_of_edges_are_shifted_at_once(nodes: list[int], is_base: bool) -> None:
     """The fix changes the whole tensor, and a 0 at the other end says that there is none."""
@@ -340,11 +334,7 @@ def test_num_labels_is_for_heads_that_have_it(kind: str | None, setting: str, la
 
 
 @pytest.mark.parametrize(
-    ("pad", "fix"),
-    [
-        (50, "model(ids, labels=y.masked_fill(y == 50, -100))"),
-        (49, None),
-    ],
+    ("pad", "fix"), [(50, "model(ids, labels=y.masked_fill(y == 50, -100))"), (49, None)]
 )
 def test_labels_that_pad_are_known_by_the_tokenizer(pad: int, fix: str | None) -> None:
     """The padding id among the labels is proven where the tokenizer is at hand."""
@@ -398,10 +388,7 @@ def test_a_one_hot_code_of_signs() -> None:
     assert rules(evidence) == ("sign_coded_labels",)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[0, -1], [0, -1, -100], [0, -100]],
-)
+@pytest.mark.parametrize("values", [[0, -1], [0, -1, -100], [0, -100]])
 def test_gather_takes_no_mark(values: list[int]) -> None:
     """The result is masked as well: a harmless index alone would give a wrong number."""
     found = first(given.gathered(values, 5, name="i", call="z.gather(1, i)"))
@@ -545,11 +532,7 @@ def test_a_temperature_that_does_not_divide_is_not_blamed(call: str) -> None:
 @pytest.mark.parametrize(("op", "fires"), [("aten::_softmax", True), ("aten::addmm", False)])
 @pytest.mark.parametrize(
     ("before", "dtype", "speaks"),
-    [
-        ((given.MASKED,), "float32", True),
-        ((), "float16", True),
-        ((), "float32", False),
-    ],
+    [((given.MASKED,), "float32", True), ((), "float16", True), ((), "float32", False)],
 )
 def test_softmax_is_blamed_when_it_gave_the_first_nan(
     op: str, fires: bool, before: tuple[ProvenanceStep, ...], dtype: str, speaks: bool

@@ -190,13 +190,7 @@ def test_another_error_of_a_distribution_keeps_its_words(sim: simulate.Simulatio
     ],
 )
 def test_labels_of_another_dtype_than_the_scores(
-    scores: str,
-    labels: str,
-    loss: str,
-    dtypes: str,
-    fix: str,
-    fast: bool,
-    sim: simulate.Simulation,
+    scores: str, labels: str, loss: str, dtypes: str, fix: str, fast: bool, sim: simulate.Simulation
 ) -> None:
     """torch speaks of an op in place, of a gradient or of a minus; what is wrong are the labels."""
     name = f"binary_cross_entropy{loss and '_'}{loss}"
