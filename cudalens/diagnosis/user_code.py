@@ -7,7 +7,7 @@ cannot be read back as Python is not given.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
@@ -139,20 +139,11 @@ def with_keyword(
 
     ``None`` when the line does not spell a call of one of ``functions``, by its last name.
     """
-    call = evidence.call_text
-    tree = parsed(call) if call and "#" not in call else None
-    if call is None or tree is None:
+    call, node = _call_in_text(evidence, set(functions))
+    if node is None:
         return None
-    names = set(functions)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and last_name(node.func) in names:
-            if position is not None and len(node.args) > position:
-                return spliced(call, node.args[position], value)
-            return _with_keyword(call, node, keyword, value)
-    return None
-
-
-def _with_keyword(call: str, node: ast.Call, keyword: str, value: str) -> str | None:
+    if position is not None and len(node.args) > position:
+        return spliced(call, node.args[position], value)
     for item in node.keywords:
         if item.arg == keyword:
             return spliced(call, item.value, value)
@@ -164,6 +155,14 @@ def _with_keyword(call: str, node: ast.Call, keyword: str, value: str) -> str | 
     inside = written[:-1].rstrip().rstrip(",")
     comma = "" if inside.endswith("(") else ", "
     return spliced(call, node, f"{inside}{comma}{keyword}={value})")
+
+
+def _call_in_text(evidence: Evidence, names: Container[str | None]) -> tuple[str, ast.Call | None]:
+    """Return the running call's text, and in it the first call of a function of these names."""
+    call = evidence.call_text or ""
+    tree = parsed(call) if call and "#" not in call else None
+    nodes = (item for item in ast.walk(tree) if isinstance(item, ast.Call)) if tree else ()
+    return call, next((item for item in nodes if last_name(item.func) in names), None)
 
 
 def last_name(node: ast.expr) -> str | None:
@@ -184,15 +183,10 @@ def called_name(evidence: Evidence) -> str | None:
 
 def renamed(evidence: Evidence, old: str, new: str) -> str | None:
     """Return the call with its function ``old`` replaced by ``new``, the arguments as they are."""
-    call = evidence.call_text
-    tree = parsed(call) if call and "#" not in call else None
-    if call is None or tree is None:
+    call, node = _call_in_text(evidence, {old})
+    if node is None:
         return None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and last_name(node.func) == old:
-            func = ast.unparse(node.func)
-            return spliced(call, node.func, func[: len(func) - len(old)] + new)
-    return None
+    return spliced(call, node.func, ast.unparse(node.func).removesuffix(old) + new)
 
 
 def renamed_keyword(evidence: Evidence, old: str, new: str) -> str | None:
