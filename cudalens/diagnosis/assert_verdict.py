@@ -62,7 +62,7 @@ def explain_assert(evidence: Evidence) -> Verdict:
         _copied(evidence),
         _not_waited(evidence),
         _UNWAITED if _was_hurried(evidence, meaning) else "",
-        _who_else(evidence) if _is_unknown_assert(evidence, line, meaning) else "",
+        _who_else(evidence) if line is not None and meaning is None else "",
         _ELSEWHERE if _is_elsewhere(evidence, meaning) else "",
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
@@ -113,16 +113,10 @@ def _conclusion(
     )
 
 
-def _is_unknown_assert(
-    evidence: Evidence, line: AssertLine | None, meaning: Meaning | None
-) -> bool:
-    """Return whether an op of torch's reported an assert that no kernel of torch's prints."""
-    is_own = (evidence.op.name or "").startswith("aten::")
-    return line is not None and meaning is None and is_own
-
-
 def _who_else(evidence: Evidence) -> str:
-    """Say who may have printed an assert that none of torch's kernels is known to print."""
+    """Say who may have printed what no kernel of torch's prints, where an op of torch's met it."""
+    if not (evidence.op.name or "").startswith("aten::"):
+        return ""
     names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history)
     others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
     if not evidence.synchronization.is_op_unwaited or not others:

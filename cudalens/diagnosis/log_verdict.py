@@ -19,6 +19,7 @@ from cudalens.diagnosis.assert_verdict import format_ops, joined
 from cudalens.diagnosis.crash_log import CrashLog, Failure
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
 from cudalens.diagnosis.host_errors import is_known_message, is_sticky
+from cudalens.diagnosis.user_code import list_of
 
 __all__ = ["explain_log", "last_exception"]
 
@@ -84,7 +85,8 @@ def explain_log(log: CrashLog) -> Report | None:
     else:
         report = diagnose(_evidence(log, chosen))
     if report.kind == "cuda_error" and report.certainty == "unknown" and _is_fault(chosen):
-        report = replace(report, explanation=f"{report.explanation} {_late(report)}".strip())
+        late = " CUDA reports such an error late: the line shown is where it was met."
+        report = replace(report, explanation=report.explanation + late * bool(report.source))
     limits = [*report.limits, *([_MIXED] if chosen.is_mixed else [])]
     hints = (*report.hints, _next_run(log, chosen))
     told = f"{report.explanation} {_who(log, chosen, is_assert=is_assert)}".strip()
@@ -321,16 +323,10 @@ def _phase(failure: Failure) -> Phase:
     return "backward" if any(_IN_BACKWARD.search(text) for text in texts) else "unknown"
 
 
-def _late(report: Report) -> str:
-    where = "the line shown is where it was met" if report.source is not None else ""
-    return f"CUDA reports such an error late: {where}." if where else ""
-
-
 def _numbers(ranks: frozenset[int]) -> str:
-    listed = [str(item) for item in sorted(ranks)]
-    if len(listed) > 8:
-        return f"{', '.join(listed[:8])} and {len(listed) - 8} more"
-    return " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
+    if len(ranks) > 8:
+        return list_of(ranks, 8)
+    return " and ".join(list_of(ranks, 8).rsplit(", ", 1))
 
 
 def _who(log: CrashLog, failure: Failure, *, is_assert: bool) -> str:
@@ -354,15 +350,12 @@ def _who(log: CrashLog, failure: Failure, *, is_assert: bool) -> str:
 
 
 def _next_run(log: CrashLog, failure: Failure) -> Hint:
+    is_assert = bool(log.asserts) or _is_assert(failure)
+    does = "finds the value before its launch" if is_assert else "names the op and its tensors"
+    text = f"{_command(log, failure)} {does}"
     if any(item.cell is not None for item in failure.frames):
-        text = "next time: %load_ext cudalens in the first cell, and %%cudacheck over this one"
-        return Hint(text=text, rule="next_run")
-    return Hint(
-        text=f"next time: {_command(log, failure)} finds the value before its launch"
-        if log.asserts or _is_assert(failure)
-        else f"next time: {_command(log, failure)} names the op and its tensors",
-        rule="next_run",
-    )
+        text = "%load_ext cudalens in the first cell, and %%cudacheck over this one"
+    return Hint(text=f"next time: {text}", rule="next_run")
 
 
 def _command(log: CrashLog, failure: Failure) -> str:

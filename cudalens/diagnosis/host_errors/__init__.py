@@ -10,7 +10,6 @@ import pkgutil
 
 from cudalens.diagnosis.host_errors._base import (
     REFUSED,
-    MessagePattern,
     Verdict,
     explain_host_error,
     is_known_message,
@@ -18,15 +17,7 @@ from cudalens.diagnosis.host_errors._base import (
 )
 from cudalens.diagnosis.host_errors._words import is_sticky
 
-__all__ = [
-    "REFUSED",
-    "MessagePattern",
-    "Verdict",
-    "explain_host_error",
-    "is_known_message",
-    "is_sticky",
-    "table",
-]
+__all__ = ["REFUSED", "Verdict", "explain_host_error", "is_known_message", "is_sticky", "table"]
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):
