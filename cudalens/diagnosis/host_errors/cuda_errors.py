@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from cudalens.core.report import Evidence
 from cudalens.diagnosis.host_errors._base import NO_ASSERT, Answer, cuda, groups, pattern, row
@@ -14,26 +15,25 @@ from cudalens.diagnosis.host_errors._base import NO_ASSERT, Answer, cuda, groups
 _WAITED = "The check waited after each op before this call, and none of them had failed."
 _NCCL_ERROR = re.compile(r"Last error:\s*\n([^\n]+)")
 """What NCCL itself met, in the errors that quote it."""
+cuda_row = partial(row, kind="cuda_error")
 
-row(
+cuda_row(
     "illegal_access",
     r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
     "a kernel read or wrote memory that does not belong to it",
     "No check fired: a kernel without checks used a bad index, a wrong shape or freed memory; "
     "custom kernels are the usual place. {restart}",
-    kind="cuda_error",
     certainty=None,
 )
-row(
+cuda_row(
     "misaligned_address",
     r"(?:CUDA error|\[CUDA\]): misaligned address|CUDA_ERROR_MISALIGNED_ADDRESS",
     "a kernel used a misaligned address",
     "Nor is it an index beyond the end: a kernel that loads several elements at once was given "
     "memory that starts between them; custom kernels are the usual place. {restart}",
-    kind="cuda_error",
     certainty=None,
 )
-row(
+cuda_row(
     "no_kernel_image",
     r"no kernel image is available for execution on the device"
     r"|CUDA error: device kernel image is invalid"
@@ -41,7 +41,6 @@ row(
     "this build of PyTorch, or of an extension, holds no code for this GPU",
     "Nothing is wrong with the values or shapes. Next step: compare torch.cuda.get_arch_list() "
     "with torch.cuda.get_device_capability(), and install a build for this GPU.",
-    kind="cuda_error",
 )
 
 
@@ -83,13 +82,12 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
     yield replace(verdict, context_usable=None)
 
 
-row(
+cuda_row(
     "old_driver",
     r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient",
     "the NVIDIA driver is older than the CUDA version that PyTorch was built for",
     "Nothing is wrong with the code. Next step: update the driver, or install a PyTorch build for "
     "the CUDA version that it supports.",
-    kind="cuda_error",
 )
 
 
@@ -136,7 +134,7 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-row(
+cuda_row(
     "launch_failure",
     r"unspecified launch failure|CUDA error: launch failure|CUDA_ERROR_LAUNCH_FAILED"
     r"|illegal instruction was encountered|hardware stack error|invalid program counter"
@@ -144,16 +142,14 @@ row(
     "a kernel was ended by the hardware: {match}",
     "No check fired: invalid memory use in a custom kernel is the usual cause, a faulty GPU a rare "
     "one. {restart}",
-    kind="cuda_error",
     certainty=None,
 )
-row(
+cuda_row(
     "launch_timeout",
     r"the launch timed out and was terminated",
     "a kernel ran too long and was ended by the system",
     "A loop that does not end in a custom kernel is the usual cause, or a GPU that also drives a "
     "display. {restart}",
-    kind="cuda_error",
     certainty=None,
 )
 
@@ -170,21 +166,19 @@ def launch_refused(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-row(
+cuda_row(
     "forked",
     r"Cannot re-initialize CUDA in forked subprocess",
     "a forked worker process uses CUDA, which its parent had started",
     "A CUDA context does not survive a fork. Next step: let the dataset return CPU tensors and "
     "move the batch afterwards.",
-    kind="cuda_error",
 )
-row(
+cuda_row(
     "device_busy",
     r"all CUDA-capable devices are busy or unavailable",
     "CUDA could not start on the GPU: it is busy or unavailable",
     "Nothing of this process was launched. Next step: see in nvidia-smi whether another process "
     "has the GPU for itself (compute mode), or the GPU reports an error.",
-    kind="cuda_error",
 )
 
 
@@ -299,13 +293,12 @@ def _bytes(text: str | None) -> float | None:
     return float(number) * _UNITS[unit] if unit in _UNITS else None
 
 
-row(
+cuda_row(
     "memory_refused",
     r"(?:CUDA error|CUDA driver error|\[CUDA\]): out of memory",
     "CUDA could not get the memory that it asked for itself",
     "PyTorch's allocator says it in other words: here a context, a library or pinned host memory "
     "usually is what needed some. Next step: see in nvidia-smi what other processes hold on this "
     "GPU.",
-    kind="cuda_error",
     certainty="likely",
 )
