@@ -14,8 +14,85 @@ from cudalens.core.evidence_types import CallContext, InPlaceChange
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, LineRef, ProvenanceStep
 from tests import hint_evidence as given
+from tests.hint_evidence import (
+    CAUSES,
+    ONE_TO_TEN,
+    TRANSFORMERS,
+    bce,
+    bert,
+    drawn,
+    gathered,
+    labels,
+    lookup,
+    out_of_range,
+    step,
+    tensor,
+)
 
 ELEVEN_OF_TWELVE = [*range(1, 11), 12]
+
+
+def repeated(values: Sequence[int], count: int) -> list[int]:
+    """Return ``count`` values, one after the other."""
+    return [values[at % len(values)] for at in range(count)]
+
+
+def part_of(expression: str, whole: list[int]) -> Evidence:
+    """Return the evidence of labels 1 … 10 that are an expression of ``y``."""
+    return labels(ONE_TO_TEN, 10, name=expression, others=(tensor(None, "y", whole),))
+
+
+def edges(nodes: list[int], rows: int) -> Evidence:
+    """Return the evidence of the first ends of edges between ``nodes``, looked up in ``rows``."""
+    half = len(nodes) // 2
+    return out_of_range(
+        "aten::index", "indices[0]", nodes[:half], rows, low=-rows, expression="edge_index[0]",
+        call="x[edge_index[0]]", others=(tensor(None, "edge_index", nodes, (2, half)),),
+    )  # fmt: skip
+
+
+def exchanged(most: int) -> Evidence:
+    """Return the evidence of columns before rows; the columns go up to ``most``."""
+    evidence = CAUSES["other_order"]()
+    return replace(evidence, tensors=(*evidence.tensors[:2], tensor("indices[1]", "ys", [1, most])))
+
+
+def of_model(
+    kind: str | None, values: list[int], pad: int | None = None, size: int = 50
+) -> Evidence:
+    """Return the evidence of labels in a loss inside transformers, for ``size`` outputs."""
+    context = CallContext(model=kind, pad_token_id=pad)
+    call = "model(ids, labels=y)"
+    return labels(values, size, call=call, library=TRANSFORMERS, call_context=context)
+
+
+def picked(values: list[int]) -> Evidence:
+    return gathered(values, 5, name="i", call="z.gather(1, i)")
+
+
+def length(values: list[int], name: str, op: str = "aten::index") -> Evidence:
+    """Return the evidence of an index of that name into seven elements."""
+    call = "x[rows, lengths]"
+    return out_of_range(op, "indices[1]", values, 7, low=-7, expression=name, call=call)
+
+
+def decoded(call: str, named: str, path: str = "decoder.embed_tokens") -> Evidence:
+    """Return the evidence of ids with -1 in a table of transformers, called with ``named``."""
+    values = [5, 6, -1, 5, -1, -1]
+    others = (tensor(None, named, values, (2, 3)),)
+    known: dict[str, Any] = {"name": None, "shape": (2, 3), "call": call, "others": others}
+    return bert(values, 100, "embed_tokens", path=path, **known)
+
+
+def made_by(op: str, values: list[float]) -> Evidence:
+    return bce(values, provenance=(step(op, "p = f(x)"),))
+
+
+def drawn_at(value: float, dtype: str = "float32", call: str = "") -> Evidence:
+    """Return the evidence of weights with NaN, drawn after a division by a temperature."""
+    call = call or "torch.multinomial(torch.softmax(z / temperature, -1), 1)"
+    seen = CallContext(temperatures=(("temperature", value),))
+    return drawn([math.nan, 0.5], call=call, call_context=seen, dtype=dtype)
 
 
 def rules(evidence: Evidence) -> tuple[str, ...]:
@@ -26,12 +103,164 @@ def first(evidence: Evidence) -> Hint:
     return given.hints_of(evidence)[0]
 
 
-def repeated(values: Sequence[int], count: int) -> list[int]:
-    """Return ``count`` values, one after the other."""
-    return [values[at % len(values)] for at in range(count)]
+# Evidence, all rules that speak on it, the fix of the first, and what else it says and does not.
+TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
+    # A tensor that the labels are a part of holds a 0: so the count starts there.
+    (part_of("y[1:]", [0, *ONE_TO_TEN]), "too_few_places", None),
+    (part_of("y[1:]", [3, *ONE_TO_TEN]), "one_based_labels", "F.cross_entropy(z, y[1:] - 1)"),
+    (part_of("y[1:].view(-1)", [0, *ONE_TO_TEN]), "too_few_places", None),
+    (part_of("y.argsort()", [0, *ONE_TO_TEN]), "one_based_labels",
+     "F.cross_entropy(z, y.argsort() - 1)"),
+    # With ignored labels among them nobody knows how many labels there are.
+    (labels(repeated([1, 2, 3, 4], 14), 4), "one_based_labels", "F.cross_entropy(z, y - 1)"),
+    (labels([*repeated([1, 2, 3, 4], 14), -100], 4), "too_few_places", None),
+    # A thousand outputs may be tokens, whose padding the loss ignores by another number.
+    (labels([1, 7, 1000], 1000), "too_few_places", None,
+     {"if it is padding, use -100, which the loss ignores": True}),
+    (labels([1, 7, 999], 999), "too_few_places", None, {"if it is padding": False}),
+    # Where row 0 is padding, ids count from 1 on purpose; ids from 2 on are any part of a list.
+    (lookup([1, 2, 3, 4, 5], 5, path="movies", padding=-1), "one_based_ids", "net(ids - 1)",
+     {"subtract 1": False}),
+    (lookup([1, 2, 3, 4, 5], 5, path="movies", padding=0), "too_few_places", None,
+     {"subtract 1": False}),
+    (lookup([1, 10], 10, path="movies"), "too_few_places", None, {"subtract 1": True}),
+    (lookup([2, 10], 10, path="movies"), "too_few_places", None, {"subtract 1": False}),
+    # Every text has a first segment: where no 0 is, the count starts at 1; nothing is merged.
+    (lookup([1, 1, 2, 2], 2, name="seg", path="segment"), "segment_ids", "net(seg - 1)"),
+    (lookup([0, 1, 2, 2], 2, name="seg", path="segment"), "segment_ids", None),
+    (lookup([1, 2, 3], 2, name="seg", path="segment"), "segment_ids", None),
+    # As many nodes as rows may stand in another order than their numbers.
+    (edges([10, 57, 33, 57], 3), "edges_with_original_ids", None,
+     {"give each node the number of its row": True}),
+    (edges([10, 57, 33, 57], 4), "edges_with_original_ids", None,
+     {"give each node the number of its row": True}),
+    (edges([10, 57, 33, 57], 2), "edges_with_original_ids", None,
+     {"3 different nodes up to 57, but there are only 2": True}),
+    # Both ends of edges are shifted at once, and a 0 at the other end says that they are not.
+    (edges([1, 2, 3, 6, 4, 5, 2, 1], 6), "edges_with_original_ids", "x[(edge_index - 1)[0]]",
+     {"1-based": True}),
+    (edges([1, 2, 3, 6, 4, 5, 2, 0], 6), "edges_with_original_ids", None, {"1-based": False}),
+    # Labels are numbered anew where none is a class, or so many would have shown more than these.
+    (labels([-2, -1, 0, 1, 2], 5), "relabel", "F.cross_entropy(z, y + 2)"),
+    (labels([-3, -1, 0, 1, 2], 5), "", None),
+    (labels([-2, -1, 0, 1], 5), "", None),
+    (labels([2019, 2020, 2021], 3), "relabel", "F.cross_entropy(z, y - 2019)"),
+    (labels([3, 4, 5], 3), "relabel", "F.cross_entropy(z, y - 3)"),
+    (labels([2, 3, 4], 3), "too_few_places", None),
+    (labels([0, 2, 4, 6], 4), "too_few_places", None),
+    (labels(repeated([0, 2, 4, 6], 11), 4), "too_few_places", None),
+    (labels(repeated([0, 2, 4, 6], 12), 4), "relabel", None),
+    # Padding fills the ends of rows: one number a row may be an end mark, one inside is none.
+    (labels([0, 3, 3, 1, 2, 3], 3, shape=(2, 1, 3)), "padded_labels", None),
+    (labels([0, 1, 3, 1, 2, 3], 3, shape=(2, 1, 3)), "too_few_places", None),
+    (labels([0, 3, 2, 1, 3, 3], 3, shape=(2, 1, 3)), "too_few_places", None),
+    (labels([0, 3, 3, 1, 2, 3], 3), "too_few_places", None),
+    # Rows that do not fit the other dimension are no columns.
+    (exchanged(3), "swapped_indices", "img[ys, xs]"),
+    (exchanged(4), "", None),
+    # Two numbers are a code where there are no others: a third one would become a half.
+    (bce([-1.0, 1.0, 1.0], "target"), "labels_as_binary_target",
+     "F.binary_cross_entropy(p, (t + 1) / 2)"),
+    (bce([-1.0, 0.0, 1.0], "target"), "labels_as_binary_target", None),
+    (bce([-1.0, -1.0], "target"), "labels_as_binary_target", None),
+    (bce([1.0, 2.0, 2.0], "target"), "labels_as_binary_target", "F.binary_cross_entropy(p, t - 1)"),
+    (bce([1.0, 1.5, 2.0], "target"), "labels_as_binary_target", None),
+    # A loss of logits is right for scores, and wrong behind an activation.
+    (made_by("aten::addmm", [-0.5, 0.5]), "not_probabilities",
+     "F.binary_cross_entropy_with_logits(p, t)", {"the scores of a layer in line 4": True}),
+    (made_by("aten::tanh", [-0.5, 0.5]), "not_probabilities", None,
+     {"made by tanh in line 4": True}),
+    (made_by("aten::relu", [0.0, 3.0]), "not_probabilities", None,
+     {"made by relu in line 4": True}),
+    (made_by("aten::mul", [-0.5, 0.5]), "not_probabilities", None,
+     {"as tanh or a cosine gives it": True}),
+    (made_by("aten::mul", [-0.5, 1.5]), "not_probabilities",
+     "F.binary_cross_entropy_with_logits(p, t)", {"these look like logits": True}),
+    (made_by("aten::mul", [0.0, 1.5]), "not_probabilities", None,
+     {"a probability is at most 1": True}),
+    (made_by("aten::relu", [0.0, 120.5]), "not_probabilities", None,
+     {"made by relu in line 4": True}),
+    (made_by("aten::relu", [0.0, 120.0]), "image_not_divided", "F.binary_cross_entropy(p / 255, t)",
+     {"like the bytes of an image: divide by 255": True}),
+    # The padding id among the labels is proven where the tokenizer is at hand.
+    (of_model("GPT2LMHeadModel", [0, 3, 50], pad=50), "label_beyond_vocabulary",
+     "model(ids, labels=y.masked_fill(y == 50, -100))"),
+    (of_model("GPT2LMHeadModel", [0, 3, 50], pad=49), "label_beyond_vocabulary", None),
+    # Token 0 is one that texts seldom hold: labels of a language model do not count from 1.
+    (of_model("GPT2LMHeadModel", ONE_TO_TEN, size=10), "label_beyond_vocabulary", None),
+    # Four labels of class 1 and none of class 0: -1 stands for class 0 and marks nothing.
+    (labels([1, 1, 1, 1, -1], 2), "sign_coded_labels", "F.cross_entropy(z, (y + 1) // 2)",
+     {"// 2": True}),
+    (labels([1, 1, 1, -1], 2), "mark_not_ignored", "F.cross_entropy(z, y, ignore_index=-1)",
+     {"// 2": True}),
+    (labels([1, 1, 1, 1, -1, 0], 2), "mark_not_ignored", "F.cross_entropy(z, y, ignore_index=-1)",
+     {"// 2": False}),
+    (labels([1, 1, 1, 1, -1], 3), "mark_not_ignored", "F.cross_entropy(z, y, ignore_index=-1)",
+     {"// 2": False}),
+    (labels([-1, -1, -1, -1], 2), "mark_not_ignored", "F.cross_entropy(z, y, ignore_index=-1)",
+     {"// 2": False}),
+    # Behind gather the result is masked as well; -2, or an index beyond the end, is no mark.
+    (picked([0, -1]), "mark_in_gather", None),
+    (picked([0, -1, -100]), "mark_in_gather", None),
+    (picked([0, -100]), "mark_in_gather", None),
+    (picked([0, -2]), "", None),
+    (picked([0, -100, 5]), "", None),
+    (picked([0, -3, -1]), "", None),
+    # A length is one beyond the last position, which a length of 0 has not; others are no lengths.
+    (length([7, 3], "lengths"), "length_as_position", "x[rows, lengths - 1]"),
+    (length([7, 3], 'batch["seq_len"]'), "length_as_position",
+     'batch["seq_len"] = batch["seq_len"] - 1'),
+    (length([7, 0], "lengths"), "length_as_position", None),
+    (length([8, 3], "lengths"), "", None),
+    (length([7, 3], "lens_id2label", "aten::index_put_"), "", None),
+    (length([7, 3], "silence"), "", None),
+    (length([7, 3], "lengths", "aten::index_put_"), "", None),
+    # A decoder shifts ``labels=`` itself, and knows -100 only; other ids need a row.
+    (decoded("t5(input_ids=i, labels=y)", "y"), "padding_of_minus_one",
+     "t5(input_ids=i, labels=y.masked_fill(y == -1, -100))"),
+    (decoded("t5(**batch)", 'batch["labels"]'), "padding_of_minus_one",
+     'batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -1, -100)'),
+    (decoded("t5(i, decoder_input_ids=y)", "y"), "padding_of_minus_one", None),
+    (decoded("t5(input_ids=y, labels=y)", "y", "encoder.embed_tokens"), "padding_of_minus_one",
+     None),
+    (decoded("t5(y, decoder_input_ids=y, labels=y)", "y"), "padding_of_minus_one", None),
+    # A temperature that divides without overflowing makes no NaN.
+    (drawn_at(0.0), "temperature_of_zero nan_before", None),
+    (drawn_at(1e-30), "temperature_of_zero nan_before", None),
+    (drawn_at(1.1e-30), "nan_before", None),
+    (drawn_at(0.001, "float16"), "temperature_of_zero nan_before", None),
+    (drawn_at(0.0011, "float16"), "nan_before", None),
+    (drawn_at(0.001, "bfloat16"), "nan_before", None),
+    (drawn_at(0.7), "nan_before", None),
+    # A keyword of the call counts before a variable, and only a division by that.
+    (drawn_at(0.0, call="m.generate(i, do_sample=True, temperature=0.0)"),
+     "temperature_of_zero nan_before", None),
+    (drawn_at(0.0, call="m.generate(i, do_sample=True, temperature=temperature)"),
+     "temperature_of_zero nan_before", None),
+    (drawn_at(0.0, call="sample(z, temperature=temperature)"), "temperature_of_zero nan_before",
+     None),
+    (drawn_at(0.0, call="sample(z, temperature=0.0)"), "temperature_of_zero nan_before", None),
+    (drawn_at(0.0, call="m.generate(i, do_sample=True, temperature=0.7)"), "nan_before", None),
+    (drawn_at(0.0, call="m.generate(i, do_sample=True)"), "nan_before", None),
+    (drawn_at(0.0, call="torch.multinomial(torch.softmax(z * temperature, -1), 1)"), "nan_before",
+     None),
+    (drawn_at(0.0, call="torch.multinomial(torch.softmax(z / temperatures, -1), 1)"), "nan_before",
+     None),
+]  # fmt: skip
 
 
-# --- counted from 1 ------------------------------------------------------------------------------
+@pytest.mark.parametrize("row", TOLD, ids=lambda row: f"{row[1] or 'nothing'}-{row[0].call_text}")
+def test_causes_that_look_alike_are_told_apart(row: tuple[Any, ...]) -> None:
+    """Each by what the values, their number, and the names around them prove."""
+    evidence, expected, fix, *says = row
+    hints = given.hints_of(evidence)
+    assert [item.rule for item in hints] == expected.split()
+    assert [item.fix for item in hints[:1]] == [fix][: len(hints)]
+    for text, is_said in says[0].items() if says else ():
+        assert (text in f"{hints[0].text} {fix}") is is_said
+
+
+# --- one measure for several rules ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,13 +288,11 @@ def test_one_based_means_that_zero_would_have_been_seen(
     values: list[int], size: int, fires: bool
 ) -> None:
     """Labels, ids, codes and actions that run from 1 to the size are told apart by one measure."""
-    assert ("one_based_labels" in rules(given.labels(values, size))) is fires
-    assert ("one_based_ids" in rules(given.lookup(values, size, path="movies"))) is fires
-    action = given.gathered(
-        values, size, name="actions[:, None]", call="q.gather(1, actions[:, None])"
-    )
+    assert ("one_based_labels" in rules(labels(values, size))) is fires
+    assert ("one_based_ids" in rules(lookup(values, size, path="movies"))) is fires
+    action = gathered(values, size, name="actions[:, None]", call="q.gather(1, actions[:, None])")
     assert ("1-based" in first(action).text) is fires
-    code = given.out_of_range(
+    code = out_of_range(
         "aten::scatter_", "index", values, size, expression="y", scalars={"value": "1"}
     )
     assert rules(code) == ("one_based_labels" if fires else "too_few_places",)
@@ -76,11 +303,11 @@ def test_where_zero_may_be_missing_by_chance_both_causes_are_named(lowest: int, 
     """Without a 0 among few values the other cause stays possible, and is told as such."""
     values, other = [lowest, 2, 10], "count from 1"
     found = [
-        first(given.labels(values, 10)),
-        first(given.lookup(values, 10, path="movies")),
-        first(given.gathered(values, 10, name="actions", call="q.gather(1, actions)")),
+        first(labels(values, 10)),
+        first(lookup(values, 10, path="movies")),
+        first(gathered(values, 10, name="actions", call="q.gather(1, actions)")),
         first(
-            given.out_of_range(
+            out_of_range(
                 "aten::scatter_", "index", values, 10, expression="y", scalars={"value": "1"}
             )
         ),
@@ -89,225 +316,20 @@ def test_where_zero_may_be_missing_by_chance_both_causes_are_named(lowest: int, 
     assert [item.fix for item in found] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    ("expression", "whole", "fires"),
-    [
-        ("y[1:]", [0, *given.ONE_TO_TEN], False),
-        ("y[1:]", [3, *given.ONE_TO_TEN], True),
-        ("y[1:].view(-1)", [0, *given.ONE_TO_TEN], False),
-        ("y.argsort()", [0, *given.ONE_TO_TEN], True),
-    ],
-)
-def test_a_zero_beside_the_labels_was_counted_from(
-    expression: str, whole: list[int], fires: bool
-) -> None:
-    """A tensor that the labels are a part of holds a 0: so the count starts there."""
-    evidence = given.labels(
-        given.ONE_TO_TEN, 10, name=expression, others=(given.tensor(None, "y", whole),)
-    )
-    assert ("one_based_labels" in rules(evidence)) is fires
-
-
-def test_a_few_ignored_labels_leave_the_number_of_labels_unknown() -> None:
-    """Fourteen labels of four classes are enough; with ignored ones among them, nobody knows."""
-    values = repeated([1, 2, 3, 4], 14)
-    assert rules(given.labels(values, 4)) == ("one_based_labels",)
-    assert rules(given.labels([*values, -100], 4)) == ("too_few_places",)
-
-
-@pytest.mark.parametrize(("classes", "says"), [(1000, True), (999, False)])
-def test_a_label_as_large_as_a_vocabulary_may_be_padding(classes: int, says: bool) -> None:
-    """A thousand outputs may be tokens, whose padding the loss ignores by another number."""
-    found = first(given.labels([1, 7, classes], classes))
-    assert found.rule == "too_few_places"
-    assert ("if it is padding, use -100, which the loss ignores" in found.text) is says
-
-
-@pytest.mark.parametrize(("padding", "rule"), [(-1, "one_based_ids"), (0, "too_few_places")])
-def test_ids_from_one_beside_a_padding_row(padding: int, rule: str) -> None:
-    """Where row 0 is padding, ids count from 1 on purpose, and nothing is to be taken away."""
-    found = first(given.lookup([1, 2, 3, 4, 5], 5, path="movies", padding=padding))
-    assert found.rule == rule
-    assert "subtract 1" not in found.text
-
-
-@pytest.mark.parametrize(("lowest", "says"), [(1, True), (2, False)])
-def test_ids_that_may_count_from_one_begin_there(lowest: int, says: bool) -> None:
-    """Ids from 2 on are any part of a longer list."""
-    found = first(given.lookup([lowest, 10], 10, path="movies"))
-    assert ("subtract 1" in found.text) is says
-
-
-@pytest.mark.parametrize(
-    ("values", "fix"), [([1, 1, 2, 2], "net(seg - 1)"), ([0, 1, 2, 2], None), ([1, 2, 3], None)]
-)
-def test_segments_begin_with_the_first_sentence(values: list[int], fix: str | None) -> None:
-    """Every text has a first segment: where no 0 is, the count starts at 1; nothing is merged."""
-    assert first(given.lookup(values, 2, name="seg", path="segment")).fix == fix
-
-
-# --- graphs --------------------------------------------------------------------------------------
-
-
-def edges(nodes: list[int], rows: int, expression: str | None = "edge_index[0]") -> Evidence:
-    """The evidence of the first ends of edges between ``nodes``, looked up in ``rows`` rows."""
-    half = len(nodes) // 2
-    return given.out_of_range(
-        "aten::index",
-        "indices[0]",
-        nodes[:half],
-        rows,
-        low=-rows,
-        expression=expression,
-        call="x[edge_index[0]]",
-        others=(given.tensor(None, "edge_index", nodes, (2, half)),),
-    )
-
-
-@pytest.mark.parametrize(
-    ("nodes", "rows", "text"),
-    [
-        ([10, 57, 33, 57], 3, "give each node the number of its row"),
-        ([10, 57, 33, 57], 4, "give each node the number of its row"),
-        ([10, 57, 33, 57], 2, "3 different nodes up to 57, but there are only 2"),
-    ],
-)
-def test_in_which_order_the_rows_of_nodes_stand_nobody_knows(
-    nodes: list[int], rows: int, text: str
-) -> None:
-    """As many nodes as rows may stand in another order than their numbers."""
-    found = first(edges(nodes, rows))
-    assert (found.rule, found.fix) == ("edges_with_original_ids", None)
-    assert text in found.text
-
-
-@pytest.mark.parametrize(
-    ("values", "size", "rule", "fix"),
-    [
-        ([-2, -1, 0, 1, 2], 5, "relabel", "F.cross_entropy(z, y + 2)"),
-        ([-3, -1, 0, 1, 2], 5, None, None),
-        ([-2, -1, 0, 1], 5, None, None),
-        ([2019, 2020, 2021], 3, "relabel", "F.cross_entropy(z, y - 2019)"),
-        ([3, 4, 5], 3, "relabel", "F.cross_entropy(z, y - 3)"),
-        ([2, 3, 4], 3, "too_few_places", None),
-        ([0, 2, 4, 6], 4, "too_few_places", None),
-        (repeated([0, 2, 4, 6], 11), 4, "too_few_places", None),
-        (repeated([0, 2, 4, 6], 12), 4, "relabel", None),  # one batch is not the whole data set
-    ],
-)
-def test_labels_are_numbered_anew_where_they_cannot_be_a_part_of_more(
-    values: list[int], size: int, rule: str | None, fix: str | None
-) -> None:
-    """None of them is a class, or so many would have shown more than as many as there are."""
-    found = given.hints_of(given.labels(values, size))
-    assert [(item.rule, item.fix) for item in found] == ([] if rule is None else [(rule, fix)])
-
-
-@pytest.mark.parametrize(
-    ("values", "shape", "fires"),
-    [
-        ([0, 3, 3, 1, 2, 3], (2, 1, 3), True),
-        ([0, 1, 3, 1, 2, 3], (2, 1, 3), False),
-        ([0, 3, 2, 1, 3, 3], (2, 1, 3), False),
-        ([0, 3, 3, 1, 2, 3], None, False),
-    ],
-)
-def test_padding_fills_the_ends_of_rows(
-    values: list[int], shape: tuple[int, ...] | None, fires: bool
-) -> None:
-    """One number a row may be an end mark, and one in the middle is none."""
-    evidence = given.labels(values, 3, shape=shape)
-    assert ("padded_labels" in rules(evidence)) is fires
-
-
-@pytest.mark.parametrize(("most", "fires"), [(3, True), (4, False)])
-def test_indices_are_exchanged_where_both_fit(most: int, fires: bool) -> None:
-    """Rows that do not fit the other dimension are no columns."""
-    evidence = given.CAUSES["other_order"]()
-    ys = given.tensor("indices[1]", "ys", [1, most])
-    changed = replace(evidence, tensors=(*evidence.tensors[:2], ys))
-    assert ("swapped_indices" in rules(changed)) is fires
-    assert [item.fix for item in given.hints_of(changed)] == (["img[ys, xs]"] if fires else [])
-
-
-@pytest.mark.parametrize(
-    ("values", "fix"),
-    [
-        ([-1.0, 1.0, 1.0], "F.binary_cross_entropy(p, (t + 1) / 2)"),
-        ([-1.0, 0.0, 1.0], None),
-        ([-1.0, -1.0], None),
-        ([1.0, 2.0, 2.0], "F.binary_cross_entropy(p, t - 1)"),
-        ([1.0, 1.5, 2.0], None),
-    ],
-)
-def test_two_numbers_are_coded_where_there_are_no_others(
-    values: list[float], fix: str | None
-) -> None:
-    """A third number between them would become a half."""
-    assert first(given.bce(values, "target")).fix == fix
-
-
-@pytest.mark.parametrize(
-    ("op", "values", "text", "fix"),
-    [
-        ("aten::addmm", [-0.5, 0.5], "the scores of a layer in line 4", True),
-        ("aten::tanh", [-0.5, 0.5], "made by tanh in line 4", False),
-        ("aten::relu", [0.0, 3.0], "made by relu in line 4", False),
-        ("aten::mul", [-0.5, 0.5], "as tanh or a cosine gives it", False),
-        ("aten::mul", [-0.5, 1.5], "these look like logits", True),
-        ("aten::mul", [0.0, 1.5], "a probability is at most 1", False),
-        ("aten::relu", [0.0, 120.5], "made by relu in line 4", False),
-        ("aten::relu", [0.0, 120.0], "like the bytes of an image: divide by 255", True),
-    ],
-)
-def test_what_made_the_input_tells_scores_from_activations(
-    op: str, values: list[float], text: str, fix: bool
-) -> None:
-    """A loss of logits is right for scores, and wrong behind an activation."""
-    found = first(given.bce(values, provenance=(given.step(op, "p = f(x)"),)))
-    assert text in found.text
-    assert bool(found.fix) is fix
-
-
-@pytest.mark.parametrize(
-    ("nodes", "is_base"), [([1, 2, 3, 6, 4, 5, 2, 1], True), ([1, 2, 3, 6, 4, 5, 2, 0], False)]
-)
-def test_both_ends_of_edges_are_shifted_at_once(nodes: list[int], is_base: bool) -> None:
-    """The fix changes the whole tensor, and a 0 at the other end says that there is none."""
-    found = first(edges(nodes, max(nodes), "edge_index[0]"))
-    assert ("1-based" in found.text) is is_base
-    assert (found.fix == "x[(edge_index - 1)[0]]") is is_base
-
-
 def test_one_end_alone_is_not_shifted() -> None:
     """Where the line holds only halves, a fix of one would leave the other as it is."""
-    evidence = given.out_of_range(
+    evidence = out_of_range(
         "aten::index_add_",
         "index",
         [1, 2, 3, 4, 5],
         5,
         expression="col",
         call="out.index_add_(0, col, x[row])",
-        others=(given.tensor(None, "row", [1, 2, 3, 4, 4]),),
+        others=(tensor(None, "row", [1, 2, 3, 4, 4]),),
     )
     found = first(evidence)
     assert "both ends" in found.text
     assert found.fix is None
-
-
-# --- heads and layers ----------------------------------------------------------------------------
-
-
-def of_model(kind: str | None, values: list[int], pad: int | None = None, **rest: Any) -> Evidence:
-    """The evidence of labels in a loss inside transformers, for 50 outputs."""
-    return given.labels(
-        values,
-        50,
-        call="model(ids, labels=y)",
-        library=given.TRANSFORMERS,
-        call_context=CallContext(model=kind, pad_token_id=pad),
-        **rest,
-    )
 
 
 @pytest.mark.parametrize("label", [50, 53])
@@ -333,49 +355,9 @@ def test_num_labels_is_for_heads_that_have_it(kind: str | None, setting: str, la
     assert ("-100" in found.text) is (setting == "tokenizer")
 
 
-@pytest.mark.parametrize(
-    ("pad", "fix"), [(50, "model(ids, labels=y.masked_fill(y == 50, -100))"), (49, None)]
-)
-def test_labels_that_pad_are_known_by_the_tokenizer(pad: int, fix: str | None) -> None:
-    """The padding id among the labels is proven where the tokenizer is at hand."""
-    assert first(of_model("GPT2LMHeadModel", [0, 3, 50], pad=pad)).fix == fix
-
-
-def test_labels_of_a_language_model_are_not_called_one_based() -> None:
-    """Token 0 is one that texts seldom hold."""
-    evidence = replace(
-        given.labels(given.ONE_TO_TEN, 10, call="model(ids, labels=y)", library=given.TRANSFORMERS),
-        call_context=CallContext(model="GPT2LMHeadModel"),
-    )
-    assert rules(evidence) == ("label_beyond_vocabulary",)
-
-
-# --- marks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "classes", "rule"),
-    [
-        ([1, 1, 1, 1, -1], 2, "sign_coded_labels"),
-        ([1, 1, 1, -1], 2, "mark_not_ignored"),
-        ([1, 1, 1, 1, -1, 0], 2, "mark_not_ignored"),
-        ([1, 1, 1, 1, -1], 3, "mark_not_ignored"),
-        ([-1, -1, -1, -1], 2, "mark_not_ignored"),
-    ],
-)
-def test_labels_of_minus_one_and_one_are_two_classes(
-    values: list[int], classes: int, rule: str
-) -> None:
-    """Four labels of class 1 and none of class 0: -1 stands for class 0 and marks nothing."""
-    found = first(given.labels(values, classes))
-    assert found.rule == rule
-    coded = set(values) == {-1, 1} and classes == 2
-    assert ("// 2" in f"{found.text} {found.fix}") is coded
-
-
 def test_a_one_hot_code_of_signs() -> None:
     """The same labels in a one-hot code."""
-    evidence = given.out_of_range(
+    evidence = out_of_range(
         "aten::scatter_",
         "index",
         [1, 1, 1, 1, -1],
@@ -388,147 +370,6 @@ def test_a_one_hot_code_of_signs() -> None:
     assert rules(evidence) == ("sign_coded_labels",)
 
 
-@pytest.mark.parametrize("values", [[0, -1], [0, -1, -100], [0, -100]])
-def test_gather_takes_no_mark(values: list[int]) -> None:
-    """The result is masked as well: a harmless index alone would give a wrong number."""
-    found = first(given.gathered(values, 5, name="i", call="z.gather(1, i)"))
-    assert (found.rule, found.fix) == ("mark_in_gather", None)
-
-
-@pytest.mark.parametrize("values", [[0, -2], [0, -100, 5], [0, -3, -1]])
-def test_other_numbers_mark_nothing_in_gather(values: list[int]) -> None:
-    """-2, or an index beyond the end, is no mark."""
-    assert rules(given.gathered(values, 5, name="i", call="z.gather(1, i)")) == ()
-
-
-@pytest.mark.parametrize(
-    ("values", "name", "op", "fix"),
-    [
-        ([7, 3], "lengths", "aten::index", "x[rows, lengths - 1]"),
-        ([7, 3], 'batch["seq_len"]', "aten::index", 'batch["seq_len"] = batch["seq_len"] - 1'),
-        ([7, 0], "lengths", "aten::index", None),
-    ],
-)
-def test_a_length_is_one_beyond_the_last_position(
-    values: list[int], name: str, op: str, fix: str | None
-) -> None:
-    """``x[rows, lengths]`` reads behind the end; a length of 0 has no last element."""
-    found = first(length(values, name, op))
-    assert (found.rule, found.fix) == ("length_as_position", fix)
-
-
-@pytest.mark.parametrize(
-    ("values", "name", "op"),
-    [
-        ([8, 3], "lengths", "aten::index"),
-        ([7, 3], "lens_id2label", "aten::index_put_"),
-        ([7, 3], "silence", "aten::index"),
-        ([7, 3], "lengths", "aten::index_put_"),
-    ],
-)
-def test_what_is_no_length_is_left_alone(values: list[int], name: str, op: str) -> None:
-    """Two beyond the end, another name, and a tensor that is written to."""
-    assert rules(length(values, name, op)) == ()
-
-
-def length(values: list[int], name: str, op: str) -> Evidence:
-    """The evidence of an index of that name into seven elements."""
-    return given.out_of_range(
-        op, "indices[1]", values, 7, low=-7, expression=name, call="x[rows, lengths]"
-    )
-
-
-# --- labels of a decoder -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("call", "named", "path", "fix"),
-    [
-        ("t5(input_ids=i, labels=y)", "y", "decoder.embed_tokens", "(y == -1, -100)"),
-        ("t5(**batch)", 'batch["labels"]', "decoder.embed_tokens", '["labels"] == -1, -100)'),
-        ("t5(i, decoder_input_ids=y)", "y", "decoder.embed_tokens", ""),
-        ("t5(input_ids=y, labels=y)", "y", "encoder.embed_tokens", ""),
-        ("t5(y, decoder_input_ids=y, labels=y)", "y", "decoder.embed_tokens", ""),
-    ],
-)
-def test_labels_that_a_decoder_reads_are_padded_for_the_loss(
-    call: str, named: str, path: str, fix: str
-) -> None:
-    """The model shifts ``labels=`` itself, and knows -100 only; other ids need a row."""
-    values = [5, 6, -1, 5, -1, -1]
-    evidence = given.bert(
-        values,
-        100,
-        "embed_tokens",
-        path=path,
-        name=None,
-        shape=(2, 3),
-        call=call,
-        others=(given.tensor(None, named, values, (2, 3)),),
-    )
-    found = first(evidence)
-    assert found.rule == "padding_of_minus_one"
-    assert (fix in found.fix) if found.fix else not fix
-
-
-# --- sampling ------------------------------------------------------------------------------------
-
-
-def drawn_at(value: str, dtype: str = "float32", **rest: Any) -> Evidence:
-    """The evidence of weights with NaN, drawn after a division by a temperature."""
-    call = "torch.multinomial(torch.softmax(z / temperature, -1), 1)"
-    seen = CallContext(temperatures=(("temperature", float(value)),))
-    known = {"call": call, "call_context": seen, "dtype": dtype, **rest}
-    return given.drawn([math.nan, 0.5], **known)
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype", "fires"),
-    [
-        ("0", "float32", True),
-        ("0.0", "float32", True),
-        ("1e-30", "float32", True),
-        ("1.1e-30", "float32", False),
-        ("0.001", "float16", True),
-        ("0.0011", "float16", False),
-        ("0.001", "bfloat16", False),
-        ("0.7", "float32", False),
-    ],
-)
-def test_a_temperature_is_blamed_when_it_is_zero(value: str, dtype: str, fires: bool) -> None:
-    """A temperature that divides without overflowing makes no NaN."""
-    assert ("temperature_of_zero" in rules(drawn_at(value, dtype))) is fires
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "m.generate(i, do_sample=True, temperature=0.0)",
-        "m.generate(i, do_sample=True, temperature=temperature)",
-        "sample(z, temperature=temperature)",
-        "sample(z, temperature=0.0)",
-    ],
-)
-def test_a_temperature_is_read_where_it_is_given(call: str) -> None:
-    """A keyword of the call counts, by its number or by its variable."""
-    found = first(drawn_at("0.0", call=call))
-    assert (found.rule, found.fix) == ("temperature_of_zero", None)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "m.generate(i, do_sample=True, temperature=0.7)",
-        "m.generate(i, do_sample=True)",
-        "torch.multinomial(torch.softmax(z * temperature, -1), 1)",
-        "torch.multinomial(torch.softmax(z / temperatures, -1), 1)",
-    ],
-)
-def test_a_temperature_that_does_not_divide_is_not_blamed(call: str) -> None:
-    """The call's own number counts before a variable, and only a division by it."""
-    assert rules(drawn_at("0.0", call=call)) == ("nan_before",)
-
-
 @pytest.mark.parametrize(("op", "fires"), [("aten::_softmax", True), ("aten::addmm", False)])
 @pytest.mark.parametrize(
     ("before", "dtype", "speaks"),
@@ -539,13 +380,10 @@ def test_softmax_is_blamed_when_it_gave_the_first_nan(
 ) -> None:
     """NaN that a layer behind softmax made has another cause; a mask on the way is recorded."""
     step = replace(given.SOFTMAX, op=op)
-    evidence = given.drawn([math.nan, 0.5], provenance=(step, *before), dtype=dtype)
+    evidence = drawn([math.nan, 0.5], provenance=(step, *before), dtype=dtype)
     assert ("not_a_number_weights" in rules(evidence)) is (fires and speaks)
     unknown = replace(evidence, provenance=())
     assert rules(unknown) == ("nan_before",)
-
-
-# --- steps of an optimizer -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
