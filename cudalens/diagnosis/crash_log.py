@@ -132,7 +132,9 @@ class _Open:
     def add(self, frame: Frame) -> None:
         """Take in a frame; of several processes that print the same one it is kept once."""
         self.silent = 0
-        if self.is_mixed and any(_is_same(frame, item) for item in self.frames[-8:]):
+        place = (frame.file, frame.line, frame.function)
+        last = ((item.file, item.line, item.function) for item in self.frames[-8:])
+        if self.is_mixed and place in last:
             return
         self.frames.append(frame)
         if len(self.frames) > MAX_FRAMES:
@@ -146,10 +148,6 @@ class _Open:
                 self.frames[at] = replace(self.frames[at], text=text)
                 return True
         return False
-
-
-def _is_same(one: Frame, other: Frame) -> bool:
-    return (one.file, one.line, one.function) == (other.file, other.line, other.function)
 
 
 def read_log(lines: Iterable[str]) -> CrashLog:

@@ -85,22 +85,20 @@ class MessagePattern:
 _patterns: list[MessagePattern] = []
 
 
-def pattern(regex: str, *, is_distinct: bool = True) -> Callable[[Explain], Explain]:
+def pattern(
+    regex: str, *, name: str | None = None, is_distinct: bool = True
+) -> Callable[[Explain], Explain]:
     """Enter the decorated function into the table; the earlier of two that match is asked first."""
+    compiled = re.compile(regex, re.DOTALL)
 
     def enter(explain: Explain) -> Explain:
-        name = getattr(explain, "__name__", repr(explain))
-        _enter(name, regex, explain, is_distinct=is_distinct)
+        own = str(name or getattr(explain, "__name__", ""))
+        _patterns.append(
+            MessagePattern(name=own, regex=compiled, explain=explain, is_distinct=is_distinct)
+        )
         return explain
 
     return enter
-
-
-def _enter(name: str, regex: str, explain: Explain, *, is_distinct: bool = True) -> None:
-    compiled = re.compile(regex, re.DOTALL)
-    _patterns.append(
-        MessagePattern(name=name, regex=compiled, explain=explain, is_distinct=is_distinct)
-    )
 
 
 def table() -> tuple[MessagePattern, ...]:
@@ -146,7 +144,7 @@ def row(
             fix = hint.fix.format_map(fields) if hint.fix else None
             yield replace(hint, text=hint.text.format_map(fields), fix=fix)
 
-    _enter(name, regex, explain)
+    pattern(regex, name=name)(explain)
 
 
 class _Text(str):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import CodeLine, Hint, TensorFact
-from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern, row
+from cudalens.diagnosis.host_errors._base import Answer, Verdict, autograd, pattern, row
 from cudalens.diagnosis.host_errors._words import (
     expression_of,
     format_shape,
@@ -26,17 +27,11 @@ from cudalens.diagnosis.user_code import api_function, parsed, rewritten
 def no_graph(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Backward was asked of a tensor without a graph."""
     fact = named(evidence, "self", f"tensors[{match['at']}]", f"outputs[{match['at']}]")
-    cause = _detaching(evidence, fact)
-    why = f" {cause[0]}" if cause else ""
-    yield autograd(
-        f"{expression_of(fact) or 'the tensor'} has no grad_fn: nothing leads from it to a tensor "
-        "that requires grad",
-        f"Autograd follows grad_fn from the loss to the parameters.{why}",
-        fact.argument if fact else None,
-    )
-    if cause is not None:
-        _, key, line = cause
-        yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}")
+    headline = f"{expression_of(fact) or 'the tensor'} has no grad_fn: nothing leads from it to a "
+    headline += "tensor that requires grad"
+    follows = "Autograd follows grad_fn from the loss to the parameters."
+    verdict = autograd(headline, follows, fact.argument if fact else None)
+    yield from _detached(evidence, fact, verdict)
 
 
 @pattern(r"grad can be implicitly created only for scalar outputs")
@@ -262,32 +257,32 @@ _LIBRARIES = {"F", "nn", "torch"}
 _NO_GRAD = re.compile(r"^\s*with\b.*\b(?:no_grad|inference_mode|set_grad_enabled\(False\))")
 
 
-def _detaching(evidence: Evidence, fact: TensorFact | None) -> tuple[str, str, int] | None:
-    """Find, in the lines around the failing one, what cut a tensor off its graph.
+_Cause = tuple[str, str, int]
+"""A sentence, the cause's name and the line's number."""
 
-    Returns:
-        a sentence, the cause's name and the line's number; ``None`` when the lines do not show it.
-    """
-    source = evidence.source
-    if source is None or source.line is None or fact is None or not fact.expression:
-        return None
-    before = [item for item in source.context if item.line < source.line]
-    return _cut(fact.expression, before, "it")
+
+def _detached(evidence: Evidence, fact: TensorFact | None, verdict: Verdict) -> Answer:
+    """Add to a verdict what cut its tensor off the graph, where the lines before show it."""
+    source, name = evidence.source, fact.expression if fact else None
+    end = source.line or 0 if source else 0
+    before = [item for item in source.context if item.line < end] if source else []
+    cause = _cut(name, before, "it") if name else None
+    if cause is None:
+        yield verdict
+        return
+    words, key, line = cause
+    yield replace(verdict, explanation=f"{verdict.explanation} {words}")
+    yield Hint(rule="detached_loss", text=f"line {line}: {_REMEDIES[key]}")
 
 
 def number_for_loss(evidence: Evidence, name: str, kind: str) -> Answer:
     """backward was asked of a Python number that the loss had become."""
-    cause = _detaching(evidence, TensorFact(argument="self", expression=name))
-    why = f" {cause[0]}" if cause else ""
-    yield autograd(
-        f"{name} is a {kind}: it has no graph, and no backward",
-        f"Autograd follows the graph of a tensor.{why}",
-    )
-    if cause is not None:
-        yield Hint(rule="detached_loss", text=f"line {cause[2]}: {_REMEDIES[cause[1]]}")
+    headline = f"{name} is a {kind}: it has no graph, and no backward"
+    verdict = autograd(headline, "Autograd follows the graph of a tensor.")
+    yield from _detached(evidence, TensorFact(argument="self", expression=name), verdict)
 
 
-def _cut(name: str, before: Sequence[CodeLine], called: str) -> tuple[str, str, int] | None:
+def _cut(name: str, before: Sequence[CodeLine], called: str) -> _Cause | None:
     """Find what cut ``name`` off: in the line that made it, or in that of the one it is made of.
 
     Of several variables any may have been without a graph, as a target is.
@@ -319,7 +314,7 @@ def _is_made(name: str, before: Sequence[CodeLine]) -> bool:
     return any(re.match(rf"^\s*{re.escape(name)}\s*=(?!=)", item.text) for item in before)
 
 
-def _under_no_grad(lines: list[str], number: int) -> tuple[str, str, int] | None:
+def _under_no_grad(lines: list[str], number: int) -> _Cause | None:
     depth = _depth(lines[-1])
     for line in reversed(lines[:-1]):
         if line.strip() and _depth(line) < depth:

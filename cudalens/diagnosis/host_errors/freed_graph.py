@@ -34,9 +34,7 @@ def second_backward(evidence: Evidence, match: re.Match[str]) -> Answer:
     if not by:
         yield from _backward_above(evidence, name)
     elif not freed.read:
-        yield _carried_names(evidence, freed) or _backward_twice(
-            freed, is_same_line=_is_line(freed.freed, evidence)
-        )
+        yield _carried_names(evidence, freed) or _backward_twice(evidence, freed)
     elif freed.is_made_again:
         yield _carried_state(freed)
     else:
@@ -120,22 +118,17 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
     return _carried_state(replace(freed, name=kept[0]))
 
 
-def _backward_twice(freed: FreedGraph, *, is_same_line: bool) -> Hint:
+def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
     """Two losses share a graph, or one loss is used twice."""
-    by = _where(freed.freed)
+    by, here, line = _where(freed.freed), evidence.source, freed.freed
     text = f"keep the graph in {by} (retain_graph=True), or add the losses and run backward once"
-    if is_same_line:
+    if line is not None and here is not None and line.line == here.line:
         text = f"the loop of {by} runs backward again through what {_where(freed.made)} made once: "
         text += f"make it in the loop, before {by}"
     elif freed.has_stepped:
         text = f"the optimizer has changed the parameters since the backward in {by}: run the "
         text += "forward pass again before this one"
     return Hint(rule="backward_twice", text=text)
-
-
-def _is_line(line: LineRef | None, evidence: Evidence) -> bool:
-    here = evidence.source
-    return line is not None and here is not None and line.line == here.line
 
 
 def _backward_above(evidence: Evidence, name: str | None) -> Answer:
