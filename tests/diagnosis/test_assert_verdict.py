@@ -25,6 +25,8 @@ COMPILED = LINE.format("index out of bounds: 0 <= tmp4 < 10")
 EMBEDDING = OpName(name="aten::embedding", overload="default")
 BASE = Evidence(error=ERROR, context_usable=False, environment=Environment(torch="2.13.0"))
 RAISED = Replay(outcome="raised", exception="IndexError", message="index 9 is out of bounds")
+ZEROS = replace(RAISED, reason="table replayed as zeros")
+UNWAITED = Synchronization(is_op_unwaited=True)
 
 
 def evidence(**known: object) -> Evidence:
@@ -32,99 +34,56 @@ def evidence(**known: object) -> Evidence:
 
 
 CASES = {
-    "op and text agree": (
-        evidence(op=EMBEDDING, device_text=ROWS),
-        "likely",
-        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1",
-    ),
+    "op and text agree": (evidence(op=EMBEDDING, device_text=ROWS), "likely",
+        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1"),
     "in place": (
         evidence(op=OpName(name="aten::index_put_"), device_text=LINE.format("input[0] != 0")),
-        "likely",
-        "aten::index_put_ asserted on the device: indices: an internal check failed",
-    ),
+        "likely", "aten::index_put_ asserted on the device: indices: an internal check failed"),
     "in backward": (
         evidence(op=OpName(name="aten::nll_loss_backward"), phase="backward", device_text=LABELS),
         "likely",
-        "aten::nll_loss_backward in the backward pass asserted on the device: target: a label",
-    ),
+        "aten::nll_loss_backward in the backward pass asserted on the device: target: a label"),
     "op and text disagree": (
-        evidence(op=OpName(name="aten::relu"), device_text=LABELS),
-        "unknown",
+        evidence(op=OpName(name="aten::relu"), device_text=LABELS), "unknown",
         "CUDA printed the assert of nll_loss_forward, nll_loss_backward, nll_loss2d_forward or "
-        "another, but aten::relu was the op that reported it: a label",
-    ),
+        "another, but aten::relu was the op that reported it: a label"),
     "an extension that calls torch's kernel": (
-        evidence(op=OpName(name="mine::pick"), device_text=ROWS),
-        "likely",
-        "mine::pick asserted on the device: an index is outside",
-    ),
+        evidence(op=OpName(name="mine::pick"), device_text=ROWS), "likely",
+        "mine::pick asserted on the device: an index is outside"),
     "an extension with a text of its own": (
-        evidence(op=OpName(name="mine::pick"), device_text=OWN),
-        "likely",
-        "mine::pick asserted on the device: `mine < yours` failed",
-    ),
+        evidence(op=OpName(name="mine::pick"), device_text=OWN), "likely",
+        "mine::pick asserted on the device: `mine < yours` failed"),
     "an op of torch's with a text that is none of torch's": (
-        evidence(op=OpName(name="aten::add"), device_text=OWN),
-        "unknown",
-        "CUDA asserted `mine < yours` by the end of aten::add",
-    ),
-    "an op without text": (
-        evidence(op=EMBEDDING),
-        "likely",
-        "aten::embedding is the op after which CUDA reported a device-side assert",
-    ),
+        evidence(op=OpName(name="aten::add"), device_text=OWN), "unknown",
+        "CUDA asserted `mine < yours` by the end of aten::add"),
+    "an op without text": (evidence(op=EMBEDDING), "likely",
+        "aten::embedding is the op after which CUDA reported a device-side assert"),
     "a replay on true values": (
-        evidence(op=OpName(name="mine::pick"), replay=RAISED, device_text=OWN),
-        "proven",
-        "mine::pick asserted on the device: index 9 is out of bounds",
-    ),
+        evidence(op=OpName(name="mine::pick"), replay=RAISED, device_text=OWN), "proven",
+        "mine::pick asserted on the device: index 9 is out of bounds"),
     "a replay on zeros": (
-        evidence(
-            op=OpName(name="mine::pick"), replay=replace(RAISED, reason="table replayed as zeros")
-        ),
-        "likely",
-        "mine::pick asserted on the device: index 9 is out of bounds",
-    ),
-    "a text without an op": (
-        evidence(device_text=LABELS),
-        "likely",
+        evidence(op=OpName(name="mine::pick"), replay=ZEROS), "likely",
+        "mine::pick asserted on the device: index 9 is out of bounds"),
+    "a text without an op": (evidence(device_text=LABELS), "likely",
         "nll_loss_forward, nll_loss_backward, nll_loss2d_forward or another asserted on the "
-        "device: a label is neither one of the classes nor ignore_index",
-    ),
-    "an unknown text without an op": (
-        evidence(device_text=OWN),
-        "unknown",
-        "CUDA asserted `mine < yours`, and no recorded op can be blamed for it",
-    ),
-    "nothing": (
-        evidence(),
-        "unknown",
-        "CUDA reported a device-side assert, and no recorded op can be blamed for it",
-    ),
+        "device: a label is neither one of the classes nor ignore_index"),
+    "an unknown text without an op": (evidence(device_text=OWN), "unknown",
+        "CUDA asserted `mine < yours`, and no recorded op can be blamed for it"),
+    "nothing": (evidence(), "unknown",
+        "CUDA reported a device-side assert, and no recorded op can be blamed for it"),
     "nothing, before this cell": (
-        evidence(device_fault=DeviceFault(was_before=True)),
-        "unknown",
-        "CUDA reported a device-side assert that came before this cell",
-    ),
+        evidence(device_fault=DeviceFault(was_before=True)), "unknown",
+        "CUDA reported a device-side assert that came before this cell"),
     "an op that was not waited for": (
-        evidence(op=EMBEDDING, synchronization=Synchronization(is_op_unwaited=True)),
-        "unknown",
-        "CUDA reported a device-side assert while aten::embedding was called",
-    ),
+        evidence(op=EMBEDDING, synchronization=UNWAITED), "unknown",
+        "CUDA reported a device-side assert while aten::embedding was called"),
     "not waited for, but the text agrees": (
-        evidence(
-            op=EMBEDDING, device_text=ROWS, synchronization=Synchronization(is_op_unwaited=True)
-        ),
-        "likely",
-        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1",
-    ),
-    "compiled code": (
-        evidence(op=OpName(name="aten::relu"), device_text=COMPILED),
-        "likely",
+        evidence(op=EMBEDDING, device_text=ROWS, synchronization=UNWAITED), "likely",
+        "aten::embedding asserted on the device: indices: an index is outside 0 … size - 1"),
+    "compiled code": (evidence(op=OpName(name="aten::relu"), device_text=COMPILED), "likely",
         "compiled code asserted on the device: an index in code that torch.compile generated is "
-        "outside 0 … 9",
-    ),
-}
+        "outside 0 … 9"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -86,6 +86,11 @@ torch.AcceleratorError: CUDA error: device-side assert triggered
 """
 
 
+def ended(error: str) -> str:
+    """Return the traceback with another exception at its end."""
+    return f"{TRACE.partition('torch.Acc')[0]}{error}\n"
+
+
 def marked(rank: int, text: str) -> str:
     return "\n".join(f"[rank{rank}]: {line}" for line in text.splitlines())
 
@@ -134,10 +139,7 @@ def test_unmarked_lines_of_several_processes_are_said_to_be_mixed() -> None:
 
 
 def test_a_spawned_process_is_named_by_the_one_that_started_it() -> None:
-    parent = TRACE.replace(
-        "torch.AcceleratorError: CUDA error: device-side assert triggered",
-        "torch.multiprocessing.spawn.ProcessRaisedException: ",
-    )
+    parent = ended("torch.multiprocessing.spawn.ProcessRaisedException: ")
     report = explained(f"{parent}\n-- Process 1 terminated with the following error:\n{TRACE}")
     assert report.environment.rank == 1
     assert report.kind == "device_assert"
@@ -149,8 +151,8 @@ def test_the_launchers_command_is_given_back_with_its_arguments() -> None:
         "subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py', "
         "'--local_rank=1', '--name', 'a b']' returned non-zero exit status 1."
     )
-    launcher = TRACE.partition("torch.Acc")[0].replace("/work/train.py", "/usr/bin/accelerate")
-    report = explained(f"{ASSERT.format(0, 0)}\n{TRACE}{launcher}{end}\n")
+    launcher = ended(end).replace("/work/train.py", "/usr/bin/accelerate")
+    report = explained(f"{ASSERT.format(0, 0)}\n{TRACE}{launcher}")
     assert "python -m cudalens train.py --name 'a b' finds" in report.hints[-1].text
 
 
@@ -164,11 +166,8 @@ def test_a_rank_that_torchrun_names_and_the_log_lacks_is_told() -> None:
 
 
 def test_a_host_error_of_torchs_is_explained() -> None:
-    text = TRACE.replace(
-        "torch.AcceleratorError: CUDA error: device-side assert triggered",
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)",
-    )
-    report = explained(text)
+    error = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)"
+    report = explained(ended(error))
     assert (report.kind, report.certainty) == ("host_error", "proven")
     assert "names the op and its tensors" in report.hints[-1].text
 
@@ -178,12 +177,7 @@ def test_a_host_error_of_torchs_is_explained() -> None:
     [
         ("", None),
         ("epoch 1\nloss 0.3\n", None),
-        (
-            TRACE.replace(
-                "torch.AcceleratorError: CUDA error: device-side assert", "KeyError: 'x'"
-            ),
-            "KeyError: 'x' triggered at /work/train.py:30",
-        ),
+        (ended("KeyError: 'x'"), "KeyError: 'x' at /work/train.py:30"),
         ("Traceback (most recent call last):\n", None),
     ],
 )
@@ -196,7 +190,7 @@ def test_what_is_no_failure_of_cudas_gets_no_report(text: str, said: str | None)
 def test_a_job_that_ran_under_the_check_has_its_finding_in_the_log() -> None:
     found = "DeviceIndexError: ids[3] = 9 is outside the 5 rows of table (allowed 0 … 4)"
     nccl = "[rank1]: RuntimeError: NCCL communicator was aborted on rank 1."
-    report = explained(f"{TRACE.partition('torch.Acc')[0]}cudalens.core.errors.{found}\n{nccl}")
+    report = explained(ended(f"cudalens.core.errors.{found}\n{nccl}"))
     assert (report.certainty, report.prevented, report.kind) == ("proven", True, "device_assert")
     assert report.headline == found.partition(": ")[2]
     assert report.source is not None and report.source.line == 30
@@ -243,11 +237,10 @@ def test_other_forms_of_tracebacks(text: str, place: tuple[object, ...]) -> None
 
 def test_the_first_error_of_cudas_counts_and_the_last_of_the_hosts() -> None:
     """A job goes on after an exception that it handles, never after one of CUDA's."""
-    host = "RuntimeError: mat1 and mat2 shapes cannot be multiplied ({0}x10 and 20x5)"
-    trace = TRACE.partition("torch.Acc")[0]
-    first = explained(f"{trace}{host.format(1)}\n{trace.replace('30', '77')}{host.format(2)}\n")
+    host = ended("RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x10 and 20x5)")
+    first = explained(host + host.replace("30", "77").replace("(1x", "(2x"))
     assert first.source is not None and first.source.line == 77
-    assert explained(f"{trace}{host.format(1)}\n{TRACE}").kind == "device_assert"
+    assert explained(f"{host}{TRACE}").kind == "device_assert"
 
 
 # --- large logs -----------------------------------------------------------------------------------

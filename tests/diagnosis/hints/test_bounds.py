@@ -6,16 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cudalens.core.report import Evidence, Report
+from cudalens.core.report import Report
 from cudalens.simulate import Simulation
 from tests import hint_evidence as given
 from tests.hostcells import run_cell
 
 GRAY = [0, 60, 120, 200] * 8
-
-
-def rules(evidence: Evidence) -> tuple[str, ...]:
-    return tuple(item.rule for item in given.hints_of(evidence))
 
 
 def of_cell(text: str, **options: bool) -> Report:
@@ -30,7 +26,7 @@ def of_cell(text: str, **options: bool) -> Report:
 def test_gray_levels_are_more_than_classes(classes: int, is_gray: bool) -> None:
     """Four levels are gray in a model of three classes; of four, they may be badly numbered."""
     evidence = given.labels(GRAY, classes, shape=(1, 1, len(GRAY)), name="mask")
-    assert ("gray_mask" in rules(evidence)) is is_gray
+    assert ("gray_mask" in given.rules_of(evidence)) is is_gray
 
 
 @pytest.mark.parametrize(
@@ -39,7 +35,7 @@ def test_gray_levels_are_more_than_classes(classes: int, is_gray: bool) -> None:
 )
 def test_a_rounding_error_below_zero_is_no_logit(values: list[float], fires: bool) -> None:
     """Weights are called logits when one end is further from [0, 1] than rounding goes."""
-    assert ("bad_weights" in rules(given.drawn(values))) is fires
+    assert ("bad_weights" in given.rules_of(given.drawn(values))) is fires
 
 
 @pytest.mark.parametrize(
@@ -79,7 +75,7 @@ def test_a_binary_loss_names_which_of_its_tensors_is_meant(
 def test_both_marks_may_have_wrapped(bad: list[int], fires: bool) -> None:
     """-1 and -100 wrap to 255 and 156 in uint8, together too; another value is no mark."""
     evidence = given.labels([1, 2, *bad], 10, dtype="uint8")
-    assert ("wrapped_in_uint8" in rules(evidence)) is fires
+    assert ("wrapped_in_uint8" in given.rules_of(evidence)) is fires
 
 
 # --- numbers that are not finite -----------------------------------------------------------------
@@ -144,9 +140,6 @@ def test_an_infinite_slope_is_named_where_the_line_shows_it(
     assert report.phase == "backward"
     found = [item.text for item in report.hints if item.rule == "slope_at_zero"]
     assert (found == []) if text is None else (len(found) == 1 and text in found[0])
-
-
-# --- shapes --------------------------------------------------------------------------------------
 
 
 # --- the step beside -----------------------------------------------------------------------------

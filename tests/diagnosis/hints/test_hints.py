@@ -27,6 +27,7 @@ from tests.hint_evidence import (
     labels,
     lookup,
     out_of_range,
+    rules_of,
     step,
     tensor,
 )
@@ -114,11 +115,6 @@ EXPECTED: dict[str, tuple[str, str | None, *tuple[str, ...]]] = {
 """Of the evidence of each cause: all rules that speak, the fix of the first, and what it names."""
 
 
-def fired(evidence: Evidence) -> tuple[str, ...]:
-    """Names of the rules that give a hint, in their order."""
-    return tuple(hint.rule for hint in hints_of(evidence))
-
-
 def check_code(hints: Iterable[Hint]) -> None:
     """A fix is one line of Python."""
     for fix in filter(None, (hint.fix for hint in hints)):
@@ -180,7 +176,7 @@ def test_hints_are_few_and_ordered() -> None:
     """The surest come first, always in the same order, and no more than a reader reads."""
     assert [entry.priority for entry in table()] == sorted(entry.priority for entry in table())
     assert len({entry.name for entry in table()}) == len(table())
-    assert fired(given.CAUSES["drawn_nan"]()) == ("not_a_number_weights", "nan_before")
+    assert rules_of(given.CAUSES["drawn_nan"]()) == ("not_a_number_weights", "nan_before")
     assert all(len(hints_of(build())) <= MAX_HINTS for build in given.CAUSES.values())
 
 
@@ -354,7 +350,7 @@ NEIGHBOURS: dict[str, tuple[str, Evidence]] = {
 def test_one_step_away(name: str) -> None:
     """A neighbour of a cause gets the hints that are true of it, or none."""
     rules, evidence = NEIGHBOURS[name]
-    assert fired(evidence) == tuple(rules.split())
+    assert rules_of(evidence) == tuple(rules.split())
 
 
 def test_labels_that_fill_minus_one_to_c_minus_two_may_be_shifted() -> None:

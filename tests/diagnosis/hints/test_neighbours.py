@@ -25,6 +25,7 @@ from tests.hint_evidence import (
     labels,
     lookup,
     out_of_range,
+    rules_of,
     step,
     tensor,
 )
@@ -93,10 +94,6 @@ def drawn_at(value: float, dtype: str = "float32", call: str = "") -> Evidence:
     call = call or "torch.multinomial(torch.softmax(z / temperature, -1), 1)"
     seen = CallContext(temperatures=(("temperature", value),))
     return drawn([math.nan, 0.5], call=call, call_context=seen, dtype=dtype)
-
-
-def rules(evidence: Evidence) -> tuple[str, ...]:
-    return tuple(item.rule for item in given.hints_of(evidence))
 
 
 def first(evidence: Evidence) -> Hint:
@@ -288,14 +285,14 @@ def test_one_based_means_that_zero_would_have_been_seen(
     values: list[int], size: int, fires: bool
 ) -> None:
     """Labels, ids, codes and actions that run from 1 to the size are told apart by one measure."""
-    assert ("one_based_labels" in rules(labels(values, size))) is fires
-    assert ("one_based_ids" in rules(lookup(values, size, path="movies"))) is fires
+    assert ("one_based_labels" in rules_of(labels(values, size))) is fires
+    assert ("one_based_ids" in rules_of(lookup(values, size, path="movies"))) is fires
     action = gathered(values, size, name="actions[:, None]", call="q.gather(1, actions[:, None])")
     assert ("1-based" in first(action).text) is fires
     code = out_of_range(
         "aten::scatter_", "index", values, size, expression="y", scalars={"value": "1"}
     )
-    assert rules(code) == ("one_based_labels" if fires else "too_few_places",)
+    assert rules_of(code) == ("one_based_labels" if fires else "too_few_places",)
 
 
 @pytest.mark.parametrize(("lowest", "says"), [(1, True), (0, False)])
@@ -367,7 +364,7 @@ def test_a_one_hot_code_of_signs() -> None:
         expression="y",
     )
     assert first(evidence).fix == "F.one_hot((y + 1) // 2, 2)"
-    assert rules(evidence) == ("sign_coded_labels",)
+    assert rules_of(evidence) == ("sign_coded_labels",)
 
 
 @pytest.mark.parametrize(("op", "fires"), [("aten::_softmax", True), ("aten::addmm", False)])
@@ -381,9 +378,9 @@ def test_softmax_is_blamed_when_it_gave_the_first_nan(
     """NaN that a layer behind softmax made has another cause; a mask on the way is recorded."""
     step = replace(given.SOFTMAX, op=op)
     evidence = drawn([math.nan, 0.5], provenance=(step, *before), dtype=dtype)
-    assert ("not_a_number_weights" in rules(evidence)) is (fires and speaks)
+    assert ("not_a_number_weights" in rules_of(evidence)) is (fires and speaks)
     unknown = replace(evidence, provenance=())
-    assert rules(unknown) == ("nan_before",)
+    assert rules_of(unknown) == ("nan_before",)
 
 
 @pytest.mark.parametrize(
