@@ -61,9 +61,8 @@ def explain_assert(evidence: Evidence) -> Verdict:
         _of_text(line, meaning) if meaning is not None else "",
         _copied(evidence),
         _not_waited(evidence),
-        _UNWAITED if _was_hurried(evidence, meaning) else "",
+        _unnamed(evidence, meaning),
         _who_else(evidence) if line is not None and meaning is None else "",
-        _ELSEWHERE if _is_elsewhere(evidence, meaning) else "",
         _COMPILED if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
         _GONE,
@@ -125,11 +124,14 @@ def _who_else(evidence: Evidence) -> str:
     return f"No kernel of torch's is known to print it; not of torch, and called before: {said}."
 
 
-def _is_elsewhere(evidence: Evidence, meaning: Meaning | None) -> bool:
-    """Return whether all recorded ops are cleared of an assert that the block met."""
-    if evidence.op.name is not None or evidence.device_fault.was_before:
-        return False
-    return bool(evidence.synchronization.waits) and (meaning is None or not meaning.is_compiled)
+def _unnamed(evidence: Evidence, meaning: Meaning | None) -> str:
+    """Say why no op is named: waiting would have named one, or has cleared all recorded ones."""
+    if evidence.op.name is not None or (meaning is not None and meaning.is_compiled):
+        return ""
+    if evidence.synchronization.waits is False:
+        return _UNWAITED
+    is_cleared = evidence.synchronization.waits and not evidence.device_fault.was_before
+    return _ELSEWHERE if is_cleared else ""
 
 
 def _without_op(
@@ -163,13 +165,6 @@ def _not_waited(evidence: Evidence) -> str:
     previous = evidence.synchronization.previous_op
     before = f" {previous} ran just before and may be the cause." if previous else ""
     return f"Ops were not waited for, so an earlier one can be at fault.{before} {_WAIT}"
-
-
-def _was_hurried(evidence: Evidence, meaning: Meaning | None) -> bool:
-    """Return whether waiting for each op would have named the one at fault."""
-    if evidence.op.name is not None or evidence.synchronization.waits is not False:
-        return False
-    return meaning is None or not meaning.is_compiled
 
 
 def _values(evidence: Evidence, argument: str) -> str:

@@ -80,7 +80,8 @@ def _how_made(hint: Hint, name: str, found: Binding) -> str:
         return ""
     made = f"; {f'it is {found.name}, ' if found.name else ''}made in {_line(found.at)}: "
     made += _short(found)
-    is_factory = (found.called or "").startswith("torch.") and _last(found) in _FACTORIES
+    module, _, function = (found.called or "").rpartition(".")
+    is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
     if hint.rule == "move_tensor" and is_factory and not {"device", "**"} & {*found.keywords}:
         made = made.replace("made", "made on the CPU") + " without device="
         if "." in name:
@@ -130,10 +131,6 @@ def _with_layer(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 def _short(found: Binding) -> str:
     value = found.value or ""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-
-
-def _last(found: Binding) -> str:
-    return (found.called or "").rpartition(".")[2]
 
 
 def _line(at: SourceSpan) -> str:

@@ -245,9 +245,7 @@ def _direct_call(evidence: Evidence) -> ast.Call | None:
     """Return the line's call when it is the one that raised, with nothing of Python below it."""
     if not evidence.frames or not evidence.frames[-1].is_user:
         return None
-    return _call_of(evidence, api_function(evidence))
-
-
-def _call_of(evidence: Evidence, wanted: str) -> ast.Call | None:
     call = parsed(evidence.call_text or "")
-    return call if isinstance(call, ast.Call) and last_name(call.func) == wanted else None
+    if not isinstance(call, ast.Call) or last_name(call.func) != api_function(evidence):
+        return None
+    return call

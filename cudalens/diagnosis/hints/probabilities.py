@@ -232,12 +232,6 @@ def _weights(evidence: Evidence) -> TensorFact | None:
     return found[1] if "float" in found[1].dtype else None
 
 
-def _context(evidence: Evidence) -> str:
-    """Return the code that the user can see: the call and the lines around it."""
-    lines = evidence.source.context if evidence.source else ()
-    return "\n".join([evidence.call_text or "", *(line.text for line in lines)])
-
-
 @rule(priority=12)
 def bad_weights(evidence: Evidence) -> Hint | None:
     """Weights are negative as scores are, infinite, or all 0 in a row."""
@@ -312,7 +306,8 @@ def _temperature(evidence: Evidence) -> tuple[str, float] | None:
             text = ast.unparse(item.value)
             value = item.value.value if isinstance(item.value, ast.Constant) else values.get(text)
             return (text, float(value)) if isinstance(value, (int, float)) else None
-    seen = _context(evidence)
+    lines = evidence.source.context if evidence.source else ()
+    seen = "\n".join([evidence.call_text or "", *(line.text for line in lines)])
     divisors = (name for name in values if re.search(rf"/=?\s*{re.escape(name)}(?![\w.])", seen))
     name = next(divisors, None)
     return None if name is None else (name, values[name])
