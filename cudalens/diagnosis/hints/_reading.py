@@ -24,8 +24,10 @@ BY_CHANCE = 0.05
 _MANY = 5
 """When each of so many numbers but 0 occurs, it is no chance that 0 is the one left out."""
 _NEARLY_ALL = 0.9
-WRAPPED = {255: -1, 156: -100}
-"""What negative marks become in uint8, which has no negative numbers."""
+MARKS = frozenset({-1, -100})
+"""What usually marks labels to leave out."""
+WRAPPED = frozenset(mark + 256 for mark in MARKS)
+"""What they become in uint8, which has no negative numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,7 @@ def is_wrapped(evidence: Evidence) -> bool:
     that the tensor does not hold.
     """
     found, bad = fault(evidence), bad_values(evidence)
-    if found is None or not bad or not bad <= set(WRAPPED):
+    if found is None or not bad or not bad <= WRAPPED:
         return False
     fact = found[1]
     if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":

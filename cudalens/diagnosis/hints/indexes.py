@@ -12,6 +12,7 @@ from cudalens.diagnosis.hints._reading import (
     EXACT,
     GARBAGE,
     LOST_NUMBERS,
+    MARKS,
     Ids,
     cast_source,
     ids_rule,
@@ -30,7 +31,6 @@ _QUANTILES = ("quantile", "nanquantile")
 _FLAT = re.compile(r"\.(view|reshape)\(-1\)|\.flatten\(\)|\.ravel\(\)|torch\.flatten\(\w+\)")
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
 _GATHERS = ("aten::gather", "aten::take_along_dim")
-_MARKS = frozenset({-1, -100})
 
 
 # --- damaged numbers -----------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def length_as_position(evidence: Evidence, ids: Ids) -> Hint | None:
 @ids_rule("index", "action", priority=20)
 def mark_in_gather(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels with -1 or -100, which a loss may leave out, are indices of a gather."""
-    if evidence.op.name not in _GATHERS or not ids.bad <= _MARKS:
+    if evidence.op.name not in _GATHERS or not ids.bad <= MARKS:
         return None
     last = f"; the last place is {ids.size - 1}" if -1 in ids.bad else ""
     return Hint(

@@ -11,6 +11,7 @@ from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import (
     BY_CHANCE,
+    MARKS,
     Ids,
     fills_row_ends,
     ids_rule,
@@ -21,7 +22,6 @@ from cudalens.diagnosis.hints._roles import bad_values, fault
 from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
-_MARKS = (-1, -100)
 _GRAYS = (128, 255)
 _ONES = 4
 """So many labels are seldom all 1 where 0 is a class too."""
@@ -198,7 +198,7 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
             text=f"{list_of(ids.bad)} is not a class, and a one-hot encoding has no column for it: "
             "leave these labels out"
         )
-    if len(ids.bad) != 1 or not ids.bad <= {255, *_MARKS}:
+    if len(ids.bad) != 1 or not ids.bad <= {255, *MARKS}:
         return None
     (mark,), what = ids.bad, "elements" if is_255 else "labels"
     index = evidence.scalar("ignore_index")

@@ -48,13 +48,14 @@ def broadcast(evidence: Evidence, match: re.Match[str]) -> Answer:
     if _is_beyond_positions(evidence, a, b):
         yield from _beyond_positions(evidence)
         return
-    left, right = _pair(evidence, a, b, dim)
-    if left is None or right is None:
+    pair = _pair(evidence, a, b, dim)
+    if pair is None:
         yield host(
             f"sizes {a} and {b} meet in dimension {dim} of the result",
             "Sizes broadcast when they are equal or one of them is 1.",
         )
         return
+    left, right = pair
     yield host(
         f"{name_of(left, 'one')} {format_shape(left.shape)} and {name_of(right, 'the other')} "
         f"{format_shape(right.shape)} do not broadcast: {a} meets {b} in dimension {dim} of the "
@@ -101,10 +102,7 @@ def _short_slice(evidence: Evidence, fact: TensorFact) -> str | None:
     return None
 
 
-_Pair = tuple[TensorFact, TensorFact] | tuple[None, None]
-
-
-def _pair(evidence: Evidence, a: int, b: int, dim: int) -> _Pair:
+def _pair(evidence: Evidence, a: int, b: int, dim: int) -> tuple[TensorFact, TensorFact] | None:
     """Return the two tensors that do not fit, when the evidence names exactly two such."""
     for one, two in _PAIRS:
         left, right = evidence.tensor(one), evidence.tensor(two)
@@ -117,7 +115,7 @@ def _pair(evidence: Evidence, a: int, b: int, dim: int) -> _Pair:
         for right in line
         if left is not right and _meet(left.shape, right.shape, a, b, dim)
     ]
-    return found[0] if len(found) == 1 else (None, None)
+    return found[0] if len(found) == 1 else None
 
 
 def _meet(left: Shape, right: Shape, a: int, b: int, dim: int) -> bool:
