@@ -31,29 +31,17 @@ Frames = tuple[tuple[str, int, str], ...]
 # --- what is looked at ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Site:
-    """Where an op of inductor's graphs takes an index, and what bounds it."""
-
-    argument: str = "index"
-    of: str = "self"
-    dim: int | None = None
-    """``None``: the op's own argument ``dim``."""
-
-
-_SITES = {
-    "aten::gather": _Site(),
-    "aten::index_select": _Site(),
-    "aten::scatter": _Site(),
-    "aten::scatter_add": _Site(),
-    "aten::scatter_reduce": _Site(),
-    "aten::embedding": _Site("indices", "weight", 0),
-}
+_ONE_INDEX = frozenset(
+    f"aten::{name}"
+    for name in ("gather", "index_select", "scatter", "scatter_add", "scatter_reduce")
+)
+"""Take ``index`` for ``dim`` of ``self``."""
+_TABLE = "aten::embedding"
 _LISTS = frozenset({"aten::index", "aten::index_put"})
 """Take one index for each dimension, and count negative ones from the end."""
 _UNSAFE = frozenset({"aten::_unsafe_index", "aten::_unsafe_index_put"})
 """The same, made by the compiler, which mostly reckons the indices out itself."""
-_OPS = _SITES.keys() | _LISTS | _UNSAFE
+_OPS = _ONE_INDEX | {_TABLE} | _LISTS | _UNSAFE
 _SAME_VALUES = frozenset(
     f"aten::{name}"
     for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
@@ -98,17 +86,16 @@ def _indices(graph: Any) -> Iterator[_Found]:
         given = {
             item.name: item.of(node.args, node.kwargs) for item in schema_parameters(node.target)
         }
-        found: list[tuple[int | None, Any, int]]
-        if site := _SITES.get(name):
-            found = [(None, given[site.argument], given["dim"] if site.dim is None else site.dim)]
-            source, argument = given[site.of], site.argument
-        else:
+        related = "weight" if name == _TABLE else "self"
+        argument = "index" if name in _ONE_INDEX else "indices"
+        found: list[tuple[int | None, Any, int]] = [(None, given[argument], given.get("dim", 0))]
+        if name not in _ONE_INDEX and name != _TABLE:
             found = list(_list_items(given["indices"]))
-            source, argument = given["self"], "indices"
         for item, index, dim in found:
             if not _is_index(index) or (name in _UNSAFE and not _has_data(index)):
                 continue
-            yield _Found(node, index, source, _check(node, source, argument, item, dim))
+            source = given[related]
+            yield _Found(node, index, source, _check(node, source, related, argument, item, dim))
 
 
 def _list_items(indices: Sequence[Any]) -> Iterator[tuple[int, Any, int]]:
@@ -120,13 +107,15 @@ def _list_items(indices: Sequence[Any]) -> Iterator[tuple[int, Any, int]]:
         dim += _value(index).dim() if is_mask else 1
 
 
-def _check(node: Any, source: Any, argument: str, item: int | None, dim: int) -> CompiledCheck:
+def _check(
+    node: Any, source: Any, related: str, argument: str, item: int | None, dim: int
+) -> CompiledCheck:
     schema = node.target._schema
     return CompiledCheck(
         op=schema.name,
         overload=node.target._overloadname,
         argument=argument,
-        related="weight" if schema.name == "aten::embedding" else "self",
+        related=related,
         dim=dim % max(_value(source).dim(), 1),
         wraps=item is not None,
         item=item,
