@@ -28,20 +28,8 @@ __all__ = [
 ]
 
 _NO_GUARDS = frozenset(
-    {
-        "compiled_graph",
-        "captured",
-        "compiled",
-        "deferred",
-        "engine",
-        "host_waits",
-        "interceptor",
-        "past_calls",
-        "pending",
-        "plans",
-        "process",
-        "refused_calls",
-    }
+    {"captured", "compiled", "compiled_graph", "deferred", "engine", "host_waits", "interceptor"}
+    | {"past_calls", "pending", "plans", "process", "refused_calls"}
 )
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name not in _NO_GUARDS:
@@ -52,11 +40,9 @@ GUARDS: Mapping[Any, tuple[Guard, ...]] = MappingProxyType(_table)
 """Op overload to the guards that look at its calls (read-only view)."""
 
 
-def _enter(entry: Guard) -> tuple[Any, ...]:
-    overloads = resolve(entry)
-    for op in overloads:
+def _enter(entry: Guard) -> None:
+    for op in resolve(entry):
         _table[op] = (*_table.get(op, ()), entry)
-    return overloads
 
 
 for _entry in _base._registered:

@@ -74,29 +74,15 @@ class Guard:
 _registered: list[Guard] = []
 
 
-def guard(
-    *ops: str,
-    records: Iterable[str] = (),
-    frequency: str = "rare",
-    is_silent: bool = False,
-    covers_inner: bool = False,
-    is_composite: bool = False,
-    waits: bool = False,
-) -> Callable[[Requires], Requires]:
-    """Enter the decorated function into the catalogue for ``ops``."""
+def guard(*ops: str, **options: Any) -> Callable[[Requires], Requires]:
+    """Enter the decorated function into the catalogue for ``ops``.
+
+    Args:
+        options: fields of :class:`Guard`.
+    """
 
     def enter(requires: Requires) -> Requires:
-        entry = make_guard(
-            requires,
-            ops,
-            records=tuple(records),
-            frequency=frequency,
-            is_silent=is_silent,
-            covers_inner=covers_inner,
-            is_composite=is_composite,
-            waits=waits,
-        )
-        _registered.append(entry)
+        _registered.append(make_guard(requires, ops, **options))
         return requires
 
     return enter
