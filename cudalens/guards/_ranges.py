@@ -85,6 +85,20 @@ def format_offender(argument: str, offenders: Offenders, list_position: int | No
     return f"{{argument}}{part}{at} = {first.value}"
 
 
+def violation_at(
+    tensor: Tensor, bad: Tensor, says: str, *, argument: str, **fields: Any
+) -> Violation:
+    """Describe the elements that ``bad`` marks; called only when there are some.
+
+    Args:
+        says: what follows the first of them in the headline.
+        fields: the other fields of the violation.
+    """
+    offenders = find_offenders(tensor, bad)
+    first = format_offender(argument, offenders, fields.get("list_position"))
+    return Violation(argument=argument, headline=f"{first} {says}", offenders=offenders, **fields)
+
+
 def out_of_range(
     tensor: Tensor,
     *,
@@ -117,12 +131,12 @@ def out_of_range(
         bad = outside(tensor, low, high)
         for value, _ in also:
             bad &= tensor != value
-    offenders = find_offenders(tensor, bad)
-    return Violation(
+    return violation_at(
+        tensor,
+        bad,
+        f"is outside {place}",
         argument=argument,
-        headline=f"{format_offender(argument, offenders, list_position)} is outside {place}",
         explanation=why,
-        offenders=offenders,
         bounds=Bounds(
             min=low,
             max=high,

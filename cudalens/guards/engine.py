@@ -18,17 +18,17 @@ from torch import Tensor
 from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
-from cudalens.core.tensor_values import find_offenders, outside
+from cudalens.core.tensor_values import outside
 from cudalens.guards._ranges import (
     bad_numbers,
     extremes,
     few,
     format_count,
-    format_offender,
     lies_within,
     out_of_range,
     outside_mask,
     unexpanded,
+    violation_at,
 )
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -83,6 +83,15 @@ class Within:
     def size(self) -> int:
         """Return how many values the interval holds from 0, or from its positive start."""
         return self.high - max(self.low, 0) + 1
+
+    @property
+    def where(self) -> str:
+        """Return what bad elements are outside of, in words."""
+        if self.place:
+            return self.place
+        if self.unit:
+            return f"the {format_count(self.size, self.unit)} of {self.whole}"
+        return f"dimension {self.dim} (size {self.size}) of {self.whole}"
 
 
 @dataclass(slots=True)
@@ -267,17 +276,12 @@ def _outside(
     also: tuple[tuple[int, str], ...] = ()
     if need.besides is not None and not need.low <= need.besides <= need.high:
         also = ((need.besides, need.besides_name),)
-    place = need.place or (
-        f"the {format_count(need.size, need.unit)} of {need.whole}"
-        if need.unit
-        else f"dimension {need.dim} (size {need.size}) of {need.whole}"
-    )
     return out_of_range(
         tensor,
         argument=need.argument,
         low=need.low,
         high=need.high,
-        place=place,
+        place=need.where,
         why=NARROWED if is_narrowed else need.why,
         device_text=None if is_narrowed else _device_text(need, tensor, values, bad),
         also=also,
@@ -347,16 +351,15 @@ def _outside_spans(need: Spans, tensor: Any) -> Violation | None:
         return None
     if lies_within(offsets, 0, size):
         return None
-    bad = _span_ends_outside(offsets, size, need.longest)
+    bad = span_ends_outside(offsets, size, need.longest)
     if not bool(bad.any()):
         return None
-    offenders = find_offenders(offsets, bad)
-    return Violation(
+    return violation_at(
+        offsets,
+        bad,
+        f"is outside the {format_count(size, need.unit)} of {{related}}",
         argument=need.argument,
-        headline=f"{format_offender(need.argument, offenders, need.item)} is outside "
-        f"the {format_count(size, need.unit)} of {{related}}",
         explanation=need.why,
-        offenders=offenders,
         bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
         related=need.of,
         size=size,
@@ -367,7 +370,7 @@ def _outside_spans(need: Spans, tensor: Any) -> Violation | None:
     )
 
 
-def _span_ends_outside(offsets: Tensor, size: int, longest: int | None) -> Tensor:
+def span_ends_outside(offsets: Tensor, size: int, longest: int | None = None) -> Tensor:
     """Mark the ends of spans behind the data, and the starts before it."""
     offsets = offsets.to(torch.int64)
     starts, lengths = offsets[..., :-1], offsets.diff(dim=-1)

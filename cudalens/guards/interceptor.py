@@ -281,16 +281,10 @@ class Interceptor:
     def _tell_past(
         self, op: Any, guard: Guard, found: Violation, arguments: dict[str, Any], past: PastCall
     ) -> BaseException | None:
-        limits = Limits()
         slots, found = schema_parameters(op), CAPTURED.with_replay(found)
         args = tuple(arguments[item.name] for item in slots if item.position < len(slots))
         named = {item.name: arguments[item.name] for item in slots[len(args) :]}
-        error = limits.attempt("report", lambda: self._report(op, guard, found, args, named, past))
-        for line in limits.lines:
-            self._complain(line)
-        if error is not None or found.is_silent:
-            return error
-        return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
+        return self._answer(Limits(), op, guard, found, args, named, past)
 
     def _tell_compiled(
         self, check: CompiledCheck, found: Violation, past: PastCall
@@ -337,7 +331,13 @@ class Interceptor:
         limits = Limits()
         if limits.attempt("refusal", lambda: is_refused(op, args, kwargs), bool):
             return None
-        error = limits.attempt("report", lambda: self._report(op, guard, found, args, kwargs))
+        return self._answer(limits, op, guard, found, args, kwargs)
+
+    def _answer(
+        self, limits: Limits, op: Any, guard: Guard, found: Violation, *call: Any
+    ) -> BaseException | None:
+        """Return what is to be raised, without a report where none can be made."""
+        error = limits.attempt("report", lambda: self._report(op, guard, found, *call))
         for line in limits.lines:
             self._complain(line)
         if error is not None or found.is_silent:

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
-from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import format_offender, out_of_range
+from cudalens.guards._ranges import violation_at
 from cudalens.guards.engine import Holds, Need, Within
 
 _MOST_GROUPS = 1023
@@ -58,9 +57,10 @@ class _Finding(NamedTuple):
 
     bad: list[bool]
     text: str
-    says: str = ""
-    bounds: Bounds | None = None
-    """Nothing, as in ``says``, where offsets lie beyond the tensor."""
+    says: str
+    bounds: Bounds
+    is_index: bool = False
+    why: str = "The kernel starts each group where the one before ends."
 
 
 def check_groups(
@@ -156,8 +156,14 @@ def _findings(groups: _Groups, ends: Sequence[int]) -> Iterator[_Finding]:
             Bounds(text=f"groups of {allowed}"),
         )
     kernel = "grouped_mm" if is_plain else "scaled_grouped_mm"
-    beyond_text = assert_text(f"{kernel}_beyond_{groups.axis}")
-    yield _Finding([end > groups.size for end in ends], beyond_text)
+    yield _Finding(
+        [end > groups.size for end in ends],
+        assert_text(f"{kernel}_beyond_{groups.axis}"),
+        f"is outside dimension {groups.dim} (size {groups.size}) of {{related}}",
+        Bounds(min=0, max=groups.size, text=f"0 … {groups.size}"),
+        is_index=True,
+        why="Each offset is the end of a group, and the kernel stops at one beyond the tensor.",
+    )
     if groups.scales is not None and groups.axis == "K":
         yield _missing_scales(sizes, groups.rows, groups.scales)
 
@@ -177,29 +183,14 @@ def _missing_scales(sizes: Sequence[int], rows: int, scales: Scales) -> _Finding
 
 
 def _violation(offs: Tensor, finding: _Finding, groups: _Groups) -> Violation:
-    bad = torch.tensor(finding.bad)
-    if finding.bounds is None:
-        return out_of_range(
-            offs,
-            argument="offs",
-            low=0,
-            high=groups.size,
-            place=f"dimension {groups.dim} (size {groups.size}) of {{related}}",
-            why="Each offset is the end of a group, and the kernel stops at one beyond the tensor.",
-            device_text=finding.text,
-            bad=bad,
-            related=groups.argument,
-            size=groups.size,
-            dim=groups.dim,
-        )
-    offenders = find_offenders(offs, bad)
-    return Violation(
+    return violation_at(
+        offs,
+        torch.tensor(finding.bad),
+        finding.says,
         argument="offs",
-        headline=f"{format_offender('offs', offenders)} {finding.says}",
-        explanation="The kernel starts each group where the one before ends.",
-        offenders=offenders,
+        explanation=finding.why,
         bounds=finding.bounds,
-        is_index=False,
+        is_index=finding.is_index,
         related=groups.argument,
         size=groups.size,
         dim=groups.dim,

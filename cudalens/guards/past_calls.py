@@ -23,7 +23,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.report_types import Bounds, Offenders, Violation
 from cudalens.guards._base import Guard
-from cudalens.guards._ranges import extremes, format_count, format_interval
+from cudalens.guards._ranges import extremes, format_interval
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.engine import Between, Within
 from cudalens.guards.pending import PENDING
@@ -244,12 +244,7 @@ def _by_extremes(
         also = () if need.besides is None else ((need.besides, need.besides_name),)
         text = format_interval(need.low, need.high, also)
         bounds = Bounds(min=need.low, max=need.high, text=text)
-        place = need.place or (
-            f"the {format_count(need.size, need.unit)} of {need.whole}"
-            if need.unit
-            else f"dimension {need.dim} (size {need.size}) of {need.whole}"
-        )
-        related, size, dim, item = need.of, need.size, need.dim, need.item
+        place, related, size, dim, item = need.where, need.of, need.size, need.dim, need.item
     worst = smallest if not need.low <= smallest else largest
     part = "" if item is None else f"[{item}]"
     return Violation(

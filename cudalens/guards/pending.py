@@ -218,13 +218,14 @@ class Pending:
     """The checks that are under way in this process, over all its devices and streams."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.clear()
         self.inherited = 0
         """Checks of the parent's that were pending when this process was forked."""
         self.told: set[object] = set()
         """What the tensors are that have been told of while findings are told together."""
 
-    def _reset(self) -> None:
+    def clear(self) -> None:
+        """Forget everything, as when the device is lost."""
         self._lock = threading.RLock()
         self._rings: dict[tuple[torch.device, int], _Ring] = {}
         self._failed: list[Check] = []
@@ -291,14 +292,10 @@ class Pending:
                 errors.append(error)
         return errors + CAPTURED.collect()
 
-    def clear(self) -> None:
-        """Forget everything, as when the device is lost."""
-        self._reset()
-
     def forked(self) -> None:
         """Begin anew in a child process: what is pending is the parent's."""
         self.inherited = self.count
-        self._reset()
+        self.clear()
 
     def _ring(self, device: torch.device) -> _Ring:
         key = (device, _torch.stream_id(device))

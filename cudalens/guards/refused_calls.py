@@ -18,11 +18,11 @@ def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """
     given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
     devices = _devices(op, given)
-    return (
-        len(devices) > 1
-        or (_forbids_nondeterminism(devices) and _has_no_deterministic_kernel(op, given))
-        or (op._schema.name == "aten::masked_scatter_" and _outgrows_self(given))
-    )
+    if len(devices) > 1:
+        return True
+    if _forbids_nondeterminism(devices) and kernel_without_determinism(full_name(op), given):
+        return True
+    return op._schema.name == "aten::masked_scatter_" and _outgrows_self(given)
 
 
 def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
@@ -48,10 +48,6 @@ def _forbids_nondeterminism(devices: set[torch.device]) -> bool:
         and not torch.is_deterministic_algorithms_warn_only_enabled()
         and {device.type for device in devices} == {"cuda"}
     )
-
-
-def _has_no_deterministic_kernel(op: Any, given: dict[str, Any]) -> bool:
-    return kernel_without_determinism(full_name(op), given) is not None
 
 
 def _outgrows_self(given: dict[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import all_true, format_offender
-from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans
+from cudalens.guards._ranges import all_true, violation_at
+from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans, span_ends_outside
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")
@@ -168,16 +168,6 @@ class _Segments:
         steps = (values[..., :1], self.lengths(), size - values[..., -1:])
         return int(torch.cat(steps, -1).amin()) >= 0
 
-    def outside(self, ends: Tensor, size: int) -> Tensor:
-        """Mark where one that has elements leaves the data; lengths are known to be positive."""
-        values, is_used = self.values, self.lengths() > 0
-        if self.name == "lengths":
-            return (ends > size) & is_used
-        bad = torch.zeros_like(values, dtype=torch.bool)
-        bad[..., 1:] |= (values[..., 1:] > size) & is_used
-        bad[..., :-1] |= (values[..., :-1] < 0) & is_used
-        return bad
-
 
 def _segments(
     data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int, unsafe: bool
@@ -204,20 +194,19 @@ def _unchecked(segments: _Segments, size: int, *, asserts: bool) -> Violation | 
     bad = segments.negative()
     if bool(bad.any()):
         return None if asserts else _negative(values, bad, name, device_text=None)
-    ends = values.cumsum(-1) if name == "lengths" else values
-    bad = segments.outside(ends, size)
+    ends = values.cumsum(-1)
+    # Where one that has elements leaves the data.
+    is_length = name == "lengths"
+    bad = (ends > size) & (values > 0) if is_length else span_ends_outside(values, size)
     if not bool(bad.any()):
         return None
-    offenders = find_offenders(values, bad)
-    says = format_offender(name, offenders)
-    if name == "lengths":
-        end = int(ends[offenders.first[0].position].item())
-        says = f"{says} ends its segment at {end}, which"
-    return Violation(
+    says = f"ends its segment at {int(ends[bad][0])}, which is" if is_length else "is"
+    return violation_at(
+        values,
+        bad,
+        f"{says} outside the {size} elements of {{related}}",
         argument=name,
-        headline=f"{says} is outside the {size} elements of {{related}}",
         explanation="The kernel takes the segment from memory beyond the data.",
-        offenders=offenders,
         bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
         related="data",
         size=size,
@@ -228,14 +217,13 @@ def _unchecked(segments: _Segments, size: int, *, asserts: bool) -> Violation | 
 
 
 def _negative(tensor: Tensor, bad: Tensor, name: str, *, device_text: str | None) -> Violation:
-    offenders = find_offenders(tensor, bad)
     is_offset = name == "offsets"
-    says = "is smaller than the offset before it" if is_offset else "is negative"
-    return Violation(
+    return violation_at(
+        tensor,
+        bad,
+        "is smaller than the offset before it" if is_offset else "is negative",
         argument=name,
-        headline=f"{format_offender(name, offenders)} {says}",
         explanation="A segment, or a repeat, cannot have fewer than no elements.",
-        offenders=offenders,
         bounds=_SORTED if is_offset else _AT_LEAST_0,
         is_index=False,
         device_text=device_text,

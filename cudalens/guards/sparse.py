@@ -9,9 +9,8 @@ from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
-from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import format_count, format_interval, format_offender
+from cudalens.guards._ranges import format_count, format_interval, violation_at
 from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans, Within
 
 _WHY = (
@@ -105,12 +104,12 @@ def _breach(
     if not bool(torch.cat([item.bad.reshape(-1) for item in breaches]).any()):
         return None
     item = next(one for one in breaches if bool(one.bad.any()))
-    offenders = find_offenders(item.values, item.bad)
-    return Violation(
+    return violation_at(
+        item.values,
+        item.bad,
+        item.says,
         argument=item.argument,
-        headline=f"{format_offender(item.argument, offenders)} {item.says}",
         explanation=_WHY,
-        offenders=offenders,
         bounds=Bounds(text=item.allowed),
         is_index=False,
         size=dim,
