@@ -95,6 +95,17 @@ def _put_hit(is_sorted: bool, **repaired: object) -> Repair:
     return hit("index_put", "index_get", **repaired)
 
 
+def _written_by_put(args: Arguments, size: int, is_sorted: bool, **repaired: object) -> Repair:
+    """Answer for deterministic mode, where `index_put_` writes instead: negatives wrap."""
+    if not outside(args["index"], -size, size):
+        return Repair(repaired=repaired)
+    return _put_hit(is_sorted, **repaired)
+
+
+def _wrapped(index: Tensor, size: int) -> Tensor:
+    return torch.where(index < 0, index + size, index)
+
+
 @rule("index_put _unsafe_index_put _index_put_impl")
 def _index_put(args: Arguments) -> Outcome:
     if (checked := _bad_indices(args["self"], args["indices"])) is None:
@@ -145,19 +156,10 @@ def _written_rows(args: Arguments, size: int, *, wraps: bool = False) -> dict[st
     """Return index and source with every index in range; none is left where there is no row."""
     index, source = args["index"], args["source"]
     if size:
-        wrapped = torch.where(index < 0, index + size, index) if wraps else index
-        return {"index": clamped(wrapped, 0, size)}
+        return {"index": clamped(_wrapped(index, size) if wraps else index, 0, size)}
     shape = list(source.shape) or [0]
     shape[args["dim"]] = 0
     return {"index": index.new_empty(0), "source": source.new_empty(shape)}
-
-
-def _write_as_index_put(args: Arguments, size: int, *, accumulate: bool) -> Outcome:
-    """Answer for deterministic mode, where rows are written by `index_put_`: negatives wrap."""
-    repaired = _written_rows(args, size, wraps=True)
-    if not outside(args["index"], -size, size):
-        return Repair(repaired=repaired)
-    return _put_hit(accumulate or _writes_by_sorting(args["source"]), **repaired)
 
 
 @rule("index_copy")
@@ -172,7 +174,8 @@ def _index_copy(args: Arguments) -> Outcome:
     if args["source"].numel() == 0:
         return Repair(repaired=repaired)
     if torch.are_deterministic_algorithms_enabled():
-        return _write_as_index_put(args, size, accumulate=False)
+        is_sorted = _writes_by_sorting(args["source"])
+        return _written_by_put(args, size, is_sorted, **_written_rows(args, size, wraps=True))
     return hit("index_copy", **repaired)
 
 
@@ -188,7 +191,7 @@ def _add_rows(args: Arguments) -> Outcome:
         return Repair(repaired=repaired)
     if "reduce" not in args:
         if torch.are_deterministic_algorithms_enabled():
-            return _write_as_index_put(args, size, accumulate=True)
+            return _written_by_put(args, size, True, **_written_rows(args, size, wraps=True))
     elif not args["include_self"] and outside(index, -size, size):
         # The rows are first filled by index_fill_, which asserts on its own.
         return hit("index_fill", **repaired)
@@ -253,7 +256,9 @@ def _scatter(args: Arguments, record: str) -> Outcome:
     if not args.get("include_self", True):
         record = "scatter_value"  # the places are filled before anything is reduced into them
     elif _is_put(args):
-        return _scatter_by_put(args, size, adds=may_add_rows or "reduce" in args)
+        put = clamped(_wrapped(index, size), 0, size) if size else index.new_empty(0)
+        is_sorted = may_add_rows or "reduce" in args or index.numel() > 1
+        return _written_by_put(args, size, is_sorted, index=put)
     elif may_add_rows and not _selects_whole_rows(target, dim, index):
         record = "gather_scatter"
     return hit(record, index=clamped(index, 0, size) if size else index.new_empty(0))
@@ -263,16 +268,6 @@ def _is_put(args: Arguments) -> bool:
     """Return whether deterministic algorithms write this source by `index_put_`."""
     adds = args.get("reduce") in (None, "add", "sum", "mean")
     return "src" in args and adds and torch.are_deterministic_algorithms_enabled()
-
-
-def _scatter_by_put(args: Arguments, size: int, *, adds: bool) -> Outcome:
-    """Answer for a scatter that `index_put_` writes: negatives wrap."""
-    index = args["index"]
-    wrapped = torch.where(index < 0, index + size, index)
-    repaired = clamped(wrapped, 0, size) if size else index.new_empty(0)
-    if not outside(index, -size, size):
-        return Repair(repaired={"index": repaired})
-    return _put_hit(adds or index.numel() > 1, index=repaired)
 
 
 # --- look-ups -------------------------------------------------------------------------------------
