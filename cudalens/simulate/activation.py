@@ -6,7 +6,6 @@ import platform
 import sys
 import warnings
 from collections import ChainMap
-from types import TracebackType
 from typing import Any, ClassVar, Final
 
 import torch
@@ -132,12 +131,7 @@ class Simulation:
         self._is_joined = False
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._ends.pop():
             self.stop()
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from cudalens.core._python import Frameless
-from cudalens.core._torch import op_of
+from cudalens.core._torch import all_op_names, has_kernel, op_of
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import GenericKernel, Runtime
@@ -21,7 +21,6 @@ from cudalens.simulate.relabel import NESTED_KEYS, SPARSE_KEYS
 from cudalens.simulate.special import SPECIAL_KERNELS
 from cudalens.simulate.state import not_rehearsed
 
-_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITES: Final = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 # Their composite kernel would win over the fallback and reach stubs that only a GPU build fills.
 _FAMILIES: Final = ("aten::_foreach_", "aten::_fused_")
@@ -49,36 +48,29 @@ _OFF_TEXT: Final = (
 
 
 def _has_composite(name: str) -> bool:
-    return any(_has_kernel(name, key) for key in _COMPOSITES)
+    return any(has_kernel(name, key) for key in _COMPOSITES)
 
 
 def _has_own_kernel(name: str) -> bool:
     """Return whether another kernel than the fallback would run for this op on the CUDA key."""
-    if _has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT or name in _BESIDE_MODES:
+    if has_kernel(name, "CUDA") or name in _BESIDE_IMPLICIT or name in _BESIDE_MODES:
         return True
     if not (name.startswith(_FAMILIES) or name in _NAMES or name in SPECIAL_KERNELS):
-        return bool(_has_kernel(name, "CPU")) and _has_composite(name)
+        return has_kernel(name, "CPU") and _has_composite(name)
     return _has_composite(name)
 
 
 @cache
 def _aten_names() -> frozenset[str]:
     """Return torch's own ops to override; the compiled kernels of a process do not change."""
-    names: list[str] = torch._C._dispatch_get_all_op_names()
-    return frozenset(n for n in names if n.startswith("aten::") and _has_own_kernel(n))
+    return frozenset(n for n in all_op_names() if n.startswith("aten::") and _has_own_kernel(n))
 
 
 @cache
 def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return op and key of the compiled kernels that stand under these keys."""
-    names: list[str] = torch._C._dispatch_get_all_op_names()
-    return tuple(
-        (name, key)
-        for name in names
-        if name.startswith("aten::")
-        for key in keys
-        if _has_kernel(name, key)
-    )
+    names = [name for name in all_op_names() if name.startswith("aten::")]
+    return tuple((name, key) for name in names for key in keys if has_kernel(name, key))
 
 
 def _needs_override(name: str, runtime: Runtime) -> bool:
@@ -90,7 +82,7 @@ def _override_names(runtime: Runtime) -> Iterator[str]:
     """Yield every op whose own kernel would run instead of the fallback."""
     registered_in_python = torch.library._impls  # a user's own CUDA kernel stays his
     torchs_own = kernels_in_python()
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in all_op_names():
         namespace, _, short = name.partition("::")
         is_python = f"{namespace}/{short}/CUDA" in registered_in_python
         is_users = is_python and name not in torchs_own

@@ -100,14 +100,6 @@ def constant(value: Any) -> Any:
     return answer
 
 
-def _allocated(device: Any = None) -> int:
-    return METER.allocated_bytes
-
-
-def _peak(device: Any = None) -> int:
-    return METER.peak_bytes
-
-
 def _nested_statistics(device: Any = None) -> dict[str, Any]:
     counted = {"current": METER.allocated_bytes, "peak": METER.peak_bytes}
     return {
@@ -133,10 +125,6 @@ def _free_and_total(device: Any = None) -> tuple[int, int]:
     return max(TOTAL_BYTES - METER.allocated_bytes, 0), TOTAL_BYTES
 
 
-def _reset_peak(device: Any = None) -> None:
-    METER.reset_peak()
-
-
 def _set_fraction(fraction: float, device: Any = None) -> None:
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
@@ -144,15 +132,21 @@ def _set_fraction(fraction: float, device: Any = None) -> None:
 
 
 _ANSWERS: Final[dict[str, Any]] = {
-    "memory_allocated memory_reserved memory_cached device_memory_used": _allocated,
-    "max_memory_allocated max_memory_reserved max_memory_cached": _peak,
+    "memory_allocated memory_reserved memory_cached device_memory_used": lambda device=None: (
+        METER.allocated_bytes
+    ),
+    "max_memory_allocated max_memory_reserved max_memory_cached": lambda device=None: (
+        METER.peak_bytes
+    ),
     "memory_stats": _statistics,
     "memory_stats_as_nested_dict": _nested_statistics,
     "host_memory_stats host_memory_stats_as_nested_dict": lambda device=None: {},
     "memory_summary": _summary,
     "memory_snapshot": lambda *args, **kwargs: [],
     "mem_get_info get_memory_info": _free_and_total,
-    "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": _reset_peak,
+    "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached": (
+        lambda device=None: METER.reset_peak()
+    ),
     "reset_accumulated_memory_stats reset_accumulated_host_memory_stats": constant(None),
     "reset_peak_host_memory_stats empty_cache empty_host_cache ipc_collect": constant(None),
     "set_per_process_memory_fraction": _set_fraction,

@@ -12,8 +12,6 @@ from cudalens.core._python import Frameless
 from cudalens.simulate.state import not_rehearsed
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cudalens.simulate.state import DeviceState
 
 
@@ -164,12 +162,7 @@ class StreamContext:
         self._before = getattr(_current, "stream", None)
         set_stream(self.stream)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.stream is not None:
             _current.stream = self._before
 

@@ -166,14 +166,10 @@ _STREAMS: Final = {
 def _markers() -> ModuleType:
     """Return a module that accepts NVTX ranges: nobody listens."""
     module = ModuleType("nvtx")
-    numbered = dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"), 0)
-    for name, value in {
-        **numbered,
-        "rangeEnd": None,
-        "markA": None,
-        "deviceRangeEnd": None,
-    }.items():
-        setattr(module, name, constant(value))
+    for name in ("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"):
+        setattr(module, name, constant(0))
+    for name in ("rangeEnd", "markA", "deviceRangeEnd"):
+        setattr(module, name, constant(None))
     return module
 
 
