@@ -9,10 +9,9 @@ from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
-from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._dims import compares_32_bits, lookup_key
-from cudalens.guards._ranges import format_offender
+from cudalens.guards._ranges import violation_at
 from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Within
 
 _MODE_MAX = 2
@@ -140,16 +139,15 @@ def _falling_offset(offsets: Tensor, bags: int, count: int, key: str) -> Violati
         return None
     bad = torch.zeros_like(offsets, dtype=torch.bool)
     bad[1:bags] = (inner < bounds[: bags - 1]) | (inner > count)
-    offenders = find_offenders(offsets, bad)
-    (at,) = offenders.first[0].position
+    at = int(bad.nonzero()[0])
     before = 0 if at == 1 else offsets[at - 1].item()
-    return Violation(
+    return violation_at(
+        offsets,
+        bad,
+        f"is outside {before} … {count}: from the offset before it to the number of {{related}}",
         argument="offsets",
-        headline=f"{format_offender('offsets', offenders)} is outside {before} … {count}: "
-        "from the offset before it to the number of {related}",
         explanation="A bag runs from its offset to the next one, the last to the end of the "
         "indices; the kernel stops at a bag that ends before it starts.",
-        offenders=offenders,
         bounds=Bounds(min=0, max=count, text=f"non-decreasing, 0 … {count}"),
         is_index=False,
         related="indices",

@@ -90,11 +90,6 @@ class Interceptor:
         self._waits = HostWaits(self.settle, self._devices, lambda: self._inside.busy)
         self._compiled = CompiledGuards(self._tell_compiled, self._complain, devices=self._devices)
 
-    @property
-    def is_installed(self) -> bool:
-        """Return whether anything is registered in the dispatcher."""
-        return bool(self._libraries)
-
     def install(self) -> None:
         """Register a kernel for each guarded overload that has none yet; does nothing twice."""
         self.look_later(is_deferred=self.is_deferred, in_compiled=self._in_compiled)
