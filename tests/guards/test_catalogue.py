@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cudalens.core import _torch
+from cudalens import guards
+from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS, Guard, _base, all_guards, catalogue_rows, full_name
-from cudalens.guards._base import _overloads, make_guard, resolve, schema_parameters
+from cudalens.guards._base import _decomposes, _overloads, make_guard, resolve
 from cudalens.guards._unguarded import LEFT_OUT, UNGUARDABLE
 from tests.cpu_guards import Stopped, guarded
 from tests.releases import here, release
@@ -55,52 +55,19 @@ def run_passing(entry: Guard) -> None:
         evaluate(entry.passes)
 
 
-class _Calls(TorchDispatchMode):
-    """Notes the calls that a guard looks at, with the arguments that the guard takes."""
-
-    def __init__(self, entry: Guard) -> None:
-        super().__init__()
-        self.entry = entry
-        self.arguments: list[list[Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.entry in GUARDS.get(func, ()):
-            places = {item.name: item for item in schema_parameters(func)}
-            self.arguments.append([places[name].of(args, kwargs) for name in self.entry.parameters])
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def _composite_calls(calls: _Calls) -> Iterator[None]:
-    """Note the calls of ops that a dispatch mode never sees, since they decompose above it."""
-
-    def noting(op: Any) -> Any:
-        go_on, _ = _torch.redispatcher(op, "AutogradCPU")
-
-        def note(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            places = {item.name: item for item in schema_parameters(op)}
-            names = calls.entry.parameters
-            calls.arguments.append([places[name].of(args, kwargs) for name in names])
-            return go_on(keyset, *args, **kwargs)
-
-        return note
-
-    kernels = {full_name(op): noting(op) for op in resolve(calls.entry)}
-    libraries = _torch.register_kernels(kernels, "AutogradCPU")
-    try:
-        yield
-    finally:
-        _torch.destroy(libraries)
-
-
 def passing_arguments(entry: Guard) -> list[Any]:
     """Return the arguments that the guard gets in its own passing example."""
-    calls = _Calls(entry)
-    with _composite_calls(calls) if entry.is_composite else calls:
-        run_passing(entry)
-    assert calls.arguments, f"the example of {entry.name} calls no op that it guards"
-    return calls.arguments[0]
+    calls: list[tuple[Any, ...]] = []
+    noting = replace(entry, check=lambda *values: calls.append(values))
+    before = dict(guards._table)
+    guards._table.update(dict.fromkeys(resolve(entry), (noting,)))
+    try:
+        with guarded():
+            run_passing(entry)
+    finally:
+        guards._table.update(before)
+    assert calls, f"the example of {entry.name} calls no op that it guards"
+    return list(calls[0])
 
 
 class Ops(TorchDispatchMode):
@@ -172,22 +139,21 @@ def test_missing_parts_are_noticed() -> None:
     assert (entry.source, entry.cost, entry.passes, entry.violates) == ("", "", "", "")
 
 
-@every_guard
-def test_passing_example_is_silent(entry: Guard) -> None:
-    """The example at the bound runs through with every guard installed."""
+def stopped_by(entry: Guard) -> tuple[str, Violation]:
+    """Run both examples with every guard: the one at the bound is silent, the other's finding."""
     with guarded() as collector:
         run_passing(entry)
-    assert collector.found == []
+        assert collector.found == []
+        with pytest.raises(Stopped):
+            evaluate(entry.violates)
+    assert [violation.guard for _, violation in collector.found] == [entry.name]
+    return collector.found[0]
 
 
 @every_guard
-def test_violating_example_is_stopped(entry: Guard) -> None:
+def test_examples_pass_and_violate(entry: Guard) -> None:
     """The example one step beyond is stopped by this guard, with a whole finding."""
-    with guarded() as collector, pytest.raises(Stopped):
-        evaluate(entry.violates)
-    names = [violation.guard for _, violation in collector.found]
-    assert names == [entry.name]
-    op, violation = collector.found[0]
+    op, violation = stopped_by(entry)
     overload = next(item for item in GUARDS if full_name(item) == op)
     schema = {argument.name for argument in overload._schema.arguments}
     assert violation.argument in schema
@@ -262,11 +228,6 @@ def test_check_changes_nothing(entry: Guard) -> None:
 
 def _dispatched(op: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel(full_name(op)))
-
-
-def _decomposes(op: Any) -> bool:
-    key = "CompositeImplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full_name(op), key))
 
 
 def _signature(op: Any) -> dict[str, str]:

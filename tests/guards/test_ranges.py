@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.guards import GUARDS, Guard, interceptor
 from cudalens.guards._ranges import FEW, extremes, few
-from tests.cpu_guards import Stopped, guarded
-from tests.guards.test_catalogue import CATALOGUE, evaluate, run_passing
+from tests.guards.test_catalogue import every_guard, stopped_by
 
 
 class Reductions(TorchDispatchMode):
@@ -30,29 +29,19 @@ class Reductions(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("nothing_is_few")
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+@every_guard
 def test_reductions_find_what_single_looks_find(entry: Guard) -> None:
     """Both examples of every guard end the same way when its tensors count as large."""
-    with guarded() as collector:
-        run_passing(entry)
-        assert collector.found == []
-        with pytest.raises(Stopped):
-            evaluate(entry.violates)
-    assert [violation.guard for _, violation in collector.found] == [entry.name]
+    stopped_by(entry)
 
 
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+@every_guard
 def test_the_whole_look_finds_what_the_quick_one_finds(
     entry: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The quick one takes most calls, the other one those with keywords, modes or lists."""
     monkeypatch.setattr(interceptor, "quick_look", lambda op, plans: (0, bool, frozenset()))
-    with guarded() as collector:
-        run_passing(entry)
-        assert collector.found == []
-        with pytest.raises(Stopped):
-            evaluate(entry.violates)
-    assert [violation.guard for _, violation in collector.found] == [entry.name]
+    stopped_by(entry)
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
