@@ -19,7 +19,6 @@ from tests.cpu_guards import Collector, deterministic, guarded
 from tests.guards.parity import ask
 
 tensor, zeros, ones, aten = torch.tensor, torch.zeros, torch.ones, torch.ops.aten
-HUGE = 2**40
 
 
 @pytest.fixture
@@ -37,6 +36,10 @@ def findings(op: Any, *args: Any, **options: Any) -> list[Violation]:
 def only(op: Any, *args: Any, **kwargs: Any) -> Violation:
     (found,) = findings(op, *args, **kwargs)
     return found
+
+
+def by_op(call: tuple[Any, ...]) -> str:
+    return str(call[0])
 
 
 def positions(found: Violation) -> list[tuple[tuple[int, ...], Any]]:
@@ -77,27 +80,6 @@ def test_list_position_and_dimension(
     """None passes one dimension by, a mask as many as it has; the first bad index is told."""
     found = only(aten.index.Tensor, zeros(3, 4, 5), indices)
     assert (found.list_position, found.dim, found.size) == (position, dim, size)
-
-
-@pytest.mark.parametrize(
-    ("shape", "indices"),
-    [
-        ((3,), [tensor([], dtype=torch.long)]),
-        ((3, 0), [tensor([9])]),
-        ((3, 4), [tensor([[9]]), tensor([], dtype=torch.long)]),
-        ((3, 4), [tensor([False, False, False]), tensor([9])]),
-        ((3,), [tensor([True, False, True])]),
-        ((3,), [tensor([9], dtype=torch.int16)]),
-        ((3,), [tensor([0]), tensor([9])]),
-        ((0,), [tensor([9])]),
-        ((3, 4), [tensor([9, 9]), tensor([0, 0, 0])]),
-        ((3, 4), [tensor([True, True]), tensor([9])]),
-        ((3, 4), [tensor([True, True, True]), tensor([9, 9])]),
-    ],
-)
-def test_nothing_is_launched_or_torch_refuses(shape: tuple[int, ...], indices: list[Any]) -> None:
-    """Empty results launch nothing, and wrong shapes and dtypes are the host's own errors."""
-    assert findings(aten.index.Tensor, zeros(shape), indices) == []
 
 
 def test_zero_dim_index_is_checked() -> None:
@@ -236,12 +218,6 @@ def test_one_value_is_written_without_sorting(is_deterministic: bool) -> None:
         assert _writes_by_sorting(ones(1), accumulate=True)
 
 
-def test_a_tensor_of_one_element_has_a_bound() -> None:
-    """An empty one has none: nothing is launched."""
-    assert only(aten.index_copy_.default, zeros(1), 0, tensor([1]), ones(1)).bounds.text == "0 … 0"
-    assert findings(aten.index_copy_.default, zeros(1, 0), 0, tensor([1]), ones(1, 0)) == []
-
-
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_sparse_coo_select_wraps() -> None:
     """A sparse dimension lets negative values count from the end; a strided one does not."""
@@ -270,14 +246,6 @@ def test_offsets_follow_the_kernel(kind: torch.dtype) -> None:
     assert "max" in str(ask([0, 3], mode=2)[0].device_text)
 
 
-def test_bags_that_launch_nothing_are_not_checked() -> None:
-    """No bag, or a table without columns: CUDA checks neither indices nor offsets."""
-    op = aten._embedding_bag.default
-    nowhere = tensor([], dtype=torch.long)
-    assert findings(op, zeros(3, 2), tensor([9]), nowhere) == []
-    assert findings(op, zeros(3, 0), tensor([9]), tensor([0, 9])) == []
-
-
 def test_padding_idx_is_exempt_in_backward_only() -> None:
     """The backward kernel skips padding_idx; the lookup itself has no exception."""
     backward = aten.embedding_dense_backward.default
@@ -289,33 +257,59 @@ def test_padding_idx_is_exempt_in_backward_only() -> None:
     assert only(aten.embedding.default, zeros(3, 2), tensor([-1]), -1)
 
 
-@pytest.mark.parametrize("value", [-1, 3, HUGE, -HUGE])
-def test_empty_rows_of_a_lookup_launch_nothing(value: int) -> None:
-    """A table without columns is never read; one without rows refuses every index."""
-    assert findings(aten.embedding.default, zeros(3, 0), tensor([value])) == []
-    assert only(aten.embedding.default, zeros(0, 2), tensor([value])).bounds.text == "nothing"
+FEW_ROWS, MANY_ROWS, WIDE = tensor([3] * 16), tensor([3] * 17), tensor([2**32])
+REDUCED = (aten.index_reduce_.default, zeros(3), 0)
+SCATTERED = (aten.scatter_reduce_.two, zeros(3), 0, tensor([3]), ones(1), "amax")
+PUT = (aten.scatter_.src, zeros(3), 0)
+COPIED = (aten.index_copy_.default, zeros(3), 0)
+FRACTIONAL = (aten.fractional_max_pool2d_backward.default, ones(1, 1, 1), zeros(1, 2, 2))
+REST = {"include_self": False}
+LINES: list[tuple[str | None, bool, tuple[Any, ...]]] = [
+    # Up to 16 indices, more of them, and whole aligned rows are three kernels.
+    ("indexSelectSmallIndex", False, (aten.embedding.default, zeros(3, 4), FEW_ROWS)),
+    ("vectorized_gather_kernel", False, (aten.embedding.default, zeros(3, 4), MANY_ROWS)),
+    ("ScatterGatherKernel.cu:203", False, (aten.embedding.default, zeros(3, 3), MANY_ROWS)),
+    ("Indexing.cu:1030", False, (aten.index_add_.default, zeros(3), 0, FEW_ROWS, ones(16))),
+    ("Indexing.cu:1089", False, (aten.index_add_.default, zeros(3), 0, MANY_ROWS, ones(17))),
+    # Without include_self rows and places are filled first; that fill knows negatives.
+    ("Indexing.cu:1030", False, (*REDUCED, tensor([3]), ones(1), "amax")),
+    ("IndexKernel.cu:154", False, (*REDUCED, tensor([3]), ones(1), "amax", REST)),
+    ("Indexing.cu:1030", False, (*REDUCED, tensor([-1]), ones(1), "amax", REST)),
+    ("ScatterGatherKernel.cu:203", False, SCATTERED),
+    ("ScatterGatherKernel.cu:449", False, (*SCATTERED, REST)),
+    # Deterministic algorithms sort, or put a single value.
+    ("IndexKernel.cu:111", True, (*PUT, tensor([3]), ones(1))),
+    ("TensorCompare.cu:109", True, (*PUT, tensor([3, 3]), ones(2))),
+    ("TensorCompare.cu:109", True, (aten.scatter_add_.default, *PUT[1:], tensor([3]), ones(1))),
+    ("IndexKernel.cu:111", True, (*COPIED, tensor([3]), ones(1))),
+    ("TensorCompare.cu:109", True, (*COPIED, tensor([3, 3]), ones(2))),
+    # A negative index and one beyond the plane stop at different lines.
+    ("FractionalMaxPool2d.cu:120: ", False, (*FRACTIONAL, [2, 2], [1, 1], tensor([[[-1]]]))),
+    ("FractionalMaxPool2d.cu:123: ", False, (*FRACTIONAL, [2, 2], [1, 1], tensor([[[4]]]))),
+    # These kernels compare all bits, as do others with many indices, and those of large tables.
+    ("", False, (aten.gather.default, zeros(3), 0, WIDE)),
+    ("", False, (aten.index.Tensor, zeros(3), [WIDE])),
+    ("", False, (aten.index_select.default, zeros(3), 0, WIDE.expand(17))),
+    ("", False, (aten.embedding.default, zeros(3, 2), WIDE.expand(17))),
+    ("", False, (*COPIED, WIDE, ones(1))),
+    ("", False, (aten.max_unpool3d.default, ones(1, 1, 1, 1), WIDE.view(1, 1, 1, 1), [1, 1, 3])),
+    ("", False, (aten.index_select.default, zeros(1, 1).expand(3, 2**30), 0, WIDE)),
+    (None, False, (aten.index_select.default, zeros(1, 1).expand(3, 2**29), 0, WIDE)),
+    # The fill before a reduction compares all bits, the reduction 32.
+    (None, False, (*REDUCED[:1], zeros(2, 3), 1, WIDE, ones(2, 1), "amax")),
+    ("IndexKernel.cu:154", False, (*REDUCED[:1], zeros(2, 3), 1, WIDE, ones(2, 1), "amax", REST)),
+]
 
 
-def test_device_text_follows_the_kernel_that_runs() -> None:
-    """Up to 16 indices, more of them, and whole aligned rows are three kernels."""
-    op, table = aten.embedding.default, zeros(3, 4)
-    few, many = tensor([3] * 16), tensor([3] * 17)
-    assert "indexSelectSmallIndex" in str(only(op, table, few).device_text)
-    assert "vectorized_gather_kernel" in str(only(op, table, many).device_text)
-    assert "ScatterGatherKernel.cu:203" in str(only(op, zeros(3, 3), many).device_text)
-    add = aten.index_add_.default
-    assert "Indexing.cu:1030" in str(only(add, zeros(3), 0, few, ones(16)).device_text)
-    assert "Indexing.cu:1089" in str(only(add, zeros(3), 0, many, ones(17)).device_text)
-
-
-def test_index_reduce_fills_first_without_include_self() -> None:
-    """Values beyond the end stop at index_fill, negative ones in range at the reduction."""
-    op = aten.index_reduce_.default
-    call = (zeros(3), 0, tensor([3]), ones(1), "amax")
-    assert "Indexing.cu:1030" in str(only(op, *call).device_text)
-    assert "IndexKernel.cu:154" in str(only(op, *call, include_self=False).device_text)
-    negative = (zeros(3), 0, tensor([-1]), ones(1), "amax")
-    assert "Indexing.cu:1030" in str(only(op, *negative, include_self=False).device_text)
+@pytest.mark.parametrize(("line", "is_deterministic", "call"), LINES)
+def test_device_text_is_that_of_the_kernel_that_runs(
+    line: str | None, is_deterministic: bool, call: tuple[Any, ...]
+) -> None:
+    """Sizes, layout, mode and values pick the kernel; ``None``: it asserts nothing here."""
+    *args, options = call if call[-1] is REST else (*call, {})
+    with deterministic() if is_deterministic else nullcontext():
+        text = only(*args, **options).device_text
+    assert text is None if line is None else text is not None and line in text
 
 
 NARROW = {
@@ -352,39 +346,6 @@ def test_an_index_that_32_bits_make_a_good_one_asserts_nothing(name: str) -> Non
         assert found.offenders.count == 2
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        (aten.gather.default, zeros(3), 0, tensor([2**32])),
-        (aten.index.Tensor, zeros(3), [tensor([2**32])]),
-        (aten.index_select.default, zeros(3), 0, torch.full((17,), 2**32)),
-        (aten.embedding.default, zeros(3, 2), torch.full((17,), 2**32)),
-        (aten.index_copy_.default, zeros(3), 0, tensor([2**32]), ones(1)),
-        (aten.max_unpool3d.default, ones(1, 1, 1, 1), tensor([[[[2**32]]]]), [1, 1, 3], [1], [0]),
-    ],
-    ids=lambda call: str(call[0]),
-)
-def test_kernels_that_compare_all_bits_stop(call: tuple[Any, ...]) -> None:
-    """Other kernels, and the same ops with many indices, assert on an index of 33 bits."""
-    assert only(*call).device_text is not None
-
-
-def test_large_tensors_are_counted_in_64_bits() -> None:
-    """A table whose elements do not fit 32 bits is looked up by all bits of an index."""
-    wide = zeros(1, 1).expand(3, 2**30)
-    assert only(aten.index_select.default, wide, 0, tensor([2**32])).device_text
-    few = zeros(1, 1).expand(3, 2**29)
-    assert only(aten.index_select.default, few, 0, tensor([2**32])).device_text is None
-
-
-def test_rows_that_are_filled_first_are_compared_by_all_bits() -> None:
-    """Without include_self index_reduce_ fills the rows before, and that kernel asserts."""
-    call = (aten.index_reduce_.default, zeros(2, 3), 1, tensor([2**32]), ones(2, 1), "amax")
-    assert only(*call).device_text is None
-    found = only(*call, include_self=False)
-    assert "IndexKernel.cu:154" in str(found.device_text)
-
-
 @pytest.mark.parametrize(("release", "asserts"), [((2, 13), False), ((2, 14), True)])
 def test_rows_that_are_scattered_are_compared_by_all_bits(
     monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], asserts: bool
@@ -413,26 +374,6 @@ def test_deterministic_reductions_wrap_where_they_are_put(
     call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([-1]), ones(1), reduce)
     with deterministic():
         assert bool(findings(*call, include_self=include_self)) != wraps
-
-
-def test_the_text_of_a_scatter_is_that_of_the_kernel_that_runs() -> None:
-    """What is left out is filled first; deterministic algorithms sort, or put a single value."""
-    call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([3]), ones(1), "amax")
-    assert "ScatterGatherKernel.cu:203" in str(only(*call).device_text)
-    excluded = only(*call, include_self=False)
-    assert "ScatterGatherKernel.cu:449" in str(excluded.device_text)
-    with deterministic():
-        one = only(aten.scatter_.src, zeros(3), 0, tensor([3]), ones(1))
-        two = only(aten.scatter_.src, zeros(3), 0, tensor([3, 3]), ones(2))
-        added = only(aten.scatter_add_.default, zeros(3), 0, tensor([3]), ones(1))
-        copied = only(aten.index_copy_.default, zeros(3), 0, tensor([3]), ones(1))
-        both = only(aten.index_copy_.default, zeros(3), 0, tensor([3, 3]), ones(2))
-    for found, site in (
-        *((one, "IndexKernel.cu:111"), (two, "TensorCompare.cu:109")),
-        *((added, "TensorCompare.cu:109"), (copied, "IndexKernel.cu:111")),
-        (both, "TensorCompare.cu:109"),
-    ):
-        assert site in str(found.device_text)
 
 
 @pytest.mark.parametrize(
@@ -508,8 +449,13 @@ def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
         (aten.embedding.default, zeros(3, 2), tensor([9], dtype=torch.int16)),
         (aten.index_put_.default, zeros(3), [tensor([9])], ones(1).double()),
         (aten.max_unpool2d.default, ones(1, 1, 2), tensor([[[9]]]), [2, 2]),
+        (aten.index.Tensor, zeros(3), [tensor([9], dtype=torch.int16)]),
+        (aten.index.Tensor, zeros(3), [tensor([0]), tensor([9])]),
+        (aten.index.Tensor, zeros(3, 4), [tensor([9, 9]), tensor([0, 0, 0])]),
+        (aten.index.Tensor, zeros(3, 4), [tensor([True, True]), tensor([9])]),
+        (aten.index.Tensor, zeros(3, 4), [tensor([True, True, True]), tensor([9, 9])]),
     ],
-    ids=lambda call: str(call[0]) if isinstance(call, tuple) else "",
+    ids=by_op,
 )
 def test_host_errors_are_left_to_torch(call: tuple[Any, ...]) -> None:
     """Arguments that torch refuses by shape or dtype are not ours, whatever their values."""
@@ -518,20 +464,45 @@ def test_host_errors_are_left_to_torch(call: tuple[Any, ...]) -> None:
         call[0](*call[1:])
 
 
+NOTHING = tensor([], dtype=torch.long)
+
+
 @pytest.mark.parametrize(
     "call",
     [
         (aten.index_add_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
         (aten.index_copy_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
+        (aten.index_copy_.default, zeros(1, 0), 0, tensor([1]), zeros(1, 0)),
         (aten.index_fill_.int_Scalar, zeros(3, 0), 0, tensor([9]), 1.0),
         (aten.index_select.default, zeros(3, 0), 0, tensor([9])),
         (aten.max_unpool2d.default, ones(1, 1, 1), tensor([[[9]]]), [0, 2]),
+        (aten.embedding.default, zeros(3, 0), tensor([-1, 3, 2**40, -(2**40)])),
+        (aten._embedding_bag.default, zeros(3, 2), tensor([9]), NOTHING),
+        (aten._embedding_bag.default, zeros(3, 0), tensor([9]), tensor([0, 9])),
+        (aten.index.Tensor, zeros(3), [NOTHING]),
+        (aten.index.Tensor, zeros(3, 0), [tensor([9])]),
+        (aten.index.Tensor, zeros(3, 4), [tensor([[9]]), NOTHING]),
+        (aten.index.Tensor, zeros(3, 4), [tensor([False, False, False]), tensor([9])]),
+        (aten.index.Tensor, zeros(3), [tensor([True, False, True])]),
+        (aten.index.Tensor, zeros(0), [tensor([9])]),
     ],
-    ids=lambda call: str(call[0]) if isinstance(call, tuple) else "",
+    ids=by_op,
 )
-def test_zero_width_slices_are_never_checked(call: tuple[Any, ...]) -> None:
-    """Where a slice has no element CUDA launches nothing, whatever the index says."""
+def test_nothing_is_launched(call: tuple[Any, ...]) -> None:
+    """Where no element is read or written CUDA looks at no index, whatever it says."""
     assert findings(*call) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "bounds"),
+    [
+        ((aten.embedding.default, zeros(0, 2), tensor([0])), "nothing"),
+        ((aten.index_copy_.default, zeros(1), 0, tensor([1]), ones(1)), "0 … 0"),
+    ],
+)
+def test_small_tensors_have_bounds(call: tuple[Any, ...], bounds: str) -> None:
+    """A table without rows refuses every index; one element may be named."""
+    assert only(*call).bounds.text == bounds
 
 
 def test_masked_scatter_tells_the_first_element_without_a_source() -> None:
@@ -563,14 +534,6 @@ def test_expanded_index_is_reduced_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert sizes[0] == FEW + 1
     assert found.offenders.count == 50
     assert found.offenders.first[0].position == (FEW, 0)
-
-
-@pytest.mark.parametrize(("value", "line"), [(-1, 120), (4, 123)])
-def test_fractional_pooling_has_two_asserts(value: int, line: int) -> None:
-    """A negative index and one beyond the plane stop at different lines."""
-    op = aten.fractional_max_pool2d_backward.default
-    call = (ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1], tensor([[[value]]]))
-    assert f"FractionalMaxPool2d.cu:{line}: " in str(only(op, *call).device_text)
 
 
 def test_training_on_valid_indices_is_undisturbed() -> None:
