@@ -95,17 +95,13 @@ def is_refused(op: Any, call: Call) -> bool:
     return raises(op, *call.args) if call.bad is None else bool(call.bad)
 
 
-def check_share(violating: int, calls: int) -> None:
-    """Assert that a third of the calls violate a guard, and that some do not."""
-    assert calls <= 3 * violating < 3 * calls, f"{violating} of {calls} calls"
-
-
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
     """And where the CPU kernel looks it refuses the same calls, as the simulated device does.
 
-    Half of the calls are as they are drawn, the others drawn until something is bad.
+    Half of the calls are as they are drawn, the others drawn until something is bad: a third must
+    violate the guard, and some must not.
     """
     told: list[str | None] = []
 
@@ -131,25 +127,13 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
     for calls in (case.calls, case.calls.filter(partial(is_refused, case.op))):
         # A seed, not derandomize, which draws other calls after each change of these lines.
         seed(1)(half(given(calls)(holds)))()
-    check_share(told.count(case.guard), len(told))
+    violating, calls = told.count(case.guard), len(told)
+    assert calls <= 3 * violating < 3 * calls, f"{violating} of {calls} calls violate it"
 
 
 def test_every_guard_is_held_against_a_loop() -> None:
     """No guard without a generator of calls, of which a third violate it."""
     assert {entry.name for entry in CATALOGUE} == {item.guard for item in CASES}
-
-
-@pytest.mark.parametrize(
-    ("violating", "calls", "is_enough"),
-    [(14, 42, True), (13, 42, False), (39, 40, True), (40, 40, False), (0, 0, False)],
-)
-def test_a_share_that_is_too_small_is_noticed(violating: int, calls: int, is_enough: bool) -> None:
-    """Fewer than a third, all, or no calls at all are not a comparison."""
-    if is_enough:
-        check_share(violating, calls)
-        return
-    with pytest.raises(AssertionError, match=f"{violating} of {calls} calls"):
-        check_share(violating, calls)
 
 
 # --- indexing -------------------------------------------------------------------------------------
