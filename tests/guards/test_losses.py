@@ -34,40 +34,6 @@ def test_headline_names_value_position_and_classes(guards: Collector) -> None:
     assert found.is_index and not found.is_silent
 
 
-@pytest.mark.parametrize(
-    ("classes", "target", "ignored", "bad"),
-    [
-        (3, [0, 2, -100], -100, []),
-        (3, [0, 3, -100], -100, [(1,)]),
-        (3, [-1, 2, 0], -100, [(0,)]),
-        (3, [-1, 2, 0], -1, []),
-        (3, [255, 2, 0], 255, []),
-        (3, [255, 2, 0], -100, [(0,)]),
-        (3, [2**40, 2, -(2**40)], -100, [(0,), (2,)]),
-        (3, [1, 1, 3], 1, [(2,)]),
-        (1, [0, 0, 1], -100, [(2,)]),
-        (0, [-100, -100, -100], -100, []),
-        (0, [-100, 0, -100], -100, [(1,)]),
-    ],
-)
-@pytest.mark.parametrize("is_few", [True, False])
-def test_target_range(
-    guards: Collector,
-    request: pytest.FixtureRequest,
-    classes: int,
-    target: list[int],
-    ignored: int,
-    bad: list[Any],
-    is_few: bool,
-) -> None:
-    """Classes and ignore_index pass; everything else is found at its place, few or reduced."""
-    if not is_few:
-        request.getfixturevalue("nothing_is_few")
-    scores = torch.zeros(3, classes)
-    found = guards.look(lambda: F.nll_loss(scores, tensor(target), ignore_index=ignored))
-    assert (positions(found) if found else []) == bad
-
-
 def test_ignored_class_is_not_allowed_twice(guards: Collector) -> None:
     """An ignore_index that is a class adds nothing to the bounds."""
     found = guards.look(lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 3]), ignore_index=1))
@@ -217,62 +183,6 @@ def test_multi_margin_scores_of_one_sample(guards: Collector, target: torch.Tens
     refused = guards.unguarded(lambda: F.multi_margin_loss(torch.zeros(3), tensor([0, 3])))
     assert isinstance(refused, RuntimeError)
     assert guards.found == []
-
-
-def test_multi_margin_target_of_33_bits_is_refused_as_on_the_cpu(guards: Collector) -> None:
-    """A label that the kernel cuts to a class asserts nothing on CUDA; no text is quoted."""
-    found = guards.look(lambda: F.multi_margin_loss(torch.zeros(2, 3), tensor([0, 2**32 + 1])))
-    assert found is not None
-    assert not found.is_silent and found.device_text is None
-    assert "low 32 bits" in found.explanation
-    assert found.offenders.first[0].value == 2**32 + 1
-
-
-def test_multi_margin_backward_is_silent(guards: Collector) -> None:
-    """The backward kernel looks at nothing, so that the finding is a silent one."""
-    scores = torch.rand(2, 3, requires_grad=True)
-    target = tensor([0, 1])
-    loss = F.multi_margin_loss(scores, target)
-    target.data[1] = 3
-    found = guards.look(loss.backward)
-    assert found is not None and found.is_silent and found.device_text is None
-
-
-# --- connectionist temporal classification -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("targets", "input_lengths", "target_lengths", "bad"),
-    [
-        ([[1, 3, -1], [2, 9, 9]], [5, 5], [2, 1], []),
-        ([[1, 4, -1], [2, 9, 9]], [5, 5], [2, 1], [(0, 1)]),
-        ([[1, 4, -1], [2, 9, 9]], [5, 5], [3, 2], [(0, 1), (0, 2), (1, 1)]),
-        ([[1, 4, -1], [2, 9, 9]], [0, 5], [3, 1], []),
-        ([1, 3, 2], [5, 5], [2, 1], []),
-        ([1, 3, 4], [5, 5], [2, 1], [(2,)]),
-        ([9, 9, 1], [0, 5], [2, 1], []),
-        ([9, 9, 4], [0, 5], [2, 1], [(2,)]),
-    ],
-)
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_ctc_labels_that_are_read(
-    guards: Collector,
-    targets: Any,
-    input_lengths: list[int],
-    target_lengths: list[int],
-    bad: list[Any],
-    as_tensor: bool,
-) -> None:
-    """Labels within their length count; padding and samples without input do not."""
-    scores = torch.zeros(5, 2, 4).log_softmax(-1)
-    steps: Any = tensor(input_lengths) if as_tensor else input_lengths
-    lengths: Any = tensor(target_lengths) if as_tensor else target_lengths
-    op = aten._ctc_loss.Tensor if as_tensor else aten._ctc_loss.default
-    found = guards.look(lambda: op(scores, tensor(targets), steps, lengths))
-    assert (positions(found) if found else []) == bad
-    if found:
-        assert found.is_silent and not found.is_replay_safe and found.device_text is None
-        assert found.bounds.text == "0 … 3"
 
 
 def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:

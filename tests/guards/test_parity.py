@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from cudalens.core.report_types import Violation
-from cudalens.guards import full_name
+from cudalens.guards import _ranges, engine, full_name
 from cudalens.guards._base import schema_parameters
 from cudalens.simulate import ASSERTS
 from tests.guards.parity import (
@@ -101,12 +101,16 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
     """And where the CPU kernel looks it refuses the same calls, as the simulated device does.
 
     Half of the calls are as they are drawn, the others drawn until something is bad: a third must
-    violate the guard, and some must not.
+    violate the guard, and some must not.  A few integers are looked at one by one, or reduced as
+    many are.
     """
     told: list[str | None] = []
 
-    def holds(call: Call) -> None:
-        found = ask(case.op, *call.args, **call.options)
+    def holds(call: Call, is_few: bool) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for module in () if is_few else (_ranges, engine):
+                patch.setattr(module, "few", lambda tensor: None)
+            found = ask(case.op, *call.args, **call.options)
         assert len(found) <= 1
         name, violation = found[0] if found else (None, None)
         told.append(name)
@@ -126,7 +130,7 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
     )
     for calls in (case.calls, case.calls.filter(partial(is_refused, case.op))):
         # A seed, not derandomize, which draws other calls after each change of these lines.
-        seed(1)(half(given(calls)(holds)))()
+        seed(1)(half(given(calls, st.booleans())(holds)))()
     violating, calls = told.count(case.guard), len(told)
     assert calls <= 3 * violating < 3 * calls, f"{violating} of {calls} calls violate it"
 
@@ -289,9 +293,10 @@ def bag_offsets(draw: Draw) -> Call:
         for at in range(1, len(used))
         if not (0 if at == 1 else used[at - 1]) <= used[at] <= count
     ]
-    table, none = ones(3, 2), zeros(count, dtype=torch.long)
-    args = (table, none, tensor(given), False, draw(st.integers(0, 2)), False, None, has_last)
-    return Call(args=args, tensor=tensor(given), bad=bad, on_cpu=False)
+    kind = draw(st.sampled_from(BOTH))
+    index, starts = zeros(count, dtype=kind), tensor(given, dtype=kind)
+    args = (ones(3, 2), index, starts, False, draw(st.integers(0, 2)), False, None, has_last)
+    return Call(args=args, tensor=starts, bad=bad, on_cpu=False)
 
 
 @case("embedding_bag_indices_in_range", aten._embedding_bag.default)
@@ -370,7 +375,7 @@ def quantized_bag(draw: Draw) -> Call:
     grads=True,
 )
 def class_targets(draw: Draw, pixels: bool = False, grads: bool = False) -> Call:
-    classes, reduction = draw(st.integers(1, 12)), draw(st.integers(0, 2))
+    classes, reduction = draw(st.integers(0, 12)), draw(st.integers(0, 2))
     shape = (draw(FEW), draw(FEW), draw(FEW)) if pixels else (draw(st.integers(1, 30)),)
     ignored = draw(st.sampled_from([-100, -100, 255, 0, classes, 2**40]))
     values = draw(labels(classes, ignored, count=math.prod(shape)))
@@ -430,7 +435,9 @@ def multilabel_targets(draw: Draw) -> Call:
 
 
 @case("ctc_loss_labels_in_alphabet", aten._ctc_loss.default)
-def ctc_labels(draw: Draw) -> Call:
+@case("ctc_loss_labels_in_alphabet", aten._ctc_loss.default, is_flat=True)
+@case("ctc_loss_labels_in_alphabet", aten._ctc_loss.Tensor, make=tensor)
+def ctc_labels(draw: Draw, is_flat: bool = False, make: Any = list) -> Call:
     """A loop over the samples and their lengths; the CPU kernel reads out of bounds as well."""
     classes, steps, samples, width = draw(st.integers(1, 5)), draw(FEW), draw(FEW), draw(FEW)
     targets = tensor(draw(labels(classes, count=samples * width))).reshape(samples, width)
@@ -445,8 +452,17 @@ def ctc_labels(draw: Draw) -> Call:
         for place, value in outside(targets, 0, classes)
         if read[place[0]] and place[1] < lengths[place[0]]
     ]
-    args = (zeros(steps, samples, classes), targets, read, lengths)
-    return Call(args=args, tensor=targets, bad=bad, on_cpu=False)
+    if is_flat:  # one behind the other, without what is not read
+        targets = torch.cat([row[:length] for row, length in zip(targets, lengths, strict=True)])
+        bad = [((sum(lengths[:sample]) + at,), value) for (sample, at), value in bad]
+    args = (zeros(steps, samples, classes), targets, make(read), make(lengths))
+    return Call(
+        args=args,
+        tensor=targets,
+        bad=bad,
+        on_cpu=False,
+        says=lambda found: not found.is_replay_safe,
+    )
 
 
 BCE = aten.binary_cross_entropy.default
@@ -560,13 +576,15 @@ def pooled(draw: Draw, rank: int, arguments: Any, on_cpu: bool = True) -> Call:
 def pivots(draw: Draw, is_signed: bool = False, solves: bool = True) -> Call:
     """Pivots count the rows from 1; those of LDL factors may be negative."""
     rows, batch = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    columns = rows if solves else draw(st.integers(1, 5))
+    count = min(rows, columns)
     wild = st.sampled_from([0, rows + 1, -rows - 1, 2**31 - 1, -(2**31)])
-    drawn = draw(mixed(rows * batch, st.integers(1, rows), wild))
+    drawn = draw(mixed(count * batch, st.integers(1, rows), wild))
     if is_signed and -(2**31) not in drawn and draw(st.integers(0, 2)) == 0:
         drawn = [-value for value in drawn]
-    given = ints(drawn).reshape(batch, rows)
+    given = ints(drawn).reshape(batch, count)
     bad = loop(given, lambda p: 1 <= (abs(p) if is_signed else p) <= rows)
-    args = (ones(batch, rows, rows), given, *([ones(batch, rows, 1)] if solves else []))
+    args = (ones(batch, rows, columns), given, *([ones(batch, rows, 1)] if solves else []))
     return Call(args=args, tensor=given, bad=bad, on_cpu=False)
 
 
