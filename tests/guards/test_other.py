@@ -62,61 +62,14 @@ def test_negative_repeats_are_all_listed(guards: Collector) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "reduce", "options", "guard", "bad"),
-    [
-        ((4,), "sum", {"offsets": [0, 2, 4]}, None, []),
-        ((4,), "sum", {"offsets": [0, 2, 5]}, "segments_lie_in_data", [(2,)]),
-        ((4,), "sum", {"offsets": [-1, 2, 4]}, "segments_lie_in_data", [(0,)]),
-        ((4,), "sum", {"offsets": [5, 5, 5]}, None, []),
-        ((4,), "sum", {"offsets": [0, 3, 2]}, "segments_lie_in_data", [(2,)]),
-        ((4,), "mean", {"offsets": [0, 3, 2]}, "segment_lengths_not_negative", [(2,)]),
-        ((4, 1), "sum", {"offsets": [0, 3, 2]}, "segment_lengths_not_negative", [(2,)]),
-        ((4, 1), "max", {"offsets": [0, 3, 5]}, "segments_lie_in_data", [(2,)]),
-        ((4,), "sum", {"lengths": [3, 1], "unsafe": True}, None, []),
-        ((4,), "sum", {"lengths": [1, 1], "unsafe": True}, None, []),
-        ((4,), "sum", {"lengths": [3, 2], "unsafe": True}, "segments_lie_in_data", [(1,)]),
-        ((4,), "sum", {"lengths": [1, -1], "unsafe": True}, "segments_lie_in_data", [(1,)]),
-        ((4,), "sum", {"lengths": [5, -1], "unsafe": True}, "segments_lie_in_data", [(1,)]),
-        (
-            (4,),
-            "mean",
-            {"lengths": [1, -1], "unsafe": True},
-            "segment_lengths_not_negative",
-            [(1,)],
-        ),
-        (
-            (2, 4),
-            "sum",
-            {"offsets": [[0, 3, 4], [0, 5, 5]], "axis": 1},
-            "segments_lie_in_data",
-            [(1, 1)],
-        ),
-        (
-            (2, 4),
-            "sum",
-            {"lengths": [[3, 1], [4, 1]], "axis": 1, "unsafe": True},
-            "segments_lie_in_data",
-            [(1, 1)],
-        ),
-    ],
+    "segments", [{"offsets": tensor([[0, 3, 4], [0, 5, 5]])}, {"lengths": tensor([[3, 1], [4, 1]])}]
 )
-def test_segments(
-    guards: Collector,
-    shape: tuple[int, ...],
-    reduce: str,
-    options: dict[str, Any],
-    guard: str | None,
-    bad: list[Any],
-) -> None:
-    """Negative segments assert where a kernel looks; the others, and long ones, are silent."""
-    given = {k: tensor(v) if isinstance(v, list) else v for k, v in options.items()}
-    found = guards.look(lambda: torch.segment_reduce(torch.rand(shape), reduce, **given))
-    assert (found.guard if found else None) == guard
-    assert (positions(found) if found else []) == bad
-    if found:
-        assert found.is_silent == (guard == "segments_lie_in_data")
-        assert (found.device_text is None) == found.is_silent
-        assert not found.is_replay_safe
+def test_segments_of_each_row(guards: Collector, segments: dict[str, torch.Tensor]) -> None:
+    """Rows have segments of their own where the reduced dimension is the second."""
+    call = lambda: torch.segment_reduce(torch.rand(2, 4), "sum", **segments, axis=1, unsafe=True)
+    found = guards.look(call)
+    assert found is not None and found.guard == "segments_lie_in_data"
+    assert positions(found) == [(1, 1)]
 
 
 def test_long_segment_says_where_it_ends(guards: Collector) -> None:

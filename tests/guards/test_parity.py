@@ -653,20 +653,30 @@ def repeats(draw: Draw) -> Call:
 
 @case("segment_lengths_not_negative", aten.segment_reduce.default, is_asserted=True)
 @case("segments_lie_in_data", aten.segment_reduce.default)
-def segment_offsets(draw: Draw, is_asserted: bool = False) -> Call:
+@case("segment_lengths_not_negative", aten.segment_reduce.default, is_asserted=True, by="lengths")
+@case("segments_lie_in_data", aten.segment_reduce.default, by="lengths")
+def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call:
     """Segments of several dimensions and of a mean are asserted not to have a length below 0."""
     is_flat = draw(st.booleans())
     reduce = draw(st.sampled_from(["mean"] if is_flat and is_asserted else ["sum", "max"]))
-    size, ends = draw(st.integers(1, 6)), draw(offsets(most=-1 if is_asserted else 9))
-    down = falling(ends)
+    size, most = draw(st.integers(1, 6)), -1 if is_asserted else 9
+    if by == "offsets":
+        given = draw(offsets(most=most))
+        down, beyond = falling(given), spans(given, size)
+    else:
+        steps = mixed(draw(FEW), st.integers(0, 2), st.integers(-2, most))
+        given, ends = draw(steps.map(lambda n: (n, [*itertools.accumulate(n)])))
+        down = loop(tensor(given), lambda n: n >= 0)
+        beyond = [((i,), n) for i, n in enumerate(given) if n and ends[i] > size]
     values = torch.rand(size) if is_flat or not is_asserted else torch.rand(size, 2)
+    is_told = is_asserted and bool(down)
     return Call(
         args=(values, reduce),
-        options={"offsets": tensor(ends)},
-        tensor=tensor(ends),
-        bad=down or spans(ends, size),
+        options={by: tensor(given), "unsafe": True},
+        tensor=tensor(given),
+        bad=down or beyond,
         on_cpu=False,
-        says=lambda found: found.is_silent != (bool(down) and is_asserted),
+        says=lambda found: found.is_silent != is_told and not found.is_replay_safe,
     )
 
 
