@@ -130,6 +130,8 @@ REFUSED: list[Callable[[], Any]] = [
     lambda: torch.poisson(tensor([-1])),
     lambda: torch.zeros(2).bernoulli_(tensor([2.0, 2.0, 2.0])),
     lambda: torch.zeros(2).bernoulli_(1.5),
+    lambda: torch.zeros(2).bernoulli_(tensor([2, 2])),
+    lambda: torch.zeros(2).bernoulli_(tensor([True, True])),
     lambda: torch.normal(torch.zeros(2), tensor([1.0, -1.0])),
     lambda: torch.repeat_interleave(tensor([1, -1])),
     lambda: torch.repeat_interleave(tensor([1, -1]), output_size=-1),

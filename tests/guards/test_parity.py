@@ -486,6 +486,7 @@ def probabilities_of_a_loss(draw: Draw, argument: str) -> Call:
 
 @case("bernoulli_input_in_unit_interval", aten.bernoulli.default)
 @case("bernoulli_out_input_in_unit_interval", aten.bernoulli.out, has_out=True)
+@case("bernoulli_out_input_in_unit_interval", aten.bernoulli.out, has_out=True, rounds=True)
 @case("bernoulli_p_in_unit_interval", aten.bernoulli_.Tensor, fills=True)
 @case("bernoulli_p_in_unit_interval", aten.bernoulli_.Tensor, fills=True, rounds=True)
 def probabilities(
@@ -531,8 +532,13 @@ def categories(draw: Draw) -> Call:
     samples = draw(st.integers(2, 4))
     counts = tensor([sum(x != 0 for x in item) for item in drawable])
     bad = loop(counts, lambda n: n >= samples)
-    args = (tensor(drawable).reshape(-1, 4), samples)
-    return Call(args=args, tensor=counts, bad=bad, on_cpu=False)
+    return Call(
+        args=(tensor(drawable).reshape(-1, 4), samples),
+        tensor=counts,
+        bad=bad,
+        on_cpu=False,
+        says=lambda found: found.bounds.min == samples,
+    )
 
 
 # --- pooling, pivots and layouts ------------------------------------------------------------------

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import tensor
+from torch import Tensor, tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.guards import GUARDS, Guard, interceptor
-from cudalens.guards._ranges import FEW, extremes, few
+from cudalens.guards._ranges import FEW, FLOATS, extremes, few
+from tests.cpu_guards import Collector, positions
 from tests.guards.test_catalogue import every_guard, stopped_by
+
+aten = torch.ops.aten
 
 
 class Reductions(TorchDispatchMode):
@@ -77,3 +81,60 @@ def test_numbers_that_may_be_nan_are_reduced() -> None:
     assert few(tensor([1.0])) is None
     low, high = extremes(tensor([1.0, torch.nan, 0.0]))
     assert math.isnan(low) and math.isnan(high)
+
+
+# --- numbers in an interval -----------------------------------------------------------------------
+
+
+NAN = "is not a number"
+UNIT = dict.fromkeys((1.5, -0.25, torch.inf), "is outside the interval 0 … 1") | {torch.nan: NAN}
+RATE = {-1.0: "is negative", torch.nan: NAN}
+WEIGHT = {-0.5: "is negative", -torch.inf: "is negative", torch.inf: "is infinite", torch.nan: NAN}
+bce = torch.nn.functional.binary_cross_entropy
+
+
+def spread(values: Tensor) -> Tensor:
+    return torch.zeros(3, *values.shape, dtype=values.dtype)
+
+
+NUMBERS: list[tuple[str, str, dict[float, str], Callable[[Tensor], Any]]] = [
+    *(
+        ("aten::multinomial", "self", WEIGHT, lambda v, how=how: torch.multinomial(v, *how))
+        for how in ((1, False), (2, False), (1, True))
+    ),
+    ("aten::multinomial", "self", dict(WEIGHT), lambda v: torch.multinomial(v, 2, True)),
+    ("aten::bernoulli", "self", UNIT, torch.bernoulli),
+    ("aten::bernoulli.out", "self", UNIT, lambda v: torch.bernoulli(v, out=torch.zeros_like(v))),
+    ("aten::bernoulli_.Tensor", "p", UNIT, lambda v: spread(v).bernoulli_(v)),
+    ("aten::bernoulli.Tensor", "p", UNIT, lambda v: aten.bernoulli.Tensor(spread(v), v)),
+    (
+        *("aten::bernoulli.Tensor_out", "p", UNIT),
+        lambda v: aten.bernoulli.Tensor_out(spread(v), v, out=spread(v)),
+    ),
+    ("aten::poisson", "self", RATE, torch.poisson),
+    ("aten::poisson.out", "self", RATE, lambda v: aten.poisson.out(v, out=torch.zeros_like(v))),
+    ("aten::binary_cross_entropy", "self", UNIT, lambda v: bce(v, torch.full_like(v, 0.5))),
+    ("aten::binary_cross_entropy", "target", UNIT, lambda v: bce(torch.full_like(v, 0.5), v)),
+]
+
+
+@pytest.mark.parametrize("dtype", sorted(FLOATS, key=str))
+@pytest.mark.parametrize(("op", "argument", "says", "call"), NUMBERS)
+def test_numbers_are_told_in_words(
+    guards: Collector, dtype: torch.dtype, op: str, argument: str, says: Any, call: Any
+) -> None:
+    """Every op that takes probabilities, weights or rates checks them, under its own name."""
+    values = torch.full((2, 4), 0.5, dtype=dtype)
+    for good in (0.0, -0.0, 1.0):
+        values[1, 2] = good
+        assert guards.look(lambda: call(values)) is None
+    for value, words in says.items():
+        values[1, 2] = value
+        found = guards.look(lambda: call(values))
+        assert found is not None and guards.found[0][0] == op
+        assert found.headline == f"{{argument}}[1, 2] = {value} {words}"
+        assert (found.argument, found.is_index, positions(found)) == (argument, False, [(1, 2)])
+        assert (found.offenders.count, found.offenders.total) == (1, 8)
+        assert says is not UNIT or (found.bounds.min, found.bounds.max) == (0, 1)
+        searches = op == "aten::multinomial" and says is not WEIGHT
+        assert ("MultinomialKernel" in str(found.device_text)) == searches
