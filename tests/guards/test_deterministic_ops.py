@@ -12,6 +12,8 @@ import cudalens
 from cudalens import simulate
 from cudalens.core.deterministic_ops import kernel_without_determinism
 from tests.cpu_guards import deterministic
+from tests.simulate.test_asserts import CALLS as ASSERTING
+from tests.simulate.test_asserts import call, moved
 
 aten = torch.ops.aten
 BAD = 99
@@ -27,62 +29,47 @@ def ids(*values: int, shape: tuple[int, ...] = (-1,)) -> Tensor:
     return torch.tensor(values, device="cuda").view(shape)
 
 
-CALLS: dict[str, Any] = {
-    "nll_loss2d_forward": lambda: aten.nll_loss2d_forward(
-        on_device(1, 3, 1, 1), ids(BAD, shape=(1, 1, 1)), None, 1, -100
-    ),
-    "nll_loss2d_backward": lambda: aten.nll_loss2d_backward(
-        on_device(),
-        on_device(1, 3, 1, 1),
-        ids(BAD, shape=(1, 1, 1)),
-        None,
-        1,
-        -100,
-        torch.ones((), device="cuda"),
-    ),
-    "max_unpool2d": lambda: aten.max_unpool2d(
-        on_device(1, 1, 1), ids(BAD, shape=(1, 1, 1)), [2, 2]
-    ),
-    "max_unpool3d": lambda: aten.max_unpool3d(
-        on_device(1, 1, 1, 1), ids(BAD, shape=(1, 1, 1, 1)), [2, 2, 2], [2, 2, 2], [0, 0, 0]
-    ),
-    "fractional_max_pool2d_backward": lambda: aten.fractional_max_pool2d_backward(
-        on_device(1, 1, 1), on_device(1, 2, 2), [2, 2], [1, 1], ids(BAD, shape=(1, 1, 1))
-    ),
-    "fractional_max_pool3d_backward": lambda: aten.fractional_max_pool3d_backward(
-        on_device(1, 1, 1, 1),
-        on_device(1, 2, 2, 2),
-        [2, 2, 2],
-        [1, 1, 1],
-        ids(BAD, shape=(1, 1, 1, 1)),
-    ),
-    "put_": lambda: on_device(3).put_(ids(BAD), on_device(1), accumulate=True),
-    "put": lambda: on_device(3).put(ids(BAD), on_device(1)),
-    "index_reduce_": lambda: on_device(3).index_reduce_(0, ids(BAD), on_device(1), "amax"),
-    "scatter multiplying": lambda: on_device(3).scatter(
-        0, ids(BAD), on_device(1), reduce="multiply"
-    ),
-    "scatter_reduce with prod": lambda: on_device(3).scatter_reduce(
-        0, ids(BAD), on_device(1), "prod"
-    ),
+PRODUCTS = {"scatter": {"reduce": "multiply"}, "scatter_reduce": {"reduce": "prod"}}
+REFUSED = {"max_unpool2d", "max_unpool3d", "fractional_max_pool2d_backward", *PRODUCTS} | {
+    *("nll_loss2d_forward", "nll_loss2d_backward", "index_reduce", "put"),
+    "fractional_max_pool3d_backward",
 }
+CALLS: list[tuple[str, str, dict[str, Any]]] = []
+"""Calls that violate a guard, of the ops whose kernel adds in any order."""
+for case, name in (param.values for param in ASSERTING):
+    packet = name.removeprefix("aten::").partition(".")[0].rstrip("_")
+    given = {**case.at_bound, **case.beyond[0]}
+    given |= PRODUCTS.get(packet, {}) if "reduce" in given else {}
+    if packet in REFUSED and kernel_without_determinism(name, given):
+        CALLS.append((packet, name, given))
+each_call = pytest.mark.parametrize(("packet", "name", "given"), CALLS)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_what_torch_refuses_is_torch_s_to_tell(sim: simulate.Simulation, name: str) -> None:
+def test_every_such_op_is_called() -> None:
+    assert {packet for packet, _, _ in CALLS} == REFUSED
+
+
+@each_call
+def test_what_torch_refuses_is_torch_s_to_tell(
+    sim: simulate.Simulation, packet: str, name: str, given: dict[str, Any]
+) -> None:
     """The error is that of CUDA's host code, and no report blames a value that no kernel saw."""
+    given = {key: moved(value) for key, value in given.items()}
     with deterministic(), cudalens.check() as session, pytest.raises(RuntimeError) as caught:
-        CALLS[name]()
+        call(name, given)
     assert "does not have a deterministic implementation" in str(caught.value)
     assert session.report is None and session.findings == session.warnings == ()
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")
-@pytest.mark.parametrize("name", CALLS)
-def test_what_torch_only_warns_of_is_guarded(sim: simulate.Simulation, name: str) -> None:
+@each_call
+def test_what_torch_only_warns_of_is_guarded(
+    sim: simulate.Simulation, packet: str, name: str, given: dict[str, Any]
+) -> None:
     """With ``warn_only`` the kernel would be launched, and assert."""
-    with deterministic(warn_only=True), cudalens.check(), pytest.raises(IndexError, match=str(BAD)):
-        CALLS[name]()
+    given = {key: moved(value) for key, value in given.items()}
+    with deterministic(warn_only=True), cudalens.check(), pytest.raises(IndexError):
+        call(name, given)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")

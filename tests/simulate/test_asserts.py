@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudalens.core._torch import op_of
 from cudalens.simulate import Simulation
 from cudalens.simulate.asserts import ASSERTS, NOT_SIMULATED, AssertHit, Repair
 from tests.cpu_guards import deterministic
@@ -40,14 +42,9 @@ INVENTORY = {
 }
 
 
-def overload(name: str) -> Any:
-    packet, _, variant = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, packet), variant or "default")
-
-
 def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return every argument of the schema, the defaults filled in."""
-    arguments = overload(name)._schema.arguments
+    arguments = op_of(name)._schema.arguments
     return {
         a.name: given.get(a.name, a.default_value)
         for a in arguments
@@ -57,7 +54,7 @@ def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def call(name: str, given: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run an op, on copies of what it writes, with output tensors where the schema wants them."""
-    op = overload(name)
+    op = op_of(name)
     arguments = op._schema.arguments
     written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
     chosen = {
@@ -131,7 +128,7 @@ def test_repaired_arguments_run_on_the_cpu(case: Case, name: str) -> None:
 
 def test_every_rule_has_a_schema() -> None:
     for name in ASSERTS:
-        schema = overload(name)._schema
+        schema = op_of(name)._schema
         assert name in (schema.name, f"{schema.name}.{schema.overload_name}")
 
 
@@ -262,26 +259,49 @@ def test_host_errors_are_left_to_torch(name: str, given: dict[str, Any]) -> None
         call(name, given)
 
 
-def test_deterministic_mode_asserts_through_the_sorting_path() -> None:
-    given = {"self": rows(), "indices": [ints(0, 5)], "values": torch.ones(2, 3)}
-    with deterministic():
-        hit = outcome("aten::index_put_", given)
-    assert isinstance(hit, AssertHit)
-    assert hit.record == "index_put_sort"
+PUT = {"self": rows(), "indices": [ints(0, 5)], "values": torch.ones(2, 3)}
+FILLED = {"self": rows(), "dim": 0, "index": ints(9).view(1, 1), "src": rows(1, 1), "reduce": "sum"}
+PLACES = {"self": torch.zeros(3), "dim": 0, "index": ints(0, -1), "src": torch.ones(2)}
+SUM, MAXIMUM = {**PLACES, "reduce": "sum"}, {**PLACES, "reduce": "amax"}
+REDUCE = "aten::scatter_reduce.two"
 
 
-@pytest.mark.parametrize("name", ["aten::index_add_", "aten::index_copy_"])
-def test_deterministic_mode_lets_negative_rows_wrap(name: str) -> None:
-    """In deterministic mode rows are written by index_put_, which takes negatives: no assert."""
-    given = {**ADD, "index": ints(0, -1)}
-    with deterministic():
-        repair = outcome(name, given)
-        beyond = outcome(name, {**given, "index": ints(0, -6)})
-    assert isinstance(repair, Repair)
-    assert not isinstance(repair, AssertHit)
-    assert torch.equal(repair.repaired["index"], ints(0, 4))
-    assert isinstance(beyond, AssertHit)
-    assert beyond.record == "index_put_sort"
+@pytest.mark.parametrize(
+    ("is_deterministic", "name", "given", "wanted"),
+    [
+        # In deterministic mode index_put_ sorts, and writes rows and sums: negatives wrap.
+        (True, "aten::index_put_", PUT, "index_put_sort"),
+        (True, "aten::index_add_", {**ADD, "index": ints(0, -1)}, ints(0, 4)),
+        (True, "aten::index_copy_", {**ADD, "index": ints(0, -1)}, ints(0, 4)),
+        (True, "aten::index_add_", {**ADD, "index": ints(0, -6)}, "index_put_sort"),
+        (True, "aten::index_copy_", {**ADD, "index": ints(0, -6)}, "index_put_sort"),
+        (True, REDUCE, SUM, ints(0, 2)),
+        (True, REDUCE, {**SUM, "index": ints(0, -4)}, "index_put_sort"),
+        (True, REDUCE, MAXIMUM, "gather_scatter"),
+        (
+            True,
+            "aten::scatter.src",
+            {**PLACES, "index": ints(3), "src": torch.ones(1)},
+            "index_put",
+        ),
+        (False, REDUCE, SUM, "gather_scatter"),
+        (False, REDUCE, MAXIMUM, "gather_scatter"),
+        # Places that are filled first assert there.
+        (False, REDUCE, {**FILLED, "include_self": True}, "gather_scatter"),
+        (False, REDUCE, {**FILLED, "include_self": False}, "scatter_value"),
+    ],
+)
+def test_the_mode_and_the_reduction_pick_the_kernel(
+    is_deterministic: bool, name: str, given: dict[str, Any], wanted: str | Tensor
+) -> None:
+    """Which assertion is met, or which index is taken in silence."""
+    with deterministic() if is_deterministic else nullcontext():
+        found = outcome(name, given)
+    assert found is not None and isinstance(found, AssertHit) == isinstance(wanted, str)
+    if isinstance(found, AssertHit):
+        assert found.record == wanted
+    else:
+        assert torch.equal(found.repaired["index"], wanted)
 
 
 def test_padding_idx_and_ignore_index_are_no_exemption_from_range() -> None:
@@ -335,34 +355,6 @@ def test_targets_without_a_class_are_repaired_into_ignored_ones(dtype: torch.dty
     hit = outcome("aten::nll_loss_forward", given)
     assert isinstance(hit, AssertHit)
     assert call("aten::nll_loss_forward", {**given, **hit.repaired})[1].item() == 0
-
-
-def test_scatter_in_deterministic_mode() -> None:
-    """Sums are written by index_put_, where negatives wrap; other reductions assert on them."""
-    given = {"self": torch.zeros(3), "dim": 0, "index": ints(0, -1), "src": torch.ones(2)}
-    name = "aten::scatter_reduce.two"
-    for reduce in ("sum", "amax"):
-        hit = outcome(name, {**given, "reduce": reduce})
-        assert isinstance(hit, AssertHit) and hit.record == "gather_scatter"
-    with deterministic():
-        wrapped = outcome(name, {**given, "reduce": "sum"})
-        kept = outcome(name, {**given, "reduce": "amax"})
-        beyond = outcome(name, {**given, "reduce": "sum", "index": ints(0, -4)})
-        one = outcome("aten::scatter.src", {**given, "index": ints(3), "src": torch.ones(1)})
-    assert isinstance(wrapped, Repair) and not isinstance(wrapped, AssertHit)
-    assert torch.equal(wrapped.repaired["index"], ints(0, 2))
-    assert isinstance(kept, AssertHit) and kept.record == "gather_scatter"
-    assert isinstance(beyond, AssertHit) and beyond.record == "index_put_sort"
-    assert isinstance(one, AssertHit) and one.record == "index_put"
-
-
-def test_places_that_are_filled_first_assert_there() -> None:
-    given = {"self": rows(), "dim": 0, "index": ints(9).view(1, 1), "src": rows(1, 1)}
-    given["reduce"] = "sum"
-    hit = outcome("aten::scatter_reduce.two", {**given, "include_self": True})
-    assert isinstance(hit, AssertHit) and hit.record == "gather_scatter"
-    hit = outcome("aten::scatter_reduce.two", {**given, "include_self": False})
-    assert isinstance(hit, AssertHit) and hit.record == "scatter_value"
 
 
 def moved(value: Any) -> Any:
