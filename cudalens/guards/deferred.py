@@ -51,9 +51,7 @@ def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
 
 
 def look_later(
-    need: Deferrable,
-    tensor: Tensor,
-    note: Callable[[Tensor, float, float], None],
+    need: Deferrable, tensor: Tensor, note: Callable[[Tensor, float, float], None]
 ) -> Tensor:
     """Have the extremes noted, and return the tensor that the op is to be given.
 

@@ -291,10 +291,7 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     patches.set(torch.cuda, "_initialized", True)
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
     patches.set(torch.cuda.nvtx, "_nvtx", _markers())
-    accelerator = {
-        **MEMORY_FUNCTIONS,
-        "synchronize": _device_functions(runtime)["synchronize"],
-    }
+    accelerator = {**MEMORY_FUNCTIONS, "synchronize": _device_functions(runtime)["synchronize"]}
     for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):
         for name, value in accelerator.items():
             patches.replace(owner, name, value)

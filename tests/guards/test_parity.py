@@ -369,10 +369,7 @@ def quantized_bag(draw: Draw) -> Call:
 @case("nll_loss2d_target_in_range", aten.nll_loss2d_forward.default, pixels=True)
 @case("nll_loss_backward_target_in_range", aten.nll_loss_backward.default, grads=True)
 @case(
-    "nll_loss2d_backward_target_in_range",
-    aten.nll_loss2d_backward.default,
-    pixels=True,
-    grads=True,
+    "nll_loss2d_backward_target_in_range", aten.nll_loss2d_backward.default, pixels=True, grads=True
 )
 def class_targets(draw: Draw, pixels: bool = False, grads: bool = False) -> Call:
     classes, reduction = draw(st.integers(0, 12)), draw(st.integers(0, 2))
@@ -595,9 +592,7 @@ def pivots(draw: Draw, is_signed: bool = False, solves: bool = True) -> Call:
 
 
 @case(
-    "compressed_sparse_indices_hold",
-    aten._validate_compressed_sparse_indices.default,
-    examples=80,
+    "compressed_sparse_indices_hold", aten._validate_compressed_sparse_indices.default, examples=80
 )
 def sparse_invariants(draw: Draw) -> Call:
     """A finding exactly when the CPU's own validation raises."""

@@ -310,12 +310,7 @@ CASES = [
         target=LABELS,
     ),
     *(
-        case(
-            "nll_loss2d_forward",
-            {**FORWARD_2D, "reduction": reduction},
-            kernel,
-            target=LABELS_2D,
-        )
+        case("nll_loss2d_forward", {**FORWARD_2D, "reduction": reduction}, kernel, target=LABELS_2D)
         for reduction, kernel in (
             (1, "nll_loss2d_forward_kernel"),
             (0, "nll_loss2d_forward_no_reduce_kernel"),

@@ -39,9 +39,7 @@ def trained(
 
 
 def assert_like_cpu(
-    module: nn.Module,
-    *inputs: Tensor,
-    output: Callable[[Any], Tensor] = lambda y: y,
+    module: nn.Module, *inputs: Tensor, output: Callable[[Any], Tensor] = lambda y: y
 ) -> None:
     """Train one step on both devices and compare results and gradients."""
     host, host_grads = trained(copy.deepcopy(module), *inputs, output=output)

@@ -107,8 +107,7 @@ def test_what_they_answer(sim: simulate.Simulation) -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
-    [lambda g: g.set_offset(4), lambda g: g.get_offset(), lambda g: g.graphsafe_get_state()],
+    "call", [lambda g: g.set_offset(4), lambda g: g.get_offset(), lambda g: g.graphsafe_get_state()]
 )
 def test_a_generator_has_no_offset(call: Callable[[Any], object], sim: simulate.Simulation) -> None:
     """Issue 17, item 12: the refusal speaks of the device and not of the CPU."""
@@ -218,11 +217,4 @@ def test_sparse_and_nested_tensors_say_so_too_and_the_cpu_is_as_it_was() -> None
         """
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "off",
-        "off",
-        "off",
-        "0",
-        "[2.0, 2.0, 2.0] False",
-        "off",
-    ]
+    assert done.stdout.splitlines() == ["off", "off", "off", "0", "[2.0, 2.0, 2.0] False", "off"]
