@@ -45,9 +45,7 @@ def extremes(tensor: Tensor) -> tuple[Any, Any]:
 
 
 def unexpanded(tensor: Tensor) -> Tensor:
-    """Return a view that holds each element of memory once: the repeats of ``expand`` are
-    dropped.
-    """
+    """Return a view that holds each element of memory once, without the repeats of ``expand``."""
     if 0 not in tensor.stride():
         return tensor
     strides = tensor.stride()
@@ -174,8 +172,7 @@ def outside_mask(tensor: Tensor, low: float, high: float) -> Tensor:
 
 
 def exact_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
-    """Return the offenders with values that tell them apart from the bound: never 1.0 for
-    1.0000001.
+    """Return the offenders with values that differ from the bound: never 1.0 for 1.0000001.
 
     Each is the shortest decimal number that is the element again in the tensor's dtype.
     """

@@ -84,9 +84,7 @@ class Guarding:
 
     @property
     def audience(self) -> object:
-        """Return whom a finding of this thread is for: its session, else the installation
-        itself.
-        """
+        """Return whom a finding of this thread is for: its session, else the installation."""
         return self.listener or self._interceptor or self
 
     @property

@@ -158,10 +158,10 @@ def indices(draw: Draw, shape: tuple[int, ...], size: int) -> Tensor:
 
 @st.composite
 def mixed(draw: Draw, count: int, good: Any, bad: Any) -> list[Any]:
-    """Draw values, and up to three of the bad among them."""
+    """Draw values, and in half of the lists up to three of the bad among them."""
     values = draw(st.lists(good, min_size=count, max_size=count))
-    if values:
-        for at in draw(st.lists(st.integers(0, count - 1), max_size=3)):
+    if values and draw(st.booleans()):
+        for at in draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3)):
             values[at] = draw(bad)
     return values
 

@@ -660,7 +660,8 @@ def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call
     """Segments of several dimensions and of a mean are asserted not to have a length below 0."""
     is_flat = draw(st.booleans())
     reduce = draw(st.sampled_from(["mean"] if is_flat and is_asserted else ["sum", "max"]))
-    size, most = draw(st.integers(1, 6)), -1 if is_asserted else 9
+    size = draw(st.sampled_from([2, 16, 16]) if is_asserted else st.integers(1, 6))
+    most = -1 if is_asserted else 9
     if by == "offsets":
         given = draw(offsets(most=most))
         down, beyond = falling(given), spans(given, size)

@@ -9,27 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens.guards import GUARDS, Guard, interceptor
 from cudalens.guards._ranges import FEW, FLOATS, extremes, few
 from tests.cpu_guards import Collector, positions
-from tests.guards.test_catalogue import every_guard, stopped_by
+from tests.guards.test_catalogue import Ops, every_guard, stopped_by
 
 aten = torch.ops.aten
-
-
-class Reductions(TorchDispatchMode):
-    """Notes how many elements each ``aminmax`` reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name == "aten::aminmax":
-            self.sizes.append(args[0].numel())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.usefixtures("nothing_is_few")
@@ -51,9 +37,9 @@ def test_the_whole_look_finds_what_the_quick_one_finds(
 @pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
 def test_so_many_integers_are_not_reduced(count: int, sizes: list[int]) -> None:
     """At the limit nothing is launched, one beyond there is one reduction."""
-    with Reductions() as reductions:
+    with Ops() as ops:
         assert extremes(torch.arange(count) - 3) == (-3, count - 4)
-    assert reductions.sizes == sizes
+    assert ops.reduced == sizes
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
@@ -61,9 +47,9 @@ def test_so_many_labels_are_not_masked(count: int, sizes: list[int]) -> None:
     """Where some are ignored, nothing is masked up to there."""
     check = GUARDS[torch.ops.aten.nll_loss_forward.default][0].check
     target = torch.arange(count).where(torch.arange(count) % 2 > 0, -100)
-    with Reductions() as reductions:
+    with Ops() as ops:
         assert check(torch.zeros(count, count), target, None, 1, -100) is None
-    assert reductions.sizes == sizes
+    assert ops.reduced == sizes
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (1, 3, 2)])

@@ -18,21 +18,25 @@ from cudalens.guards.process import PROCESS
 from tests.cpu_guards import guarded
 
 
+@pytest.fixture(autouse=True)
+def catalogue_of_before() -> Iterator[None]:
+    """What a test registers goes with it."""
+    before = dict(catalogue._table)
+    yield
+    catalogue._table.clear()
+    catalogue._table.update(before)
+
+
 @pytest.fixture
 def op() -> Iterator[Any]:
-    """An op of the user's own that reads a table without looking; the catalogue is put back."""
-    before = dict(catalogue._table)
+    """An op of the user's own that reads a table without looking."""
     library = torch.library.Library("guardtest", "DEF")
     library.define("lookup(Tensor table, Tensor rows, int step=1) -> Tensor")
     library.define("lookup.wide(Tensor table, Tensor rows, *, bool wide) -> Tensor")
     library.impl("lookup", lambda table, rows, step=1: table + 0, "CPU")
     library.impl("lookup.wide", lambda table, rows, *, wide: table + 1, "CPU")
-    try:
-        yield torch.ops.guardtest.lookup
-    finally:
-        catalogue._table.clear()
-        catalogue._table.update(before)
-        library._destroy()
+    yield torch.ops.guardtest.lookup
+    library._destroy()
 
 
 def rows_in_table(table: Tensor, rows: Tensor) -> str | None:
@@ -189,17 +193,12 @@ def test_an_op_may_be_given_as_what_made_it() -> None:
     def lookup(table: Tensor, rows: Tensor) -> Tensor:
         return table + 0
 
-    before = dict(catalogue._table)
-    try:
-        assert register(lookup, rows_in_table) == (torch.ops.guardtest_custom.lookup.default,)
-        with guarded() as collector:
-            assert collector.look(lambda: lookup(torch.zeros(3), tensor([2]))) is None
-            assert collector.look(lambda: lookup(torch.zeros(3), tensor([3]))) is not None
-        with pytest.raises(GuardRegistrationError, match="has no argument 'columns'"):
-            register(lookup, lambda columns: None)
-    finally:
-        catalogue._table.clear()
-        catalogue._table.update(before)
+    assert register(lookup, rows_in_table) == (torch.ops.guardtest_custom.lookup.default,)
+    with guarded() as collector:
+        assert collector.look(lambda: lookup(torch.zeros(3), tensor([2]))) is None
+        assert collector.look(lambda: lookup(torch.zeros(3), tensor([3]))) is not None
+    with pytest.raises(GuardRegistrationError, match="has no argument 'columns'"):
+        register(lookup, lambda columns: None)
 
 
 @pytest.mark.parametrize("check", [3, None, "rows", torch.add])

@@ -126,28 +126,6 @@ def test_device_mismatch_names_argument_and_wrapper() -> None:
         )
 
 
-def test_device_cpu_scalars_ride_along() -> None:
-    x = on_cuda(3)
-    scale = torch.tensor(2.0)
-    assert same(x * scale, x.cpu() * 2)
-    assert same(scale - x, 2 - x.cpu())
-    assert same(x.clone().fill_(scale), torch.full((3,), 2.0))
-    counts = torch.arange(3, device="cuda")
-    assert (counts * 2.5).dtype == torch.float32
-    assert (counts + 1).dtype == torch.int64
-    assert torch.remainder(5, counts + 1).tolist() == [0, 1, 2]
-    assert (x.half() * torch.tensor(2.0, dtype=torch.float64)).dtype == torch.float16
-
-
-def test_device_cpu_index_on_a_device_tensor() -> None:
-    x = torch.arange(5.0, device="cuda")
-    assert x[torch.tensor([0, -1])].tolist() == [0.0, 4.0]
-    assert x[torch.tensor([True, False, False, False, True])].tolist() == [0.0, 4.0]
-    assert x[[1, 2]].tolist() == [1.0, 2.0]
-    x[torch.tensor([0])] = 9.0
-    assert x[0].item() == 9.0
-
-
 def test_device_index_on_a_cpu_tensor_is_refused() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.arange(5)[torch.tensor([0, 1], device="cuda")]
@@ -228,6 +206,18 @@ def written_by_index(device: str) -> list[Tensor]:
     return [x]
 
 
+def with_numbers_of_the_host(device: str) -> list[Tensor]:
+    x, scale = torch.arange(5.0, device=device), torch.tensor(2.0)
+    counts, ends = torch.arange(3, device=device), torch.tensor([True, False, False, False, True])
+    written = x.clone()
+    written[torch.tensor([0])] = 9.0
+    return [
+        *(x * scale, scale - x, x.clone().fill_(scale), x.half() * scale.double()),
+        *(counts * 2.5, counts + 1, torch.remainder(5, counts + 1)),
+        *(x[torch.tensor([0, -1])], x[ends], x[[1, 2]], written),
+    ]
+
+
 def sorted_and_counted(device: str) -> list[Tensor]:
     x = torch.tensor([3.0, 1.0, 3.0, 0.0, 2.0], device=device)
     return [
@@ -242,12 +232,12 @@ def sorted_and_counted(device: str) -> list[Tensor]:
     "compute",
     [
         *(accumulated, differentiated_twice, transformed),
-        *(read_by_index, written_by_index, sorted_and_counted),
+        *(read_by_index, written_by_index, with_numbers_of_the_host, sorted_and_counted),
     ],
 )
 def test_results_are_those_of_the_cpu(compute: Callable[[str], list[Tensor]]) -> None:
     for device, host in zip(compute("cuda"), compute("cpu"), strict=True):
-        assert same(device, host)
+        assert same(device, host) and device.dtype == host.dtype
 
 
 # --- autograd ------------------------------------------------------------------------------
