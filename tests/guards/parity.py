@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ def case(
     """
 
     def enter(make: Callable[..., Call]) -> Callable[..., Call]:
+        if "op" in signature(make).parameters:
+            chosen["op"] = op
         calls = st.composite(make)(**chosen)
         CASES.append(Case(guard=guard, op=op, calls=calls, examples=examples))
         return make

@@ -334,25 +334,6 @@ def test_rows_that_are_scattered_are_compared_by_all_bits(
 
 
 @pytest.mark.parametrize(
-    ("reduce", "include_self", "wraps"),
-    [
-        ("sum", True, True),
-        ("mean", True, True),
-        ("amax", True, False),
-        ("prod", True, False),
-        ("sum", False, False),
-    ],
-)
-def test_deterministic_reductions_wrap_where_they_are_put(
-    reduce: str, include_self: bool, wraps: bool
-) -> None:
-    """Only sums and means are written by index_put_, and a fill before them knows no negatives."""
-    call = (aten.scatter_reduce_.two, zeros(3), 0, tensor([-1]), ones(1), reduce)
-    with deterministic():
-        assert bool(findings(*call, include_self=include_self)) != wraps
-
-
-@pytest.mark.parametrize(
     ("shape", "indices", "fitting", "other"),
     [
         ((4,), [tensor([0, 9])], (2,), (3,)),
@@ -382,15 +363,30 @@ def test_values_that_do_not_fit_are_refused_first(
         op(zeros(shape), good, ones(other))
 
 
-@pytest.mark.parametrize("name", ["index_add_", "index_copy_", "scatter_add_", "scatter_"])
-def test_deterministic_writes_let_negatives_wrap(name: str) -> None:
-    """Deterministic algorithms write by index_put_: -size is valid there, and only there."""
-    op = getattr(aten, name).src if name == "scatter_" else getattr(aten, name).default
-    at, beyond = (zeros(3), 0, tensor([-3]), ones(1)), (zeros(3), 0, tensor([-4]), ones(1))
-    assert len(findings(op, *at)) == 1
+@pytest.mark.parametrize(
+    ("op", "reduce", "include_self", "wraps"),
+    [
+        (aten.index_add_.default, (), True, True),
+        (aten.index_copy_.default, (), True, True),
+        (aten.scatter_add_.default, (), True, True),
+        (aten.scatter_.src, (), True, True),
+        *((aten.scatter_reduce_.two, (name,), True, True) for name in ("sum", "mean")),
+        *((aten.scatter_reduce_.two, (name,), True, False) for name in ("amax", "prod")),
+        (aten.scatter_reduce_.two, ("sum",), False, False),
+    ],
+)
+def test_deterministic_writes_let_negatives_wrap(
+    op: Any, reduce: tuple[str, ...], include_self: bool, wraps: bool
+) -> None:
+    """Those by index_put_: rows, sums and means; a fill before them knows no negatives."""
+    options = {} if include_self else REST
+
+    def count(value: int) -> int:
+        return len(findings(op, zeros(3), 0, tensor([value]), ones(1), *reduce, **options))
+
+    assert count(-3) == 1
     with deterministic():
-        assert findings(op, *at) == []
-        assert len(findings(op, *beyond)) == 1
+        assert (count(-3), count(-4)) == (int(not wraps), 1)
 
 
 @pytest.mark.parametrize(

@@ -541,36 +541,24 @@ def categories(draw: Draw) -> Call:
 # --- pooling, pivots and layouts ------------------------------------------------------------------
 
 
-@case("max_unpool2d_indices_in_range", aten.max_unpool2d.default, rank=2)
+@case("max_unpool2d_indices_in_range", aten.max_unpool2d.default)
 @case("max_unpool3d_indices_in_range", aten.max_unpool3d.default, rank=3)
-def unpooled(draw: Draw, rank: int) -> Call:
-    return pooled(draw, rank, lambda grad, data, i, plane: (grad, i, plane, *STEPS[rank]))
-
-
-STEPS: dict[int, tuple[Any, ...]] = {2: (), 3: ([1] * 3, [0] * 3)}
-
-
-@case("fractional_max_pool2d_indices_in_range", aten.fractional_max_pool2d_backward.default, rank=2)
+@case("fractional_max_pool2d_indices_in_range", aten.fractional_max_pool2d_backward.default)
 @case("fractional_max_pool3d_indices_in_range", aten.fractional_max_pool3d_backward.default, rank=3)
-def fractional(draw: Draw, rank: int) -> Call:
-    return pooled(
-        draw, rank, lambda grad, data, i, p: (grad, data, [1] * rank, list(grad.shape[-rank:]), i)
-    )
-
-
-@case("adaptive_max_pool2d_indices_in_range", aten.adaptive_max_pool2d_backward.default, rank=2)
+@case("adaptive_max_pool2d_indices_in_range", aten.adaptive_max_pool2d_backward.default)
 @case("adaptive_max_pool3d_indices_in_range", aten.adaptive_max_pool3d_backward.default, rank=3)
-def adaptive(draw: Draw, rank: int) -> Call:
-    return pooled(draw, rank, lambda grad, data, i, plane: (grad, data, i), on_cpu=False)
-
-
-def pooled(draw: Draw, rank: int, arguments: Any, on_cpu: bool = True) -> Call:
+def pooled(draw: Draw, op: Any, rank: int = 2) -> Call:
     sizes = st.lists(st.integers(1, 3), min_size=rank, max_size=rank)
     plane, shape = draw(sizes), draw(sizes)
     index = draw(indices((1, 1, *shape), math.prod(plane))).long()
-    args = arguments(ones(1, 1, *shape), ones(1, 1, *plane), index, plane)
+    grad, data = ones(1, 1, *shape), ones(1, 1, *plane)
+    args: tuple[Any, ...] = (grad, data, index)
+    if "unpool" in str(op):
+        args = (grad, index, plane, *([[1] * 3, [0] * 3] if rank == 3 else []))
+    elif "fractional" in str(op):
+        args = (grad, data, [1] * rank, shape, index)
     bad = outside(index, 0, math.prod(plane))
-    return Call(args=args, tensor=index, bad=bad, on_cpu=on_cpu)
+    return Call(args=args, tensor=index, bad=bad, on_cpu="adaptive" not in str(op))
 
 
 @case("lu_solve_pivots_in_range", aten.linalg_lu_solve.default)
@@ -656,7 +644,9 @@ def repeats(draw: Draw) -> Call:
 @case("segments_lie_in_data", aten.segment_reduce.default)
 @case("segment_lengths_not_negative", aten.segment_reduce.default, is_asserted=True, by="lengths")
 @case("segments_lie_in_data", aten.segment_reduce.default, by="lengths")
-def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call:
+@case("segments_still_lie_in_data", aten._segment_reduce_backward.default)
+@case("segments_still_lie_in_data", aten._segment_reduce_backward.default, by="lengths")
+def segments(draw: Draw, op: Any, is_asserted: bool = False, by: str = "offsets") -> Call:
     """Segments of several dimensions and of a mean are asserted not to have a length below 0."""
     is_flat = draw(st.booleans())
     reduce = draw(st.sampled_from(["mean"] if is_flat and is_asserted else ["sum", "max"]))
@@ -672,27 +662,19 @@ def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call
         beyond = [((i,), n) for i, n in enumerate(given) if n and ends[i] > size]
     values = torch.rand(size) if is_flat or not is_asserted else torch.rand(size, 2)
     is_told = is_asserted and bool(down)
+    options = {by: tensor(given), "unsafe": True}
+    args: tuple[Any, ...] = (values, reduce)
+    if "backward" in str(op):  # after the forward call the segments were changed
+        out = ones(len(given) - (by == "offsets"))
+        args = (out, out, values, draw(st.sampled_from(["sum", "mean", "max"])))
+        del options["unsafe"]
     return Call(
-        args=(values, reduce),
-        options={by: tensor(given), "unsafe": True},
+        args=args,
+        options=options,
         tensor=tensor(given),
         bad=down or beyond,
         on_cpu=False,
         says=lambda found: found.is_silent != is_told and not found.is_replay_safe,
-    )
-
-
-@case("segments_still_lie_in_data", aten._segment_reduce_backward.default)
-def segments_in_backward(draw: Draw) -> Call:
-    """Offsets that were changed after the forward call."""
-    ends, size = draw(offsets()), draw(st.integers(1, 6))
-    out = ones(len(ends) - 1)
-    return Call(
-        args=(out, out, ones(size), draw(st.sampled_from(["sum", "mean", "max"]))),
-        options={"offsets": tensor(ends)},
-        tensor=tensor(ends),
-        bad=falling(ends) or spans(ends, size),
-        on_cpu=False,
     )
 
 

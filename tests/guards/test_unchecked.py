@@ -51,20 +51,6 @@ def test_the_rehearsal_takes_no_harm() -> None:
     ]
 
 
-# --- segments, again in backward -----------------------------------------------------------------
-
-
-def test_segment_lengths_changed_before_backward(guards: Collector) -> None:
-    """Lengths that .data made longer than the data are found in backward."""
-    lengths = tensor([2, 1])
-    values = torch.rand(3, requires_grad=True)
-    loss = torch.segment_reduce(values, "sum", lengths=lengths).sum()
-    lengths.data[1] = 2
-    found = guards.look(loss.backward)
-    assert found is not None and found.guard == "segments_still_lie_in_data"
-    assert positions(found) == [(1,)]
-
-
 # --- packed sequences ----------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.simulate.asserts.rule import _forms
+
 NAN = float("nan")
 INF = float("inf")
 
@@ -50,28 +52,10 @@ def silent(ops: str, given: dict[str, Any], /, **values: Any) -> SilentCase:
     return SilentCase(all_forms(ops), given, {name: pair[1] for name, pair in values.items()})
 
 
-# Made of the functional form, which has the rule.
-WITHOUT_A_RULE = {"_ctc_loss.out", "_ctc_loss.Tensor_out", "_ctc_loss_backward.out"}
-
-
 def all_forms(ops: str) -> tuple[str, ...]:
     """Return the overloads, in place and with ``out=`` too, that take what these ops take."""
-    found: dict[str, None] = {}
-    for op in ops.split():
-        name, _, variant = op.partition(".")
-        wanted = taken_by(name, variant or "default")
-        for packet in (name, f"{name}_"):
-            for form in getattr(torch.ops.aten, packet, torch.ops.aten.add).overloads():
-                if taken_by(packet, form) == wanted:
-                    found[packet if form == "default" else f"{packet}.{form}"] = None
-    return tuple(name for name in found if name not in WITHOUT_A_RULE)
-
-
-def taken_by(packet: str, form: str) -> list[tuple[str, str]] | None:
-    overload = getattr(getattr(torch.ops.aten, packet, None), form, None)
-    if overload is None:
-        return None
-    return [(item.name, str(item.type)) for item in overload._schema.arguments if not item.is_out]
+    found = (form.removeprefix("aten::") for op in ops.split() for form in _forms(op))
+    return tuple(dict.fromkeys(found))
 
 
 def ints(*values: int) -> Tensor:
