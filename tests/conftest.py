@@ -10,6 +10,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,17 @@ def sim() -> Iterator[simulate.Simulation]:
     yield simulation
     simulation.reset()
     assert simulation._ends == [True], "a with statement of the device is open"
+
+
+@pytest.fixture
+def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Return a shell in which ``tests.shells.BAD`` is stopped; its next cell is the second."""
+    from tests.shells import SETUP, Notebook, shell_with_cudalens
+
+    with shell_with_cudalens() as shell:
+        opened = Notebook(shell, capsys)
+        opened.run(SETUP)
+        yield opened
 
 
 @pytest.fixture

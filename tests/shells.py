@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets.config import Config
+
+SETUP = """\
+import torch, torch.nn.functional as F
+table = torch.zeros(5, 2, device="cuda")
+ids = torch.tensor([1, 7, 2], device="cuda")"""
+"""The first cell of the fixture ``notebook``: a table, and an index that lies outside it."""
+BAD = "F.embedding(ids, table)"
+ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 def forget(shell: InteractiveShell) -> None:
@@ -55,3 +66,41 @@ def run(shell: Any, cell: str) -> tuple[BaseException | None, list[dict[str, Any
     result = shell.run_cell(cell, store_history=True)
     shown = [dict(item["data"]) for item in shell.display_pub.outputs]
     return result.error_before_exec or result.error_in_exec, shown
+
+
+@dataclass
+class Notebook:
+    """A shell with the extension loaded, and what its last cell raised, printed and displayed."""
+
+    shell: InteractiveShell
+    capsys: pytest.CaptureFixture[str]
+    out: str = ""
+    err: str = ""
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def run(self, cell: str) -> ExecutionResult:
+        """Run a cell as a user does."""
+        self.capsys.readouterr()
+        self.shell.display_pub.outputs.clear()
+        result = self.shell.run_cell(cell, store_history=True)
+        self.out, self.err = (ANSI.sub("", text) for text in self.capsys.readouterr())
+        self.shown = [dict(item["data"]) for item in self.shell.display_pub.outputs]
+        self.error = result.error_before_exec or result.error_in_exec
+        return result
+
+    def under(self, how: str) -> str:
+        """Return the magic to put before a cell, empty where ``on`` has turned it on for all."""
+        if how.startswith("%cudacheck on"):
+            self.run(how)
+            return ""
+        return how
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return self.shell.user_ns
+
+    @property
+    def count(self) -> int:
+        """The number of the last cell."""
+        return self.shell.execution_count - 1

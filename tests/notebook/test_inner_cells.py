@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import cudalens
 from cudalens.diagnosis.diagnose import format_message
-from tests.notebook.conftest import BAD, SETUP
-from tests.shells import run
+from tests.shells import BAD, SETUP, Notebook
 
 
 def place() -> tuple[int | str | None, int | None, str | None]:
@@ -33,34 +31,37 @@ CELLS = {
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_item_8_number_and_line_are_those_of_the_cell_that_was_typed(shell: Any, cell: str) -> None:
+def test_item_8_number_and_line_are_those_of_the_cell_that_was_typed(
+    notebook: Notebook, cell: str
+) -> None:
     """A plain cell of the same text, run next, has its own number and lines."""
-    run(shell, cell)
+    notebook.run(cell)
     line = next(n for n, text in enumerate(cell.split("\n"), start=1) if BAD in text)
-    number = shell.execution_count - 1
-    assert place() == (number, line, cell.split("\n")[line - 1])
+    assert place() == (notebook.count, line, cell.split("\n")[line - 1])
     body = cell.split("\n", cell.count("%%"))[-1]
-    run(shell, "%cudacheck on")
-    run(shell, body)
+    notebook.run("%cudacheck on")
+    notebook.run(body)
     inside = body.strip("\n").split("\n")
     line = next(n for n, text in enumerate(inside, start=1) if BAD in text)
-    assert place() == (number + 2, line, inside[line - 1])
+    assert place() == (notebook.count, line, inside[line - 1])
 
 
-def test_item_8_in_the_every_cell_mode(shell: Any) -> None:
+def test_item_8_in_the_every_cell_mode(notebook: Notebook) -> None:
     """Under ``on`` the line of ``%%capture`` is the first; a function keeps its place."""
-    run(shell, "%cudacheck on")
-    run(shell, f"%%capture out\ndef f():\n    {BAD}\nf()")
-    number = shell.execution_count - 1
+    notebook.run("%cudacheck on")
+    notebook.run(f"%%capture out\ndef f():\n    {BAD}\nf()")
+    number = notebook.count
     assert place() == (number, 3, BAD)
-    run(shell, "f()")
+    notebook.run("f()")
     assert place() == (number, 3, BAD)
 
 
-def test_item_8_a_text_that_the_cell_does_not_hold_has_no_number(shell: Any) -> None:
+def test_item_8_a_text_that_the_cell_does_not_hold_has_no_number(notebook: Notebook) -> None:
     """Which of the cells it is that another cell ran is known, a number of its own it has none."""
-    run(shell, f"%%cudacheck\nget_ipython().run_cell('x = 1')\nget_ipython().run_cell('\\n{BAD}')")
-    assert place() == (f"<cell 2 run by In [{shell.execution_count - 1}]>", 1, BAD)
+    notebook.run(
+        f"%%cudacheck\nget_ipython().run_cell('x = 1')\nget_ipython().run_cell('\\n{BAD}')"
+    )
+    assert place() == (f"<cell 2 run by In [{notebook.count}]>", 1, BAD)
 
 
 def write_notebook(path: Path, *texts: str | list[str]) -> None:
@@ -85,37 +86,38 @@ FAILING = f"x = 1\n{BAD}"
     ],
 )
 def test_item_8_a_cell_of_a_notebook_that_was_run_is_named_by_its_notebook(
-    shell: Any, tmp_path: Path, texts: list[str | list[str]], known: str
+    notebook: Notebook, tmp_path: Path, texts: list[str | list[str]], known: str
 ) -> None:
     """The how manieth code cell it is; of two with one text, the how manieth that was run."""
     path = tmp_path / "other.ipynb"
     write_notebook(path, *texts)
-    run(shell, f"%%cudacheck\n%run {path}")
-    name = f"<{known} run by In [{shell.execution_count - 1}]>"
+    notebook.run(f"%%cudacheck\n%run {path}")
+    name = f"<{known} run by In [{notebook.count}]>"
     assert place() == (name, 2, BAD)
     report = cudalens.last_report()
     assert report is not None and f"{name}:2: {BAD}" in format_message(report)
 
 
-def test_item_8_an_ipython_script_has_its_name_and_lines(shell: Any, tmp_path: Path) -> None:
+def test_item_8_an_ipython_script_has_its_name_and_lines(
+    notebook: Notebook, tmp_path: Path
+) -> None:
     (tmp_path / "setup.ipy").write_text(f"%precision 3\n{BAD}\n")
-    run(shell, f"%%cudacheck\n%run {tmp_path / 'setup.ipy'}")
-    assert place() == (f"<setup.ipy run by In [{shell.execution_count - 1}]>", 2, BAD)
+    notebook.run(f"%%cudacheck\n%run {tmp_path / 'setup.ipy'}")
+    assert place() == (f"<setup.ipy run by In [{notebook.count}]>", 2, BAD)
 
 
 def test_item_8_a_script_that_stopped_is_not_called_handled(
-    shell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    notebook: Notebook, tmp_path: Path
 ) -> None:
     """The shell printed the error: that is known.  Where an except clause took it, nothing is."""
     script = tmp_path / "script.py"
     script.write_text(f"{SETUP}\n{BAD}\nprint('after')\n")
-    run(shell, f"%%cudacheck\n%run {script}")
+    notebook.run(f"%%cudacheck\n%run {script}")
     assert place() == (str(script), 4, BAD)
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said == (
+    assert notebook.err.splitlines()[0] == (
         "cudalens: warning: IPython printed this error while the cell ran, as %run, %%capture and "
         "a failing display do"
     )
-    run(shell, f"%%cudacheck\ntry:\n    {BAD}\nexcept IndexError:\n    pass")
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said == "cudalens: warning: this error did not leave the cell"
+    notebook.run(f"%%cudacheck\ntry:\n    {BAD}\nexcept IndexError:\n    pass")
+    said = "cudalens: warning: this error did not leave the cell"
+    assert notebook.err.splitlines()[0] == said

@@ -8,7 +8,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +15,7 @@ from unittest.mock import Mock
 import IPython
 import pytest
 import torch
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult
 
 import cudalens
 from cudalens import simulate
@@ -24,15 +23,10 @@ from cudalens.guards.process import PROCESS
 from cudalens.notebook import cells, magics
 from cudalens.source.cell_text import typed_lines
 from tests.processes import python
-from tests.shells import new_shell
+from tests.shells import BAD, Notebook, new_shell
 
-BAD = "F.embedding(ids, table)"
-"""Reads row 7 of a table of 5: a guard stops it where guards act on the CPU."""
 NESTED = f"get_ipython().run_cell('1 / 0')\n{BAD}"
 """A cell that runs a cell stays checked to its end."""
-
-
-ANSI = re.compile(r"\x1b\[[\d;]*m")
 IN_TRACEBACK = re.compile(r"^Cell In\[(\d+)\], (line .*)$", flags=re.MULTILINE)
 IN_OLD_TRACEBACK = re.compile(
     r"^<ipython-input-(\d+)-\w+> in (.*)\n(?:(?!<ipython).*\n)*?-+> (\d+) ", flags=re.MULTILINE
@@ -42,45 +36,22 @@ TIME_SWALLOWS = IPython.version_info < (9, 4)
 """``%time`` shows an exception itself, and the cell goes on."""
 
 
-@dataclass
-class Notebook:
-    """A shell with the extension loaded, and what its last cell printed and displayed."""
+def stopped(notebook: Notebook, cell: str) -> ExecutionResult:
+    """Run a cell that a guard stops."""
+    result = notebook.run(cell)
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    return result
 
-    shell: InteractiveShell
-    capsys: pytest.CaptureFixture[str]
-    out: str = ""
-    err: str = ""
-    shown: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, cell: str) -> ExecutionResult:
-        """Run a cell as a user does."""
-        self.capsys.readouterr()
-        self.shell.display_pub.outputs.clear()
-        result = self.shell.run_cell(cell, store_history=True)
-        self.out, self.err = (ANSI.sub("", text) for text in self.capsys.readouterr())
-        self.shown = [dict(item["data"]) for item in self.shell.display_pub.outputs]
-        return result
-
-    def stopped(self, cell: str) -> ExecutionResult:
-        """Run a cell that a guard stops."""
-        result = self.run(cell)
-        assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
-        return result
-
-    @property
-    def blocks(self) -> list[str]:
-        """The lines of cells in the traceback that the shell has shown."""
-        old = [
-            (cell, f"line {line}" + ("" if name.startswith("<") else f", in {name}"))
-            for cell, name, line in IN_OLD_TRACEBACK.findall(self.out)
-        ]
-        found = IN_TRACEBACK.findall(self.out) or old
-        assert {int(cell) for cell, _ in found} <= {self.shell.execution_count - 1}
-        return [place for _, place in found]
-
-    @property
-    def names(self) -> dict[str, Any]:
-        return self.shell.user_ns
+def blocks(notebook: Notebook) -> list[str]:
+    """Return the lines of cells in the traceback that the shell has shown."""
+    old = [
+        (cell, f"line {line}" + ("" if name.startswith("<") else f", in {name}"))
+        for cell, name, line in IN_OLD_TRACEBACK.findall(notebook.out)
+    ]
+    found = IN_TRACEBACK.findall(notebook.out) or old
+    assert {int(cell) for cell, _ in found} <= {notebook.count}
+    return [place for _, place in found]
 
 
 @pytest.fixture
@@ -211,7 +182,7 @@ def test_line_numbers_are_those_of_the_cell(
     result = notebook.run(cell)
     filename, number = innermost(result.error_in_exec)
     assert (number, linecache.getline(filename, number).strip()) == (line, text)
-    assert notebook.blocks[-1].split(",")[0] == f"line {line}"
+    assert blocks(notebook)[-1].split(",")[0] == f"line {line}"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +197,7 @@ def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, cell: str, 
 
 
 @pytest.mark.parametrize(
-    ("cell", "blocks"),
+    ("cell", "lines"),
     [
         ("%%cudacheck\ndef f():\n    1 / 0\nf()", ["line 4", "line 3, in f()"]),
         ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", ["line 4"]),
@@ -237,11 +208,11 @@ def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, cell: str, 
     ],
 )
 def test_the_traceback_shows_the_users_frames_only(
-    notebook: Notebook, cell: str, blocks: list[str]
+    notebook: Notebook, cell: str, lines: list[str]
 ) -> None:
     """As without the magic: neither its call nor the machinery below it."""
     notebook.run(cell)
-    assert notebook.blocks == blocks
+    assert blocks(notebook) == lines
     assert "hidden" not in notebook.out
     assert "cudalens" not in notebook.out
     assert notebook.shell.custom_exceptions == ()
@@ -299,7 +270,7 @@ def test_a_call_by_hand_counts_as_the_cell_that_makes_it(
 ) -> None:
     """The shell has raised its count for the next cell by then, or not, by its release."""
     notebook.run(f"B = 'a = 1\\n{BAD}'; ARGS = 'cudacheck', 'for _ in [1]:\\n    {BAD}'")
-    result = notebook.stopped(f"get_ipython().{magic}")
+    result = stopped(notebook, f"get_ipython().{magic}")
     report = cudalens.last_report()
     assert report.source.cell == result.execution_count
     assert f"In [{result.execution_count}] line" in notebook.shown[0]["text/plain"]
@@ -400,7 +371,7 @@ def test_an_empty_cell_says_nothing(notebook: Notebook, cell: str) -> None:
 
 
 def test_a_finding_is_shown_once_and_raised(notebook: Notebook, on_cpu: None) -> None:
-    result = notebook.stopped(f"%%cudacheck\n# a comment\nrows = {BAD}")
+    result = stopped(notebook, f"%%cudacheck\n# a comment\nrows = {BAD}")
     assert len(notebook.shown) == 1
     assert set(notebook.shown[0]) == {"text/plain", "text/html"}
     assert "7 is outside the 5 rows" in notebook.shown[0]["text/plain"]
@@ -495,7 +466,7 @@ def test_typed_lines_are_given_where_they_are_certain(
 
 
 def test_a_statement_finding_names_its_line(notebook: Notebook, on_cpu: None) -> None:
-    notebook.stopped(f"a = 1\nrows = %cudacheck {BAD}")
+    stopped(notebook, f"a = 1\nrows = %cudacheck {BAD}")
     report = cudalens.last_report()
     assert (report.source.line, report.source.text) == (2, f"rows = {BAD}")
     assert report.source.column == len("rows = ")
@@ -508,7 +479,7 @@ def test_the_debugger_lands_in_the_users_frame(notebook: Notebook, on_cpu: None)
         trace = trace.tb_next
     assert trace.tb_frame.f_code.co_name == "lookup"
     assert trace.tb_lineno == 3
-    assert notebook.blocks == ["line 4", "line 3, in lookup(ids)"]
+    assert blocks(notebook) == ["line 4", "line 3, in lookup(ids)"]
 
 
 def test_a_swallowed_finding_is_a_warning(notebook: Notebook, on_cpu: None) -> None:
@@ -554,7 +525,7 @@ def test_the_report_is_bound_and_written(notebook: Notebook, on_cpu: None, tmp_p
 def test_on_checks_every_following_cell(notebook: Notebook, on_cpu: None) -> None:
     notebook.run("%cudacheck on -r found")
     assert notebook.run("1 + 1").result == 2
-    result = notebook.stopped(f"a = 1\n{BAD}")
+    result = stopped(notebook, f"a = 1\n{BAD}")
     assert len(notebook.shown) == 1
     assert innermost(result.error_in_exec)[1] == 2
     assert notebook.names["found"] is not None
@@ -567,7 +538,7 @@ def test_on_checks_every_following_cell(notebook: Notebook, on_cpu: None) -> Non
 def test_under_on_a_cell_shows_one_report(notebook: Notebook, on_cpu: None, cell: str) -> None:
     """A check, or a cell, inside a checked cell does not explain the same failure twice."""
     notebook.run("%cudacheck on")
-    notebook.stopped(cell)
+    stopped(notebook, cell)
     assert len(notebook.shown) == 1
 
 
@@ -684,7 +655,7 @@ def test_simulate_turns_the_rehearsal_device_on_and_off(notebook: Notebook) -> N
     assert "Rehearsal" in notebook.out
     assert "Not a GPU" in notebook.out
     notebook.run("table, ids = table.cuda(), ids.cuda()")
-    notebook.stopped(f"%%cudacheck\n{BAD}")
+    stopped(notebook, f"%%cudacheck\n{BAD}")
     assert notebook.run("(table + 1).sum().item()").result == 10.0
     notebook.run("%cudacheck status")
     assert "a rehearsal and not a GPU" in notebook.out

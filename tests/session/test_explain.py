@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,26 +10,15 @@ import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from cudalens.session.explain import explain
-from tests.notebook.test_magics import Notebook
-from tests.shells import shell_with_cudalens
+from tests.shells import Notebook
 
 LINE = "Loss.cu:245: f: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
-SETUP = "import torch, torch.nn.functional as F"
 DIES = """\
 logits = torch.zeros(4, 3, device="cuda")
 labels = torch.tensor([0, 1, 2, 3], device="cuda")
 loss = F.cross_entropy(logits, labels)
 loss.item()
 """
-
-
-@pytest.fixture
-def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> Iterator[Notebook]:
-    """A shell with the extension loaded over the rehearsal device."""
-    with shell_with_cudalens() as shell:
-        opened = Notebook(shell, capsys)
-        opened.run(SETUP)
-        yield opened
 
 
 def shown(notebook: Notebook) -> str:
@@ -41,7 +29,7 @@ def shown(notebook: Notebook) -> str:
 
 def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     """Line, check, variables by metadata, those of the cell first, and the next step; no value."""
-    notebook.run("first = torch.ones(2, device='cuda')")
+    notebook.run("first = torch.ones(2, device='cuda'); del table, ids")
     failed = notebook.run(DIES)
     assert failed.error_in_exec is not None
     notebook.run("%cudacheck explain")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,10 @@ from cudalens import simulate
 from cudalens.core._python import Frameless, came_from_outside
 from cudalens.session import options
 from cudalens.session.printed import OwnFramesHidden
-from tests.shells import run, shell_with_cudalens
+from tests.shells import ANSI, BAD, SETUP, Notebook
 
 OWN = str(Path(cudalens.__path__[0]))
 UNRESOLVED = "failed resolving"
-ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 def fail() -> None:
@@ -33,54 +31,37 @@ def fail() -> None:
     F.embedding(torch.tensor([1, 7], device="cuda"), torch.zeros(5, 2, device="cuda"))
 
 
-def printed_by_print_exc() -> None:
-    try:
-        fail()
-    except IndexError:
-        traceback.print_exc()
-
-
-def printed_by_print_tb() -> None:
+def handled(show: Callable[[IndexError], None]) -> None:
     try:
         fail()
     except IndexError as error:
-        traceback.print_tb(error.__traceback__)
+        show(error)
 
 
-def printed_by_logging() -> None:
+def as_a_cause(error: IndexError) -> None:
     try:
-        fail()
-    except IndexError:
-        logging.getLogger("test_printed").exception("it failed")
+        raise KeyError from error
+    except KeyError as caused:
+        traceback.print_exception(caused)
 
 
-def printed_with_its_cause() -> None:
-    try:
-        try:
-            fail()
-        except IndexError as error:
-            raise KeyError from error
-    except KeyError as error:
-        traceback.print_exception(error)
-
-
-def printed_by_a_thread() -> None:
+def in_a_thread() -> None:
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
 
 
+PRINTED = {
+    "print_exc": partial(handled, lambda _: traceback.print_exc()),
+    "print_tb": partial(handled, lambda error: traceback.print_tb(error.__traceback__)),
+    "logging": partial(handled, lambda _: logging.getLogger("test_printed").exception("failed")),
+    "as a cause": partial(handled, as_a_cause),
+    "in a thread": in_a_thread,
+}
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(
-    "way",
-    [
-        printed_by_print_exc,
-        printed_by_print_tb,
-        printed_by_logging,
-        printed_with_its_cause,
-        printed_by_a_thread,
-    ],
-)
+@pytest.mark.parametrize("way", PRINTED.values(), ids=PRINTED)
 def test_item_5_what_python_prints_has_the_users_frames_only(
     way: Callable[[], None],
     sim: simulate.Simulation,
@@ -232,17 +213,6 @@ def test_item_5_a_workers_exception_has_the_text_that_it_has_without_a_check() -
     assert checked == unchecked
 
 
-@pytest.fixture
-def shell(sim: simulate.Simulation) -> Iterator[Any]:
-    """A shell over the rehearsal device."""
-    with shell_with_cudalens() as opened:
-        run(opened, "import torch, torch.nn.functional as F")
-        run(opened, "table = torch.zeros(5, 2, device='cuda')")
-        run(opened, "ids = torch.tensor([1, 7, 2], device='cuda')")
-        yield opened
-
-
-BAD = "F.embedding(ids, table)"
 SHOWN = {
     "%run": "%run {script}",
     "%%capture": f"%%capture out\n{BAD}",
@@ -251,24 +221,19 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("how", ["%%cudacheck", "%cudacheck on"])
+@pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck on"])
 @pytest.mark.parametrize("code", SHOWN.values(), ids=SHOWN)
 def test_item_5_what_the_shell_prints_has_the_users_frames_only(
-    shell: Any, code: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    notebook: Notebook, code: str, how: str, tmp_path: Path
 ) -> None:
     """Nothing of ours and no argument that could not be resolved; then the shell is as before."""
     script = tmp_path / "script.py"
-    setup = "import torch, torch.nn.functional as F\ntable = torch.zeros(5, 2, device='cuda')\n"
-    script.write_text(f"{setup}ids = torch.tensor([7], device='cuda')\n{BAD}\n")
-    if how == "%cudacheck on":
-        run(shell, how)
-    capsys.readouterr()
-    run(shell, ("%%cudacheck\n" if how == "%%cudacheck" else "") + code.format(script=script))
-    printed = capsys.readouterr().out
-    printed = ANSI.sub("", shell.user_ns["out"].stdout if "capture" in code else printed)
+    script.write_text(f"{SETUP}\n{BAD}\n")
+    notebook.run(notebook.under(how) + code.format(script=script))
+    printed = ANSI.sub("", notebook.names["out"].stdout) if "capture" in code else notebook.out
     assert "is outside the 5 rows" in printed and "functional.py" in printed
     assert OWN not in printed and UNRESOLVED not in printed
-    assert "showtraceback" not in vars(shell)
+    assert "showtraceback" not in vars(notebook.shell)
 
 
 INTERRUPTED = """\
@@ -284,18 +249,11 @@ library.impl("hit", hit, "CompositeExplicitAutograd")
 
 
 @pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck on", "%cudacheck "])
-def test_item_29_an_interrupt_shows_no_frame_of_ours(
-    shell: Any, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_item_29_an_interrupt_shows_no_frame_of_ours(notebook: Notebook, how: str) -> None:
     """It comes inside an op, which we have passed on."""
-    run(shell, INTERRUPTED)
-    if how == "%cudacheck on":
-        run(shell, how)
-        how = ""
-    capsys.readouterr()
-    error, _ = run(shell, f"{how}torch.ops.test_printed.hit(x)")
-    printed = ANSI.sub("", capsys.readouterr().out)
-    shell.user_ns["library"]._destroy()
-    assert isinstance(error, KeyboardInterrupt)
-    assert "KeyboardInterrupt" in printed and "in hit" in printed
-    assert OWN not in printed and UNRESOLVED not in printed
+    notebook.run(INTERRUPTED)
+    notebook.run(f"{notebook.under(how)}torch.ops.test_printed.hit(x)")
+    notebook.names["library"]._destroy()
+    assert isinstance(notebook.error, KeyboardInterrupt)
+    assert "KeyboardInterrupt" in notebook.out and "in hit" in notebook.out
+    assert OWN not in notebook.out and UNRESOLVED not in notebook.out
