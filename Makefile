@@ -55,7 +55,7 @@ notebooks: $(STAMP) ## run the notebooks and compare their stored outputs
 	$(ON_REHEARSAL) $(BIN)/python -m pytest -n 2 --dist loadfile -p no:randomly --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=120 --override-ini "addopts=" notebooks
 
 notebooks-update: $(STAMP) ## run the notebooks and store their outputs; NAMES="quickstart …" for some
-	$(ON_REHEARSAL) $(BIN)/python tests/notebook_outputs.py $(NAMES)
+	$(ON_REHEARSAL) $(BIN)/python -m tests.notebook_outputs $(NAMES)
 
 pages-update: $(STAMP) ## write the reports on the pages of docs/errors and the pages of docs/reference anew
 	$(ON_REHEARSAL) CUDALENS_UPDATE_PAGES=1 $(BIN)/python -m pytest tests/test_error_pages.py tests/test_docs.py -k "blocks_of_a_page or current"

@@ -165,8 +165,9 @@ def main(arguments: list[str] | None = None) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     (docs / "performance.md").write_text(pages.performance_page(results), encoding="utf-8")
-    if (options.to / "README.md").exists():
-        pages.write_readme(options.to / "README.md", results)
+    if (readme := options.to / "README.md").exists():
+        text = pages.with_costs(readme.read_text(encoding="utf-8"), results)
+        readme.write_text(text, encoding="utf-8")
     say(f"{time.monotonic() - started:.0f} s")
     print(pages.summary(results))
     return 0

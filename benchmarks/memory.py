@@ -33,7 +33,7 @@ def memory(steps: int) -> dict[str, Any]:
     return found
 
 
-def _resident() -> int:
+def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
@@ -58,7 +58,7 @@ def _child(kind: str, steps: int) -> dict[str, Any]:
     step()
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
-    after, resident = [], []
+    after, resident_after = [], []
 
     def run() -> None:
         for number in range(steps):
@@ -66,7 +66,7 @@ def _child(kind: str, steps: int) -> dict[str, Any]:
             after.append(torch.cuda.memory_allocated())
             if number in (steps // 2 - 1, steps - 1):
                 gc.collect()
-                resident.append(_resident())
+                resident_after.append(resident())
 
     if kind == "full":
         with cudalens.check() as session:
@@ -82,7 +82,7 @@ def _child(kind: str, steps: int) -> dict[str, Any]:
         "after_steps": after,
         "device_growth": after[-1] - after[steps // 2 - 1],
         "peak_resident": peak_resident(),
-        "resident_growth": resident[1] - resident[0],
+        "resident_growth": resident_after[1] - resident_after[0],
     }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 from benchmarks.compiled import GUARDED, PLAIN
@@ -283,17 +281,15 @@ def _memory_rows(kinds: list[tuple[str, dict[str, Any]]]) -> list[str]:
     ]
 
 
-def write_readme(path: Path, results: dict[str, Any]) -> None:
-    """Replace the section between the marks.
+def with_costs(readme: str, results: dict[str, Any]) -> str:
+    """Return the README with the section between the marks made anew.
 
     Raises:
-        ValueError: the file does not have both marks.
+        ValueError: it does not have both marks.
     """
-    text = path.read_text(encoding="utf-8")
-    begin, end = MARKS
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", flags=re.DOTALL)
-    if not pattern.search(text):
-        msg = f"{path.name} has no section between {begin} and {end}"
+    before, begin, rest = readme.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not end:
+        msg = f"the README has no section between {' and '.join(MARKS)}"
         raise ValueError(msg)
-    section = f"{begin}\n\n{costs_section(results)}\n\n{end}"
-    path.write_text(pattern.sub(lambda _: section, text), encoding="utf-8")
+    return f"{before}{begin}\n\n{costs_section(results)}\n\n{end}{after}"

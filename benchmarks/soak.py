@@ -2,7 +2,7 @@
 
 Every failure must be reported with its value, op and line, every good cell must stay quiet, and in
 the end threads, file descriptors, hooks, dispatcher registrations and memory are those of the
-beginning.  ``python benchmarks/soak.py [--cells N] [--seed N] [--limit SECONDS] [--json FILE]``
+beginning.  ``python -m benchmarks.soak [--cells N] [--seed N] [--limit SECONDS] [--json FILE]``
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import gc
 import io
 import json
 import random
-import resource
 import sys
 import threading
 import time
@@ -24,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.modules import module as hooks
-from traitlets.config import Config
 
 import cudalens
+from benchmarks.memory import resident
 from cudalens.guards.process import PROCESS
+from tests import shells
 
 MAX_GROWTH_BYTES = 96 << 20
 """Resident memory may grow so much over the second half, most of it the shell's own history."""
@@ -236,11 +234,8 @@ class Soak:
 
     def run(self, text: str) -> tuple[str | None, list[Any]]:
         """Run a cell quietly; return the error's name and what was displayed."""
-        self.shell.display_pub.outputs.clear()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            result = self.shell.run_cell(text, store_history=True)
-        error = result.error_before_exec or result.error_in_exec
-        shown = list(self.shell.display_pub.outputs)
+            error, shown = shells.run(self.shell, text)
         self.shell.display_pub.outputs.clear()
         return None if error is None else type(error).__name__, shown
 
@@ -337,10 +332,9 @@ class Soak:
             if hasattr(sys, name):
                 delattr(sys, name)
         gc.collect()
-        descriptors = Path("/proc/self/fd")
         return {
             "threads": threading.active_count(),
-            "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
             "module hooks": len(hooks._global_forward_pre_hooks),
             "registrations": len(torch.library._impls),
             "dispatch modes": torch._C._len_torch_dispatch_stack(),
@@ -348,28 +342,6 @@ class Soak:
             "input transformers": len(self.shell.input_transformers_post),
             "tensors": sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects()),
         }
-
-
-def _resident_bytes() -> int:
-    status = Path("/proc/self/statm")
-    if status.exists():
-        return int(status.read_text().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@contextlib.contextmanager
-def _new_shell() -> Iterator[Any]:
-    config = Config()
-    config.HistoryManager.hist_file = ":memory:"
-    hook, paths = sys.excepthook, list(sys.path)
-    shell = InteractiveShell.instance(config=config)
-    shell.display_pub = CapturingDisplayPublisher()
-    try:
-        yield shell
-    finally:
-        shell.history_manager.end_session()
-        InteractiveShell.clear_instance()
-        sys.excepthook, sys.path[:] = hook, paths
 
 
 @contextlib.contextmanager
@@ -384,7 +356,7 @@ def _simulation() -> Iterator[None]:
 def soak(cells: int, seed: int, limit_s: float) -> Result:
     """Run ``cells`` cells, or as many as fit into ``limit_s`` seconds."""
     started = time.monotonic()
-    with _simulation(), _new_shell() as shell:
+    with _simulation(), shells.new_shell() as shell:
         run = Soak(shell, seed)
         result = run.result
         run.command("%load_ext cudalens")
@@ -399,13 +371,13 @@ def soak(cells: int, seed: int, limit_s: float) -> Result:
                 break
             if number == cells // 2:
                 gc.collect()
-                half = _resident_bytes()
+                half = resident()
             run.step()
             result.cells += 1
         if not run.is_loaded:
             run.command("%load_ext cudalens")
         run.command("%cudacheck off")
-        result.growth_bytes = _resident_bytes() - half if half else 0
+        result.growth_bytes = resident() - half if half else 0
         result.end = run.measure()
         run.command(ALIVE)
         if run.shell.user_ns.get("alive") is not True:

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812  torch's own custom
 Step = Callable[[], Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Workload:
     """A training step that a measurement repeats."""
 
@@ -290,49 +290,23 @@ GPT2_MEDIUM = Size(
 )
 
 SMALL = (
+    Workload("transformer", "2-layer transformer, batch 8, width 64, length 32", transformer),
+    Workload("conv", "3 convolution blocks, batch 8, 32 x 32 pixels", conv),
     Workload(
-        name="transformer",
-        description="2-layer transformer, batch 8, width 64, length 32",
-        make=transformer,
+        "tiny_bert",
+        "BERT with 2 layers of width 64, embeddings and cross entropy, batch 8",
+        partial(sized, size=TINY_BERT),
     ),
-    Workload(name="conv", description="3 convolution blocks, batch 8, 32 x 32 pixels", make=conv),
-    Workload(
-        name="tiny_bert",
-        description="BERT with 2 layers of width 64, embeddings and cross entropy, batch 8",
-        make=partial(sized, size=TINY_BERT),
-    ),
-    Workload(
-        name="graph",
-        description="graph network: 2 layers over 34 nodes and 156 edges",
-        make=graph,
-    ),
-    Workload(
-        name="policy",
-        description="policy gradient: 20 states, one at a time",
-        make=policy,
-    ),
-    Workload(
-        name="recurrent",
-        description="recurrent loop: a GRU cell over 12 letters, batch 8",
-        make=recurrent,
-    ),
+    Workload("graph", "graph network: 2 layers over 34 nodes and 156 edges", graph),
+    Workload("policy", "policy gradient: 20 states, one at a time", policy),
+    Workload("recurrent", "recurrent loop: a GRU cell over 12 letters, batch 8", recurrent),
 )
 LARGE = (
+    Workload("bert_base", "BERT-base, batch 32, length 128", partial(sized, size=BERT_BASE), True),
     Workload(
-        name="bert_base",
-        description="BERT-base, batch 32, length 128",
-        make=partial(sized, size=BERT_BASE),
-        is_large=True,
-    ),
-    Workload(
-        name="gpt2_medium",
-        description="GPT-2 medium, batch 8, length 256",
-        make=partial(sized, size=GPT2_MEDIUM),
-        is_large=True,
+        "gpt2_medium", "GPT-2 medium, batch 8, length 256", partial(sized, size=GPT2_MEDIUM), True
     ),
 )
-
-
 WORKLOADS = {workload.name: workload for workload in SMALL + LARGE}
 
 

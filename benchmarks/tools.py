@@ -6,7 +6,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,32 +43,15 @@ class Tool:
         return device in self.devices and has_module
 
 
-@contextmanager
-def plain(step: Step) -> Iterator[Step]:
-    """The control: nothing at all."""
-    yield step
-
-
-@contextmanager
-def guards(step: Step) -> Iterator[Step]:
+def guards(**options: Any) -> Opener:
     """The guards, forced to act on the tensors of whatever device the step is on."""
-    with PROCESS.acting_on("cpu", "cuda"):
-        cudalens.install()
-        try:
-            yield step
-        finally:
-            cudalens.uninstall()
 
-
-@contextmanager
-def deferred(step: Step) -> Iterator[Step]:
-    """The guards that look later, forced to act as above."""
-    with PROCESS.acting_on("cpu", "cuda"):
-        cudalens.install(deferred=True)
-        try:
+    @contextmanager
+    def opener(step: Step) -> Iterator[Step]:
+        with PROCESS.acting_on("cpu", "cuda"), cudalens.guard(**options):
             yield step
-        finally:
-            cudalens.uninstall()
+
+    return opener
 
 
 def check(**options: Any) -> Opener:
@@ -147,9 +130,9 @@ GUARDS, DEFERRED, FULL, NAN = "guards", "deferred", "full", "nan"
 DEBUG_MODE, DEBUG_TRACES, ANOMALY = "debugmode", "debugmode_traces", "anomaly"
 
 TOOLS = (
-    Tool(name="control", label="plain again (control)", opener=plain),
-    Tool(name=GUARDS, label="`cudalens.install()`: guards only", opener=guards),
-    Tool(name=DEFERRED, label="`cudalens.install(deferred=True)`", opener=deferred),
+    Tool(name="control", label="plain again (control)", opener=nullcontext),
+    Tool(name=GUARDS, label="`cudalens.install()`: guards only", opener=guards()),
+    Tool(name=DEFERRED, label="`cudalens.install(deferred=True)`", opener=guards(deferred=True)),
     Tool(name=FULL, label="`%%cudacheck`: guards, recorder, sync", opener=check()),
     Tool(name="full_no_sync", label="`%%cudacheck --no-sync`", opener=check(sync=False)),
     Tool(name=NAN, label="`%%cudacheck --nan`", opener=check(nan=True)),
@@ -164,7 +147,7 @@ TOOLS = (
     Tool(
         name="launch_blocking",
         label="`CUDA_LAUNCH_BLOCKING=1`",
-        opener=plain,
+        opener=nullcontext,
         in_child=True,
         environment=(("CUDA_LAUNCH_BLOCKING", "1"),),
         devices=("cuda",),

@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-ROOT = Path(__file__).parent.parent
+from tests.processes import ROOT, environment
+
 FAMILIES = {
     "guards": ("tests/guards/test_*.py",),
     "diagnosis/hints": ("tests/diagnosis/hints/test_*.py", "tests/recorder/test_nonfinite.py"),
@@ -162,12 +163,7 @@ def passes(root: Path, tests: list[str], limit_s: float = LIMIT_S) -> bool:
     run = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *tests],
         cwd=root,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(root),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
+        env=environment(PYTHONPATH=str(root), PYTHONDONTWRITEBYTECODE="1"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -1,4 +1,4 @@
-"""Execute the notebooks and store their outputs: ``python tests/notebook_outputs.py [name …]``.
+"""Execute the notebooks and store their outputs: ``python -m tests.notebook_outputs [name …]``.
 
 The outputs are what a reader on GitHub sees, so nothing of the machine may be left in them.  What
 is taken out is listed once, in ``nbval_sanitize.cfg``: sections named ``stored …`` are applied when
@@ -8,7 +8,6 @@ the outputs are stored and when they are compared, the others when they are comp
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import sys
 import tempfile
@@ -20,7 +19,8 @@ from typing import Any
 import nbclient
 import nbformat
 
-ROOT = Path(__file__).parent.parent
+from tests.processes import ROOT, environment
+
 NOTEBOOKS = ROOT / "notebooks"
 SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
 STORED = "stored "
@@ -74,14 +74,7 @@ def executed(notebook: nbformat.NotebookNode, *, folder: Path = NOTEBOOKS) -> An
             coalesce_streams=True,
         )
         client.execute(
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                "IPYTHONDIR": scratch,
-                "CUDALENS_WIDGETS": "0",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-            }
+            env=environment(IPYTHONDIR=scratch, CUDALENS_WIDGETS="0", HF_HUB_OFFLINE="1")
         )
     return notebook
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.processes import python
 
 PACKAGE = Path(__file__).parent.parent / "cudalens"
 MAX_MODULE_LINES = 500
@@ -195,8 +195,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     """``import cudalens``, and so its loading as an extension, is quick; ``json`` would be told."""
     names = {"torch", "IPython", "ipywidgets", "matplotlib", "json"}
     code = f"import sys, json, cudalens; print(*{names} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["json"]
+    assert python("-c", code, fresh=True).stdout.split() == ["json"]
 
 
 def test_every_public_name_exists() -> None:

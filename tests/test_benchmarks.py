@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,9 @@ import torch
 from benchmarks import apart, compiled, memory, pages, steps, tools
 from benchmarks.children import measured_in_child
 from benchmarks.measure import ratio_of
+from tests.processes import ROOT, python
 
-ROOT = Path(__file__).parent.parent
+STORED = (ROOT / "benchmarks" / "results.json").read_text("utf-8")
 PROMISED = {
     *("guards_step_ratio", "full_step_ratio", "nan_step_ratio", "debugmode_step_ratio"),
     *("debugmode_traces_step_ratio", "anomaly_step_ratio", "load_ext_ms", "diagnose_s"),
@@ -29,15 +27,7 @@ def quick_run(folder: Path) -> tuple[Path, dict[str, Any], str]:
     (folder / "README.md").write_text(
         "before\n<!-- costs:begin -->\nold\n<!-- costs:end -->\nafter"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--quick", "--to", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = python("-m", "benchmarks", "--quick", "--to", str(folder), timeout=500, fresh=True)
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads((folder / "benchmarks" / "results.json").read_text(encoding="utf-8"))
     return folder, results, done.stdout
@@ -79,10 +69,7 @@ def test_a_child_has_a_peak_of_its_own() -> None:
     """The peak of the process that started it is none of its own, as it is in ``ru_maxrss``."""
     held = bytearray(b"x") * 300_000_000
     code = "from benchmarks.memory import peak_resident; print(peak_resident())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert 1_000_000 < int(done.stdout) < len(held)
+    assert 1_000_000 < int(python("-c", code, fresh=True).stdout) < len(held)
     assert memory.peak_resident() > len(held)
 
 
@@ -90,17 +77,13 @@ def test_a_ratio_is_a_median_with_its_range() -> None:
     """The range of the resampled medians holds the median and is no wider than the values."""
     ratio = ratio_of([1.0, 2.0, 10.0])
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 1.0, 10.0)
-    assert ratio_of([1.5] * 5).to_dict() == {
-        "median": 1.5,
-        "low": 1.5,
-        "high": 1.5,
-        "repetitions": 5,
-    }
+    even = dict.fromkeys(("median", "low", "high"), 1.5)
+    assert ratio_of([1.5] * 5).to_dict() == {**even, "repetitions": 5}
 
 
 def test_the_pages_say_what_was_timed_and_where() -> None:
     """On a GPU it is wall time, and the guards need not be forced."""
-    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    stored = json.loads(STORED)
     on_gpu = {**stored, "machine": {**stored["machine"], "device": "NVIDIA X"}}
     on_cpu = {**stored, "machine": {**stored["machine"], "device": pages.CPU_ONLY}}
     for results, clock, acting in (
@@ -114,7 +97,7 @@ def test_the_pages_say_what_was_timed_and_where() -> None:
 
 def test_the_page_has_sections_for_what_was_measured_alone() -> None:
     """Waits and compiled code are measured on the CPU, and code where there is a compiler."""
-    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    stored = json.loads(STORED)
     kinds = {
         "plain": {"step_us": 10.5, "compile_cold_s": 6, "compile_warm_s": 2, "code_kb": 70.25},
         "guarded": {"step_us": 11, "compile_cold_s": 7, "compile_warm_s": 2, "code_kb": 80},
@@ -136,22 +119,18 @@ def test_the_page_has_sections_for_what_was_measured_alone() -> None:
 
 def test_the_readme_tells_the_range_over_all_steps() -> None:
     """The least and the most of all steps, and of which commit they are."""
-    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text("utf-8"))
+    stored = json.loads(STORED)
     for factor, name in ((0.5, "conv"), (7.0, "tiny_bert")):
-        full = stored["steps"][name]["ratios"]["full"]
-        full["median"] = factor
+        stored["steps"][name]["ratios"]["full"]["median"] = factor
     (row,) = [line for line in pages.costs_section(stored).splitlines() if "%%cudacheck`" in line]
     assert row.endswith("| 0.50 to 7.00 |")
     measured = stored["measured"]
     assert f"commit {measured['commit']}, {measured['date']}" in pages.costs_section(stored)
 
 
-def test_a_readme_without_marks_is_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "README.md"
-    file.write_text("text")
+def test_a_readme_without_marks_is_left_alone() -> None:
     with pytest.raises(ValueError, match="no section"):
-        pages.write_readme(file, {})
-    assert file.read_text() == "text"
+        pages.with_costs("text", {})
 
 
 @pytest.mark.parametrize(

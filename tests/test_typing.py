@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, environment
+from tests.processes import ROOT, python
 
 SETTINGS = """\
 [mypy]
@@ -68,11 +67,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mypy(folder: Path, cache: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "user.py").write_text(text, encoding="utf-8")
     (folder / "mypy.ini").write_text(SETTINGS, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", str(cache)]
-    return subprocess.run(
-        [*command, "user.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False,
-        env=environment(MYPYPATH=str(ROOT)),
-    )  # fmt: skip
+    words = ("-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", str(cache), "user.py")
+    return python(*words, cwd=folder, timeout=300, fresh=True, MYPYPATH=str(ROOT))
 
 
 def test_a_strict_file_of_the_users_passes(tmp_path: Path, cache: Path) -> None:
