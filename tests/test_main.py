@@ -173,16 +173,13 @@ def test_a_syntax_error_is_one_of_the_script(run_here: Run, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("sim")
 def test_a_swallowed_finding_is_reported_and_the_status_kept(run_here: Run, tmp_path: Path) -> None:
-    body = FAILING.replace("    return F", "    try:\n        return F", 1).replace(
-        "(logits, y)\n\n", "(logits, y)\n    except IndexError:\n        return None\n\n", 1
-    )
-    script(tmp_path, body.replace("def step(logits, y):\n    except", "def step"))
+    with_suppress = "import contextlib\nwith contextlib.suppress(IndexError):\n    step(torch"
+    script(tmp_path, FAILING.replace("step(torch", with_suppress))
     done = run_here("train.py")
     assert done.returncode == 0, done.stderr
     assert "10 is outside the 10 classes" in done.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals differ")
 def test_an_interrupted_script_ends_with_130(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('no')\n")
     done = run_here("train.py")

@@ -70,56 +70,40 @@ def test_without_the_option_nothing_of_ours_is_loaded(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-IN_CI = ("marked", "left out", "deferred")
+def marked(mark: str) -> str:
+    return BAD.replace("def test_bad_label", f"@pytest.mark.cudacheck({mark})\ndef test_bad_label")
+
+
+LOG = "import torch\ndef test_it():\n    torch.zeros(2, device='cuda').log()\n"
+EXPECTING = BAD.replace("train([0, 1, 3", "with pytest.raises(IndexError): train([0, 1, 3")
+IN_FIXTURE = BAD.replace("def test_bad_label():", "@pytest.fixture\ndef bad():")
+IN_FIXTURE += "\n\ndef test_it(bad):\n    pass\n"
+ONE = ("-k", "bad_label")
+ENDS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "marked": (marked("fast=True"), ONE, "DeviceIndexError"),
+    "left out": (marked("False"), ("--cudacheck", *ONE), "device-side assert"),
+    "deferred": (BAD, ("--cudacheck=deferred", *ONE), "DeviceIndexError"),
+    "nan": (LOG, ("--cudacheck=nan",), "NonFiniteError"),
+    "nan, not asked for": (LOG, ("--cudacheck",), "1 passed"),
+    "expected": (EXPECTING, ("--cudacheck",), "2 passed"),
+    "in a fixture": (IN_FIXTURE, ("--cudacheck",), "1 passed, 1 error"),
+    "all, guards alone": (BAD, ("--cudacheck=fast", *ONE), "DeviceIndexError"),
+    "off": (BAD, ONE, "device-side assert"),
+}
+"""What is tested, the words behind pytest, and what its summary says then."""
+NOT_IN_CI = dict.fromkeys(("all, guards alone", "off"), pytest.mark.all)
 
 
 @pytest.mark.parametrize(
-    ("marker", "option", "outcome"),
+    ("text", "words", "end"),
     [
-        pytest.param(
-            *case, id=name, marks=pytest.mark.thorough if name in IN_CI else pytest.mark.all
-        )
-        for name, case in {
-            "marked": ("@pytest.mark.cudacheck(fast=True)", [], "DeviceIndexError"),
-            "left out": ("@pytest.mark.cudacheck(False)", ["--cudacheck"], "device-side assert"),
-            "all, guards alone": ("", ["--cudacheck=fast"], "DeviceIndexError"),
-            "deferred": ("", ["--cudacheck=deferred"], "DeviceIndexError"),
-            "off": ("", [], "device-side assert"),
-        }.items()
+        pytest.param(*case, id=name, marks=NOT_IN_CI.get(name, pytest.mark.thorough))
+        for name, case in ENDS.items()
     ],
 )
-def test_marker_and_option(tmp_path: Path, marker: str, option: list[str], outcome: str) -> None:
-    text = BAD.replace("def test_bad_label", f"{marker}\ndef test_bad_label")
-    done = run(tmp_path, text, *option, "-k", "bad_label")
-    summary = done.stdout.partition("short test summary info")[2]
-    assert outcome in summary, done.stdout + done.stderr
-
-
-@pytest.mark.thorough
-def test_nan_mode_stops_at_the_first_one(tmp_path: Path) -> None:
-    text = "import torch\ndef test_it():\n    torch.zeros(2, device='cuda').log()\n"
-    assert "1 passed" in run(tmp_path, text, "--cudacheck").stdout
-    assert "NonFiniteError" in run(tmp_path, text, "--cudacheck=nan").stdout
-
-
-@pytest.mark.thorough
-def test_what_a_test_expects_is_no_failure(tmp_path: Path) -> None:
-    text = BAD.replace(
-        "    train([0, 1, 3, 2])",
-        "    with pytest.raises(IndexError):\n        train([0, 1, 3, 2])",
-    )
-    assert "2 passed" in run(tmp_path, text, "--cudacheck").stdout
-
-
-@pytest.mark.thorough
-def test_a_fixture_is_guarded_too(tmp_path: Path) -> None:
-    text = (
-        BAD.replace("def test_bad_label():", "@pytest.fixture\ndef bad():")
-        + "\n\ndef test_it(bad):\n    pass\n"
-    )
-    done = run(tmp_path, text, "--cudacheck")
-    assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
-    assert "is outside the 3 classes of scores" in done.stdout
+def test_marker_and_option(tmp_path: Path, text: str, words: tuple[str, ...], end: str) -> None:
+    done = run(tmp_path, text, *words)
+    assert end in done.stdout.rpartition("short test summary info")[2], done.stdout + done.stderr
 
 
 LOST = """

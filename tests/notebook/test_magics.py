@@ -276,20 +276,6 @@ def test_a_call_by_hand_counts_as_the_cell_that_makes_it(
     assert f"In [{result.execution_count}] line" in notebook.shown[0]["text/plain"]
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"), [("raise KeyboardInterrupt", KeyboardInterrupt), ("{}['missing']", KeyError)]
-)
-def test_an_interrupt_and_an_error_without_torch_get_no_report(
-    notebook: Notebook, body: str, kind: type[BaseException]
-) -> None:
-    result = notebook.run(f"%%cudacheck\n{body}")
-    assert isinstance(result.error_in_exec, kind)
-    assert not hasattr(result.error_in_exec, "__notes__")
-    assert notebook.shown == []
-    assert not PROCESS.is_installed
-    assert notebook.run("%%cudacheck\n1 + 1").result == 2
-
-
 # --- one statement --------------------------------------------------------------------------------
 
 

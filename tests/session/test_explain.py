@@ -66,14 +66,6 @@ def test_a_host_error_is_explained_too(notebook: Notebook) -> None:
     assert report is not None and report.context_usable is True
 
 
-def test_a_checked_failure_is_shown_again(notebook: Notebook) -> None:
-    notebook.run("%%cudacheck\n" + DIES)
-    found = cudalens.last_report()
-    notebook.run("%cudacheck explain")
-    assert "labels[3] = 3" in shown(notebook)
-    assert cudalens.last_report() == found
-
-
 def test_after_an_explained_failure_later_cells_get_one_line(notebook: Notebook) -> None:
     notebook.run(DIES)
     notebook.run("%cudacheck explain")

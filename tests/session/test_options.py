@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from cudalens.session.options import (
@@ -13,6 +15,7 @@ from cudalens.session.options import (
     subcommand,
     take,
 )
+from cudalens.session.session import CheckSession
 
 
 @pytest.mark.parametrize(
@@ -125,15 +128,6 @@ def test_help_names_every_option() -> None:
         assert name in text
 
 
-def test_the_session_gets_no_option_of_the_front_end() -> None:
-    assert set(Options().for_session()) == {
-        "fast",
-        "deferred",
-        "nan",
-        "html",
-        "json",
-        "widgets",
-        "max_ops",
-        "sync",
-        "force_eager",
-    }
+def test_the_session_gets_its_own_options_and_none_of_the_front_end() -> None:
+    taken = inspect.signature(CheckSession).parameters
+    assert Options().for_session() == {name: item.default for name, item in taken.items()}

@@ -8,12 +8,13 @@ import os
 import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessException, ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
@@ -35,14 +36,22 @@ def lookup(index: int, bad: tuple[int, ...]) -> None:
         torch.zeros(MAX, 2)[rows]
 
 
-def start(bad: tuple[int, ...], count: int = 3, target: object = lookup) -> None:
+def start(bad: tuple[int, ...], count: int, target: object = lookup) -> None:
     mp.start_processes(target, (bad,), count, start_method="fork")
 
 
+def failed(
+    *bad: int, count: int = 1, target: Any = lookup, says: str | None = None, **options: bool
+) -> tuple[cudalens.CheckSession, Any]:
+    """Start processes of which some fail; return the session and the launcher's exception."""
+    session = cudalens.check(**options)
+    with pytest.raises(ProcessException, match=says) as caught, session:
+        start(bad, count, target)
+    return session, caught.value
+
+
 def test_one_report_says_which_processes_met_what() -> None:
-    session = cudalens.check()
-    with pytest.raises(ProcessRaisedException) as caught, session:
-        start((0, 2))
+    session, error = failed(0, 2, count=3)
     report = session.report
     assert report is not None and report.kind == "device_assert"
     assert report.headline_own.startswith("rows[1] = 9 is outside dimension 0 (size 3)")
@@ -52,12 +61,11 @@ def test_one_report_says_which_processes_met_what() -> None:
     assert {item.batch for item in bad} == {"batch 2 of loader, row 1 = item 3 of its dataset"}
     assert report.explanation.startswith("2 of 3 processes have a finding: process 0 (batch 2 ")
     # The launcher's own exception: its type, its words, and what it is about.
-    assert "terminated with the following error" in str(caught.value)
-    assert caught.value.error_index in (0, 2)
-    assert caught.value.__cudalens_report__ is report
-    assert caught.value.__notes__ == [f"cudalens: {report.headline_own}"] or any(
-        report.headline_own in note for note in caught.value.__notes__
-    )
+    assert type(error) is ProcessRaisedException
+    assert "terminated with the following error" in str(error)
+    assert error.error_index in (0, 2)
+    assert error.__cudalens_report__ is report
+    assert any(report.headline_own in note for note in error.__notes__)
     # Another process's device says nothing about this one's.
     assert cudalens.last_report() is report
     assert Report.from_dict(json.loads(report.to_json())) == report
@@ -65,14 +73,12 @@ def test_one_report_says_which_processes_met_what() -> None:
 
 def test_good_processes_make_no_report() -> None:
     with cudalens.check() as session:
-        start(())
+        start((), 3)
     assert (session.report, session.internal_errors) == (None, [])
 
 
 def test_a_deferred_finding_ends_its_process() -> None:
-    session = cudalens.check(deferred=True)
-    with pytest.raises(ProcessExitedException, match="exit code 1"), session:
-        start((0,), count=1, target=draw)
+    session, _ = failed(0, target=draw, says="terminated with exit code 1", deferred=True)
     assert session.report is not None and session.report.deferred
     assert [item.report is not None for item in session.report.ranks] == [True]
 
@@ -87,11 +93,9 @@ def end_silently(index: int, bad: tuple[int, ...]) -> None:
 
 
 def test_a_process_that_dies_without_a_word_is_named() -> None:
-    session = cudalens.check()
-    with pytest.raises(ProcessExitedException) as caught, session:
-        start((1,), target=end_silently)
+    _, error = failed(1, count=3, target=end_silently, says="terminated with signal SIGKILL")
     # The launcher may end the others too, before they are through.
-    assert "process 1 was ended by SIGKILL and left no report" in caught.value.__notes__[0]
+    assert "process 1 was ended by SIGKILL and left no report" in error.__notes__[0]
 
 
 def fail_otherwise(index: int, bad: tuple[int, ...]) -> None:
@@ -101,36 +105,29 @@ def fail_otherwise(index: int, bad: tuple[int, ...]) -> None:
 
 def test_what_is_no_business_of_ours_passes() -> None:
     """As in a block that starts no process."""
-    session = cudalens.check()
-    with pytest.raises(ProcessRaisedException, match=r"labels\.csv") as caught, session:
-        start((0,), count=1, target=fail_otherwise)
+    session, error = failed(0, target=fail_otherwise, says=r"labels\.csv")
     assert session.report is None
-    assert not hasattr(caught.value, "__cudalens_report__")
+    assert not hasattr(error, "__cudalens_report__")
 
 
-def fail(index: int) -> None:
+def fail(index: int, bad: tuple[int, ...]) -> None:
     torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
 def test_a_host_error_of_a_process_is_explained() -> None:
     """It ends in the launcher's handler, which prints it and exits."""
-    session = cudalens.check()
-    with pytest.raises(ProcessRaisedException), session:
-        mp.start_processes(fail, (), 1, start_method="fork")
+    session, _ = failed(target=fail)
     assert session.report is not None and session.report.kind == "host_error"
     assert [item.report is not None for item in session.report.ranks] == [True]
 
 
-def end_as_told(index: int) -> None:
+def end_as_told(index: int, bad: tuple[int, ...]) -> None:
     raise SignalException(f"Process {os.getpid()} got signal: 15", signal.SIGTERM)
 
 
 def test_a_process_that_is_told_to_end_has_no_report() -> None:
     """Torchelastic ends the others once one has failed; torch's launcher wraps that exception."""
-    session = cudalens.check()
-    with pytest.raises(ProcessRaisedException, match="got signal: 15"), session:
-        mp.start_processes(end_as_told, (), 1, start_method="fork")
-    assert session.report is None
+    assert failed(target=end_as_told, says="got signal: 15")[0].report is None
 
 
 def test_a_plain_process_of_the_users_is_checked() -> None:
@@ -158,9 +155,7 @@ def test_a_process_starts_as_it_is_where_nothing_can_be_written(
         raise OSError("no space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    session = cudalens.check()
-    with pytest.raises(ProcessRaisedException, match=r"rows\[1\] = 9 is outside"), session:
-        start((1,), count=2)
+    session, _ = failed(1, count=2, says=r"rows\[1\] = 9 is outside")
     assert session.internal_errors == [
         "check of a process unavailable: OSError: no space left on device"
     ]
