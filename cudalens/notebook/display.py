@@ -6,7 +6,6 @@ The shell is only talked to, never imported.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import sys
 import uuid
@@ -84,7 +83,6 @@ def _has_widgets(shell: Any) -> bool:
         getattr(shell, "kernel", None) is not None
         and wish != "0"
         and (wish == "1" or (_is_attended(shell) and _has_new_widgets()))
-        and importlib.util.find_spec("cudalens.render.widget") is not None
     )
 
 

@@ -20,9 +20,7 @@ MAGIC = "cudacheck"
 
 
 def rewritten(shell: Any, text: str) -> str:
-    """Return the Python text of a cell with its calls of the magic adjusted where they have to
-    be.
-    """
+    """Return the Python text of a cell, its calls of the magic adjusted where they have to be."""
     if f"_magic('{MAGIC}'" not in text:
         return text
     try:

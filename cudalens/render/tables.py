@@ -31,7 +31,7 @@ def matching(rows: Iterable[Mapping[str, Any]], wanted: Sequence[str]) -> list[M
 
 def guard_list(rows: Iterable[Mapping[str, Any]], *, width: int, color: bool) -> str:
     """Draw rows of the catalogue: the functions that people call, what has to hold, the ops."""
-    console = _console(width, color=color)
+    console = console_into_memory(max(width, 20), color=color)
     for row in sorted(rows, key=lambda row: (row["silent"], _ORDER.index(row["frequency"]))):
         # The overloads of an op share its guard: .out, .Tensor and the like.
         ops = dict.fromkeys(op.removeprefix("aten::").partition(".")[0] for op in row["op"])
@@ -46,7 +46,7 @@ def guard_list(rows: Iterable[Mapping[str, Any]], *, width: int, color: bool) ->
 
 def report_list(reports: Iterable[tuple[str, Report]], *, width: int, color: bool) -> str:
     """Draw several reports by the files that hold them: what each is about, and where it was."""
-    console = _console(width, color=color)
+    console = console_into_memory(max(width, 20), color=color)
     for name, report in reports:
         rank = report.environment.rank
         facts = (
@@ -60,10 +60,6 @@ def report_list(reports: Iterable[tuple[str, Report]], *, width: int, color: boo
         console.print(Padding(Text(head), (0, 0, 0, 2)))
         console.print(Padding(Text(" · ".join(filter(None, facts)), style="dim"), (0, 0, 0, 4)))
     return _text(console)
-
-
-def _console(width: int, *, color: bool) -> Console:
-    return console_into_memory(max(width, 20), color=color)
 
 
 def _text(console: Console) -> str:

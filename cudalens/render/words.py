@@ -312,9 +312,7 @@ def _again(report: Report) -> str:
 
 
 def cuda_line(report: Report) -> str:
-    """Return the state of CUDA and what it printed, or would have printed, as one sentence or
-    two.
-    """
+    """Return the state of CUDA and what it printed, or would have, as one sentence or two."""
     state = context_state(report)
     said = state.text.removeprefix("CUDA ") if state else ""
     if not report.device_text:

@@ -48,8 +48,8 @@ def explained(
     if isinstance(known, Report):
         return known  # a session inside this one has reported it
     limits = Limits()
-    earlier = limits.attempt("earlier failure", lambda: _earlier(error))
-    if earlier is not None:
+    is_lost = limits.attempt("earlier failure", lambda: lost_context.is_lost(error_facts(error)))
+    if is_lost and (earlier := lost_context.end()) is not None:
         return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
 
     def full() -> Report:
@@ -86,17 +86,12 @@ def note_line(report: Report, limits: Limits) -> str:
     )
 
 
-def was_raised_while_handling(error: BaseException, finding: Report) -> bool:
-    """Return whether ``error`` was raised while the exception of ``finding`` was being handled."""
-    return _leads_to(finding, error, "__context__")
-
-
 def wraps_finding(error: BaseException, finding: Report) -> bool:
     """Return whether a library puts ``finding`` in its own words, and note then which it means.
 
     It says so itself, with ``raise … from …``.
     """
-    if not _leads_to(finding, error, "__cause__") or not exception.concerns_torch(error):
+    if not leads_to(finding, error, "__cause__") or not exception.concerns_torch(error):
         return False
     if not hasattr(error, "__cudalens_report__"):
         attached(error, finding, note_line(finding, Limits()))
@@ -131,7 +126,8 @@ def report_of_own(
     )
 
 
-def _leads_to(finding: Report, error: BaseException, link: str) -> bool:
+def leads_to(finding: Report, error: BaseException, link: str) -> bool:
+    """Return whether the exception of ``finding`` is behind ``error``, by cause or by context."""
     met: dict[int, BaseException] = {}
     following = getattr(error, link)
     while following is not None and id(following) not in met:
@@ -204,13 +200,6 @@ def _of_value(evidence: Evidence, trial: Trial | None) -> Report:
     if not evidence.has_run_kernels:
         why = f"{why} {REFUSED}".strip()
     return replace(report, kind="host_error", explanation=why)
-
-
-def _earlier(error: BaseException) -> Report | None:
-    """Return the report of the failure that this one only repeats."""
-    if not lost_context.is_lost(error_facts(error)):
-        return None
-    return lost_context.end()
 
 
 def attached(error: BaseException, report: Report, line: str) -> Report:

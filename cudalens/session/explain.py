@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 from torch import Tensor
 
@@ -38,16 +39,6 @@ _NEXT = (
 )
 
 
-@dataclass(frozen=True)
-class _PrintedText:
-    """What CUDA is known to have printed, in place of the stream of a checked block."""
-
-    lines: str
-
-    def text(self, *, is_expected: bool = False) -> str | None:
-        return self.lines or None
-
-
 def explain(
     namespace: Mapping[str, object], error: BaseException | None, printed: str = ""
 ) -> Report | None:
@@ -74,8 +65,9 @@ def explain(
         PROCESS.last = report_of_another(error)
         return PROCESS.last
     started = time.perf_counter()
-    text = _PrintedText(_assertions(facts.message, printed)) if is_lost else None
-    evidence = evidence_of_error(error, None, text)
+    lines = _assertions(facts.message, printed) if is_lost else ""
+    # In place of the stream of a checked block.
+    evidence = evidence_of_error(error, None, SimpleNamespace(text=lambda **_: lines))
     if is_lost:
         named = {fact.expression for fact in evidence.tensors}
         mentioned = Limits().attempt("cell", lambda: _names_of_cell(error), frozenset)

@@ -54,9 +54,7 @@ class Options:
     help: bool = False
 
     def for_session(self) -> dict[str, Any]:
-        """Return the keyword arguments of ``CheckSession``; the other fields are the front
-        end's.
-        """
+        """Return the keyword arguments of ``CheckSession``; other fields are the front end's."""
         front_end = {"report", "help"}
         return {name: value for name, value in vars(self).items() if name not in front_end}
 

@@ -166,22 +166,14 @@ def register_guard(
 class _Last:
     """The last block that was checked, found good or not."""
 
-    check: tuple[int, int, str | None] | None = None
-    """Calls looked at, ops recorded, and the kind of its report."""
+    check = "none"
 
 
 def note_check(checked: int, recorded: int, report: Report | None) -> None:
-    """Take note of a block that was checked."""
-    _Last.check = (checked, recorded, None if report is None else report.kind)
-
-
-def _format_check() -> str:
-    if _Last.check is None:
-        return "none"
-    checked, recorded, kind = _Last.check
+    """Take note of a block that was checked: calls looked at, ops recorded, and what was found."""
     calls = f"{checked} guarded call{'s' * (checked != 1)} looked at"
     ops = f"{recorded} op{'s' * (recorded != 1)} recorded"
-    return f"{calls}, {ops}; {kind or 'nothing found'}"
+    _Last.check = f"{calls}, {ops}; {'nothing found' if report is None else report.kind}"
 
 
 def status() -> str:
@@ -190,7 +182,7 @@ def status() -> str:
     lines = [
         ("guards", _guards()),
         ("device", _device()),
-        ("last check", _format_check()),
+        ("last check", _Last.check),
         ("last finding", "none" if last is None else f"{last.kind}: {last.headline_own}"),
     ]
     return "\n".join(f"{name + ':':<14}{text}" for name, text in lines)

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cudalens.core import _python
@@ -29,9 +28,9 @@ from cudalens.session.exit import (
     attached,
     complete_from_traceback,
     explained,
+    leads_to,
     note_line,
     report_of_own,
-    was_raised_while_handling,
     wraps_finding,
     write_files,
 )
@@ -239,12 +238,7 @@ class CheckSession:
         """Open the session."""
         return self.open()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the session; the exception goes on.
 
         Raises:
@@ -348,8 +342,7 @@ class CheckSession:
             is_of_thread=self._is_of_thread,
             was_shown=self._was_shown,
             other=None if error is None else type(error).__name__,
-            was_raised_while_handled=error is not None
-            and was_raised_while_handling(error, finding),
+            was_raised_while_handled=error is not None and leads_to(finding, error, "__context__"),
         )
 
     def _publish(self, report: Report, error: BaseException | None) -> None:
@@ -398,12 +391,7 @@ def _require_positive(max_ops: object) -> None:
 class CheckedBlock(CheckSession):
     """A session whose report nobody shows: what raises nothing is a Python warning."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the session; the exception goes on."""
         super().__exit__(kind, error, traceback)
         report = self.report

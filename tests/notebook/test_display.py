@@ -59,7 +59,6 @@ class View:
 @pytest.fixture
 def view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return reports an interactive view, whether or not ipywidgets is installed."""
-    monkeypatch.setattr(display.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr("cudalens.render.widget.build", lambda report, keep: View(keep))
     monkeypatch.delenv("CUDALENS_WIDGETS", raising=False)
 
