@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,6 +30,19 @@ def report_of(
     assert session.report is caught.value.report
     assert len(session.findings) == 1
     return session.report
+
+
+@contextmanager
+def own_op(schema: str, kernel: Callable[..., torch.Tensor]) -> Iterator[Any]:
+    """Register an op of the user's own, ``mine::…``, for the length of a block."""
+    library = torch.library.Library("mine", "FRAGMENT")
+    library.define(schema)
+    name = schema.partition("(")[0]
+    library.impl(name, kernel, "CompositeExplicitAutograd")
+    try:
+        yield getattr(torch.ops.mine, name)
+    finally:
+        library._destroy()
 
 
 def line_of(function: Callable[..., Any], fragment: str) -> int:

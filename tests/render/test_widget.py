@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import ipywidgets
 import pytest
@@ -127,23 +128,25 @@ def test_the_tabs_answer_in_order(report: Report, titles: list[str]) -> None:
     assert [tab.get_title(at) for at, _ in enumerate(tab.children)] == titles
 
 
-def test_a_chosen_node_is_marked_in_every_pane() -> None:
-    """The addmm is also the tensor logits, a line of the code and a recorded op."""
+@pytest.mark.parametrize(
+    ("key", "marked", "other", "said"),
+    [
+        # The addmm is also the tensor logits, a line of the code and a recorded op.
+        ("n2", {"n2", "t0", "h3", "l0"}, "n0", "AddmmBackward0"),
+        # The labels are the bad input of the graph.
+        ("t1", {"t1", "n3"}, "n2", "i64[32]"),
+    ],
+)
+def test_what_is_chosen_is_marked_in_every_pane(
+    key: str, marked: set[str], other: str, said: str
+) -> None:
     reader = Reader(make_report())
     assert reader.marks == set()
-    reader.tell("select", "n2")
-    assert reader.marks == {"n2"}
-    assert {"n2", "t0", "h3", "l0"} <= set(reader.marked())
-    assert "AddmmBackward0" in reader.details
-    assert "n0" not in reader.marked()
-
-
-def test_a_chosen_tensor_is_marked_in_the_picture() -> None:
-    """The labels are the bad input of the graph."""
-    reader = Reader(make_report())
-    reader.tell("select", "t1")
-    assert {"t1", "n3"} <= set(reader.marked())
-    assert "n2" not in reader.marked()
+    reader.tell("select", key)
+    assert reader.marks == {key}
+    assert marked <= set(reader.marked())
+    assert other not in reader.marked()
+    assert said in reader.details
 
 
 def test_a_choice_by_name_is_the_same_choice() -> None:
@@ -301,10 +304,7 @@ def test_saving_never_overwrites(
 def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def full(self: Report, path: Path) -> Path:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(Report, "save", full)
+    monkeypatch.setattr(Report, "save", Mock(side_effect=OSError("no space left on device")))
     view = lens.build(make_report())
     button(view, "JSON").click()
     assert "not saved: no space left on device" in Page(html_of(view)).text()

@@ -127,11 +127,19 @@ class Model(nn.Module):
         return self.head(self.table(ids))  # type: ignore[no-any-return]
 
 
-def train(model: Model, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> None:
-    loss = F.cross_entropy(model(ids), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+def wrapped(forward: Callable[[Model, Tensor], Tensor]) -> Callable[..., None]:
+    """Return the step of a model whose forward pass is run in a way of its own."""
+
+    def step(model: Model, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(forward(model, ids), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+train = wrapped(lambda model, ids: model(ids))
 
 
 @pytest.mark.no_cover
@@ -182,18 +190,6 @@ def train_scaled(model: Model, optimizer: torch.optim.Optimizer, *batch: Tensor)
 
 
 SCALERS: WeakKeyDictionary[torch.optim.Optimizer, torch.amp.GradScaler] = WeakKeyDictionary()
-
-
-def wrapped(forward: Callable[[Model, Tensor], Tensor]) -> Callable[..., None]:
-    """Return the step of a model whose forward pass is run in a way of its own."""
-
-    def step(model: Model, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> None:
-        loss = F.cross_entropy(forward(model, ids), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def checkpointed(use_reentrant: bool) -> Callable[..., None]:

@@ -57,13 +57,13 @@ def test_nothing_to_explain(notebook: Notebook) -> None:
     assert notebook.out == "nothing to explain: no exception of torch was shown\n"
 
 
-def test_a_host_error_is_explained_too(notebook: Notebook) -> None:
-    """The tensors of the call can still be read: the device lives."""
+def test_item_25_a_host_error_is_explained_and_takes_no_assertion(notebook: Notebook) -> None:
+    """The device lives: its tensors can be read, and what was printed belongs to a lost context."""
     notebook.run("a = torch.ones(2, 3, device='cuda')\na @ a")
     notebook.run("%cudacheck explain")
     assert "cannot be multiplied" in shown(notebook)
-    report = cudalens.last_report()
-    assert report is not None and report.context_usable is True
+    report = explain(notebook.names, sys.last_value, LINE)
+    assert report is not None and report.context_usable is True and report.device_text is None
 
 
 def test_after_an_explained_failure_later_cells_get_one_line(notebook: Notebook) -> None:
@@ -101,13 +101,6 @@ def test_later_cells_get_one_line(notebook: Notebook, how: str, sim: simulate.Si
     notebook.run(f"{magic}{kernel}x = torch.ones(2, device='cuda')\nx + 1")
     assert len(notebook.shown) == 1
     assert PROCESS.lost is not None
-
-
-def test_item_25_an_error_of_the_host_takes_no_assertion(notebook: Notebook) -> None:
-    """what was printed belongs to a failure that ended the context, and to no other."""
-    notebook.run("a = torch.ones(2, 3, device='cuda')\na @ a")
-    report = explain(notebook.names, sys.last_value, LINE)
-    assert report is not None and report.device_text is None
 
 
 @pytest.mark.parametrize("printed", [LINE, ""])

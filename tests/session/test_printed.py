@@ -7,9 +7,12 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from cudalens import simulate
 from cudalens.core._python import Frameless, came_from_outside
 from cudalens.session import options
 from cudalens.session.printed import OwnFramesHidden
+from tests.blocks import own_op
 from tests.shells import ANSI, BAD, SETUP, Notebook
 
 OWN = str(Path(cudalens.__path__[0]))
@@ -106,13 +110,8 @@ def waits() -> None:
 
 def called_back() -> None:
     """Fail in an op of the user's own, which torch calls in the middle of ours."""
-    library = torch.library.Library("test_kept", "DEF")
-    library.define("hit(Tensor x) -> Tensor")
-    library.impl("hit", user_kernel, "CompositeExplicitAutograd")
-    try:
-        torch.ops.test_kept.hit(torch.ones(3, device="cuda"))
-    finally:
-        library._destroy()
+    with own_op("hit(Tensor x) -> Tensor", user_kernel) as hit:
+        hit(torch.ones(3, device="cuda"))
 
 
 def user_kernel(x: torch.Tensor) -> torch.Tensor:
@@ -127,48 +126,36 @@ def functions_of(error: BaseException) -> list[str]:
     return [frame.name for frame in frames][1:]  # without the test itself
 
 
-KEPT = [
-    (wrong_shape, ["wrong_shape"]),
-    (fail, ["fail", "embedding"]),
-    (waits, ["waits"]),
-    (called_back, ["called_back", "__call__", "user_kernel"]),
+KEPT = {
+    wrong_shape: ["wrong_shape"],
+    fail: ["fail", "embedding"],
+    waits: ["waits"],
+    called_back: ["called_back", "__call__", "user_kernel"],
+    not_finite: ["not_finite"],
+}
+OPENED: dict[str, Callable[[], Any]] = {
+    "sync": partial(cudalens.check, sync=True),
+    "fast": partial(cudalens.check, fast=True),
+    "nan": partial(cudalens.check, nan=True),
+    "guards": cudalens.guard,
+    # On the rehearsal device, as with a GPU, whose kernels leave no Python frame.
+    "nothing": nullcontext,
+}
+RAISED = [
+    *product((wrong_shape, fail, waits, called_back), ("sync", "fast", "nan")),
+    *product((wrong_shape, waits, called_back), ["nothing"]),
+    *((not_finite, "nan"), (fail, "guards")),
 ]
 
 
-CHECKED = [(*item, kind) for item in KEPT for kind in ("sync", "fast", "nan")]
-
-
-@pytest.mark.parametrize(
-    ("way", "functions", "kind"), [*CHECKED, (not_finite, ["not_finite"], "nan")]
-)
-def test_item_5_an_exception_that_the_block_kept_is_printed_without_our_frames_later(
-    way: Callable[[], None],
-    functions: list[str],
-    kind: str,
-    sim: simulate.Simulation,
+@pytest.mark.parametrize(("way", "opened"), RAISED)
+def test_item_5_an_exception_that_is_kept_is_printed_without_our_frames_later(
+    way: Callable[[], None], opened: str, sim: simulate.Simulation
 ) -> None:
     """After the check nothing is replaced any more: the exception itself holds none of them."""
-    with cudalens.check(**{kind: True}), pytest.raises(Exception) as caught:
+    with OPENED[opened](), pytest.raises(Exception) as caught:
         way()
-    assert functions_of(caught.value) == functions
-
-
-@pytest.mark.parametrize(("way", "functions"), [KEPT[0], *KEPT[2:]])
-def test_item_5_an_unchecked_failure_on_the_rehearsal_device_shows_the_users_frames_only(
-    way: Callable[[], None], functions: list[str], sim: simulate.Simulation
-) -> None:
-    """As with a GPU, whose kernels leave no Python frame."""
-    with pytest.raises(Exception) as caught:
-        way()
-    assert functions_of(caught.value) == functions
-
-
-def test_item_5_a_finding_of_installed_guards_shows_no_frame_of_ours(
-    sim: simulate.Simulation,
-) -> None:
-    with cudalens.guard(), pytest.raises(cudalens.DeviceIndexError) as caught:
-        fail()
-    assert functions_of(caught.value) == ["fail", "embedding"]
+    assert functions_of(caught.value) == KEPT[way]
 
 
 def test_item_5_an_interrupted_op_keeps_the_frames_that_tell_of_the_interrupt(

@@ -28,7 +28,7 @@ from cudalens.evidence import finding
 from cudalens.guards.interceptor import GuardedCall
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import Recorder
-from tests.blocks import cuda, line_of, report_of
+from tests.blocks import cuda, line_of, own_op, report_of
 from tests.report_schema import validator
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -227,15 +227,12 @@ def test_last_report_is_the_newest() -> None:
 
 @pytest.fixture
 def lookup() -> Iterator[Any]:
-    """An op of the user's own, ``session_test::lookup``."""
-    library = torch.library.Library("session_test", "FRAGMENT")
-    library.define("lookup(Tensor table, Tensor rows) -> Tensor")
-    library.impl("lookup", lambda table, rows: table[rows.clamp(0, 4)], "CompositeExplicitAutograd")
-    before = dict(guards._table)
-    yield torch.ops.session_test.lookup
+    """An op of the user's own, ``mine::lookup``."""
+    schema, before = "lookup(Tensor table, Tensor rows) -> Tensor", dict(guards._table)
+    with own_op(schema, lambda table, rows: table[rows.clamp(0, 4)]) as op:
+        yield op
     guards._table.clear()
     guards._table.update(before)
-    library._destroy()
 
 
 def test_a_guard_registered_while_installed_acts_at_once(lookup: Any) -> None:
@@ -246,11 +243,11 @@ def test_a_guard_registered_while_installed_acts_at_once(lookup: Any) -> None:
     table = torch.ones(5, 2, device="cuda")
     with cudalens.check() as session:
         assert lookup(table, cuda(9)).shape == (1, 2)
-        cudalens.register_guard("session_test::lookup", in_table)
+        cudalens.register_guard("mine::lookup", in_table)
         with pytest.raises(DeviceAssertError, match="row 9 is not in the table"):
             lookup(table, cuda(9))
         assert lookup(table, cuda(4)).shape == (1, 2)
-    assert session.report.op.name == "session_test::lookup"
+    assert session.report.op.name == "mine::lookup"
 
 
 def test_what_a_guard_did_not_count_is_null(lookup: Any) -> None:
@@ -582,20 +579,15 @@ def test_a_foreign_exception_is_untouched(error: BaseException) -> None:
 
 def test_a_sticky_error_still_gets_its_report(sim: simulate.Simulation) -> None:
     """When no guard knew the op, the lost context is explained, not hidden by our own sync."""
-    library = torch.library.Library("session_test", "FRAGMENT")
-    library.define("burn(Tensor x) -> Tensor")
 
-    def burn(x: Tensor) -> Tensor:
-        sim.device_assert("session_test::burn", "burn.cu:1: Assertion `fire` failed.")
+    def kernel(x: Tensor) -> Tensor:
+        sim.device_assert("mine::burn", "burn.cu:1: Assertion `fire` failed.")
         return x.clone()
 
-    library.impl("burn", burn, "CompositeExplicitAutograd")
-    try:
+    with own_op("burn(Tensor x) -> Tensor", kernel) as burn:
         with pytest.raises(RuntimeError, match="device-side assert"), cudalens.check() as session:
-            torch.ops.session_test.burn(torch.ones(2, device="cuda"))
+            burn(torch.ones(2, device="cuda"))
             torch.cuda.synchronize()
-    finally:
-        library._destroy()
     assert session.report.kind == "device_assert"
     assert session.report.context_usable is False
     assert not session.report.prevented

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -144,7 +145,9 @@ def test_autograds_device_thread(options: dict[str, Any] | None) -> None:
 
 
 def test_two_sessions_in_two_threads_report_each_its_own() -> None:
+    """Also what autograd's shared device thread finds: it is of the session whose pass it was."""
     together = threading.Barrier(2)
+    in_backward = [(partial(overwrite_before_backward, value), value) for value in (60, 61)]
 
     def work(item: tuple[Callable[[], object], int]) -> tuple[Any, BaseException, int]:
         function, value = item
@@ -154,29 +157,13 @@ def test_two_sessions_in_two_threads_report_each_its_own() -> None:
             function()
         return session, caught.value, value
 
-    for pair in zip(FAILING[::2], FAILING[1::2], strict=True):
+    for pair in (*zip(FAILING[::2], FAILING[1::2], strict=True), in_backward):
         with ThreadPoolExecutor(2) as pool:
             for session, error, value in pool.map(work, pair):
                 assert session.report is error.report
                 assert [item.value for item in session.report.offenders.first] == [value]
                 assert len(session.findings) == 1
                 assert not session.swallowed
-
-
-def test_two_backward_passes_in_two_sessions() -> None:
-    """Findings in autograd's shared device thread reach the session whose backward it was."""
-    together = threading.Barrier(2)
-
-    def work(value: int) -> tuple[Any, Any]:
-        with pytest.raises(DeviceAssertError) as caught, cudalens.check() as session:
-            together.wait()
-            overwrite_before_backward(value)
-        return session, caught.value
-
-    with ThreadPoolExecutor(2) as pool:
-        for value, (session, error) in zip((60, 61), pool.map(work, (60, 61)), strict=True):
-            assert session.report is error.report
-            assert [item.value for item in session.report.offenders.first] == [value]
 
 
 def test_a_session_in_a_thread_outlives_one_in_another() -> None:
