@@ -9,12 +9,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from jupyter_client.manager import start_new_kernel
 
 from cudalens.core.report import Report
 from cudalens.notebook import display
 from cudalens.session.options import Options
-from tests.processes import environment
 
 REPORT = Report(headline="y[3] = 10 is outside")
 
@@ -116,29 +114,3 @@ def test_nothing_is_shown_when_nothing_is_wrong() -> None:
     display.finish(screen, session, Options(report="found"))
     assert screen.bundles == []
     assert screen.user_ns == {"found": None}
-
-
-SHOW = """\
-from cudalens.notebook.display import publish
-from cudalens.core.report import Report
-publish(get_ipython(), Report(headline="y[3] = 10 is outside"), widgets=True)"""
-
-
-@pytest.mark.parametrize("is_attended", [True, False])
-def test_a_real_kernel_knows_whether_somebody_looks(is_attended: bool) -> None:
-    """JupyterLab, Notebook and VS Code may ask for input; nbclient and all built on it may not."""
-    manager, client = start_new_kernel(env=environment())
-    shown: list[dict[str, Any]] = []
-
-    def take(message: dict[str, Any]) -> None:
-        if message["msg_type"] == "display_data":
-            shown.append(message["content"]["data"])
-
-    try:
-        client.execute_interactive(SHOW, allow_stdin=is_attended, output_hook=take, timeout=60)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    (bundle,) = shown
-    assert {"text/html", "text/plain"} <= set(bundle)
-    assert (display.WIDGET_TYPE in bundle) is is_attended

@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 
+from cudalens.notebook import display
 from tests.processes import environment
 
 SETUP = """\
@@ -45,7 +46,9 @@ class Kernel:
     def __init__(self, manager: KernelManager, client: Any) -> None:
         self.manager, self.client = manager, client
 
-    def run(self, cell: str, *, interrupt_at: str | None = None) -> Reply:
+    def run(
+        self, cell: str, *, interrupt_at: str | None = None, is_attended: bool = False
+    ) -> Reply:
         """Run a cell; interrupt the kernel when the cell has printed ``interrupt_at``."""
         reply = Reply("")
 
@@ -65,7 +68,7 @@ class Kernel:
 
         # Without the last: an older kernel throws away what comes soon after a failing cell.
         answer = self.client.execute_interactive(
-            cell, timeout=TIMEOUT_S, output_hook=take, allow_stdin=False, stop_on_error=False
+            cell, timeout=TIMEOUT_S, output_hook=take, allow_stdin=is_attended, stop_on_error=False
         )["content"]
         reply.status, reply.name = answer["status"], answer.get("ename", "")
         reply.count = answer["execution_count"]
@@ -168,6 +171,15 @@ def test_on_checks_the_following_cells(kernel: Kernel) -> None:
     kernel.run("%cudacheck off")
     assert [first.name, second.name] == ["DeviceIndexError"] * 2
     assert [len(first.shown), len(second.shown)] == [1, 1]
+
+
+@pytest.mark.parametrize("is_attended", [True, False])
+def test_a_kernel_knows_whether_somebody_looks(kernel: Kernel, is_attended: bool) -> None:
+    """JupyterLab, Notebook and VS Code may ask for input; nbclient and all built on it may not."""
+    (bundle,) = kernel.run(f"%%cudacheck\n{BAD}", is_attended=is_attended).shown
+    assert {"text/html", "text/plain"} <= set(bundle)
+    has_view = is_attended and display._has_new_widgets()
+    assert (display.WIDGET_TYPE in bundle) is has_view
 
 
 def run_all(cells: list[str], folder: Path) -> nbformat.NotebookNode:
