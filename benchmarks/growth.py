@@ -7,7 +7,6 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -228,28 +227,23 @@ def diagnosis_curves(*, quick: bool) -> tuple[Curve, ...]:
     )
 
 
-@contextmanager
-def _style() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("svg")
+STYLE = {
     # The same picture for the same numbers, so that a new run changes only what was measured.
-    settings = {
-        "svg.hashsalt": "cudalens",
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with mpl.rc_context(settings):
-        yield
+    "svg.hashsalt": "cudalens",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 def draw(curve: Curve, folder: Path) -> Path:
     """Draw one curve on logarithmic sizes, with its budget as a line."""
-    with _style():
-        from matplotlib.figure import Figure
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
+    mpl.use("svg")
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 2.6), layout="constrained")
         axes = figure.subplots()
         sizes, values = zip(*curve.points, strict=True)

@@ -30,9 +30,6 @@ class Ratio:
     high: float
     repetitions: int
 
-    def __str__(self) -> str:
-        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

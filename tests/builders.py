@@ -116,6 +116,12 @@ def chain(*ids: str) -> tuple[GraphEdge, ...]:
     return tuple(GraphEdge(src=a, dst=b) for a, b in pairwise(ids))
 
 
+def in_a_row(*nodes: GraphNode) -> AutogradNeighbourhood:
+    """Return nodes of which each feeds the next one."""
+    ids = [item.id for item in nodes]
+    return AutogradNeighbourhood(nodes=nodes, edges=chain(*ids), focus=ids[-1])
+
+
 def small_graph() -> AutogradNeighbourhood:
     """Return the graph of the default report: a small net, its labels and the failed loss."""
     line = LineRef(line=11, text="logits = net(x)", cell=7)

@@ -29,7 +29,7 @@ from cudalens.render.fold import MAX_BOXES, MAX_EDGES, MAX_ROWS, Box, Folding, f
 from cudalens.render.graph import graph_rows, graph_svg
 from cudalens.render.layout import GAP_X, Labels, Line, place
 from cudalens.render.svg import LIGHT
-from tests.builders import REPRESENTATIVE, bert_graph, chain, make_report, node, small_graph
+from tests.builders import REPRESENTATIVE, bert_graph, chain, in_a_row, make_report, node
 from tests.rendering import hostile_texts, with_texts
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -187,7 +187,7 @@ def nodes_drawn(svg: str) -> list[str]:
     return [name for group in groups for name in (group.get("data-node") or "").split()]
 
 
-@pytest.mark.parametrize("graph", [small_graph(), bert_graph()], ids=["small", "bert"])
+@pytest.mark.parametrize("graph", [make_report().graph, bert_graph()], ids=["small", "bert"])
 def test_every_node_is_in_one_box(graph: AutogradNeighbourhood) -> None:
     assert sorted(nodes_drawn(graph_svg(graph))) == sorted(item.id for item in graph.nodes)
     assert len(graph_rows(graph)) == len(graph.nodes)
@@ -218,7 +218,7 @@ def test_boxes_do_not_touch_and_stay_in_the_picture() -> None:
 
 def test_failed_op_and_bad_input_differ_by_shape_and_word() -> None:
     """The failed op is dashed, the bad input a pill, parameters have corners; each says so."""
-    svg = graph_svg(small_graph(), prevented=True)
+    svg = graph_svg(make_report().graph, prevented=True)
     groups = {group.get("class"): group for group in parse(svg).iter(SVG + "g")}
     failed = groups["cl-node cl-node-failed"].find(SVG + "rect")
     pill = groups["cl-node cl-node-bad_input"].find(SVG + "rect")
@@ -228,12 +228,12 @@ def test_failed_op_and_bad_input_differ_by_shape_and_word() -> None:
     assert number(pill, "rx") == number(pill, "height") / 2
     assert groups["cl-node cl-node-parameter"].find(SVG + "polygon") is not None
     assert {"not launched", "bad input", "2 parameters"} <= set(texts(svg))
-    assert "failed here" in texts(graph_svg(small_graph(), prevented=False))
+    assert "failed here" in texts(graph_svg(make_report().graph, prevented=False))
 
 
 def test_data_flows_down_and_shapes_stand_on_the_edges() -> None:
     """Each box lies below all that feed it; the result's shape stands once by its box."""
-    graph = small_graph()
+    graph = make_report().graph
     svg = graph_svg(graph)
     tops = {
         name: outline(group)[1]
@@ -248,12 +248,9 @@ def test_data_flows_down_and_shapes_stand_on_the_edges() -> None:
 def test_large_neighbourhoods_are_folded() -> None:
     """A chain at the limit of rows is drawn whole, one op longer is folded."""
     for extra, folded in ((0, False), (1, True)):
-        ids = [f"n{at}" for at in range(MAX_ROWS + extra)]
-        nodes = [node(name, f"aten::op{name}") for name in ids[:-1]]
-        nodes.append(node(ids[-1], "aten::last", "failed"))
-        graph = AutogradNeighbourhood(nodes=tuple(nodes), edges=chain(*ids), focus=ids[-1])
-        boxes, _ = fold(graph)
-        assert (len(boxes) < len(ids)) == folded
+        ops = [node(f"n{at}", f"aten::op{at}") for at in range(MAX_ROWS + extra - 1)]
+        graph = in_a_row(*ops, node("last", "aten::last", "failed"))
+        assert (len(fold(graph)[0]) < len(graph.nodes)) == folded
     boxes, _ = fold(bert_graph())
     assert len(boxes) <= MAX_BOXES
 
@@ -399,9 +396,7 @@ def test_broken_graphs_are_drawn() -> None:
 
 
 def test_far_too_large_graph_shows_what_is_near() -> None:
-    ids = [f"n{at}" for at in range(1000)]
-    nodes = tuple(node(name, f"aten::{name}") for name in ids)
-    graph = AutogradNeighbourhood(nodes=nodes, edges=chain(*ids), focus="n999")
+    graph = in_a_row(*(node(f"n{at}", f"aten::n{at}") for at in range(1000)))
     drawn = nodes_drawn(graph_svg(graph))
     assert "n999" in drawn
     assert "n0" not in drawn
@@ -463,7 +458,7 @@ def test_hostile_texts_leave_pictures_well_formed() -> None:
 
 def test_colours_are_attributes_and_classes() -> None:
     """Every painted shape has its colour as an attribute, for pages without the style sheet."""
-    svg = graph_svg(small_graph()) + value_map_svg(make_report())
+    svg = graph_svg(make_report().graph) + value_map_svg(make_report())
     for fill in re.findall(r"<(?:rect|polygon|text)[^>]*>", svg):
         assert re.search(r'fill="#[0-9a-f]{6}"', fill), fill
 
@@ -486,9 +481,7 @@ def test_a_module_call_is_one_box_with_its_class_and_path() -> None:
     """Item 27: its ops are one box, which unfolds; ops of no module stay what they are."""
     ops = [node(f"a{at}", "aten::mul", module_path="net.0") for at in range(3)]
     free = [node("b", "aten::exp"), node("c", "aten::log")]
-    last = node("last", "aten::sum", "failed")
-    ids = [item.id for item in (*ops, *free, last)]
-    graph = AutogradNeighbourhood(nodes=(*ops, *free, last), edges=chain(*ids), focus="last")
+    graph = in_a_row(*ops, *free, node("last", "aten::sum", "failed"))
     drawn = texts(graph_svg(graph, types={"net.0": "Conv1d"}))
     assert drawn.count("Conv1d net.0") == 1
     assert {"3 ops", "exp", "log"} <= set(drawn)
@@ -512,13 +505,8 @@ def test_a_module_call_is_one_box_with_its_class_and_path() -> None:
 )
 def test_views_fold_into_their_neighbour(op: str, name: str, folds: bool) -> None:
     """Item 27: a view has no box of its own, and lends its neighbour no name."""
-    nodes = (
-        node("a", "aten::mm"),
-        node("v", op, name=name),
-        node("b", "aten::relu"),
-        node("last", "aten::nll_loss", "failed"),
-    )
-    graph = AutogradNeighbourhood(nodes=nodes, edges=chain("a", "v", "b", "last"), focus="last")
+    ends = (node("b", "aten::relu"), node("last", "aten::nll_loss", "failed"))
+    graph = in_a_row(node("a", "aten::mm"), node("v", op, name=name), *ends)
     drawn = texts(graph_svg(graph))
     assert len(fold(graph)[0]) == (3 if folds else 4)
     assert {"mm", "relu", "nll_loss"} <= set(drawn)

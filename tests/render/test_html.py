@@ -14,10 +14,8 @@ import pytest
 from nbconvert import HTMLExporter, MarkdownExporter
 
 from cudalens.core.report import (
-    AutogradNeighbourhood,
     CodeLine,
     Frame,
-    GraphEdge,
     GraphNode,
     Hint,
     HistoryEntry,
@@ -39,7 +37,7 @@ from cudalens.render.html import (
 from cudalens.render.inline import SAFE_COLOURS
 from cudalens.render.svg import DARK
 from cudalens.render.words import page_link, visible
-from tests.builders import CELL, REPRESENTATIVE, make_report, source
+from tests.builders import CELL, REPRESENTATIVE, in_a_row, make_report, source
 from tests.render.test_svg import contrast
 from tests.rendering import Page, check_golden, hostile_texts, sanitised, selectors, with_texts
 
@@ -257,8 +255,7 @@ def test_notebook_converts_to_markdown() -> None:
 
 def enormous(text: str) -> Report:
     """Return a report with far more of everything than any collector gathers."""
-    nodes = tuple(GraphNode(id=f"n{at}", name=text, op=text, module_path=text) for at in range(400))
-    edges = tuple(GraphEdge(src=f"n{at}", dst=f"n{at + 1}") for at in range(399))
+    nodes = (GraphNode(id=f"n{at}", name=text, op=text, module_path=text) for at in range(400))
     lines = tuple(CodeLine(line=at + 1, text=text) for at in range(500))
     return make_report(
         explanation=text,
@@ -269,7 +266,7 @@ def enormous(text: str) -> Report:
         history=tuple(HistoryEntry(seq=at, op=text, shapes=text) for at in range(4096)),
         tensors=(TensorFact(argument=text, expression=text, shape=(1,) * 64, dtype=text),) * 300,
         source=replace(make_report().source, context=lines),
-        graph=AutogradNeighbourhood(nodes=nodes, edges=edges, focus="n399"),
+        graph=in_a_row(*nodes),
     )
 
 
