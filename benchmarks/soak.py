@@ -204,16 +204,8 @@ def _good(rng: random.Random) -> Cell:
 
 
 FAILING: tuple[Callable[[random.Random], Cell], ...] = (
-    _forward,
-    _forward,
-    _forward,
-    _backward,
-    _backward,
-    _thread,
-    _thread,
-    _swallowed,
-    _host_error,
-    _foreign,
+    *([_forward] * 3 + [_backward] * 2 + [_thread] * 2),
+    *(_swallowed, _host_error, _foreign),
 )
 
 

@@ -72,12 +72,8 @@ __all__ = [
 _NAMES = {
     "guards": ("GUARDS",),
     "core.errors": (
-        "DeviceAssertError",
-        "DeviceIndexError",
-        "DeviceValueError",
-        "GuardRegistrationError",
-        "NonFiniteError",
-        "SilentFindingWarning",
+        *("DeviceAssertError", "DeviceIndexError", "DeviceValueError"),
+        *("GuardRegistrationError", "NonFiniteError", "SilentFindingWarning"),
     ),
     "core.report": ("Report",),
     "core.report_types": ("Violation",),

@@ -80,96 +80,56 @@ def test_every_environment_variable_is_told() -> None:
 
 # --- which error do I have? ----------------------------------------------------------------------
 
-LOSS = "../aten/src/ATen/native/cuda/Loss.cu:"
-OLD = "/pytorch/aten/src/THCUNN/"
-PRINTED = (
-    (
-        "n-classes",
-        "modelscope/ms-swift/issues/3267",
-        f"{LOSS}250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: [0,0,0] "
-        "Assertion `t >= 0 && t < n_classes` failed.\n"
-        "[rank0]: RuntimeError: CUDA error: device-side assert triggered",
-    ),
-    (
-        "n-classes",
-        "joe-siyuan-qiao/DetectoRS/issues/13",
-        f"{OLD}SpatialClassNLLCriterion.cu:104: void cunn_SpatialClassNLLCriterion_updateOutput_"
-        "kernel [with T = float, AccumT = float]: block: [0,0,0], thread: [659,0,0] Assertion "
-        "`t >= 0 && t < n_classes` failed.\nRuntimeError: copy_if failed to synchronize: "
-        "device-side assert triggered",
-    ),
-    (
-        "src-index-select-dim-size",
-        "OptimalScale/LMFlow/issues/114",
-        "../aten/src/ATen/native/cuda/Indexing.cu:1146: indexSelectLargeIndex: block: [170,0,0], "
-        "thread: [95,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\nRuntimeError: CUDA "
-        "error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    ),
-    (
-        "vectorized-gather-kernel",
-        "inclusionAI/dInfer/issues/22",
-        "IndexKernelUtils.cu:16: vectorized_gather_kernel: block: [963,0,0], thread: [64,0,0] "
-        'Assertion `ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of '
-        'bounds"` failed.\nCUDA error: CUBLAS_STATUS_EXECUTION_FAILED.',
-    ),
-    (
-        "index-out-of-bounds",
-        "hustvl/CrossVIS/issues/11",
-        "ScatterGatherKernel.cu:312: operator(): block: [0,0,0], thread: [53,0,0] Assertion "
-        '`idx_dim >= 0 && idx_dim < index_size && "index out of bounds"` failed.',
-    ),
-    (
-        "index-out-of-bounds",
-        "swc-17/SparseDrive/issues/105",
-        "IndexKernel.cu:92: operator(): block: [20,0,0], thread: [16,0,0] Assertion "
-        '`index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
-    ),
-    (
-        "input-val-zero-one",
-        "WENGSYX/CMIVQA_Baseline/issues/16",
-        f"{LOSS}94: operator(): block: [0,0,0], thread: [96,0,0] Assertion "
-        "`input_val >= zero && input_val <= one` failed.",
-    ),
-    (
-        "input-val-zero-one",
-        "dbolya/yolact/issues/164",
-        f"{OLD}BCECriterion.cu:57: block: [20,0,0], thread: [450,0,0] Assertion "
-        "`*input >= 0. && *input <= 1.` failed.",
-    ),
-    (
-        "probability-tensor-inf-nan",
-        "facebookresearch/crystal-text-llm/issues/11",
-        "RuntimeError: probability tensor contains either 'inf', 'nan' or element < 0",
-    ),
-    (
-        "cublas-alloc-failed",
-        "QwenLM/Qwen3/issues/873",
-        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    ),
-    (
-        "modified-by-an-inplace-operation",
-        "google-research/sam/issues/17",
-        "RuntimeError: one of the variables needed for gradient computation has been modified by "
-        "an inplace operation: [torch.cuda.FloatTensor [64, 1]], which is output 0 of TBackward",
-    ),
-    (
-        "backward-a-second-time",
-        "davda54/sam/issues/10",
-        "RuntimeError: Trying to backward through the graph a second time, but the saved "
-        "intermediate results have already been freed.",
-    ),
-    (
-        "device-side-assert-triggered",
-        "isht7/pytorch-deeplab-resnet/issues/19",
-        "RuntimeError: cuda runtime error (59) : device-side assert triggered",
-    ),
-    (
-        "",
-        "duoke360.com/post/34183",
-        "RuntimeError: \"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'",
-    ),
-)
-"""Messages as people pasted them, the thread, and the page that each has to lead to."""
+PRINTED = """
+== n-classes | modelscope/ms-swift/issues/3267
+../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], \
+thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.
+[rank0]: RuntimeError: CUDA error: device-side assert triggered
+== n-classes | joe-siyuan-qiao/DetectoRS/issues/13
+/pytorch/aten/src/THCUNN/SpatialClassNLLCriterion.cu:104: void \
+cunn_SpatialClassNLLCriterion_updateOutput_kernel [with T = float, AccumT = float]: block: \
+[0,0,0], thread: [659,0,0] Assertion `t >= 0 && t < n_classes` failed.
+RuntimeError: copy_if failed to synchronize: device-side assert triggered
+== src-index-select-dim-size | OptimalScale/LMFlow/issues/114
+../aten/src/ATen/native/cuda/Indexing.cu:1146: indexSelectLargeIndex: block: [170,0,0], thread: \
+[95,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
+RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`
+== vectorized-gather-kernel | inclusionAI/dInfer/issues/22
+IndexKernelUtils.cu:16: vectorized_gather_kernel: block: [963,0,0], thread: [64,0,0] Assertion \
+`ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"` failed.
+CUDA error: CUBLAS_STATUS_EXECUTION_FAILED.
+== index-out-of-bounds | hustvl/CrossVIS/issues/11
+ScatterGatherKernel.cu:312: operator(): block: [0,0,0], thread: [53,0,0] Assertion `idx_dim >= 0 \
+&& idx_dim < index_size && "index out of bounds"` failed.
+== index-out-of-bounds | swc-17/SparseDrive/issues/105
+IndexKernel.cu:92: operator(): block: [20,0,0], thread: [16,0,0] Assertion `index >= -sizes[i] && \
+index < sizes[i] && "index out of bounds"` failed.
+== input-val-zero-one | WENGSYX/CMIVQA_Baseline/issues/16
+../aten/src/ATen/native/cuda/Loss.cu:94: operator(): block: [0,0,0], thread: [96,0,0] Assertion \
+`input_val >= zero && input_val <= one` failed.
+== input-val-zero-one | dbolya/yolact/issues/164
+/pytorch/aten/src/THCUNN/BCECriterion.cu:57: block: [20,0,0], thread: [450,0,0] Assertion `*input \
+>= 0. && *input <= 1.` failed.
+== probability-tensor-inf-nan | facebookresearch/crystal-text-llm/issues/11
+RuntimeError: probability tensor contains either 'inf', 'nan' or element < 0
+== cublas-alloc-failed | QwenLM/Qwen3/issues/873
+RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
+== modified-by-an-inplace-operation | google-research/sam/issues/17
+RuntimeError: one of the variables needed for gradient computation has been modified by an \
+inplace operation: [torch.cuda.FloatTensor [64, 1]], which is output 0 of TBackward
+== backward-a-second-time | davda54/sam/issues/10
+RuntimeError: Trying to backward through the graph a second time, but the saved intermediate \
+results have already been freed.
+== device-side-assert-triggered | isht7/pytorch-deeplab-resnet/issues/19
+RuntimeError: cuda runtime error (59) : device-side assert triggered
+==  | duoke360.com/post/34183
+RuntimeError: "nll_loss_forward_reduce_cuda_kernel_2d_index" not implemented for 'Int'
+"""
+"""Messages as people pasted them, behind the page that each has to lead to and its thread."""
+PASTED = [
+    (*re.split(r" ?\| ", part.partition("\n")[0]), part.partition("\n")[2].strip())
+    for part in PRINTED.split("\n== ")[1:]
+]
 
 
 def page_for(message: str) -> str | None:
@@ -184,7 +144,7 @@ def page_for(message: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("page", "thread", "message"), PRINTED, ids=[row[1] for row in PRINTED])
+@pytest.mark.parametrize(("page", "thread", "message"), PASTED, ids=[row[1] for row in PASTED])
 def test_a_message_as_people_paste_it_leads_to_its_page(
     page: str, thread: str, message: str
 ) -> None:
@@ -193,7 +153,7 @@ def test_a_message_as_people_paste_it_leads_to_its_page(
 
 def test_another_message_leads_nowhere() -> None:
     assert page_for("KeyError: labels") is None
-    assert {page for page, _, _ in PRINTED} - {""} == set(error_pages.names())
+    assert {page for page, _, _ in PASTED} - {""} == set(error_pages.names())
 
 
 def test_the_pages_are_read_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:

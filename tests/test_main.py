@@ -188,6 +188,16 @@ def test_an_interrupted_script_ends_with_130(run_here: Run, tmp_path: Path) -> N
     assert "no" not in done.stdout
 
 
+def assert_one_line(
+    done: subprocess.CompletedProcess[str], status: int, *said: str, begin: str = ""
+) -> None:
+    """Assert that a run printed nothing but one line on stderr."""
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"cudalens: {begin}")
+    assert done.stderr.count("\n") == 1
+    assert [text for text in said if text not in done.stderr] == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -212,10 +222,7 @@ def test_an_interrupted_script_ends_with_130(run_here: Run, tmp_path: Path) -> N
 )
 def test_misuse_is_one_line(run_here: Run, words: list[str], said: str) -> None:
     done = run_here(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("cudalens: ")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert_one_line(done, 2, said)
     assert "%" not in done.stderr  # whoever types it here is not sent to the magic
 
 
@@ -261,10 +268,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(
     run_here: Run, tmp_path: Path, option: str, name: str, reason: str
 ) -> None:
     script(tmp_path, "print('ran')\n")
-    done = run_here(option, name, "train.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"cudalens: {option} {name}: it cannot be written: ")
-    assert reason in done.stderr
+    begin = f"{option} {name}: it cannot be written: "
+    assert_one_line(run_here(option, name, "train.py"), 2, reason, begin=begin)
 
 
 def test_a_run_without_a_finding_leaves_no_file(run_here: Run, tmp_path: Path) -> None:
@@ -277,8 +282,7 @@ def test_without_torch_a_run_is_one_line(run: Run, tmp_path: Path) -> None:
     script(tmp_path, "raise ModuleNotFoundError('No module named torch', name='torch')", "torch.py")
     script(tmp_path, "print('ran')\n")
     done = run("train.py", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "cudalens: cudalens needs torch, which is not installed here\n"
+    assert_one_line(done, 1, begin="cudalens needs torch, which is not installed here\n")
 
 
 @pytest.mark.usefixtures("sim")
@@ -299,9 +303,7 @@ def test_guards_are_found_by_words_and_begin_with_what_people_call(run_here: Run
     found = run_here("guards", "cross_entropy", "PIXEL").stdout
     assert found.count("Every pixel's target") == 2
     assert "nn.Embedding" not in found
-    missing = run_here("guards", "xyzzy")
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert missing.stderr == "cudalens: no guard mentions 'xyzzy'\n"
+    assert_one_line(run_here("guards", "xyzzy"), 1, begin="no guard mentions 'xyzzy'\n")
     before, behind = run_here("--json", "guards", "gather"), run_here("guards", "gather", "--json")
     assert before.stdout == behind.stdout
 
@@ -343,11 +345,8 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
         ('{"schema_version": 2, "op": 3}', "another type"),
     ):
         (tmp_path / "other.json").write_text(text, encoding="utf-8")
-        done = run_here("show", "other.json")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("cudalens: other.json is not a report")
-        assert done.stderr.count("\n") == 1
-        assert said in done.stderr
+        begin = "other.json is not a report"
+        assert_one_line(run_here("show", "other.json"), 1, said, begin=begin)
     (tmp_path / "other.json").write_bytes(b"\x89PNG\xff")
     assert "it is no text" in run_here("show", "other.json").stderr
     done = run_here("show", "missing.json")
@@ -430,10 +429,7 @@ def test_explain_says_that_a_log_shows_nothing(run_here: Run, tmp_path: Path) ->
         (["missing.log"], "missing.log cannot be read: No such file or directory"),
         (["."], ". cannot be read: Is a directory"),
     ):
-        done = run_here("explain", *words)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("cudalens: ") and done.stderr.count("\n") == 1
-        assert said in done.stderr
+        assert_one_line(run_here("explain", *words), 1, said)
 
 
 def test_the_page_on_the_command_line_shows_what_explain_says(

@@ -32,12 +32,8 @@ QUICK_SAMPLES = 1
 OPS_IN_A_TEST = 25
 
 ARBITRARY = {
-    "empty",
-    "empty_like",
-    "empty_permuted",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
+    *("empty", "empty_like", "empty_permuted", "empty_strided"),
+    *("new_empty", "new_empty_strided"),
 }
 """Their results are whatever lies in memory."""
 ON_SHAPES = {"broadcast_shapes"}
@@ -45,16 +41,8 @@ ON_SHAPES = {"broadcast_shapes"}
 ROUNDED = {"linalg.lstsq"}
 """LAPACK's rounding depends on where the memory lies: two plain runs differ."""
 OTHER_WAY_UNDER_A_MODE = {
-    "linalg.cond",
-    "linalg.eigvalsh",
-    "linalg.matrix_norm",
-    "linalg.norm",
-    "linalg.svdvals",
-    "masked.prod",
-    "matmul",
-    "norm",
-    "ormqr",
-    "prod",
+    *("linalg.cond", "linalg.eigvalsh", "linalg.matrix_norm", "linalg.norm", "linalg.svdvals"),
+    *("masked.prod", "matmul", "norm", "ormqr", "prod"),
 }
 """torch itself computes these in another way as soon as any dispatch mode is active."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.soak import Result, soak
+from benchmarks.soak import soak
 from cudalens.evidence import finding
 
 LIMIT_S = 600.0
@@ -24,14 +24,10 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def run(cells: int, seed: int) -> Result:
-    return soak(cells, seed, LIMIT_S)
-
-
 @pytest.mark.no_cover
 @pytest.mark.thorough
 def test_forty_cells_leave_nothing_behind() -> None:
-    result = run(40, 7)
+    result = soak(40, 7, LIMIT_S)
     assert result.problems == []
     assert result.cells == 40
     assert result.failing >= 10
@@ -42,4 +38,4 @@ def test_forty_cells_leave_nothing_behind() -> None:
 def test_the_soak_notices_a_wrong_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without a place, as when the stack cannot be read, are problems."""
     monkeypatch.setattr(finding, "calling_frames", lambda **options: [])
-    assert any("place" in line or "line is" in line for line in run(1, 7).problems)
+    assert any("place" in line or "line is" in line for line in soak(1, 7, LIMIT_S).problems)
