@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from torch.nn import functional as F  # noqa: N812  torch's own custom
 
 import cudalens
 from benchmarks.children import measured_in_child
+from benchmarks.measure import seconds
 from benchmarks.steps import SmallTransformer
 from cudalens.guards.process import PROCESS
 
@@ -77,6 +76,10 @@ def measure(workload: str) -> dict[str, Any]:
         loss.backward()
         return loss.detach()
 
+    def steps() -> None:
+        for _ in range(STEPS):
+            step()
+
     before, started = code_bytes(), processor_s()
     step()
     compile_s, size = processor_s() - started, code_bytes() - before
@@ -86,20 +89,9 @@ def measure(workload: str) -> dict[str, Any]:
     return {
         "compile_s": compile_s,
         "code_bytes": size,
-        "step_us": median_us(step),
+        "step_us": seconds(steps, BATCHES, time.process_time) / STEPS * 1e6,
         "result": digest.hexdigest(),
     }
-
-
-def median_us(step: Callable[[], object]) -> float:
-    """Return how long a step takes, in microseconds: the median of batches."""
-    times = []
-    for _ in range(BATCHES):
-        started = time.process_time()
-        for _ in range(STEPS):
-            step()
-        times.append((time.process_time() - started) / STEPS)
-    return statistics.median(times) * 1e6
 
 
 def processor_s() -> float:

@@ -228,7 +228,8 @@ def _ports(
     ends: dict[tuple[str, str], float] = {}
     for key, spot in spots.items():
         arriving = [edge for edge in edges if edge[1] == key]
-        start = {edge: _last_stop(layout, edge) for edge in arriving}
+        stops = {edge: layout.routes[edge] or (layout.centres[edge[0]],) for edge in arriving}
+        start = {edge: stops[edge][-1][0] + MARGIN for edge in arriving}
         arriving.sort(key=start.__getitem__)
         data = [edge for edge in arriving if not spots[edge[0]].box.is_side]
         room = min(26.0, (spot.width - 60) / max(len(data), 1))
@@ -243,10 +244,6 @@ def _ports(
                 ends[edge] = spot.x + (off if straight else corners[right] * (1 if right else -1))
                 corners[right] -= 12
     return ends
-
-
-def _last_stop(layout: Layout, edge: tuple[str, str]) -> float:
-    return (layout.routes[edge] or (layout.centres[edge[0]],))[-1][0] + MARGIN
 
 
 def _edge_label(src: _PlacedBox, labels: Labels, *, left: bool) -> Markup:

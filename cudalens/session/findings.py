@@ -106,13 +106,10 @@ def _listed(entries: Counter[_Entry], kind: str) -> str:
     """Name the first few, each with how often, and with its kind where that is not ``kind``."""
     lines = []
     for (other, headline), times in list(entries.items())[:_MAX_NAMED]:
-        named = headline if other == kind else f"{_format_kind(other)}: {headline}"
+        sort = other.replace("_", " ").replace("cuda", "CUDA")
+        named = headline if other == kind else f"{sort}: {headline}"
         lines.append(named if times == 1 else f"{named} ({times} times)")
     return "; ".join(lines)
-
-
-def _format_kind(kind: str) -> str:
-    return kind.replace("_", " ").replace("cuda", "CUDA")
 
 
 _PRINTED = "while the {block} ran, as %run, %%capture and a failing display do"

@@ -159,9 +159,10 @@ def split_line(line: str) -> tuple[Options, str]:
         OptionsError: as :func:`parse`.
     """
     found = list(_TOKEN.finditer(line))
-    count = take([match.group() for match in found])
-    options = parse([_unquote(match.group()) for match in found[:count]])
-    if count < len(found) and found[count].group() == "--":
+    count = take([match[0] for match in found])
+    tokens = [_QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", m[0]) for m in found[:count]]
+    options = parse(tokens)
+    if count < len(found) and found[count][0] == "--":
         count += 1
     rest = line[found[count].start() :] if count < len(found) else ""
     return options, rest.rstrip()
@@ -201,10 +202,6 @@ def joined(options: Options, given: Options) -> Options:
 def help_text(usage: str = USAGE, description: str = DESCRIPTION) -> str:
     """Return the help: the forms of the command, what it does, and one line for each option."""
     return _build_parser(usage, description).format_help()
-
-
-def _unquote(token: str) -> str:
-    return _QUOTED.sub(lambda match: match.group(1) or match.group(2) or "", token)
 
 
 def _positive(text: str) -> int:
