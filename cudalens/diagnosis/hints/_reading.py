@@ -54,9 +54,9 @@ class Ids:
     offenders: tuple[Offender, ...]
     all_listed: bool
 
-    def only_bad(self, *values: int) -> bool:
-        """Return whether there are bad values, and no others than these."""
-        return bool(self.bad) and self.bad <= set(values)
+    def only_bad(self, value: int) -> bool:
+        """Return whether this is the only bad value."""
+        return self.bad == {value}
 
     @property
     def is_above(self) -> bool:
