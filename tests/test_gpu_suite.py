@@ -23,6 +23,8 @@ from steps import STEPS  # noqa: E402
 
 from tests.processes import python  # noqa: E402
 
+Run = Callable[[str], dict[str, Any]]
+
 
 def test_nothing_is_begun_when_the_time_is_up() -> None:
     """A case that did not run says so, and does not count as seen."""
@@ -31,15 +33,16 @@ def test_nothing_is_begun_when_the_time_is_up() -> None:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let a worker run this code, for two seconds at most."""
-
-    def use(code: str) -> None:
-        (tmp_path / "worker.py").write_text(code, encoding="utf-8")
-        monkeypatch.setattr(suite, "_WORKER", tmp_path / "worker.py")
-
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Let a worker run this code, for two seconds at most, and return what is known of it."""
+    monkeypatch.setattr(suite, "_WORKER", tmp_path / "worker.py")
     monkeypatch.setattr(suite, "CASE_LIMIT_S", 2)
-    return use
+
+    def run_it(code: str) -> dict[str, Any]:
+        (tmp_path / "worker.py").write_text(code, encoding="utf-8")
+        return suite.run_one("bare", "x", suite.Clock(100))
+
+    return run_it
 
 
 @pytest.mark.parametrize(
@@ -55,39 +58,30 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
         ("import os; os.abort()", "ended with -6: "),
     ],
 )
-def test_a_case_that_hangs_or_dies_is_said(
-    code: str, reason: str, work: Callable[[str], None]
-) -> None:
-    work(code)
+def test_a_case_that_hangs_or_dies_is_said(code: str, reason: str, run: Run) -> None:
     began = time.monotonic()
-    found = suite.run_one("bare", "x", suite.Clock(100))
+    found = run(code)
     assert (found["unavailable"], found["is_broken"]) == (reason, True)
     assert time.monotonic() - began < suite.GRACE_S
 
 
 @pytest.mark.parametrize("end", ["import os; os.abort()", "import time; time.sleep(60)"])
-def test_what_is_known_is_kept_however_a_process_ends(
-    end: str, work: Callable[[str], None]
-) -> None:
+def test_what_is_known_is_kept_however_a_process_ends(end: str, run: Run) -> None:
     """After a real assertion a process may abort or hang on its way out."""
     code = (
         "import sys\nprint('K.cu:7: it asserts', file=sys.stderr, flush=True)\n"
         "print('printed by a kernel, without an end', end='')\n"
         f"print('\\n{suite.RESULT}' + '{{\"error\": null}}', flush=True)\n{end}"
     )
-    work(code)
-    found = suite.run_one("bare", "x", suite.Clock(100))
+    found = run(code)
     assert (found["error"], "unavailable" in found) == (None, False)
     assert found["stderr"].startswith("K.cu:7: it asserts")
 
 
-def test_of_endless_output_the_beginning_and_the_end_are_kept(
-    work: Callable[[str], None],
-) -> None:
+def test_of_endless_output_the_beginning_and_the_end_are_kept(run: Run) -> None:
     """The first assertion is the one that counts, and the last line says why it ended."""
     code = f"import sys; sys.stderr.write('first' + 'x' * {3 * suite.MAX_STDERR}); sys.exit('last')"
-    work(code)
-    found = suite.run_one("bare", "x", suite.Clock(100))
+    found = run(code)
     assert found["stderr"].startswith("first") and found["stderr"].endswith("last\n")
     assert len(found["stderr"]) == 2 * suite.MAX_STDERR + len("\n…\n")
 
@@ -115,11 +109,12 @@ def test_a_process_that_cannot_be_ended_does_not_hold_up_the_page(
 
 
 def test_a_result_that_cannot_be_read_does_not_lose_the_others(
-    work: Callable[[str], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is ended while it prints leaves half a line."""
     code = f"import sys; print('{suite.RESULT}' + ('{{}}' if sys.argv[2] == 'whole' else '{{'))"
-    work(code)
+    (tmp_path / "worker.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(suite, "_WORKER", tmp_path / "worker.py")
     results: dict[str, Any] = {"bare": {}}
     suite._run([("bare", "half"), ("bare", "whole")], suite.Clock(100), results, 2)
     assert results["bare"]["half"]["is_broken"]

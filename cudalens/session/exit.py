@@ -143,10 +143,7 @@ def complete_from_traceback(
 ) -> Report:
     """Fill in, from the traceback, what could not be seen where the guard fired.
 
-    Args:
-        error: the exception that left the block, which is a finding.
-        report: that of the block.
-        finding: the first of the block, which ``report`` is about.
+    The report of the block is about its first finding; another may have left it.
     """
     if finding is None:
         return report

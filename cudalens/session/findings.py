@@ -76,9 +76,7 @@ class Findings:
     def others(self, shown: Report, error: Report | None) -> str:
         """Count and list, in one sentence, what was found besides ``shown``; empty when nothing.
 
-        Args:
-            shown: the report of the block.
-            error: that of the exception which left the block, when torch raised it.
+        ``error`` is the report of the exception which left the block, when torch raised it.
         """
         entries: Counter[_Entry] = Counter()
         number = 0

@@ -57,9 +57,7 @@ def hide_in_all(error: BaseException) -> None:
 def shown_by_shell(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback with which the shell is to show an exception of a checked cell.
 
-    Args:
-        error: the exception; what is open takes note that it was shown.
-        trace: its traceback, as the shell got it.
+    What is open takes note that it was shown.
     """
     for listener in PROCESS.listeners:
         if (note := getattr(listener, "note_shown", None)) is not None:

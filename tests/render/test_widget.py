@@ -244,13 +244,19 @@ def test_the_slider_shows_one_row() -> None:
 
 
 def test_a_choice_by_name_stands_by_a_graph_only() -> None:
-    """Item 27: without a picture nothing says "Look at"; its details still have their place."""
-    with_graph, without = make_report(), replace(make_report(), graph=AutogradNeighbourhood())
-    assert len(of_kind(lens.build(with_graph), ipywidgets.Dropdown)) == 1
-    reader = Reader(without)
+    """Item 27: without a picture nothing says "Look at", the code has the whole width, and the
+    details still have their place.
+    """
+    assert len(of_kind(lens.build(make_report()), ipywidgets.Dropdown)) == 1
+    assert len(with_class(lens.build(make_report()), "cl-panes").children) == 2
+    reader = Reader(make_report(graph=AutogradNeighbourhood()))
     assert of_kind(reader.view, ipywidgets.Dropdown) == []
+    panes = with_class(reader.view, "cl-panes").children
+    assert [part._dom_classes[-1] for part in panes][1] == "cl-bare"
     reader.tell("select", "t1")
     assert "i64[32]" in reader.details
+    bare = Report(headline="gone", explanation="why")
+    assert len(with_class(lens.build(bare), "cl-panes").children) == 1
 
 
 def test_a_tiny_graph_makes_room() -> None:
@@ -438,15 +444,6 @@ def test_a_long_fix_leaves_room_for_its_reason() -> None:
     assert "flex-wrap:wrap" in own[: own.index("}")]
     reason = own[own.index(".cl-try>span{") :]
     assert "flex:1 1 260px" in reason[: reason.index("}")]
-
-
-def test_without_a_graph_the_code_has_the_whole_width() -> None:
-    graph = replace(make_report(), graph=AutogradNeighbourhood())
-    panes = with_class(lens.build(graph), "cl-panes")
-    assert [part._dom_classes for part in panes.children][1][-1] == "cl-bare"
-    bare = Report(headline="gone", explanation="why")
-    assert len(with_class(lens.build(bare), "cl-panes").children) == 1
-    assert len(with_class(lens.build(make_report()), "cl-panes").children) == 2
 
 
 def test_every_rule_of_the_style_is_scoped() -> None:
