@@ -115,7 +115,7 @@ def lookup_key(source: Tensor, dim: int, index: Tensor) -> str:
     return "gather_rows_fast" if copies_whole_rows(source, dim) else "gather_scatter"
 
 
-def rows_key(fast: str, rows: Tensor, dim: int, index: Tensor) -> str:
+def rows_key(fast: str, rows: Tensor, dim: int, index: Tensor, *_: object) -> str:
     """Return ``fast`` where an expanded index lets whole rows be copied or added."""
     is_expanded = index.dim() > 1 and not any(index.stride()[1:])
     return fast if is_expanded and copies_whole_rows(rows, dim) else "gather_scatter"

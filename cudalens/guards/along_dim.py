@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from cudalens.guards._dims import (
 from cudalens.guards._ranges import lies_within
 from cudalens.guards.engine import Asserts, Need, Within
 
+_GATHERS_ROWS = partial(rows_key, "gather_rows_fast")
+_ADDS_ROWS = partial(rows_key, "scatter_add_rows_fast")
+
 
 @guard("aten::gather", records=("gather_scatter", "gather_rows_fast"), frequency="very common")
 def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
@@ -36,11 +40,7 @@ def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
     place = dim_size(self, dim)
     if place is None or not fits(index.shape, self.shape, but=place[0]):
         return None
-    return index_of_dim(index, self, dim, asserts=_gather_key)
-
-
-def _gather_key(self: Tensor, dim: int, index: Tensor) -> str:
-    return rows_key("gather_rows_fast", self, dim, index)
+    return index_of_dim(index, self, dim, asserts=_GATHERS_ROWS)
 
 
 def _scatter(
@@ -145,11 +145,7 @@ def scatter_add_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tenso
     Passes:   aten.scatter_add_(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2))
     Violates: aten.scatter_add_(zeros(2, 3), 1, tensor([[0, -1]]), ones(1, 2))
     """
-    return _scatter(self, dim, index, src, asserts=_scatter_add_key, adds=True)
-
-
-def _scatter_add_key(self: Tensor, dim: int, index: Tensor, *_: Any) -> str:
-    return rows_key("scatter_add_rows_fast", self, dim, index)
+    return _scatter(self, dim, index, src, asserts=_ADDS_ROWS, adds=True)
 
 
 @guard(
@@ -174,8 +170,7 @@ def scatter_reduce_index_in_range(
     def key(*_: Any) -> str:
         if not include_self:
             return "scatter_value"
-        is_sum = reduce == "sum"
-        return rows_key("scatter_add_rows_fast", self, dim, index) if is_sum else "gather_scatter"
+        return _ADDS_ROWS(self, dim, index) if reduce == "sum" else "gather_scatter"
 
     is_put = include_self and reduce in ("sum", "mean")
     return _scatter(self, dim, index, src, asserts=key, adds=True, may_be_put=is_put)

@@ -79,8 +79,9 @@ class _HostCopy:
 
     def __init__(self, tensor: Tensor, filling: Any, copying: Any) -> None:
         self._tensor, self._filling, self._copying = tensor, filling, copying
-        self._filled, self._copied = torch.cuda.Event(), torch.cuda.Event()
+        self._filled, self.copied = torch.cuda.Event(), torch.cuda.Event()
         self.values = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        """Those of the last start, once ``copied`` is over."""
 
     def filled(self) -> None:
         """Note that the tensor is filled so far."""
@@ -91,15 +92,7 @@ class _HostCopy:
         with torch.cuda.stream(self._copying):
             self._copying.wait_event(self._filled)
             self.values.copy_(self._tensor, non_blocking=True)
-            self._copied.record(self._copying)
-
-    def is_there(self) -> bool:
-        """Return whether :attr:`values` are those of the last start."""
-        return bool(self._copied.query())
-
-    def wait(self) -> None:
-        """Wait until they are."""
-        self._copied.synchronize()
+            self.copied.record(self._copying)
 
 
 class _Page:
@@ -124,7 +117,9 @@ class _Page:
     def is_there(self) -> bool:
         """Return whether it can be read without a wait, once it was sent."""
         # Where nothing tells when it is there, only who waits reads it.
-        return _torch.is_host(self.slots.device) if self.copy is None else self.copy.is_there()
+        if self.copy is None:
+            return _torch.is_host(self.slots.device)
+        return bool(self.copy.copied.query())
 
     def read(self) -> list[Check]:
         """Return the checks that do not hold."""
@@ -192,7 +187,7 @@ class _Ring:
     def _read_oldest(self) -> None:
         page = self._sent[0]
         if page.copy is not None:
-            page.copy.wait()
+            page.copy.copied.synchronize()
         with Uninterrupted():  # an interrupt must not lose what was read
             self._failed += page.read()
             self.kept_bytes -= sum(check.kept_bytes for check in page.checks)
