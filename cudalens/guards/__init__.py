@@ -40,9 +40,11 @@ GUARDS: Mapping[Any, tuple[Guard, ...]] = MappingProxyType(_table)
 """Op overload to the guards that look at its calls (read-only view)."""
 
 
-def _enter(entry: Guard) -> None:
-    for op in resolve(entry):
+def _enter(entry: Guard) -> tuple[Any, ...]:
+    overloads = resolve(entry)
+    for op in overloads:
         _table[op] = (*_table.get(op, ()), entry)
+    return overloads
 
 
 for _entry in _base._registered:
