@@ -35,6 +35,8 @@ Requires = Callable[..., Need]
 Check = Callable[..., "Violation | None"]
 UserCheck = Callable[..., "Violation | str | None"]
 """A check of the user's own may answer with a sentence."""
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+"""The installed torch, as ``(2, 13)``."""
 OF_USER = "user"
 """The ``frequency`` of a guard of the user's own."""
 _SECTIONS = ("Source", "Cost", "Passes", "Violates")

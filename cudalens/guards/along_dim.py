@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.guards._base import guard
+from cudalens.guards._base import RELEASE, guard
 from cudalens.guards._dims import (
     broadcast,
     compares_32_bits,
@@ -201,7 +201,6 @@ def take_along_dim_indices_in_range(self: Tensor, indices: Tensor, dim: int | No
 # --- rows chosen by a list of indices -------------------------------------------------------------
 
 
-_RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _SCATTERED_SINCE = (2, 14)
 
 
@@ -318,7 +317,7 @@ def index_reduce_index_in_range(
 def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any) -> bool:
     """Return whether the kernel cuts the indices to 32 bits before it compares them."""
     # Later releases hand rows over to scatter_add_ or scatter_reduce_, which compare all bits.
-    is_scattered = _RELEASE >= _SCATTERED_SINCE and dim % max(self.dim(), 1) == 0
+    is_scattered = RELEASE >= _SCATTERED_SINCE and dim % max(self.dim(), 1) == 0
     return not is_scattered and counts_in_32_bits(self, index, source)
 
 

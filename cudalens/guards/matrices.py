@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
-from cudalens.guards._base import guard
+from cudalens.guards._base import RELEASE, guard
 from cudalens.guards._ranges import violation_at
 from cudalens.guards.engine import Holds, Need, Within
 
@@ -307,6 +307,7 @@ def _by_block(left: Tensor, scales: Sequence[Tensor]) -> Scales | None:
 # --- factors with pivots --------------------------------------------------------------------------
 
 
+_COUNTED_SINCE = (2, 14)
 _FROM_1 = "{related}, counted from 1"
 _SWAPS = "Each pivot swaps two rows; the CUDA kernel writes outside them."
 _SOLVES = "Each pivot swaps two rows; neither CUDA's solver nor the CPU's looks at it."
@@ -329,6 +330,8 @@ def lu_unpack_pivots_in_range(
         return None
     rows, read = LU_data.size(-2), min(LU_data.shape[-2:])
     if LU_pivots.dtype != torch.int32 or LU_pivots.device != LU_data.device:
+        return None
+    if LU_pivots.size(-1) != read and RELEASE >= _COUNTED_SINCE:  # torch refuses it
         return None
     need = Within("LU_pivots", 1, rows, of="LU_data", dim=LU_data.dim() - 2, unit="row", why=_SWAPS)
     need.whole = _FROM_1

@@ -28,6 +28,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "check_error": (0,),
     "device": (0,),
     "device_of": (torch.empty(0),),
+    "export_dot": ("graph.dot",),
+    "export_graph_data": ("graph.pickle",),
     "get_stream_from_external": (0,),
     "make_graphed_callables": (torch.sin, ()),
     "manual_seed": (1,),
