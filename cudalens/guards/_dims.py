@@ -29,10 +29,10 @@ def fits(inner: Sequence[int], outer: Sequence[int], *, but: int = -1) -> bool:
     """Return whether ``inner`` is no larger than ``outer`` in every dimension but one."""
     if max(len(inner), 1) != max(len(outer), 1):
         return False
-    return all(
-        mine <= theirs or dim == but
-        for dim, (mine, theirs) in enumerate(zip(inner, outer, strict=False))
-    )
+    for dim, (mine, theirs) in enumerate(zip(inner, outer)):  # noqa: B905  one may have no dimension
+        if mine > theirs and dim != but:
+            return False
+    return True
 
 
 def broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:

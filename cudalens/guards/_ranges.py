@@ -13,31 +13,26 @@ from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Viol
 from cudalens.core.tensor_values import find_offenders, outside
 
 FEW = 256
-"""So many integers are looked at one by one in the time that it takes to reduce them into a buffer,
-in the midst of a training step, where the caches are cold.
-"""
-
-
-def few(tensor: Tensor) -> set[int] | None:
-    """Return the integers of a tensor, ``None`` where they are not few or no integers."""
-    if tensor.numel() > FEW or tensor.is_floating_point():
-        return None
-    return {*(tensor if tensor.dim() == 1 else tensor.reshape(-1)).tolist()}
+"""So many elements are copied to the host and reduced there, which saves a launch and a buffer."""
+_UNREDUCED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 def extremes(tensor: Tensor) -> tuple[Any, Any]:
     """Return the smallest and the largest element with one fused reduction and one copy.
 
-    Both land in one buffer, so that the host waits once; a few integers are copied as they are,
-    which saves the reduction.  NaN wins over every number.
+    Both land in one buffer, so that the host waits once; a few elements are copied as they are.
+    NaN wins over every number.
 
     Args:
         tensor: at least one element, any strides.
     """
     if 0 in tensor.stride():
         tensor = unexpanded(tensor)
-    if (values := few(tensor)) is not None:
-        return min(values), max(values)
+    if tensor.dtype in _UNREDUCED:
+        tensor = tensor.to(torch.int64)
+    if tensor.numel() <= FEW:
+        smallest, largest = torch.aminmax(tensor if tensor.is_cpu else tensor.cpu())
+        return smallest.item(), largest.item()
     buffer = tensor.new_empty(2)
     torch.aminmax(tensor, out=buffer.unbind())
     low, high = buffer.tolist()

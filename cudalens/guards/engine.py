@@ -20,9 +20,9 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import outside
 from cudalens.guards._ranges import (
+    FEW,
     bad_numbers,
     extremes,
-    few,
     format_count,
     lies_within,
     out_of_range,
@@ -210,12 +210,21 @@ def quick_checker(
 
 
 def _lies_within(need: Within, tensor: Tensor) -> bool:
-    if tensor.numel() == 0:
+    count = tensor.numel()
+    if count == 0:
         return True
     low, high, besides = need.low, need.high, need.besides
-    if need.only is None and not need.magnitudes and (values := few(tensor)) is not None:
+    if count <= FEW and need.only is None and not need.magnitudes:
+        # Reduced here: in the midst of a training step each further call is one to cold code.
+        host = tensor if tensor.is_cpu else tensor.cpu()
+        least, most = torch.aminmax(host)
+        if most.item() <= high and (need.is_upper or low <= least.item()):
+            return True
+        if besides is None:
+            return False
+        values = {*host.reshape(-1).tolist()}
         values.discard(besides)
-        return not values or (max(values) <= high and (low <= min(values) or need.is_upper))
+        return not values or (max(values) <= high and (need.is_upper or low <= min(values)))
     if need.masks_first:
         if besides is not None and not low <= besides <= high:
             if high < low:

@@ -86,6 +86,8 @@ def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
         total = weights.masked_fill(weights < 0, math.nan).sum(-1)
         return all_true((total > 0) & (total < math.inf))
     low, high = torch.aminmax(weights, dim=-1)
+    if low.numel() == 1 and low.is_cpu:
+        return low.item() >= 0 and 0 < high.item() < math.inf
     return all_true((low >= 0) & (high > 0) & (high < math.inf))
 
 

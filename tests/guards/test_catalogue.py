@@ -179,6 +179,7 @@ def _printed(line: str) -> str:
     return re.sub(r"(?<=_assert_async_cuda_kernel: Assertion )`.*`", "`…`", line)
 
 
+@pytest.mark.usefixtures("nothing_is_few")  # of what is few, the host has a copy to read
 @every_guard
 def test_passing_check_is_cheap(entry: Guard) -> None:
     """One pass over each index or row of values, one wait of the host, when nothing is wrong."""

@@ -1,4 +1,4 @@
-"""A few integers are looked at one by one, many are reduced: both find the same."""
+"""A few elements are reduced on the host, many where they are: both find the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, tensor
 
 from cudalens.guards import GUARDS, Guard, interceptor
-from cudalens.guards._ranges import FEW, FLOATS, extremes, few
+from cudalens.guards._ranges import FEW, FLOATS, extremes
 from tests.cpu_guards import Collector, positions
 from tests.guards.test_catalogue import Ops, every_guard, stopped_by
 
@@ -34,38 +34,38 @@ def test_the_whole_look_finds_what_the_quick_one_finds(
     stopped_by(entry)
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
-def test_so_many_integers_are_not_reduced(count: int, sizes: list[int]) -> None:
-    """At the limit nothing is launched, one beyond there is one reduction."""
+@pytest.mark.parametrize(("count", "buffers"), [(FEW, 0), (FEW + 1, 1)])
+def test_so_many_elements_are_reduced_on_the_host(count: int, buffers: int) -> None:
+    """At the limit no buffer is made on the device, one beyond there is one; one reduction each."""
     with Ops() as ops:
         assert extremes(torch.arange(count) - 3) == (-3, count - 4)
-    assert ops.reduced == sizes
+    assert (ops.counts["new_empty"], ops.reduced) == (buffers, [count])
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(FEW, []), (FEW + 1, [FEW + 1])])
-def test_so_many_labels_are_not_masked(count: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("count", "masks"), [(FEW, 0), (FEW + 1, 1)])
+def test_so_many_labels_are_not_masked(count: int, masks: int) -> None:
     """Where some are ignored, nothing is masked up to there."""
     check = GUARDS[torch.ops.aten.nll_loss_forward.default][0].check
     target = torch.arange(count).where(torch.arange(count) % 2 > 0, -100)
     with Ops() as ops:
         assert check(torch.zeros(count, count), target, None, 1, -100) is None
-    assert ops.reduced == sizes
+    assert (ops.counts["masked_fill"], ops.reduced) == (masks, [count])
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (1, 3, 2)])
-def test_few_looks_through_any_shape(shape: tuple[int, ...]) -> None:
-    """The integers of all dimensions are seen, repeated ones and transposed ones alike."""
-    values = torch.arange(6)[:1] if not shape else torch.arange(6)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16, torch.float32])
+def test_extremes_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """All dimensions are seen, repeated ones and transposed ones alike."""
+    values = (torch.arange(6)[:1] if not shape else torch.arange(6)).to(dtype)
     turned = values.view(shape).permute(tuple(reversed(range(len(shape)))))
-    assert few(turned) == set(values.tolist())
-    assert few(values[:1].expand(2, FEW // 2)) == {0}
-    assert few(values[:1].expand(2, FEW // 2 + 1)) is None
+    assert extremes(turned) == (0, 5 if shape else 0)
+    assert extremes(values[:1].expand(2, FEW)) == (0, 0)
 
 
-def test_numbers_that_may_be_nan_are_reduced() -> None:
-    """Floats are never looked at one by one: NaN would win or lose by its place."""
-    assert few(tensor([1.0])) is None
-    low, high = extremes(tensor([1.0, torch.nan, 0.0]))
+@pytest.mark.parametrize("count", [FEW, FEW + 1])
+def test_a_number_that_is_nan_wins(count: int) -> None:
+    """NaN does not win or lose by its place."""
+    low, high = extremes(torch.zeros(count).index_fill(0, tensor([1]), torch.nan))
     assert math.isnan(low) and math.isnan(high)
 
 
