@@ -12,6 +12,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import broadcast
 from cudalens.guards._ranges import (
+    FEW,
     FLOATS,
     all_true,
     bad_numbers,
@@ -85,9 +86,11 @@ def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
         # Negative weights as NaN: the sum, in the weights' dtype as in the kernel, tells all.
         total = weights.masked_fill(weights < 0, math.nan).sum(-1)
         return all_true((total > 0) & (total < math.inf))
+    if weights.numel() <= FEW:
+        low, high = torch.aminmax(weights if weights.is_cpu else weights.cpu(), dim=-1)
+        rows = zip(low.reshape(-1).tolist(), high.reshape(-1).tolist(), strict=True)
+        return all(least >= 0 and 0 < most < math.inf for least, most in rows)
     low, high = torch.aminmax(weights, dim=-1)
-    if low.numel() == 1 and low.is_cpu:
-        return low.item() >= 0 and 0 < high.item() < math.inf
     return all_true((low >= 0) & (high > 0) & (high < math.inf))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cudalens.guards import _ranges, engine
+from cudalens.guards import _ranges, engine, sampling
 from tests.cpu_guards import Collector, guarded
 
 
@@ -20,5 +20,5 @@ def guards() -> Iterator[Collector]:
 @pytest.fixture
 def nothing_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every tensor be reduced, as large ones are."""
-    for module in (_ranges, engine):
+    for module in (_ranges, engine, sampling):
         monkeypatch.setattr(module, "FEW", -1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from cudalens.core.report_types import Violation
-from cudalens.guards import _ranges, engine, full_name
+from cudalens.guards import _ranges, engine, full_name, sampling
 from cudalens.guards._base import schema_parameters
 from cudalens.simulate import ASSERTS
 from tests.guards.parity import (
@@ -108,7 +108,7 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
 
     def holds(call: Call, is_few: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            for module in () if is_few else (_ranges, engine):
+            for module in () if is_few else (_ranges, engine, sampling):
                 patch.setattr(module, "FEW", -1)
             found = ask(case.op, *call.args, **call.options)
         assert len(found) <= 1
