@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from cudalens.core.report_types import TensorMeta
 
@@ -28,6 +29,9 @@ tensors have no values.
 """
 
 BACKEND_SELECT = "BackendSelect"
+
+pytree: Any = _pytree
+"""The way through nested lists, tuples and dicts."""
 
 
 def _below(key: str) -> Any:

@@ -36,12 +36,14 @@ def collate_fn(frame: FrameType, below: Sequence[FrameType]) -> tuple[str, str] 
     if type(samples) is not list or not is_named:
         return None
     made = _joined(samples)
-    if made is None or _size(samples) > MAX_VALUES:
+    tensors = [item for item in _torch.pytree.tree_leaves(samples) if isinstance(item, Tensor)]
+    if made is None or sum(item.numel() for item in tensors) > MAX_VALUES:
         return None
     text = f"lambda batch: {made}"
     try:
         with _torch.plain_torch(), _torch.no_dispatch_modes():
-            eval(text, {"torch": torch})([_copied(item) for item in samples])
+            copies = _torch.pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), samples)
+            eval(text, {"torch": torch})(copies)
     except Exception as error:  # it is no way to join them then
         raise_if_outside(error)
         return None
@@ -98,19 +100,3 @@ def _field(values: list[Any], key: str) -> str | None:
 
 def _is_row(value: object) -> bool:
     return type(value) is list and all(type(item) in _NUMBERS for item in value)
-
-
-def _size(value: Any) -> int:
-    """Return how many elements the tensors of samples have together."""
-    if isinstance(value, Tensor):
-        return value.numel()
-    items = value.values() if type(value) is dict else value
-    return sum(map(_size, items)) if isinstance(value, (dict, list, tuple)) else 0
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (tuple, list):
-        return type(value)(map(_copied, value))
-    return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value

@@ -48,7 +48,7 @@ _READS = frozenset(
 )
 _ANY_DEVICE = frozenset({"__getitem__", "pack_padded_sequence", "size", "dim", "numel"})
 """Calls that take an argument of the host beside one of a device."""
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -60,16 +60,15 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
-}
-_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
 }
-_UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Invert: operator.invert}
 
 
 class RefusedError(Exception):
@@ -115,9 +114,7 @@ class CopiedCall:
             value = self.value(statement.value)
             self._changed[key_of(statement.targets[0])] = value
         if isinstance(call, ast.AugAssign):
-            return self._applied(
-                _BINARY[type(call.op)], self.value(call.target), self.value(call.value)
-            )
+            return self._operation(call)
         if not isinstance(call, ast.expr) or not isinstance(
             getattr(call, "ctx", ast.Load()), ast.Load
         ):
@@ -150,21 +147,16 @@ class CopiedCall:
         parts = (node.lower, node.upper, node.step)
         return slice(*(part and self.value(part) for part in parts))
 
-    def _unaryop(self, node: ast.UnaryOp) -> Any:
-        if type(node.op) not in _UNARY:
+    def _operation(self, node: ast.AST) -> Any:
+        """Apply the one operator of a node to its operands."""
+        parts = list(ast.iter_child_nodes(node))
+        operands = [item for item in parts if isinstance(item, ast.expr)]
+        (kind, *more) = [type(item) for item in parts if not isinstance(item, ast.expr)]
+        if more or kind not in _OPERATORS:
             raise CannotTryError
-        return self._applied(_UNARY[type(node.op)], self.value(node.operand))
+        return self._applied(_OPERATORS[kind], *map(self.value, operands))
 
-    def _binop(self, node: ast.BinOp) -> Any:
-        if type(node.op) not in _BINARY:
-            raise CannotTryError
-        return self._applied(_BINARY[type(node.op)], self.value(node.left), self.value(node.right))
-
-    def _compare(self, node: ast.Compare) -> Any:
-        if len(node.ops) != 1 or type(node.ops[0]) not in _COMPARED:
-            raise CannotTryError
-        function = _COMPARED[type(node.ops[0])]
-        return self._applied(function, self.value(node.left), self.value(node.comparators[0]))
+    _unaryop = _binop = _compare = _operation
 
     def _subscript(self, node: ast.Subscript) -> Any:
         owner = self.value(node.value)

@@ -15,6 +15,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.report_types import Replay
+from cudalens.recorder.tensor_refs import tensors_in
 
 MAX_BYTES = 1 << 28
 """Arguments beyond this size are not copied: the replay would take longer than the reader has."""
@@ -34,12 +35,11 @@ def replay(
     """
     if not is_safe:
         return Replay(reason=_UNSAFE)
-    if _bytes((*args, *kwargs.values())) > MAX_BYTES:
+    if sum(item.nbytes for item in tensors_in((*args, *kwargs.values()))) > MAX_BYTES:
         return Replay(reason="the arguments are too large to copy to the CPU")
     try:
         with torch.random.fork_rng(devices=()), _torch.plain_torch(), _torch.no_dispatch_modes():
-            host_args = tuple(_to_cpu(item) for item in args)
-            host_kwargs = {name: _to_cpu(item) for name, item in kwargs.items()}
+            host_args, host_kwargs = _torch.pytree.tree_map(_to_cpu, (args, kwargs))
             try:
                 op(*host_args, **host_kwargs)
             except Exception as error:
@@ -63,16 +63,6 @@ def _to_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         # A copy even on the CPU: the op may write to its arguments.
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_cpu(item) for item in value)
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    if isinstance(value, torch.Generator):
-        return None
-    return value
-
-
-def _bytes(values: tuple[Any, ...]) -> int:
-    lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
-    tensors = (item for held in lists for item in held if isinstance(item, Tensor))
-    return sum(item.numel() * item.element_size() for item in tensors)
+    return None if isinstance(value, torch.Generator) else value
