@@ -177,12 +177,13 @@ def _import_from(folder: Path) -> None:
 def _run(options: Options, program: Callable[[], None]) -> int:
     """Run the user's program checked; what it raised is shown as Python shows it."""
     try:
+        from cudalens.integrations.torchrun import files_of_rank
         from cudalens.session.session import CheckSession
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         return _complain("cudalens needs torch, which is not installed here", FAILED)
-    options = _own_files(options)
+    options = files_of_rank(options)
     _require_writable(options)
     session = CheckSession(**options.for_session())
     try:
@@ -215,14 +216,6 @@ def _rank() -> Rank | None:
     from cudalens.integrations.torchrun import Rank
 
     return Rank.of_environment()
-
-
-def _own_files(options: Options) -> Options:
-    if "RANK" not in os.environ:
-        return options
-    from cudalens.integrations.torchrun import files_of_rank
-
-    return files_of_rank(options)
 
 
 def _require_writable(given: Options | Namespace) -> None:
@@ -324,10 +317,12 @@ def _guards(given: Namespace) -> int:
 
 
 def _show(given: Namespace) -> int:
+    from cudalens.core.report import Report
+
     found, status = [], 0
     for name in given.files:
         try:
-            report = _read_report(Path(name))
+            report = Report.from_dict(json.loads(Path(name).read_text(encoding="utf-8-sig")))
             found.append((name, report, _as_text(report, sys.stdout)))
         except Exception as error:  # a file may hold anything; what it does to a view is known late
             status = _complain(
@@ -343,13 +338,6 @@ def _show(given: Namespace) -> int:
         listed = ((name, report) for name, report, _ in found)
         print(report_list(listed, width=_width(), color=_has_colour(sys.stdout)))
     return status
-
-
-def _read_report(path: Path) -> Report:
-    from cudalens.core.report import Report
-
-    data = json.loads(path.read_text(encoding="utf-8-sig"))
-    return Report.from_dict(data)
 
 
 def _explain(given: Namespace) -> int:

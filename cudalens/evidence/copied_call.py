@@ -380,12 +380,14 @@ class CopiedCall:
 
     def _copied_module(self, module: nn.Module) -> nn.Module:
         """Return a module of torch's own around copies of its tensors, without its hooks."""
-        if not type(module).__module__.startswith(_LIBRARIES) or _has_hooks(module):
+        stored = instance_dict(module).items()
+        has_hooks = any(value for key, value in stored if key.endswith("_hooks"))
+        if has_hooks or not type(module).__module__.startswith(_LIBRARIES):
             raise CannotTryError
         made = module.__new__(type(module))
         own: dict[str, Any] = {
             key: copy.copy(item) if isinstance(item, dict | list | set) else item
-            for key, item in instance_dict(module).items()
+            for key, item in stored
         }
         for kind in ("_parameters", "_buffers"):
             for key, item in own[kind].items():
@@ -467,10 +469,6 @@ def _name_of(value: object) -> str | None:
 
 def _is_builtin(value: object) -> bool:
     return any(value is getattr(builtins, name) for name in _BUILTINS)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any(value for key, value in instance_dict(module).items() if key.endswith("_hooks"))
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:

@@ -121,8 +121,6 @@ def is_freed(node: Any) -> bool:
         except RuntimeError as error:
             if FREED in str(error):
                 return True
-        except AttributeError:  # another release of torch's
-            continue
     return False
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core._torch import op_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Argument, OpName, TensorMeta, Violation
 from cudalens.evidence.call_arguments import call_arguments
@@ -63,7 +64,7 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
     if not _VALUE_ERROR.search(evidence.error.message):
         return None
     record = recorder.in_flight(error)
-    op = None if record is None else _overload(record.name, record.overload)
+    op = None if record is None else op_of(f"{record.name}.{record.overload or 'default'}")
     if op not in GUARDS:
         return None
     values = tensor_values(call_arguments(entries))
@@ -75,12 +76,6 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
     }
     found = _ask(op, arguments)
     return None if found is None else _named(replace(evidence, violation=found), keys, given)
-
-
-def _overload(name: str, overload: str | None) -> Any:
-    namespace, _, rest = name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace, None), rest, None)
-    return getattr(packet, overload or "default", None)
 
 
 def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:

@@ -63,7 +63,8 @@ def tensor_facts(
     rest = [
         (item, item.value)
         for item in site.others
-        if isinstance(item.value, Tensor) and not _is_any(item.value, shown.values())
+        if isinstance(item.value, Tensor)
+        and not any(_torch.same_tensor(item.value, other) for other in shown.values())
     ]
     if not shown and not rest:
         shown = dict(values)
@@ -114,10 +115,6 @@ def same_spot(tensor: Tensor, given: Tensor, position: tuple[int, ...]) -> tuple
         if not tensor.reshape(-1).equal(given.reshape(-1)):
             return None
     return unravel(ravel(position, given.shape), tuple(tensor.shape))
-
-
-def _is_any(tensor: object, others: Any) -> bool:
-    return any(_torch.same_tensor(tensor, other) for other in others)
 
 
 def _summary(tensor: Tensor, name: str | None) -> TensorSummary:

@@ -123,9 +123,7 @@ class Trial:
                     result = run.statements(body, self._node)
                 except TooLargeError:
                     continue
-                except CannotTryError:
-                    return Outcome()
-                except (MemoryError, RecursionError):
+                except (CannotTryError, MemoryError, RecursionError):
                     return Outcome()
                 except RefusedError as error:
                     self._refused = error.with_traceback(None)

@@ -97,7 +97,8 @@ class Rank:
                 print(f"cudalens: the reports of all ranks: {self.index}", file=sys.stderr)
             wait(self.folder, report, self.siblings)
             _attempt("the ranks' pages were not written", self._write_pages, report)
-        if cut_off and self._is_explained():
+        # Has another rank a finding, by which this one was cut off?
+        if cut_off and not all(map(is_cut_off, kept(self.folder).values())):
             line = f"rank {self.number} lost its connection to a rank whose report is here"
             print(f"cudalens: {line}: {self.index}", file=sys.stderr)
         elif cut_off:
@@ -125,10 +126,6 @@ class Rank:
     def _keep(self, report: Report) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / f"rank{self.number}.json", report.to_json())
-
-    def _is_explained(self) -> bool:
-        """Whether another rank has a finding, by which this one was cut off."""
-        return any(not is_cut_off(report) for report in kept(self.folder).values())
 
     def _write_pages(self, report: Report) -> None:
         """Write this rank's page, and the index of what all ranks have left so far."""

@@ -27,7 +27,6 @@ from cudalens.session.options import (
     Options,
     OptionsError,
     help_text,
-    joined,
     split_line,
     subcommand,
 )
@@ -130,14 +129,14 @@ class FrontEnd:
         return self._checked(options, statement_unit(self.shell, rest, user_locals))
 
     def _command(self, command: Command, options: Options) -> None:
-        given, rest = _split(command.options)
+        options, rest = _split(command.options, options)
         if rest:
             msg = f"%{MAGIC} {command.word} takes options only, not {rest!r}"
             raise UsageError(msg)
-        if given.help:
+        if options.help:
             print(HELP)
             return
-        getattr(self, f"_do_{command.word}")(joined(options, given), command.argument)
+        getattr(self, f"_do_{command.word}")(options, command.argument)
 
     def _checked(self, options: Options, unit: Unit) -> Any:
         """Run under a session and show its report; an exception of the code passes through."""
@@ -235,9 +234,9 @@ class FrontEnd:
             raise UsageError(str(error)) from None
 
 
-def _split(line: str) -> tuple[Options, str]:
+def _split(line: str, *given: Options) -> tuple[Options, str]:
     try:
-        return split_line(line)
+        return split_line(line, *given)
     except OptionsError as error:
         raise UsageError(str(error)) from None
 

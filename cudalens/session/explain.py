@@ -108,13 +108,9 @@ def _tensors(namespace: Mapping[str, object], mentioned: frozenset[str]) -> list
 
     Those that the failing cell mentions come first.
     """
-    found = []
-    for name, value in sorted(namespace.items(), key=lambda item: item[0] not in mentioned):
-        if name.startswith("_") or not isinstance(value, Tensor):
-            continue
-        if not _torch.is_accelerator(value.device):
-            continue
-        found.append(of_meta(None, _torch.meta_of(value), name))
-        if len(found) == MAX_TENSORS:
-            break
-    return found
+    return [
+        of_meta(None, _torch.meta_of(value), name)
+        for name, value in sorted(namespace.items(), key=lambda item: item[0] not in mentioned)
+        if not name.startswith("_") and isinstance(value, Tensor)
+        if _torch.is_accelerator(value.device)
+    ]

@@ -9,7 +9,7 @@ import argparse
 import keyword
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -59,12 +59,15 @@ class Options:
         return {name: value for name, value in vars(self).items() if name not in front_end}
 
 
+_DEFAULT = Options()
+
+
 class OptionParser(argparse.ArgumentParser):
     """A parser whose errors are exceptions of one line; it prints nothing and ends nothing."""
 
-    def __init__(self, usage: str, description: str, prog: str = "cudacheck") -> None:
+    def __init__(self, usage: str, description: str, table: Table) -> None:
         super().__init__(
-            prog=prog,
+            prog="cudacheck",
             usage=usage.replace("%", "%%"),
             description=description,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
@@ -73,9 +76,6 @@ class OptionParser(argparse.ArgumentParser):
             add_help=False,
             allow_abbrev=False,
         )
-
-    def add_table(self, table: Table) -> None:
-        """Add the arguments and options of a table."""
         for names, spec in table:
             self.add_argument(*names, **spec)
 
@@ -123,18 +123,17 @@ class SubCommand:
         name, _, rest = self.form.partition(" ")
         options = " [options]" if any(names[0][0] == "-" for names, _ in self.table) else ""
         text = f"{self.does[0].upper()}{self.does[1:]}.\n\n{self.more}".strip()
-        parser = OptionParser(f"cudalens {name}{options} {rest}".rstrip(), text)
-        parser.add_table((*self.table, _HELP))
-        return parser
+        usage = f"cudalens {name}{options} {rest}".rstrip()
+        return OptionParser(usage, text, (*self.table, _HELP))
 
 
-def parse(tokens: Sequence[str]) -> Options:
-    """Read option tokens.
+def parse(tokens: Sequence[str], given: Options = _DEFAULT) -> Options:
+    """Read option tokens, which add to those that were given before.
 
     Raises:
         OptionsError: an option is unknown, or its value is missing or unfit.
     """
-    parsed = _PARSER.parse_args(list(tokens))
+    parsed = _PARSER.parse_args(list(tokens), argparse.Namespace(**vars(given)))
     return Options(**vars(parsed))
 
 
@@ -152,7 +151,7 @@ def take(tokens: Sequence[str], *, stop: Sequence[str] = ()) -> int:
     return min(count, len(tokens))
 
 
-def split_line(line: str) -> tuple[Options, str]:
+def split_line(line: str, given: Options = _DEFAULT) -> tuple[Options, str]:
     """Split a magic's line into its options and the rest, which is kept as it was typed.
 
     Raises:
@@ -161,7 +160,7 @@ def split_line(line: str) -> tuple[Options, str]:
     found = list(_TOKEN.finditer(line))
     count = take([match[0] for match in found])
     tokens = [_QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", m[0]) for m in found[:count]]
-    options = parse(tokens)
+    options = parse(tokens, given)
     if count < len(found) and found[count][0] == "--":
         count += 1
     rest = line[found[count].start() :] if count < len(found) else ""
@@ -192,16 +191,9 @@ def subcommand(rest: str) -> Command | None:
     return Command(match["word"], match["argument"] or "", match["options"] or "")
 
 
-def joined(options: Options, given: Options) -> Options:
-    """Return ``options`` with what was set in ``given`` as well."""
-    default = vars(Options())
-    changed = {name: value for name, value in vars(given).items() if value != default[name]}
-    return replace(options, **changed)
-
-
 def help_text(usage: str = USAGE, description: str = DESCRIPTION) -> str:
     """Return the help: the forms of the command, what it does, and one line for each option."""
-    return _build_parser(usage, description).format_help()
+    return OptionParser(usage, description, _TABLE).format_help()
 
 
 def _positive(text: str) -> int:
@@ -243,11 +235,5 @@ _TABLE: Table = (
 )
 
 
-def _build_parser(usage: str, description: str = DESCRIPTION) -> OptionParser:
-    parser = OptionParser(usage, description)
-    parser.add_table(_TABLE)
-    return parser
-
-
-_PARSER = _build_parser(USAGE)
+_PARSER = OptionParser(USAGE, DESCRIPTION, _TABLE)
 _WITH_VALUE = frozenset(name for names, spec in _TABLE if "metavar" in spec for name in names)

@@ -116,7 +116,9 @@ class Ranks:
         """Return what became of each process, those that made a report first, by time."""
         reports = {} if self._folder is None else kept(self._folder)
         found = [
-            _result(reports.get(str(number)), index, process.exitcode)
+            result_of(report, process=index)
+            if (report := reports.get(str(number))) is not None
+            else RankResult(process=index, outcome=_format_end(process.exitcode))
             for number, (index, process) in sorted(self._started.items())
         ]
         order = list(reports.values())
@@ -264,12 +266,6 @@ def named_by(error: BaseException | None) -> int | None:
         error = min(failures.values(), key=lambda item: item.timestamp, default=None)
     index = getattr(error, "error_index", getattr(error, "local_rank", None))
     return index if isinstance(index, int) else None
-
-
-def _result(report: Report | None, index: int, status: int | None) -> RankResult:
-    if report is None:
-        return RankResult(process=index, outcome=_format_end(status))
-    return result_of(report, process=index)
 
 
 def result_of(report: Report, *, process: int | None = None, page: str | None = None) -> RankResult:

@@ -77,6 +77,14 @@ class CheckSession:
         # The block may leave the directory.
         self._files = [name and expanded(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
+        self.counted_before = (0, 0)
+        """What was looked at and recorded of a part of the block that was checked before."""
+        self.kept: BaseException | None = None
+        """An exception that ended the block's code and was shown, yet does not leave the block."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing yet of the block."""
         self._limits = Limits()
         self._findings = Findings()
         self.recorder: Any = None
@@ -84,22 +92,19 @@ class CheckSession:
         self.report: Report | None = None
         self.written: tuple[Path, ...] = ()
         """The files that the report was written to."""
-        self.checked_ops = self.recorded_ops = self._checked_before = 0
+        self.checked_ops, self.recorded_ops = self.counted_before
         """How many calls the guards looked at and how many ops were recorded, once closed."""
-        self.counted_before = (0, 0)
-        """The same of a part of the block that was checked before."""
+        self._checked_before = 0
         self.swallowed: SwallowedFinding | None = None
         """What became of the first finding, when it did not leave the block."""
         self._is_of_thread = False
-        self._thread = 0
+        self._thread = threading.get_ident()
         self._was_shown = False
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
         self._ranks: Ranks | None = None
-        self._earlier: Report | None = None
-        self.kept: BaseException | None = None
-        """An exception that ended the block's code and was shown, yet does not leave the block."""
+        self._earlier = lost_context.end()
 
     @property
     def internal_errors(self) -> list[str]:
@@ -120,12 +125,7 @@ class CheckSession:
 
     def open(self) -> CheckSession:
         """Install everything; what was installed is removed again when a part of it fails."""
-        self._findings, self.report = Findings(), None
-        self.is_reminder, self._thread = False, threading.get_ident()
-        self.swallowed, self._was_shown, self.written = None, False, ()
-        self.checked_ops, self.recorded_ops = self.counted_before
-        self._earlier = lost_context.end()
-        self._limits = Limits()
+        self._begin()
         try:
             with Uninterrupted():
                 self._install(self._stack)

@@ -10,7 +10,6 @@ from cudalens.session.options import (
     Options,
     OptionsError,
     help_text,
-    joined,
     split_line,
     subcommand,
     take,
@@ -101,9 +100,10 @@ def test_only_exact_words_are_subcommands(rest: str, expected: tuple[str, str, s
 
 
 def test_options_behind_a_word_join_those_before_it() -> None:
-    before, after = Options(fast=True, max_ops=7), Options(widgets=False, max_ops=9)
-    assert joined(before, after) == Options(fast=True, widgets=False, max_ops=9)
-    assert joined(before, Options()) == before
+    before = Options(fast=True, max_ops=7)
+    both = Options(fast=True, widgets=False, max_ops=9)
+    assert split_line("--no-widgets --max-ops 9", before) == (both, "")
+    assert split_line("", before) == (before, "")
 
 
 @pytest.mark.parametrize(
