@@ -162,27 +162,36 @@ def test_await_without_autoawait_is_the_usual_error(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "line", "text"),
+    ("cell", "lines"),
     [
-        ("%%cudacheck\n1 / 0", 2, "1 / 0"),
-        ("%%cudacheck --fast\n\n\n1 / 0", 4, "1 / 0"),
-        ("\n\n%%cudacheck\n1 / 0", 4, "1 / 0"),
-        ("%%cudacheck\n    \n    a = 1\n    a / 0", 4, "a / 0"),
-        ("%%cudacheck\n%time a = 1\n!true\n1 / 0", 4, "1 / 0"),
-        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", 4, "1 / 0"),
-        ("%%cudacheck\ns = '''\n\n'''\ndef f():\n    1 / 0\nf()", 6, "1 / 0"),
-        ("a = 1\n%cudacheck a / 0", 2, "a / 0"),
-        ("for i in (1, 0):\n    %cudacheck 1 / i", 2, "1 / i"),
-        ("b = 1\nb = %cudacheck b / 0", 2, "b = b / 0"),
+        ("%%cudacheck\n1 / 0", ["line 2"]),
+        ("%%cudacheck --fast\n\n\n1 / 0", ["line 4"]),
+        ("\n\n%%cudacheck\n1 / 0", ["line 4"]),
+        ("%%cudacheck\n    \n    a = 1\n    a / 0", ["line 4"]),
+        ("%%cudacheck\n%time a = 1\n!true\n1 / 0", ["line 4"]),
+        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", ["line 4"]),
+        ("%%cudacheck\ns = '''\n\n'''\ndef f():\n    1 / 0\nf()", ["line 7", "line 6, in f()"]),
+        ("a = 1\n%cudacheck a / 0", ["line 2"]),
+        ("for i in (1, 0):\n    %cudacheck 1 / i", ["line 2"]),
+        ("b = 1\nb = %cudacheck b / 0", ["line 2"]),
+        ("def f(n):\n    %cudacheck n / 0\nf(1)", ["line 3", "line 2, in f(n)", "line 2"]),
+        ("%%cudacheck\na = 1\n%cudacheck a / 0", ["line 3"]),
+        ("def f():\n    return 1 / 0\n%cudacheck 1\nf()", ["line 4", "line 2, in f()"]),
     ],
 )
-def test_line_numbers_are_those_of_the_cell(
-    notebook: Notebook, cell: str, line: int, text: str
+def test_the_traceback_shows_the_users_frames_at_the_lines_of_the_cell(
+    notebook: Notebook, cell: str, lines: list[str]
 ) -> None:
+    """As without the magic: neither its call nor the machinery below it."""
     result = notebook.run(cell)
     filename, number = innermost(result.error_in_exec)
-    assert (number, linecache.getline(filename, number).strip()) == (line, text)
-    assert blocks(notebook)[-1].split(",")[0] == f"line {line}"
+    assert blocks(notebook) == lines
+    assert lines[-1].split(",")[0] == f"line {number}"
+    text = cell.split("\n")[number - 1].replace("%cudacheck ", "")
+    assert linecache.getline(filename, number).strip() == text.strip()
+    assert "hidden" not in notebook.out
+    assert "cudalens" not in notebook.out
+    assert notebook.shell.custom_exceptions == ()
 
 
 @pytest.mark.parametrize(
@@ -194,28 +203,6 @@ def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, cell: str, 
     assert result.error_before_exec.lineno == line
     assert "b" not in notebook.names
     assert "cudalens" not in notebook.out
-
-
-@pytest.mark.parametrize(
-    ("cell", "lines"),
-    [
-        ("%%cudacheck\ndef f():\n    1 / 0\nf()", ["line 4", "line 3, in f()"]),
-        ("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0", ["line 4"]),
-        ("def f(n):\n    %cudacheck n / 0\nf(1)", ["line 3", "line 2, in f(n)", "line 2"]),
-        ("a = 1\n%cudacheck a / 0", ["line 2"]),
-        ("%%cudacheck\na = 1\n%cudacheck a / 0", ["line 3"]),
-        ("def f():\n    return 1 / 0\n%cudacheck 1\nf()", ["line 4", "line 2, in f()"]),
-    ],
-)
-def test_the_traceback_shows_the_users_frames_only(
-    notebook: Notebook, cell: str, lines: list[str]
-) -> None:
-    """As without the magic: neither its call nor the machinery below it."""
-    notebook.run(cell)
-    assert blocks(notebook) == lines
-    assert "hidden" not in notebook.out
-    assert "cudalens" not in notebook.out
-    assert notebook.shell.custom_exceptions == ()
 
 
 @pytest.mark.parametrize(("wait", "line"), [("await look_up(5)", 6), ("plain(5)", 6)])

@@ -516,23 +516,19 @@ class Calls:
         return None
 
 
-def left():
-    found = []
-    if PROCESS.is_installed or PROCESS.listeners:
-        found.append("guards")
-    if torch._C._len_torch_dispatch_stack():
-        found.append("dispatch mode")
-    if torch._C._len_torch_function_stack() or not torch._C._is_torch_function_enabled():
-        found.append("function modes")
-    if not torch.is_grad_enabled() or (torch.ones(1, requires_grad=True) * 2).grad_fn is None:
-        found.append("grad mode")
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        found.append("signal handler")
-    if os.fstat(2).st_ino != STDERR:
-        found.append("file descriptor 2")
-    if nn.modules.module._global_forward_pre_hooks:
-        found.append("module hooks")
-    return found
+def state():
+    """Return what a check may change of the process."""
+    return {
+        "guards": (PROCESS.is_installed, PROCESS.listeners),
+        "dispatch mode": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "function": torch._C._is_torch_function_enabled(),
+        "grad mode": torch.is_grad_enabled(),
+        "gradients": (torch.ones(1, requires_grad=True) * 2).grad_fn is None,
+        "signal handler": signal.getsignal(signal.SIGINT),
+        "file descriptor 2": os.fstat(2).st_ino,
+        "module hooks": dict(nn.modules.module._global_forward_pre_hooks),
+    }
 
 
 def finds():
@@ -544,7 +540,7 @@ def finds():
     return False
 
 
-STDERR = os.fstat(2).st_ino
+BEFORE = state()
 loop()
 counter = Calls()
 sys.settrace(counter)
@@ -567,8 +563,8 @@ for at in chosen:
     except KeyboardInterrupt:
         sys.settrace(None)
         passed += 1
-    if left():
-        problems.append((left(), at, tracer.where))
+    if left := [name for name, value in state().items() if value != BEFORE[name]]:
+        problems.append((left, at, tracer.where))
         break
     if not finds():
         problems.append(("finds nothing", at, tracer.where))

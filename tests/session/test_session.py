@@ -390,58 +390,6 @@ def error_behind(function: Callable[[], object]) -> tuple[BaseException, Any]:
     return caught.value, session
 
 
-def test_an_error_of_torchs_behind_a_swallowed_finding_has_its_own_report() -> None:
-    """It gets a note and a report; the block's report is the finding, and lists the error."""
-
-    def run() -> None:
-        swallowed(bad)
-        mismatch()
-
-    error, session = error_behind(run)
-    own = error.__cudalens_report__
-    assert type(error) is RuntimeError
-    assert len(error.__notes__) == 1
-    assert own is not session.report
-    assert (own.kind, own.source.line) == ("host_error", line_of(mismatch, "@"))
-    assert own.headline in error.__notes__[0]
-    assert f"1 more in this block: host error: {own.headline}." in session.report.explanation
-    assert "It did not leave the block, and RuntimeError was raised later; a guard fired once." in (
-        session.report.explanation
-    )
-    assert session.swallowed.warning().endswith("; RuntimeError was raised later")
-
-
-def test_an_error_of_the_users_behind_a_swallowed_finding_is_not_listed() -> None:
-    def run() -> None:
-        swallowed(bad)
-        {}["missing"]
-
-    error, session = error_behind(run)
-    assert not hasattr(error, "__notes__")
-    assert "KeyError was raised later" in session.report.explanation
-    assert "more in this " not in session.report.explanation
-
-
-@pytest.mark.parametrize("cause", [None, KeyError("mine")])
-def test_an_error_that_the_except_clause_raised_is_said_to_be_its_own(
-    cause: BaseException | None,
-) -> None:
-    """Python knows what was being handled, also where the user hides it."""
-    raised = OSError("mine")
-
-    def run() -> None:
-        try:
-            bad()
-        except IndexError:
-            raise raised from cause
-
-    error, session = error_behind(run)
-    assert error is raised
-    assert not hasattr(error, "__cudalens_report__")
-    assert session.swallowed.warning() == "OSError was raised while this error was being handled"
-    assert "OSError was raised while it was being handled; a guard" in session.report.explanation
-
-
 def in_other_words(how: str) -> Callable[[], None]:
     """A library on torch that catches the finding and raises an error of its own."""
     name = f"torch/in_other_words_{how}.py"
@@ -455,24 +403,64 @@ def in_other_words(how: str) -> Callable[[], None]:
     return lambda: names["look"](bad)
 
 
-def test_a_finding_that_a_library_retells_is_named_in_the_note() -> None:
-    """With ``from`` the library says that it is the same failure: one report, nothing more."""
-    error, session = error_behind(in_other_words("from"))
-    assert error.__cudalens_report__ is session.report
-    (line,) = error.__notes__
-    assert line.startswith("cudalens: indices[1] = 7 is outside the 5 rows of ")
-    assert (
-        "IndexError was raised while it was being handled; a guard fired once."
-        in session.report.explanation
-    )
-    assert "more in this " not in session.report.explanation
+def behind(function: Callable[[], object]) -> Callable[[], object]:
+    """Fail after a finding was swallowed."""
+    return lambda: (swallowed(bad), function())
 
 
-def test_an_error_of_a_library_that_names_no_cause_is_another() -> None:
-    error, session = error_behind(in_other_words("alone"))
-    assert error.__cudalens_report__ is not session.report
-    assert error.__notes__[0].startswith("cudalens: outside")
-    assert "1 more in this block: host error: outside" in session.report.explanation
+def in_the_clause(cause: BaseException | None) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            bad()
+        except IndexError:
+            raise OSError("mine") from cause
+
+    return run
+
+
+LATER = (
+    "It did not leave the block, and {} was raised later; a guard fired once.",
+    "; {} was raised later",
+)
+HANDLED = (
+    "{} was raised while it was being handled; a guard fired once.",
+    "{} was raised while this error was being handled",
+)
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "told", "note", "is_listed"),
+    [
+        # torch's own: a report of its own, which the block's report lists.
+        (behind(mismatch), RuntimeError, LATER, "cudalens: self has 3 columns", True),
+        (behind(lambda: {}["missing"]), KeyError, LATER, None, False),
+        # Python knows what was being handled, also where the user hides it.
+        (in_the_clause(None), OSError, HANDLED, None, False),
+        (in_the_clause(KeyError("mine")), OSError, HANDLED, None, False),
+        # With ``from`` a library says that it is the same failure: one report, nothing more.
+        (in_other_words("from"), IndexError, HANDLED, "cudalens: indices[1] = 7 is outside", False),
+        (in_other_words("alone"), IndexError, HANDLED, "cudalens: outside", True),
+    ],
+    ids=["torch's", "the user's", "of the clause", "cause hidden", "retold", "names no cause"],
+)
+def test_an_error_behind_a_swallowed_finding(
+    run: Callable[[], object], kind: type, told: tuple[str, str], note: str | None, is_listed: bool
+) -> None:
+    """What is said of it, and whether it is another failure, with a report of its own."""
+    error, session = error_behind(run)
+    assert type(error) is kind
+    explanation, notes = session.report.explanation, getattr(error, "__notes__", [])
+    assert told[0].format(kind.__name__) in explanation
+    assert session.swallowed.warning().endswith(told[1].format(kind.__name__))
+    own = getattr(error, "__cudalens_report__", None)
+    assert (own is None, notes == []) == (note is None, note is None)
+    assert note is None or (notes[0].startswith(note) and len(notes) == 1)
+    assert ("more in this " in explanation) is is_listed
+    assert is_listed or own in (None, session.report)
+    if is_listed:
+        assert own is not session.report and own.kind == "host_error"
+        assert own.headline in notes[0]
+        assert f"1 more in this block: host error: {own.headline}." in explanation
 
 
 def test_a_fault_of_the_device_behind_a_swallowed_finding_is_remembered(

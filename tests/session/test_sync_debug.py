@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,23 +14,14 @@ from cudalens.core import _torch
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 
 
-class Mode:
-    """The mode of the process, where the build of torch has none."""
-
-    value = 2
-
-    def set(self, value: int) -> None:
-        self.value = value
-
-
 @pytest.fixture
 def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Errors on each wait; gives what tells the mode.  Torch's own where the build has CUDA."""
     if not hasattr(torch._C, "_cuda_set_sync_debug_mode"):
-        pretended = Mode()
-        monkeypatch.setattr(_torch, "_sync_debug_mode", lambda: pretended.value)
-        monkeypatch.setattr(_torch, "_set_sync_debug_mode", pretended.set)
-        yield lambda: pretended.value
+        modes = [2]  # where the build of torch has none
+        monkeypatch.setattr(_torch, "_sync_debug_mode", lambda: modes[-1])
+        monkeypatch.setattr(_torch, "_set_sync_debug_mode", modes.append)
+        yield lambda: modes[-1]
         return
     torch._C._cuda_set_sync_debug_mode(2)
     try:
@@ -38,22 +30,11 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         torch._C._cuda_set_sync_debug_mode(0)
 
 
-class Stream:
-    """Notes the mode in which it is waited for."""
-
-    def __init__(self, mode: Callable[[], int]) -> None:
-        self._mode = mode
-        self.seen: list[int] = []
-
-    def synchronize(self) -> None:
-        self.seen.append(self._mode())
-
-
 def test_waiting_for_a_stream_is_no_news(mode: Callable[[], int]) -> None:
     """The recorder and the probe wait so; behind it the mode is the user's again."""
-    stream = Stream(mode)
-    _torch.wait_for(stream)
-    assert stream.seen == [0]
+    seen: list[int] = []
+    _torch.wait_for(Mock(synchronize=lambda: seen.append(mode())))
+    assert seen == [0]
     assert mode() == 2
 
 
@@ -78,6 +59,6 @@ def test_without_the_mode_nothing_is_switched(monkeypatch: pytest.MonkeyPatch) -
     """The usual way costs no call into torch's settings."""
     monkeypatch.setattr(_torch, "_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(_torch, "_set_sync_debug_mode", None)
-    _torch.wait_for(Stream(lambda: 0))
+    _torch.wait_for(Mock())
     with _torch.NoTorchFunction():
         assert not torch._C._is_torch_function_enabled()
