@@ -39,38 +39,28 @@ class Findings:
     """The findings of one block: those that were raised, and the silent ones, once a line."""
 
     def __init__(self) -> None:
-        self._raised = _Series()
-        self._silent = _Series()
+        self.raised = _Series()
+        self.silent = _Series()
         self._silent_places: set[object] = set()
-
-    @property
-    def raised(self) -> tuple[Report, ...]:
-        """The first findings that were raised, whole."""
-        return self._raised.kept
-
-    @property
-    def silent(self) -> tuple[Report, ...]:
-        """The first silent findings, whole."""
-        return self._silent.kept
 
     def add(self, report: Report) -> None:
         """Take a finding in."""
         if report.kind != "silent":
-            self._raised.add(report)
+            self.raised.add(report)
             return
         place = (report.op, report.source, report.argument)
         if place not in self._silent_places:
             self._silent_places.add(place)
-            self._silent.add(report)
+            self.silent.add(report)
 
     def has(self, report: Report) -> bool:
         """Return whether this very finding was taken in: one that is kept, or the last."""
-        known = (*self.raised, self._raised.last)
+        known = (*self.raised.kept, self.raised.last)
         return id(report) in [id(item) for item in known]
 
     def fired(self) -> str:
         """Say how often a guard fired."""
-        count = self._raised.count
+        count = self.raised.count
         return f"a guard fired {'once' if count == 1 else f'{count} times'}"
 
     def others(self, shown: Report, error: Report | None) -> str:
@@ -83,7 +73,7 @@ class Findings:
         if error is not None and error is not shown:
             entries[_entry(error)] += 1
             number += 1
-        for series in (self._raised, self._silent):
+        for series in (self.raised, self.silent):
             number += series.count
             for first in series.kept[:1]:
                 if first is shown:

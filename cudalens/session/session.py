@@ -114,12 +114,12 @@ class CheckSession:
     @property
     def findings(self) -> tuple[Report, ...]:
         """The first findings of the block that were raised, whether or not they left it."""
-        return self._findings.raised
+        return self._findings.raised.kept
 
     @property
     def warnings(self) -> tuple[Report, ...]:
         """The first silent findings of the block, one for each line."""
-        return self._findings.silent
+        return self._findings.silent.kept
 
     # --- life ------------------------------------------------------------------------------------
 
