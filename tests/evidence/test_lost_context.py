@@ -47,13 +47,3 @@ def test_item_10_without_cuda_nothing_is_said_of_it() -> None:
     assert "torch has not used CUDA in this process" in report.explanation
     assert "  CUDA " not in report.to_text()
     assert explain({}, RuntimeError(TEXT)).context_usable is None
-
-
-def test_item_10_a_context_that_did_end_is_told(sim: simulate.Simulation) -> None:
-    """The neighbour: the device itself failed, and every later call of it fails."""
-    table = torch.ones(3, device="cuda")
-    with pytest.raises(torch.AcceleratorError):
-        table[torch.tensor([7], device="cuda")].cpu()
-    with pytest.raises(torch.AcceleratorError), cudalens.check() as session:
-        table + 1
-    assert session.report.context_usable is False

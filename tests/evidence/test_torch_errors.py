@@ -311,20 +311,6 @@ def test_a_sentence_of_torchs_is_told_from_its_neighbour(said: str, nearly: str)
     assert not is_known_message(nearly)
 
 
-def test_a_torch_error_in_a_dataset_is_torchs(sim: simulate.Simulation) -> None:
-    """In the worker's text the message tells it."""
-    code = """
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-    class Products(Dataset):
-        def __len__(self): return 4
-        def __getitem__(self, index): return torch.ones(2, 3) @ torch.ones(2, 3)
-    next(iter(DataLoader(Products(), num_workers=1)))
-    """
-    report = run_cell(code).shown
-    assert report.headline.endswith("(2, 3) and (2, 3) cannot be multiplied")
-
-
 def test_a_torch_error_raised_again_is_torchs(sim: simulate.Simulation) -> None:
     """``raise`` and ``raise error`` keep the traceback that leads to torch."""
     for again in ("raise", "raise error"):

@@ -571,8 +571,6 @@ def test_on_leaves_the_users_exception_handler(notebook: Notebook) -> None:
 
 
 def test_status_and_last(notebook: Notebook, on_cpu: None) -> None:
-    notebook.run("%cudacheck last")
-    assert notebook.out == "no report yet\n"
     notebook.run("%cudacheck status")
     assert "guards:       not installed" in notebook.out
     assert "last finding: none" in notebook.out
@@ -602,15 +600,21 @@ def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="refused where there is a GPU")
-@pytest.mark.parametrize("word", ["last", "explain"])
+@pytest.mark.parametrize(
+    ("word", "missing"),
+    [
+        ("last", "no report yet\n"),
+        ("explain", "nothing to explain: no exception of torch was shown\n"),
+    ],
+)
 def test_a_report_shown_again_is_bound_and_written_too(
-    notebook: Notebook, on_cpu: None, tmp_path: Path, word: str
+    notebook: Notebook, on_cpu: None, tmp_path: Path, word: str, missing: str
 ) -> None:
     """The check was made without the options; a file that cannot be written is named."""
     page, data = tmp_path / "r.html", tmp_path / "r.json"
     notebook.run("1 / 0")  # nothing to explain
     assert notebook.run(f"%cudacheck {word} -r again --html {page}").success
-    assert notebook.names["again"] is None
+    assert (notebook.out, notebook.shown, notebook.names["again"]) == (missing, [], None)
     assert list(tmp_path.iterdir()) == []
     notebook.run(f"%%cudacheck\n{BAD}")
     assert notebook.run(f"%cudacheck {word} -r again --html {page} --json {data}").success

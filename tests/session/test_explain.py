@@ -50,13 +50,6 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert "the line shown may be an innocent one" in words
 
 
-def test_nothing_to_explain(notebook: Notebook) -> None:
-    notebook.run("1 / 0")
-    notebook.run("%cudacheck explain")
-    assert notebook.shown == []
-    assert notebook.out == "nothing to explain: no exception of torch was shown\n"
-
-
 def test_item_25_a_host_error_is_explained_and_takes_no_assertion(notebook: Notebook) -> None:
     """The device lives: its tensors can be read, and what was printed belongs to a lost context."""
     notebook.run("a = torch.ones(2, 3, device='cuda')\na @ a")

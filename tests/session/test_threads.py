@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
 from cudalens import DeviceAssertError, simulate
@@ -185,32 +184,6 @@ def test_a_session_in_a_thread_outlives_one_in_another() -> None:
     with cudalens.check() as session:
         assert is_alive()
     assert session.report is None
-
-
-class Labels(TensorDataset):
-    """Twenty rows; row 13 has the label 9 of 5 classes."""
-
-    def __init__(self) -> None:
-        labels = torch.arange(20) % 5
-        labels[13] = 9
-        super().__init__(torch.zeros(20, 5), labels)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader(workers: int) -> None:
-    loader = DataLoader(Labels(), batch_size=4, num_workers=workers)
-
-    def epoch() -> None:
-        for logits, labels in loader:
-            F.cross_entropy(logits.cuda(), labels.cuda())
-
-    with cudalens.check() as session:
-        error = error_of(epoch)
-    assert session.report is not None
-    assert [item.position for item in error.report.offenders.first] == [(1,)]
-    notes = " ".join(step.note or "" for step in error.report.provenance)
-    assert "batch 4 of loader" in notes
-    assert is_alive()
 
 
 def test_installing_from_many_threads_at_once() -> None:
