@@ -30,7 +30,6 @@ from cudalens.core.report import ErrorFacts, Evidence, Report, is_of_cell
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     Environment,
-    HistoryEntry,
     LineRef,
     OpName,
     Replay,
@@ -71,7 +70,6 @@ from cudalens.source.files import is_user_file, running_shell
 from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import Entry, stack_of
 
-_HISTORY = 200
 FORWARD_CALL = "the forward call of the op that failed"
 
 
@@ -316,8 +314,8 @@ def _forward(scene: Scene, limits: Limits) -> tuple[SourceSpan | None, str | Non
     past, node, recorder = scene.past, scene.node, scene.recorder
     if past is not None and past.forward:
         return locate_entries(entries_of(past, past.forward)), None
-    number = None if node is None else _torch.node_sequence_nr(node)
-    found = forward_place(recorder, number, None if node is None else type(node).__name__)
+    number = _torch.node_sequence_nr(node)
+    found = forward_place(recorder, number, type(node).__name__)
     if recorder is not None and number is not None and found[0] is None:
         limits.add(recorder.beyond_ring(FORWARD_CALL, number))
     return found
@@ -342,10 +340,7 @@ def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence
     recorder, bad = scene.recorder, scene.values.get(scene.bad)
     if recorder is None:
         return evidence
-    history: tuple[HistoryEntry, ...] = limits.attempt(
-        "history", lambda: recorder.history(_HISTORY), tuple
-    )
-    evidence = replace(evidence, history=history)
+    evidence = replace(evidence, history=limits.attempt("history", recorder.history, tuple))
     if scene.violation.is_nonfinite:
         names = parameter_names(scene.frames)
         given = list(scene.values.values())

@@ -227,8 +227,13 @@ def test_what_a_guard_did_not_count_is_null() -> None:
 
     made = []
     with own_op("lookup(Tensor rows) -> Tensor", torch.clone) as lookup, ExitStack() as ending:
+        ending.enter_context(cudalens.guard())
+        assert lookup(cuda(9)).tolist() == [9]
         for check in (as_sentence, as_violation):
             ending.callback(cudalens.register_guard(lookup, check))
+            with pytest.raises(DeviceAssertError):  # at once, though guards were installed before
+                lookup(cuda(9 if check is as_sentence else 10))
+        assert lookup(cuda(8)).tolist() == [8]
         for row in (9, 10):
             with pytest.raises(DeviceAssertError), cudalens.check() as session:
                 lookup(cuda(row))
@@ -513,23 +518,6 @@ def test_a_foreign_exception_is_untouched(error: BaseException) -> None:
 # --- silent --------------------------------------------------------------------------------------
 
 
-def silent(table: Tensor) -> Tensor:
-    ids = cuda(1, 2)
-    loss = F.embedding(ids, table).sum()
-    ids.data[1] = 50
-    loss.backward()
-    return table
-
-
-def test_a_silent_finding_is_a_warning() -> None:
-    with cudalens.check() as session:
-        silent(torch.zeros(5, 2, device="cuda", requires_grad=True))
-    assert session.report.kind == "silent"
-    assert not session.report.prevented
-    assert not session.swallowed
-    assert len(session.warnings) == 1
-
-
 def take(index: int) -> Tensor:
     return torch.take_along_dim(torch.zeros(3, device="cuda"), cuda(index), 0)
 
@@ -554,6 +542,7 @@ def test_several_silent_findings_are_counted_and_listed() -> None:
         for _ in range(3):
             take(5)
     assert (session.report.kind, len(session.warnings)) == ("silent", 1)
+    assert not session.report.prevented and not session.swallowed
     assert "more in this " not in session.report.explanation
     with cudalens.check() as session:
         take(5)
