@@ -37,15 +37,6 @@ def test_item_29_the_files_of_a_report_are_named(
     assert f"cudalens: the report is in {tmp_path / 'again.json'}" in notebook.out
 
 
-def test_item_29_a_file_that_was_not_written_is_not_named(
-    notebook: Notebook, tmp_path: Path
-) -> None:
-    """The report says so among its limits."""
-    notebook.run(f"%%cudacheck --html {tmp_path} -r found\n{BAD}")
-    assert "the report is in" not in notebook.out
-    assert any("was not written" in line for line in notebook.names["found"].limits)
-
-
 @pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck ", "%cudacheck on"])
 def test_item_29_status_says_what_a_silent_check_looked_at(notebook: Notebook, how: str) -> None:
     """A checked cell says nothing itself; an unchecked one does not change the line."""

@@ -81,16 +81,6 @@ def test_once_is_said_as_once() -> None:
     [
         (SwallowedFinding(), "It did not leave the block", "this error did not leave the cell"),
         (
-            SwallowedFinding(other="KeyError", was_raised_while_handled=True),
-            "KeyError was raised while it was being handled",
-            "KeyError was raised while this error was being handled",
-        ),
-        (
-            SwallowedFinding(other="KeyError"),
-            "It did not leave the block, and KeyError was raised later",
-            "this error did not leave the cell; KeyError was raised later",
-        ),
-        (
             SwallowedFinding(is_of_thread=True),
             "It was raised in another thread, and did not leave the block",
             "this error was raised in another thread and did not leave the cell",
@@ -104,6 +94,6 @@ def test_once_is_said_as_once() -> None:
     ],
 )
 def test_what_became_of_a_finding(swallowed: SwallowedFinding, sentence: str, warning: str) -> None:
-    """Only what was raised in answer is blamed on the clause."""
+    """Of errors behind one that did not leave its block: ``test_session.py``."""
     assert swallowed.sentence() == sentence
     assert swallowed.warning() == warning

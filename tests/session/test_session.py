@@ -654,13 +654,6 @@ def test_a_tilde_is_the_user_s_home(
     assert [item.parent for item in tmp_path.rglob("r.json")] == [tmp_path / place]
 
 
-@pytest.mark.parametrize("name", ["a_file/r.html", "."])
-def test_a_file_that_cannot_be_written_is_a_limit(name: str, tmp_path: Path) -> None:
-    (tmp_path / "a_file").touch()
-    report = report_of(bad, html=tmp_path / name)
-    assert any("was not written" in line for line in report.limits)
-
-
 # --- the report ----------------------------------------------------------------------------------
 
 
