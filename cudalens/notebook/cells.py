@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cudalens.notebook.display import finish
 from cudalens.notebook.input_transform import MAGIC
-from cudalens.notebook.last_value import CheckedDisplay
 from cudalens.notebook.traceback import ShellHandling, without_machinery
 from cudalens.session.options import Options
 from cudalens.source.cell_text import typed_lines
@@ -53,7 +52,7 @@ class _RunningCell:
     """The last exception that a magic inside it has shown a report of."""
     shell_handling: ShellHandling | None = None
     """How the shell showed exceptions before, when this cell has changed it."""
-    display: CheckedDisplay | None = None
+    display: _CheckedDisplay | None = None
     """The hook that checks how the value of a check is displayed, while one is there."""
 
     @property
@@ -93,15 +92,7 @@ class CellWatch:
         if value is None or not self._cells or any(cell.session for cell in self._cells):
             return
         self._forget_display(cell := self._cells[-1])
-        counts = done.checked_ops, done.recorded_ops
-
-        def more() -> CheckSession:
-            session = new_session(options)
-            session.counted_before = counts
-            return session
-
-        cell.display = CheckedDisplay(self.shell, value, options, more)
-        cell.display.install()
+        cell.display = _CheckedDisplay(self.shell, value, options, done)
 
     def _forget_display(self, cell: _RunningCell) -> None:
         display, cell.display = cell.display, None
@@ -228,6 +219,41 @@ class CellWatch:
                 print(line, file=sys.stderr)
         if cell.shell_handling is not None:
             cell.shell_handling.undo()
+
+
+class _CheckedDisplay:
+    """A display hook for the rest of a cell, which checks the display of what a check returned.
+
+    A check ends with its code; the shell asks the value for its text and pictures only afterwards,
+    and these may use the device.  The value is known by its identity and not kept alive; the shell
+    puts its own hook back when the cell ends.
+    """
+
+    def __init__(self, shell: Any, value: object, options: Options, done: CheckSession) -> None:
+        self._shell, self._options, self._key = shell, options, id(value)
+        self._counts = done.checked_ops, done.recorded_ops
+        self._before, sys.displayhook = sys.displayhook, self
+
+    def remove(self) -> None:
+        """Put the hook back that was there before, unless somebody else has taken the place."""
+        if sys.displayhook is self:
+            sys.displayhook = self._before
+
+    def __call__(self, shown: object) -> None:
+        """Display a value as the hook before does."""
+        if id(shown) != self._key:
+            self._before(shown)
+            return
+        self.remove()
+        session = new_session(self._options)
+        session.counted_before = self._counts
+        try:
+            with session:
+                self._before(shown)
+        finally:
+            # A variable that the check has bound keeps its report when the display has none.
+            unbound = replace(self._options, report=None)
+            finish(self._shell, session, self._options if session.report else unbound)
 
 
 def _own_notes(error: BaseException) -> list[str]:

@@ -21,6 +21,7 @@ import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from cudalens.notebook import cells, magics
+from cudalens.session.options import Options
 from cudalens.source.cell_text import typed_lines
 from tests.processes import python
 from tests.shells import BAD, Notebook, new_shell
@@ -582,6 +583,7 @@ def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None)
         assert notebook.run(f"%cudacheck {line}").success, line
     notebook.run("%cudacheck --fast on --max-ops 9")
     assert "every following cell is checked" in notebook.out
+    assert magics._loaded[notebook.shell]._watch.always == Options(fast=True, max_ops=9)
     notebook.run("%cudacheck last --help")
     assert "usage" in notebook.out
     for line, word in (("status --fast x", "'x'"), ("last --bogus", "--bogus")):
