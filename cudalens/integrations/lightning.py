@@ -26,12 +26,8 @@ class CudaCheckCallback(Callback):  # type: ignore[misc]
         folder = getattr(manager, "dirpath", None) or trainer.default_root_dir
 
         trainer = weakref.proxy(trainer)  # which holds this callback
-
-        def name() -> str:
-            rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-            return f"cudalens-step{trainer.global_step}{rank}"
-
-        self._check.open(folder, name)
+        names = ("global_step", "global_rank", "world_size")
+        self._check.open(folder, lambda: tuple(getattr(trainer, name) for name in names))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Turn them off behind an exception."""

@@ -46,12 +46,12 @@ class TrainingCheck:
         self.written: list[Path] = []
         """The files of the last training."""
 
-    def open(self, folder: str | Path, name: Callable[[], str]) -> None:
+    def open(self, folder: str | Path, place: Callable[[], tuple[int, int, int]]) -> None:
         """Begin: a training that an exception ended in this thread is over by now.
 
         Args:
             folder: of the checkpoints.
-            name: returns what a report that is made now is called, without its suffix.
+            place: returns the step, the rank and the number of ranks, which name a report.
         """
         for other in list(TrainingCheck._open):
             if other._thread == threading.get_ident():
@@ -59,7 +59,7 @@ class TrainingCheck:
         self.written = []
         self._thread = threading.get_ident()
         # Nothing of it may hold this object, with which the guards go at the latest.
-        write = partial(_write, self.written, Path(folder), name)
+        write = partial(_write, self.written, Path(folder), place)
         session = _Session(write, **self._options)
         session.open()
         self._session = session
@@ -79,15 +79,19 @@ class TrainingCheck:
             session.__exit__(None if error is None else type(error), error, None)
 
 
-def _write(written: list[Path], folder: Path, name: Callable[[], str], report: Report) -> None:
+def _write(
+    written: list[Path], folder: Path, place: Callable[[], tuple[int, int, int]], report: Report
+) -> None:
     if report.kind == "silent" and written:
         return
+    step, rank, ranks = place()
+    name = f"cudalens-step{step}{f'-rank{rank}' if ranks > 1 else ''}"
     for suffix in (".html", ".json"):
-        path = folder / f"{name()}{suffix}"
+        path = folder / f"{name}{suffix}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             written.append(report.save(path))
         except Exception as failure:  # the finding itself is on its way
             print(f"cudalens: the report was not written to {path}: {failure}", file=sys.stderr)
             return
-    print(f"cudalens: the report is in {folder / name()}.html", file=sys.stderr)
+    print(f"cudalens: the report is in {folder / name}.html", file=sys.stderr)

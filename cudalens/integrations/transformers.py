@@ -21,12 +21,8 @@ class CudaCheckCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Turn the guards on."""
-
-        def name() -> str:
-            rank = f"-rank{args.process_index}" if args.world_size > 1 else ""
-            return f"cudalens-step{state.global_step}{rank}"
-
-        self._check.open(args.output_dir, name)
+        place = (args.process_index, args.world_size)
+        self._check.open(args.output_dir, lambda: (state.global_step, *place))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Turn them off."""

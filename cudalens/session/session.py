@@ -211,7 +211,8 @@ class CheckSession:
                 lambda: next(iter(self.findings), None),
             )
         finally:
-            self._count()
+            self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
+            self.recorded_ops += self.recorder.recorded_ops if self.recorder is not None else 0
             self._remove()
         if error is not None:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
@@ -221,11 +222,6 @@ class CheckSession:
             report, self.written = write_files(replace(report, limits=limits), *self._files)
             self._publish(report, error)
         process.note_check(self.checked_ops, self.recorded_ops, self.report)
-
-    def _count(self) -> None:
-        """Add up what was looked at, before it is removed."""
-        self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
-        self.recorded_ops += self.recorder.recorded_ops if self.recorder is not None else 0
 
     def _remove(self) -> None:
         for line in self.recorder.limits if self.recorder is not None else ():

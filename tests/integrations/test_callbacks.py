@@ -149,7 +149,7 @@ print("OPEN", len(PROCESS.listeners))
 
 def test_the_guards_go_with_the_callback() -> None:
     check = TrainingCheck(deferred=False)
-    check.open("out", lambda: "x")
+    check.open("out", lambda: (2, 0, 1))
     assert PROCESS.is_installed
     del check
     gc.collect()
@@ -162,9 +162,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "out").write_text("a file")
     check = TrainingCheck(deferred=False)
-    check.open(tmp_path / "out", lambda: "x")
+    check.open(tmp_path / "out", lambda: (2, 1, 4))
     with pytest.raises(DeviceIndexError) as caught:
         torch.zeros(3, device="cuda")[torch.tensor([5], device="cuda")]
     check.close(caught.value)
-    said = f"cudalens: the report was not written to {tmp_path}/out/x.html: "
+    said = f"cudalens: the report was not written to {tmp_path}/out/cudalens-step2-rank1.html: "
     assert capsys.readouterr().err.count(said) == 1
