@@ -71,11 +71,6 @@ def test_what_is_not_kept_whole_is_counted(number: int) -> None:
     assert not findings.has(raised("again"))
 
 
-def test_once_is_said_as_once() -> None:
-    assert findings_of(raised("a")).fired() == "a guard fired once"
-    assert findings_of(raised("a"), raised("a")).fired() == "a guard fired 2 times"
-
-
 @pytest.mark.parametrize(
     ("swallowed", "sentence", "warning"),
     [
