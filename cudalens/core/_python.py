@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from itertools import chain
@@ -180,21 +180,27 @@ def _of_others(error: BaseException) -> TracebackType | None:
     kept: list[TracebackType] = []
     entry = error.__traceback__
     while entry is not None:
-        package = _package_of(entry.tb_frame)
+        package = package_of(entry.tb_frame)
         if package != "cudalens" and (kept or package != "torch"):
             kept.append(entry)
         entry = entry.tb_next
     if kept and came_from_outside(error):
         return error.__traceback__  # only the frame that was interrupted tells so
-    others: TracebackType | None = None
-    for entry in reversed(kept):
-        others = TracebackType(others, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return others
+    return linked(kept)
 
 
-def _package_of(frame: FrameType) -> str:
+def linked(entries: Sequence[TracebackType]) -> TracebackType | None:
+    """Return a traceback of entries like these, outermost first; ``None`` where there is none."""
+    made: TracebackType | None = None
+    for entry in reversed(entries):
+        made = TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return made
+
+
+def package_of(frame: FrameType) -> str | None:
+    """Return the top-level package of a frame's module, ``None`` where it has no name."""
     name = frame.f_globals.get("__name__")
-    return name.partition(".")[0] if isinstance(name, str) else ""
+    return name.partition(".")[0] if isinstance(name, str) else None
 
 
 # --- parsing, also while other threads parse ------------------------------------------------------

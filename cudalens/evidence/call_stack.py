@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
+from cudalens.core._python import linked
 from cudalens.core.report_types import LineRef, Phase, Violation
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.recorder import eager
@@ -157,10 +158,7 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
     A traceback that holds nothing but our frames is returned as it is: the failure is ours.
     """
-    shown: TracebackType | None = None
-    for entry in reversed(traceback_frames(trace)):
-        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return shown or trace
+    return linked(traceback_frames(trace)) or trace
 
 
 def trim(error: BaseException) -> None:

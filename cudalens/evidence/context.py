@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from cudalens.core._python import package_of
 from cudalens.core.evidence_types import CallContext, PositionTable
 from cudalens.core.report_types import Environment
 from cudalens.core.version import __version__
 from cudalens.evidence.call_stack import mentioned
-from cudalens.evidence.torch_errors import package_of
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import CallSite
 from cudalens.source.safe_eval import instance_dict, registered

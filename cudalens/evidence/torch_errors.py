@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 from torch import Tensor
 
-from cudalens.core._python import is_raised_in_op
+from cudalens.core._python import is_raised_in_op, package_of
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import runs_torch
@@ -37,12 +37,6 @@ _FILE = re.compile(r'^  File "(.+)", line \d+, in ', re.MULTILINE)
 _NOT_A_TENSOR = re.compile(r"^'(numpy\.ndarray|list|tuple)' object has no attribute ")
 _LOOKUPS = frozenset({"__getattr__", "__getattribute__"})
 _RAISE = "RAISE_VARARGS"
-
-
-def package_of(frame: FrameType) -> str | None:
-    """Return the top-level package of a frame's module, ``None`` where it has no name."""
-    name = frame.f_globals.get("__name__")
-    return name.partition(".")[0] if isinstance(name, str) else None
 
 
 def stands_on_torch(frame: FrameType) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cudalens.core._python import linked
 from cudalens.notebook.input_transform import MAGIC
 from cudalens.source.files import is_top
 
@@ -66,10 +67,7 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
             kept.pop()  # it called the magic: the code that the magic ran stands for it
     if len(kept) == len(entries) or not kept or kept[-1] is not entries[-1]:
         return None
-    shown: TracebackType | None = None
-    for entry in reversed(kept):
-        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return shown
+    return linked(kept)
 
 
 def _is_machinery(entry: TracebackType) -> bool:
