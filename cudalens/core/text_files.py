@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,7 @@ def _lines(file: Any) -> Iterator[str]:
     is_wide = file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
     text = io.TextIOWrapper(file, encoding="utf-16" if is_wide else "utf-8", errors="replace")
     try:
-        while line := text.readline(LONGEST_LINE):
-            yield line
+        yield from iter(partial(text.readline, LONGEST_LINE), "")
     finally:
         text.detach()
 

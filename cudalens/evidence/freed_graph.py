@@ -56,9 +56,7 @@ def with_freed(
         if name.partition("[")[0] in _ROOTS and tensor.grad_fn is not None
     ]
     with plain_torch(), no_dispatch_modes():
-        ways = _ways(roots, recorder.is_of_earlier_graph)
-        found = [(way, recorder.freed_part(way)) for way in ways]
-        known = [(way, part) for way, part in found if part is not None]
+        known = _known(roots, recorder)
         if not known:
             return evidence
         way, part = next((item for item in known if item[1].read), known[0])
@@ -77,6 +75,13 @@ def with_freed(
     )
     place = evidence.forward_source or locate_entries(part.made)
     return replace(evidence, freed=graph, forward_source=place)
+
+
+def _known(roots: Iterable[Any], recorder: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return the ways to the freed parts of which the recorder knows, each with the part."""
+    ways = _ways(roots, recorder.is_of_earlier_graph)
+    found = [(way, recorder.freed_part(way)) for way in ways]
+    return [(way, part) for way, part in found if part is not None]
 
 
 def _ways(roots: Iterable[Any], is_of_earlier: Callable[[Any], bool]) -> list[tuple[Any, ...]]:

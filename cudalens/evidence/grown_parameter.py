@@ -27,21 +27,28 @@ def grown_parameter(
     values: Iterable[Tensor], recorder: Any, names: Mapping[int, str]
 ) -> GrownParameter | None:
     """Return the largest parameter behind tensors that a step left with huge values."""
-    lineage, found = recorder.lineage(), []
+    lineage = recorder.lineage()
     with no_dispatch_modes(), plain_torch(), torch.no_grad():
-        for leaf in _leaves(values):
-            call = lineage.newest(ref(leaf))
-            if call is None or phase_of(call.site) != "optimizer":
-                continue
-            largest = float(leaf.detach().abs().max()) if leaf.numel() else 0.0
-            if _HUGE < largest < float("inf"):
-                found.append((largest, leaf, call))
+        found = _huge(values, lineage)
     if not found:
         return None
     largest, leaf, call = max(found, key=lambda item: item[0])
     return GrownParameter(
         name=names.get(id(leaf)), largest=largest, step=lineage.reader.line(call.site)
     )
+
+
+def _huge(values: Iterable[Tensor], lineage: Any) -> list[tuple[float, Tensor, Any]]:
+    """Return the parameters with huge values that a step wrote last, each with both."""
+    found = []
+    for leaf in _leaves(values):
+        call = lineage.newest(ref(leaf))
+        if call is None or phase_of(call.site) != "optimizer":
+            continue
+        largest = float(leaf.detach().abs().max()) if leaf.numel() else 0.0
+        if _HUGE < largest < float("inf"):
+            found.append((largest, leaf, call))
+    return found
 
 
 def _leaves(values: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -138,21 +138,22 @@ class Trial:
     @functools.cached_property
     def operands(self) -> tuple[TensorFact, ...]:
         """The tensors that the running call works on, each by its text in the call."""
-        found = []
         with _quiet(has_autograd=False):
-            run = CopiedCall(self._evaluator, self._known, on_meta=True)
-            for node in (*_operands(self._node), *self._unpacked()):
-                try:
-                    value = run.value(node)
-                except Exception as error:  # it is no operand then
-                    raise_if_outside(error)
-                    continue
-                if isinstance(value, Tensor):
-                    meta = replace(_torch.meta_of(value), device=str(run.device_of(value)))
-                    fact = of_meta(None, meta, ast.unparse(node).replace("'", '"'))
-                    span = (node.lineno, node.col_offset, node.end_col_offset or 0)
-                    found.append(replace(fact, span=span))
-        return tuple(found)
+            return tuple(self._tried())
+
+    def _tried(self) -> Iterator[TensorFact]:
+        run = CopiedCall(self._evaluator, self._known, on_meta=True)
+        for node in (*_operands(self._node), *self._unpacked()):
+            try:
+                value = run.value(node)
+            except Exception as error:  # it is no operand then
+                raise_if_outside(error)
+                continue
+            if isinstance(value, Tensor):
+                meta = replace(_torch.meta_of(value), device=str(run.device_of(value)))
+                fact = of_meta(None, meta, ast.unparse(node).replace("'", '"'))
+                span = (node.lineno, node.col_offset, node.end_col_offset or 0)
+                yield replace(fact, span=span)
 
     def _unpacked(self) -> Iterator[ast.expr]:
         """Yield what ``**batch`` passes, each entry by its key."""

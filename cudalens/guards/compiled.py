@@ -212,7 +212,7 @@ class CompiledGuards:
         """Take the pass out; what is still pending is told as before."""
         with Uninterrupted(), self._lock:
             if self._undo:
-                while self._undo:
+                for _ in range(len(self._undo)):
                     self._undo.pop()()
                 _Listening.tell = None
                 _compiler.forget_compiled_code()

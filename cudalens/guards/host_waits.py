@@ -54,6 +54,7 @@ where the compiler traces a call of it as a function.
 """
 
 Settle = Callable[[], BaseException | None]
+_Leaves = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 
 class HostWaits:
@@ -80,14 +81,7 @@ class HostWaits:
         if self._libraries:
             return
         with Uninterrupted():
-            leaving = {
-                **dict.fromkeys(_READS, self._is_read),
-                _COPY: self._is_copied,
-                _COPIES: self._are_copied,
-            }
-            for name in _torch.all_op_names():
-                if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
-                    leaving[name] = _always
+            leaving = self._leaving()
             kernels = {name: self._kernel(name, leaves) for name, leaves in leaving.items()}
             with warnings.catch_warnings():
                 # Torch's own kernel only adds the key of the target, for which the op is the same.
@@ -97,22 +91,37 @@ class HostWaits:
             for method in _WRITING:
                 self._watch(*method)
 
+    def _leaving(self) -> dict[str, _Leaves]:
+        """Return the ops that may send values to the host, each with what says whether it does."""
+        leaving: dict[str, _Leaves] = {
+            **dict.fromkeys(_READS, self._is_read),
+            _COPY: self._is_copied,
+            _COPIES: self._are_copied,
+        }
+        for name in _torch.all_op_names():
+            if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
+                leaving[name] = _always
+        return leaving
+
     def remove(self) -> None:
         """Take everything out; does nothing twice."""
         with Uninterrupted():
-            if self._hook is not None:
-                self._hook.remove()
-                self._hook = None
-            while self._watched:
-                kind, name, ours, before = self._watched.pop()
-                if vars(kind).get(name) is not ours:
-                    continue  # somebody wraps it
-                if before is None:
-                    delattr(kind, name)  # the inherited one is there again
-                else:
-                    setattr(kind, name, before)
-            while self._libraries:
-                _torch.destroy([self._libraries.pop()])
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        while self._watched:
+            kind, name, ours, before = self._watched.pop()
+            if vars(kind).get(name) is not ours:
+                continue  # somebody wraps it
+            if before is None:
+                delattr(kind, name)  # the inherited one is there again
+            else:
+                setattr(kind, name, before)
+        while self._libraries:
+            _torch.destroy([self._libraries.pop()])
 
     def wait(self) -> None:
         """Raise what is found among the checks that are pending."""
@@ -143,9 +152,7 @@ class HostWaits:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.wait()
 
-    def _kernel(
-        self, name: str, leaves: Callable[[tuple[Any, ...], dict[str, Any]], bool]
-    ) -> Callable[..., Any]:
+    def _kernel(self, name: str, leaves: _Leaves) -> Callable[..., Any]:
         go_on, below = _torch.redispatcher(_torch.op_of(name))
         is_copy = name == _COPY
 

@@ -44,13 +44,17 @@ def host_copies(arguments: Mapping[str, Any], budget: int) -> dict[str, Tensor]:
     }
     if not any(is_accelerator(item.device) for item in tensors.values()) or is_capturing():
         return {}
-    copies: dict[str, Tensor] = {}
     with no_dispatch_modes(), plain_torch():
-        for name, tensor in sorted(tensors.items(), key=_rank):
-            size = tensor.numel() * tensor.element_size()
-            if size <= budget and tensor.device.type != "meta":
-                copies[name] = tensor.detach().to("cpu", copy=True)
-                budget -= size
+        return _copied(tensors, budget)
+
+
+def _copied(tensors: Mapping[str, Tensor], budget: int) -> dict[str, Tensor]:
+    copies: dict[str, Tensor] = {}
+    for name, tensor in sorted(tensors.items(), key=_rank):
+        size = tensor.numel() * tensor.element_size()
+        if size <= budget and tensor.device.type != "meta":
+            copies[name] = tensor.detach().to("cpu", copy=True)
+            budget -= size
     return copies
 
 

@@ -276,9 +276,10 @@ def _installed_files(folder: str, changed: int) -> frozenset[str]:
     for record in Path(folder).glob("*.dist-info/RECORD"):
         try:
             with record.open(encoding="utf-8", newline="") as file:
-                found |= {row[0] for row in csv.reader(file) if row and row[0].endswith(".py")}
+                rows = list(csv.reader(file))
         except (OSError, ValueError, csv.Error):
             continue
+        found |= {row[0] for row in rows if row and row[0].endswith(".py")}
     return frozenset(found)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dis
 import functools
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -73,8 +75,9 @@ def work(*, is_guarded: bool) -> None:
 def is_lost(instant: int, kind: type[BaseException], part: str, options: Any) -> bool | None:
     """Call a signal handler at one step of a part of the package while ``work`` runs.
 
-    Python runs handlers where a function begins and where a call comes back: there only, so that
-    a ``with`` of a lock is never cut in two.
+    Python runs handlers where a function begins, where a call comes back and where a loop begins
+    again: there only, so that a ``with`` of a lock is never cut in two.  At a loop this shows
+    nothing; :func:`test_no_loop_leaves_a_block_without_its_end` looks at those.
 
     Returns:
         whether its exception did not arrive; ``None`` when there are fewer steps.
@@ -172,6 +175,68 @@ def test_a_timer_stops_a_loop_of_small_ops(sim: simulate.Simulation, options: An
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+# --- loops inside blocks --------------------------------------------------------------------------
+
+
+def lost_ends(code: CodeType) -> list[str]:
+    """Return where loops jump back outside of the ``with`` or ``finally`` that they stand in.
+
+    From 3.13 on Python runs handlers before such a jump, and where the jump has a condition, of a
+    ``while`` or of an ``if`` that ends a turn, the compiler leaves it out of the block: what a
+    handler raises there passes by ``__exit__`` and ``finally``, so that a lock stays held.
+    """
+    steps = {step.offset: step for step in dis.get_instructions(code)}
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+
+    def ends(offset: int) -> set[int]:
+        found: set[int] = set()
+        while targets := [item.target for item in entries if item.start <= offset < item.end]:
+            offset = targets[0]
+            following = [step.opname for at, step in steps.items() if at >= offset][:8]
+            if following[0] == "PUSH_EXC_INFO" and "CHECK_EXC_MATCH" not in following:
+                found.add(offset)
+        return found
+
+    found = [
+        f"{code.co_filename}, line {code.co_firstlineno}: {code.co_qualname}"
+        for offset, step in steps.items()
+        if step.opname == "JUMP_BACKWARD" and ends(step.argval) - ends(offset)
+    ]
+    inner = [item for item in code.co_consts if isinstance(item, CodeType)]
+    return found + [line for item in inner for line in lost_ends(item)]
+
+
+FORMS = {
+    "while": "while x:\n   f()",
+    "if": "for y in x:\n   if y:\n    f()",
+    "continue": "for y in x:\n   if y:\n    continue\n   f()",
+    "comprehension": "z = [y for y in x if y]",
+    "plain": "for y in x:\n   f()",
+    "call": "f()",
+}
+IN_PLACE = {
+    "with": "def g(x, f):\n with f:\n  {}",
+    "finally": "def g(x, f):\n try:\n  {}\n finally:\n  f()",
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="handlers run behind the jump there")
+@pytest.mark.parametrize("place", IN_PLACE)
+@pytest.mark.parametrize("form", FORMS)
+def test_such_a_loop_is_found(form: str, place: str) -> None:
+    code = compile(IN_PLACE[place].format(FORMS[form]), "<text>", "exec")
+    assert bool(lost_ends(code)) is (form in ("while", "if", "comprehension"))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="handlers run behind the jump there")
+def test_no_loop_leaves_a_block_without_its_end() -> None:
+    """Issue 22: such a loop stands in a function of its own, which the block calls."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        found += lost_ends(compile(path.read_bytes(), str(path.relative_to(ROOT)), "exec"))
+    assert found == []
 
 
 # --- how they are told from failures of our own --------------------------------------------------

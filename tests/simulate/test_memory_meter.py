@@ -1,0 +1,192 @@
+"""The memory meter counts rightly whatever comes between its steps: exceptions, other threads."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from cudalens.simulate.memory import BLOCK_BYTES, MemoryMeter
+
+# What a handler raises inside coverage's own tracer leaves its lock held for ever.
+pytestmark = pytest.mark.no_cover
+
+CODE = {item.__code__ for item in vars(MemoryMeter).values() if inspect.isfunction(item)}
+CODE.add(MemoryMeter.allocated_bytes.fget.__code__)  # type: ignore[attr-defined]
+WAIT_S = 60
+
+
+class StopError(Exception):
+    """What a handler raises."""
+
+
+def storage(blocks: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage(blocks * BLOCK_BYTES)
+
+
+def work(meter: MemoryMeter, kept: list[Any]) -> None:
+    """Track, grow, shrink and free storages, two of them at once."""
+    for blocks in (1, 2, 3):
+        kept.append(storage(blocks))
+        meter.track(kept[-1])
+    grown, shrunk = kept[0], kept[2]
+    grown.resize_(5 * BLOCK_BYTES)
+    meter.track(grown)
+    shrunk.resize_(0)
+    meter.track(shrunk)
+    del grown, shrunk
+    del kept[:2]
+    kept.append(storage(4))
+    meter.track(kept[-1])
+    meter.track(storage(1))
+    meter.reset_peak()
+    assert meter.allocated_bytes == 4 * BLOCK_BYTES
+
+
+def steps(frame: FrameType, event: str, arg: object) -> Any:
+    """Trace the bytecode of the meter's own functions."""
+    if frame.f_code not in CODE:
+        return None
+    frame.f_trace_opcodes, frame.f_trace_lines = True, False
+    return steps_in
+
+
+count = stop_at = 0
+
+
+def steps_in(frame: FrameType, event: str, arg: object) -> Any:
+    global count
+    if event == "opcode":
+        count += 1
+        if count == stop_at:
+            raise StopError
+    return steps_in
+
+
+def is_stopped(meter: MemoryMeter, kept: list[Any], instant: int) -> bool:
+    """Run ``work`` with an exception before one bytecode of the meter; return whether it came."""
+    global count, stop_at
+    count, stop_at = 0, instant
+    before = sys.gettrace()
+    sys.settrace(steps)
+    try:
+        work(meter, kept)
+    except StopError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def agrees(meter: MemoryMeter, kept: list[Any]) -> bool:
+    """Return whether it counts what lives, tracked again, and nothing when nothing does."""
+    list(map(meter.track, kept))  # a loop's variable would hold the last one
+    expected = sum(item.nbytes() for item in kept)
+    is_right = meter.allocated_bytes == expected == meter._running <= meter.peak_bytes
+    kept.clear()
+    return is_right and meter.allocated_bytes == 0 and not meter._sizes and not meter._freed
+
+
+def test_an_exception_before_any_bytecode_loses_no_count() -> None:
+    """No size is lost or counted twice, wherever the meter is left, and its peak is not too low."""
+    wrong, instant = [], 1
+    while is_stopped(meter := MemoryMeter(), kept := [], instant):
+        wrong += [] if agrees(meter, kept) else [instant]
+        instant += 1
+    assert wrong == []
+    assert instant > 300
+    assert agrees(meter, kept)
+
+
+def test_the_peak_is_that_of_each_moment() -> None:
+    """What is freed before the next one is tracked does not count; a reset begins anew."""
+    meter = MemoryMeter()
+    first, second = storage(2), storage(3)
+    meter.track(first)
+    meter.track(second)
+    del second
+    third = storage(1)
+    meter.track(third)
+    assert (meter.allocated_bytes, meter.peak_bytes) == (3 * BLOCK_BYTES, 5 * BLOCK_BYTES)
+    meter.reset_peak()
+    assert meter.peak_bytes == 3 * BLOCK_BYTES
+    first.resize_(4 * BLOCK_BYTES)
+    meter.track(first)
+    assert meter.peak_bytes == 5 * BLOCK_BYTES
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Let Python go from one thread to another as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_track_and_free_at_the_same_time() -> None:
+    """As the thread of the backward pass does beside the main thread."""
+    meter, kept, low = MemoryMeter(), [], []
+
+    def run() -> None:
+        for number in range(3000):
+            item = storage(1 + number % 3)
+            meter.track(item)
+            if number % 100 == 0:
+                kept.append(item)
+            elif number % 7 == 0 and meter.allocated_bytes > meter.peak_bytes:
+                low.append(number)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert low == []
+    assert len(kept) == 120
+    meter._forget_freed()
+    assert meter._running == sum(item.nbytes() for item in kept)
+    assert agrees(meter, kept)
+
+
+def track_and_free(meter: MemoryMeter) -> None:
+    """Let several be freed at once, which the meter goes through in a loop."""
+    several = [storage(1) for _ in range(20)]
+    for item in several:
+        meter.track(item)
+
+
+def test_timers_leave_nothing_locked() -> None:
+    """Issue 22: another thread still tracks after real signals have stopped the main thread."""
+    meter, kept, came = MemoryMeter(), [], 0
+
+    def handler(number: int, frame: Any) -> None:
+        raise StopError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for number in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.000003 * number)
+                while True:
+                    track_and_free(meter)
+            except StopError:
+                came += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came == 300
+    other = threading.Thread(target=lambda: meter.track(storage(2)), daemon=True)
+    other.start()
+    other.join(WAIT_S)
+    assert not other.is_alive()
+    kept.append(storage(3))
+    assert agrees(meter, kept)
