@@ -11,7 +11,6 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cudalens
 from cudalens.core.report import SCHEMA_VERSION
 from cudalens.guards import GUARDS, all_guards, catalogue_rows
-from cudalens.guards._unguarded import UNGUARDABLE
 from cudalens.session import options
 from cudalens.simulate import Simulation
 from tests import report_schema
+from tests.inventory import REACHABLE
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-INVENTORY = ROOT / "tests" / "data" / "device_asserts.json"
 ORDER = ("very common", "common", "rare")
 INSTALL = (
     "%pip install -q -r "
@@ -177,13 +175,10 @@ def inventory_table() -> str:
         for record in entry.records:
             guards.setdefault(record, []).append(entry.name)
     rows = []
-    for record in json.loads(INVENTORY.read_text(encoding="utf-8")):
-        if not record["reachable"]:
-            continue
-        name = record["id"]
+    for name, record in REACHABLE.items():
         by = code(guards.get(name, []))
         file = str(record["file"]).rpartition("/")[2]
-        rows.append(f"| {name} | {cell(file)} | {by or 'no guard: ' + cell(UNGUARDABLE[name])} |")
+        rows.append(f"| {name} | {cell(file)} | {by or 'no guard: ' + cell(record['no_guard'])} |")
     return table("| assertion | in | guarded by |", rows)
 
 

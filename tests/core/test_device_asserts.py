@@ -26,10 +26,8 @@ from cudalens.core.device_asserts import (
 from cudalens.diagnosis import assert_meanings
 from cudalens.diagnosis.assert_meanings import Meaning, folded, known_texts, meaning_of
 from cudalens.guards import GUARDS
-from tests.wheel_asserts import DATA, KNOWN, Held, Site, differences, held, key_of, known_sites
-
-INVENTORY = json.loads((KNOWN.parent / "device_asserts.json").read_text("utf-8"))
-RECORDS = {record["id"]: record for record in INVENTORY if record["reachable"]}
+from tests.inventory import REACHABLE, RECORDS
+from tests.wheel_asserts import DATA, Held, Site, differences, held, key_of, known_sites
 
 
 def printed(record: dict[str, Any]) -> list[str]:
@@ -125,10 +123,10 @@ def test_other_text_is_no_assertion(text: str) -> None:
 # --- meanings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(RECORDS))
+@pytest.mark.parametrize("name", sorted(REACHABLE))
 def test_each_text_of_the_inventory_has_a_meaning(name: str) -> None:
     """Every op of the record is among the ops of each of its texts, with a known argument."""
-    record = RECORDS[name]
+    record = REACHABLE[name]
     ops = {item.partition(".")[0].rstrip("_") for item in record["ops"]}
     for text in printed(record):
         if name == "inductor_indirect":
@@ -349,7 +347,8 @@ def test_the_data_speaks_of_assertions_that_there_are() -> None:
 
 def quoted() -> list[str]:
     records = {name for guards in GUARDS.values() for guard in guards for name in guard.records}
-    lines = [line for item in INVENTORY if item["id"] in records for line in item["stderr_text"]]
+    found = [record["stderr_text"] for name, record in RECORDS.items() if name in records]
+    lines = [line for lines in found for line in lines]
     assert len(lines) > 50
     return lines
 
