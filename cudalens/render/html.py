@@ -7,24 +7,24 @@ the code, the facts in tables and their order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jinja2
 from markupsafe import Markup
 
-from cudalens.core.report import HistoryEntry, Offender, Offenders, RankResult, Report, TensorFact
+from cudalens.core.report import HistoryEntry, Offenders, Report, TensorFact
 from cudalens.render import figures, graph, words
 from cudalens.render.calls import module_types, with_calls, with_module_names
 from cudalens.render.code import code_rows, unplaced_tensors
 from cudalens.render.fold import CALLS, fold
 from cudalens.render.inline import inlined
 from cudalens.render.svg import PALETTES
-from cudalens.render.words import clip, headline, headline_parts, visible
+from cudalens.render.words import clip, headline, visible
 
 MAX_BYTES = 200_000
 _SAMPLE = "data set's row"
@@ -138,7 +138,7 @@ def _fitting(draw: Callable[[_Limits], str], limits: _Limits) -> str:
 
 
 def _drawn(template: str, report: Report, limits: _Limits) -> str:
-    facts = {**facts_of(report, limits), "title": headline(report)}
+    facts = facts_of(report, limits)
     if template == "fragment.html.j2" and facts["narrow"]:
         # Nobody says how wide an untrusted page is, nor hides one of two there.
         facts |= {"rows": facts["narrow"], "narrow": ()}
@@ -163,104 +163,40 @@ def _environment(limits: _Limits) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["tried"] = words.TRIED
-    environment.filters.update(
-        number=words.format_number,
-        shape=words.format_shape,
-        place=words.format_place,
-        spot=words.format_line,
-        short_path=short_path,
-        offender=_offender_cells,
-    )
+    environment.globals.update(words=words, figures=figures, graphs=graph)
+    environment.filters.update(short_path=short_path, whole=_whole)
     return environment
 
 
 def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
     """Return what the templates draw of ``report``, by name."""
     report = with_calls(with_module_names(report))
-    head, rest = headline_parts(report)
-    heads, tensor_rows = _tensor_table(report)
     rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
     narrow = code_rows(report, device=True, fold=NARROW)
-    value_map, replay = figures.value_map_svg(report), words.replay_line(report)
+    value_map = figures.value_map_svg(report)
+    accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
+    histogram = accused and figures.histogram_svg(accused, report.bounds, report.offenders)
     return {
         "report": report,
         "found": report.offenders,
         "entries": history_entries(report),
         # The static views link nothing; the interactive one puts its own function in this place.
         "keyed": lambda kind, at: Markup(""),
-        "tabs": _tabs(report, value_map, replay),
+        "tabs": _tabs(report, value_map),
         "told": rows or loose or report.explanation or report.provenance or report.forward_source,
         "limits": limits,
         "style": style_sheet(),
         "palettes": PALETTES,
         "group": _group(report),
-        "head": head,
-        "rest": rest,
-        "replay": replay,
+        "subline": _subline(report),
         "rows": rows,
         "narrow": narrow if narrow != rows else (),
         "loose": loose,
-        "tensor_heads": heads,
-        "tensor_rows": tensor_rows,
+        "tensor_table": _tensor_table(report),
+        "bad_table": _bad_table(report.offenders),
         "map": value_map,
-        **_sentences(report),
-        **_pictures(report),
-    }
-
-
-def _sentences(report: Report) -> dict[str, Any]:
-    return {
-        "sign": words.sign(report),
-        "tone": words.tone(report),
-        "subline": _subline(report),
-        "page": words.page_link(report),
-        "state": words.context_state(report),
-        "cuda": words.cuda_line(report),
-        "environment": words.environment(report),
-        "certainty": words.certainty(report),
-        "kind": words.KINDS.get(report.kind, report.kind),
-        "bounds": words.format_bounds(report),
-        "way": words.way(report),
-        "rehearsal": words.REHEARSAL if report.environment.simulated else "",
-    }
-
-
-def _whole(item: RankResult) -> Markup:
-    """Return a rank's report as text; the JSON form has it whole."""
-    if item.report is None:
-        return Markup("")
-    return Markup.escape(replace(item.report, ranks=()).to_text(width=WIDE + 30))
-
-
-def _offender_heads(found: Offenders | None) -> tuple[str, ...]:
-    """Return the heads of the table of bad values: the inputs and the row where any is known."""
-    first = found.first if found else ()
-    inputs = dict.fromkeys(
-        f"from {words.one_line(name)}" for item in first for name, _ in item.inputs
-    )
-    samples = [_SAMPLE for item in first if item.sample is not None]
-    return ("position", "value", *inputs, *samples[:1])
-
-
-def _offender_cells(item: Offender, heads: Sequence[str]) -> list[str]:
-    known = {f"from {words.one_line(name)}": value for name, value in item.inputs}
-    known |= {"value": item.value, _SAMPLE: item.sample}
-    cells = {head: words.format_number(value) for head, value in known.items()}
-    cells["position"] = words.format_shape(item.position)
-    return [cells.get(head, "–") for head in heads]
-
-
-def _pictures(report: Report) -> dict[str, Any]:
-    accused = next((fact for fact in report.tensors if words.is_at_fault(report, fact)), None)
-    return {
-        "offender_heads": _offender_heads(report.offenders),
-        "ranks": tuple((item, words.rank_facts(item), _whole(item)) for item in report.ranks),
-        "map_title": figures.value_map_title(report),
         "accused": accused,
-        "histogram": figures.histogram_svg(accused, report.bounds, report.offenders)
-        if accused
-        else Markup(""),
+        "histogram": histogram,
         "graph": graph.graph_svg(
             report.graph, prevented=report.prevented, types=module_types(report)
         ),
@@ -268,12 +204,15 @@ def _pictures(report: Report) -> dict[str, Any]:
         "graph_heading": "Calls up to the error, in the order they ran"
         if report.graph.focus == CALLS
         else "Autograd graph around the failure",
-        "graph_title": graph.graph_title(report.graph),
-        "graph_rows": graph.graph_rows(report.graph),
     }
 
 
-def _tabs(report: Report, value_map: Markup, replay: str) -> tuple[Tab, ...]:
+def _whole(report: Report) -> Markup:
+    """Return a rank's report as text; the JSON form has it whole."""
+    return Markup.escape(replace(report, ranks=()).to_text(width=WIDE + 30))
+
+
+def _tabs(report: Report, value_map: Markup) -> tuple[Tab, ...]:
     """Return the tabs that this report has something for, in the order of the questions."""
     found = report.offenders
     tabs = (
@@ -282,18 +221,40 @@ def _tabs(report: Report, value_map: Markup, replay: str) -> tuple[Tab, ...]:
         (report.tensors, Tab("Tensors", len(report.tensors), "tensors")),
         (report.history, Tab("History", len(report.history), "history")),
         (report.hints[1:] or report.limits, Tab("Why", None, "why")),
-        (replay or report.device_text, Tab("Replay on CPU", None, "replay")),
+        (words.replay_line(report) or report.device_text, Tab("Replay on CPU", None, "replay")),
         (report.frames, Tab("Call stack", len(report.frames), "stack")),
         (True, Tab("Environment", None, "environment")),
     )
     return tuple(tab for has_facts, tab in tabs if has_facts)
 
 
-def _tensor_table(report: Report) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the heads and rows of the tensor table, without columns that nobody filled."""
-    rows = [_tensor_cells(report, fact) for fact in report.tensors]
-    heads = [head for head in _TENSOR_HEADS if any(row.get(head) for row in rows)]
-    return tuple(heads), tuple(tuple(row.get(head) or "–" for head in heads) for row in rows)
+_Table: TypeAlias = tuple[list[str], list[list[str]]]
+
+
+def _table(heads: Iterable[str], rows: Sequence[Mapping[str, str]]) -> _Table:
+    """Return the heads and rows of a table, without columns that nobody filled."""
+    kept = [head for head in heads if any(row.get(head) for row in rows)]
+    return kept, [[row.get(head) or "–" for head in kept] for row in rows]
+
+
+def _bad_table(found: Offenders | None) -> _Table:
+    """Return the table of bad values, with their inputs and the data set's rows where known."""
+    first = found.first if found else ()
+    rows = [
+        {
+            "position": words.format_shape(item.position),
+            "value": words.format_number(item.value),
+            _SAMPLE: "" if item.sample is None else str(item.sample),
+        }
+        | {f"from {words.one_line(name)}": words.format_number(it) for name, it in item.inputs}
+        for item in first
+    ]
+    inputs = dict.fromkeys(head for row in rows for head in list(row)[3:])
+    return _table(("position", "value", *inputs, _SAMPLE), rows)
+
+
+def _tensor_table(report: Report) -> _Table:
+    return _table(_TENSOR_HEADS, [_tensor_cells(report, fact) for fact in report.tensors])
 
 
 def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 import ipywidgets
 
 from cudalens.core.report import Report
+from cudalens.render import words
 from cudalens.render.calls import with_calls, with_module_names
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.export import export_bar
@@ -57,7 +58,7 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
         name="cl-card",
     )
     styles = shared(markup, draw_part("lens_style", facts), "cl-silent")
-    return stack(styles, card, name=f"cudalens cl-is-{facts['tone']} cl-lens {root}")
+    return stack(styles, card, name=f"cudalens cl-is-{words.tone(report)} cl-lens {root}")
 
 
 def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text:
