@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudalens
 from cudalens.core.report import SCHEMA_VERSION
-from cudalens.guards import GUARDS, all_guards, catalogue_rows
+from cudalens.guards import GUARDS, catalogue_rows
 from cudalens.session import options
 from cudalens.simulate import Simulation
 from tests import report_schema
@@ -171,9 +171,9 @@ def catalogue_table() -> str:
 def inventory_table() -> str:
     """One row for each reachable assertion of the inventory: its guards, or the reason for none."""
     guards: dict[str, list[str]] = {}
-    for entry in all_guards():
-        for record in entry.records:
-            guards.setdefault(record, []).append(entry.name)
+    for row in catalogue_rows():
+        for record in row["records"]:
+            guards.setdefault(record, []).append(row["guard"])
     rows = []
     for name, record in REACHABLE.items():
         by = code(guards.get(name, []))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -19,6 +19,19 @@ def when_imported(name: str, found: Callable[[ModuleType], None]) -> Callable[[]
         a function that waits no longer; harmless once the module was imported.
     """
 
+    def find_spec(
+        asked: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module as Python would, and have ``found`` called when it is loaded."""
+        # Another that waits for the same module stands behind.
+        behind = sys.meta_path[sys.meta_path.index(finder) + 1 :] if asked == name else []
+        for other in behind:
+            spec = other.find_spec(asked, path, target)
+            if spec is not None and spec.loader is not None:
+                _call_behind(spec.loader, imported)
+                return spec
+        return None
+
     def forget() -> None:
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
@@ -27,31 +40,9 @@ def when_imported(name: str, found: Callable[[ModuleType], None]) -> Callable[[]
         forget()
         found(module)
 
-    finder = _Finder(name, imported)
+    finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
     return forget
-
-
-class _Finder:
-    """Finds the module as Python would, and has ``found`` called when it is loaded."""
-
-    def __init__(self, name: str, found: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._found = found
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        # Another that waits for the same module stands behind.
-        at = sys.meta_path.index(self) + 1
-        for finder in list(sys.meta_path[at:]):
-            spec = finder.find_spec(name, path, target)
-            if spec is not None and spec.loader is not None:
-                _call_behind(spec.loader, self._found)
-                return spec
-        return None
 
 
 def _call_behind(loader: Any, found: Callable[[ModuleType], None]) -> None:

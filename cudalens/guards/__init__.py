@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +18,11 @@ __all__ = [
     "GUARDS",
     "Guard",
     "Violation",
-    "all_guards",
+    "add",
     "catalogue_rows",
     "full_name",
     "lies_within",
     "out_of_range",
-    "register",
     "remove",
 ]
 
@@ -40,29 +39,13 @@ GUARDS: Mapping[Any, tuple[Guard, ...]] = MappingProxyType(_table)
 """Op overload to the guards that look at its calls (read-only view)."""
 
 
-def _enter(entry: Guard) -> tuple[Any, ...]:
-    overloads = resolve(entry)
-    for op in overloads:
+def _enter(entry: Guard) -> None:
+    for op in resolve(entry):
         _table[op] = (*_table.get(op, ()), entry)
-    return overloads
 
 
 for _entry in _base._registered:
     _enter(_entry)
-
-
-def all_guards() -> Iterator[Guard]:
-    """Return every guard once, in the order of the catalogue's files."""
-    return iter(dict.fromkeys(entry for entries in _table.values() for entry in entries))
-
-
-def register(op: Any, check: UserCheck, name: str | None = None) -> tuple[Any, ...]:
-    """Add a guard of the user's own; return the overloads it acts on.
-
-    Raises:
-        GuardRegistrationError: the op is not registered, or its arguments do not match.
-    """
-    return resolve(add(op, check, name))
 
 
 def add(op: Any, check: UserCheck, name: str | None = None) -> Guard:

@@ -82,7 +82,19 @@ def _first_finding(offs: Tensor, groups: _Groups) -> Violation | None:
     """Check the offsets in the order of the kernel's assertions."""
     for finding in _findings(groups, offs.tolist()):
         if any(finding.bad):
-            return _violation(offs.cpu(), finding, groups)
+            return violation_at(
+                offs.cpu(),
+                torch.tensor(finding.bad),
+                finding.says,
+                argument="offs",
+                explanation=finding.why,
+                bounds=finding.bounds,
+                is_index=finding.is_index,
+                related=groups.argument,
+                size=groups.size,
+                dim=groups.dim,
+                device_text=finding.text,
+            )
     return None
 
 
@@ -179,22 +191,6 @@ def _missing_scales(sizes: Sequence[int], rows: int, scales: Scales) -> _Finding
         assert_text("scaled_grouped_mm_scales"),
         f"ends a group that brings the scales to {needed}, padded, and there are {scales.count}",
         Bounds(text=f"groups with at most {scales.count} scales, padded"),
-    )
-
-
-def _violation(offs: Tensor, finding: _Finding, groups: _Groups) -> Violation:
-    return violation_at(
-        offs,
-        torch.tensor(finding.bad),
-        finding.says,
-        argument="offs",
-        explanation=finding.why,
-        bounds=finding.bounds,
-        is_index=finding.is_index,
-        related=groups.argument,
-        size=groups.size,
-        dim=groups.dim,
-        device_text=finding.text,
     )
 
 

@@ -186,14 +186,14 @@ def devices_differ(report: Report) -> bool:
     return len({fact.device for fact in report.tensors if fact.device}) > 1
 
 
-def format_place(where: SourceSpan | LineRef | None, *, file: bool = True) -> str:
+def format_place(where: SourceSpan | LineRef | None) -> str:
     """Return ``In [7] line 12`` or ``train.py line 12``, as much of it as is known."""
     if where is None:
         return ""
     parts = []
     if where.cell is not None:
         parts.append(f"In [{where.cell}]")
-    elif where.file and file:
+    elif where.file:
         parts.append(one_line(where.file.replace("\\", "/").rsplit("/", 1)[-1]))
     if where.line is not None:
         parts.append(f"line {where.line}")
