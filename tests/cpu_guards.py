@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
 from cudalens.guards.interceptor import GuardedCall, Interceptor
 from cudalens.guards.past_calls import PastCall
+from tests.releases import here
 
 
 class Stopped(Exception):  # noqa: N818  not an error of torch or of ours
@@ -110,6 +112,26 @@ def deterministic(*, warn_only: bool = False) -> Iterator[None]:
 def positions(violation: Violation) -> list[tuple[int, ...]]:
     """Return the positions of the offenders that are listed."""
     return [item.position for item in violation.offenders.first]
+
+
+def assert_said(found: Violation | None, said: Mapping[str, Any] | None) -> None:
+    """Assert what a finding says; with ``None``, that there is none.
+
+    Args:
+        said: fields by name, such as ``bounds.text``; besides, ``at``: the positions, ``line``: how
+            the line of CUDA begins, ``prints`` and ``why``: words of that line and the explanation.
+    """
+    assert (found is None) == (said is None), found
+    for name, wanted in (said or {}).items():
+        assert found is not None
+        if name == "at":
+            assert positions(found) == wanted
+        elif name == "line":
+            assert found.device_text is not None and found.device_text.startswith(here(wanted))
+        elif name in ("prints", "why"):
+            assert wanted in str(found.device_text if name == "prints" else found.explanation)
+        else:
+            assert attrgetter(name)(found) == wanted, name
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:

@@ -123,6 +123,7 @@ REFUSED: list[Callable[[], Any]] = [
     lambda: bce(torch.full((3,), 7.0), torch.ones(2)),
     lambda: bce(torch.full((2,), 7.0), torch.ones(2).double()),
     lambda: margin(torch.zeros(2, 3), tensor([9, 9]).int()),
+    lambda: margin(torch.zeros(3), tensor([0, 3])),
     *(lambda steps=a, lengths=b: ctc(steps, lengths) for a, b in ((3, 2), (2, 3), (1, 2), (2, 1))),
     lambda: torch.multinomial(tensor([-1.0, 1.0]), 3),
     lambda: torch.multinomial(tensor([-1.0, 1.0]), 0),

@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import tensor
+from torch import multinomial, ones, tensor, zeros
 
-from tests.cpu_guards import Collector, positions
+from tests.cpu_guards import Collector, assert_said
 
 aten = torch.ops.aten
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+ROWS = tensor([[0.0, 1e-30, 0.0], [0.0, 0.0, 0.0], [-0.0, 0.0, 0.0]])
+HUGE = tensor([[0.0, 0.0], [6e4, 6e4]], dtype=torch.float16)
+"""The sum of the second row overflows."""
+MANY = ones(1500, 2)
+"""More rows than those whose flags are copied one by one."""
+NOTHING = "sums to 0: nothing can be drawn from it"
+SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
+    # A row of zeros is named by its row; a row with one weight is enough.
+    *(
+        (
+            lambda how=how: multinomial(ROWS, *how),
+            {
+                "headline": f"{{argument}}[1] {NOTHING}",
+                **{"at": [(1,), (2,)], "offenders.count": 2, "offenders.total": 3},
+            },
+        )
+        for how in ((1, False), (1, True), (2, True))
+    ),
+    *(
+        (lambda how=how: multinomial(ROWS[:1], *how), None)
+        for how in ((1, False), (1, True), (2, True))
+    ),
+    # One row alone has no row number.
+    (lambda: multinomial(zeros(3), 1), {"headline": f"{{argument}} {NOTHING}", "at": [()]}),
+    # With one sample a row of zeros is found alone, although the sum of another overflows.
+    (lambda: multinomial(HUGE, 1), {"at": [(0,)]}),
+    (lambda: multinomial(HUGE, 2, True), {"at": [(0,), (1,)]}),
+    (lambda: multinomial(MANY, 1), None),
+    (lambda: multinomial(torch.cat((MANY, zeros(1, 2))), 1), {"at": [(1500,)]}),
+    # Nothing drawn, nothing checked.
+    (lambda: zeros(0, 1).bernoulli_(tensor([2.0])), None),
+]
 
 
-@pytest.mark.parametrize("options", [(1, False), (1, True), (2, True)])
-def test_multinomial_row_without_weight(guards: Collector, options: tuple[int, bool]) -> None:
-    """A row of zeros is named by its row; a row with one weight is enough."""
-    weights = tensor([[0.0, 1e-30, 0.0], [0.0, 0.0, 0.0], [-0.0, 0.0, 0.0]])
-    found = guards.look(lambda: torch.multinomial(weights, *options))
-    assert found is not None
-    assert found.headline == "{argument}[1] sums to 0: nothing can be drawn from it"
-    assert positions(found) == [(1,), (2,)]
-    assert (found.offenders.count, found.offenders.total) == (2, 3)
-    assert guards.look(lambda: torch.multinomial(weights[:1], *options)) is None
-
-
-def test_multinomial_vector_without_weight(guards: Collector) -> None:
-    """One row alone has no row number."""
-    found = guards.look(lambda: torch.multinomial(torch.zeros(3), 1))
-    assert found is not None
-    assert found.headline == "{argument} sums to 0: nothing can be drawn from it"
-    assert positions(found) == [()]
+@pytest.mark.parametrize(("call", "said"), SAID)
+def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None) -> None:
+    assert_said(guards.look(call), said)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -41,51 +59,25 @@ def test_multinomial_sum_beyond_dtype(
 ) -> None:
     """Only drawing several with replacement divides by the sum, which must fit the dtype."""
     half = torch.finfo(dtype).max / 2
-    fits = torch.tensor([[1.0, 1.0], [half, half / 2]], dtype=dtype)
-    assert guards.look(lambda: torch.multinomial(fits, *options)) is None
-    beyond = torch.tensor([[1.0, 1.0], [1.5 * half, 1.5 * half]], dtype=dtype)
-    found = guards.look(lambda: torch.multinomial(beyond, *options))
-    if options != (2, True):
-        assert found is None
-        return
-    assert found is not None and positions(found) == [(1,)]
-    assert found.headline.startswith("{argument}[1] sums to inf, more than ")
-
-
-def test_overflow_is_not_listed_where_it_does_no_harm(guards: Collector) -> None:
-    """With one sample a row of zeros is found alone, although the sum of another overflows."""
-    weights = tensor([[0.0, 0.0], [6e4, 6e4]], dtype=torch.float16)
-    found = guards.look(lambda: torch.multinomial(weights, 1))
-    assert found is not None and positions(found) == [(0,)]
-    found = guards.look(lambda: torch.multinomial(weights, 2, True))
-    assert found is not None and positions(found) == [(0,), (1,)]
-
-
-def test_multinomial_many_rows(guards: Collector) -> None:
-    """Above the number of rows whose flags are copied one by one the answer is the same."""
-    weights = torch.ones(1500, 2)
-    assert guards.look(lambda: torch.multinomial(weights, 1)) is None
-    weights[1499] = 0
-    found = guards.look(lambda: torch.multinomial(weights, 1))
-    assert found is not None and positions(found) == [(1499,)]
+    fits = tensor([[1.0, 1.0], [half, half / 2]], dtype=dtype)
+    assert guards.look(lambda: multinomial(fits, *options)) is None
+    beyond = tensor([[1.0, 1.0], [1.5 * half, 1.5 * half]], dtype=dtype)
+    found = guards.look(lambda: multinomial(beyond, *options))
+    assert_said(found, {"at": [(1,)]} if options == (2, True) else None)
+    assert found is None or found.headline.startswith("{argument}[1] sums to inf, more than ")
 
 
 @pytest.mark.parametrize(
     "call",
     [
         lambda: torch.bernoulli(tensor([2.0])),
-        lambda: torch.bernoulli(tensor([2.0]), out=torch.zeros(1)),
-        lambda: aten.bernoulli.Tensor_out(torch.zeros(1), tensor([2.0]), out=torch.zeros(1)),
-        lambda: aten.poisson.out(tensor([-1.0]), out=torch.zeros(1)),
-        lambda: torch.multinomial(torch.zeros(2), 1),
+        lambda: torch.bernoulli(tensor([2.0]), out=zeros(1)),
+        lambda: aten.bernoulli.Tensor_out(zeros(1), tensor([2.0]), out=zeros(1)),
+        lambda: aten.poisson.out(tensor([-1.0]), out=zeros(1)),
+        lambda: multinomial(zeros(2), 1),
     ],
 )
 def test_one_bad_value_is_one_finding(guards: Collector, call: Any) -> None:
     """The ops that a checked op calls in turn do not report the same value again."""
     guards.unguarded(call)
     assert len(guards.found) == 1
-
-
-def test_bernoulli_of_nothing(guards: Collector) -> None:
-    """Nothing drawn, nothing checked."""
-    assert guards.look(lambda: torch.zeros(0, 1).bernoulli_(tensor([2.0]))) is None
