@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, tensor
+from torch import Tensor, nn, tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, pending
 from cudalens.guards.deferred import is_deferred
 from cudalens.guards.pending import PENDING
-from tests.cpu_guards import Collector, Stopped, guarded
+from tests.cpu_guards import Collector, Stopped, deterministic, guarded, positions
 from tests.guards.test_catalogue import CATALOGUE, evaluate, every_guard, passing_arguments
-from tests.guards.test_contexts import BACKWARD, BAD, GOOD, WAYS
+from tests.guards.test_contexts import BAD, GOOD, TABLE, lookup
 from tests.simulate.assert_cases import CASES, Case
 from tests.simulate.test_asserts import call
-
-TABLE = torch.rand(3, 2)
 
 
 @pytest.fixture(scope="module")
@@ -105,28 +105,95 @@ def test_each_assertion_of_the_inventory(guards: Collector, case: Case) -> None:
             agree(guards, lambda: call(name, {**case.at_bound, **values}))  # noqa: B023
 
 
+class Plain(Tensor):
+    """A subclass of the user's that changes nothing."""
+
+
+class Functional(Tensor):
+    """A subclass of the user's that sees every function."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def jagged(*rows: list[int]) -> Tensor:
+    return torch.nested.nested_tensor([tensor(row) for row in rows], layout=torch.jagged)
+
+
+WAYS: dict[str, Callable[[Tensor], Any]] = {
+    "vmap": lambda ids: torch.vmap(lookup)(ids.unsqueeze(1)),
+    "vmap over indexing": lambda ids: torch.vmap(lambda at: TABLE[at])(ids),
+    "jvp": lambda ids: torch.func.jvp(lambda x: x[ids], (TABLE,), (TABLE,)),
+    "vmap of grad": lambda ids: torch.vmap(
+        torch.func.grad(lambda x, at: F.cross_entropy(x[None], at[None]))
+    )(torch.zeros(2, 3), ids),
+    "functionalize": lambda ids: torch.func.functionalize(
+        lambda x: x.clone().index_put_((ids,), tensor(1.0))
+    )(TABLE),
+    "checkpoint": lambda ids: checkpoint(lookup, ids, use_reentrant=False),
+    "make_fx": lambda ids: make_fx(lookup)(ids),
+    "jit": lambda ids: torch.jit.script(nn.Embedding(3, 2))(ids),
+    "inference": torch.inference_mode()(lookup),
+    "jagged": lambda ids: lookup(jagged([0, 1], ids.tolist())),
+    "subclass": lambda ids: lookup(ids.as_subclass(Plain)),
+    "function subclass": lambda ids: lookup(ids.as_subclass(Functional)),
+    "parameter": lambda ids: F.embedding(ids, nn.Parameter(TABLE)),
+    "quantised": lambda ids: torch.quantize_per_tensor(TABLE, 0.1, 0, torch.quint8)[ids],
+    "complex": lambda ids: torch.zeros(3, dtype=torch.complex64)[ids],
+    "conjugate": lambda ids: torch.zeros(3, dtype=torch.complex64).conj()[ids],
+    "negative bit": lambda ids: torch.zeros(3, dtype=torch.complex64).conj().imag[ids],
+    "sparse": lambda ids: torch.eye(3).to_sparse().index_select(0, ids),
+    "deterministic": lambda ids: deterministic()(TABLE.clone().index_add_)(0, ids, TABLE[:2]),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*quantize")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_an_op(guards: Collector, way: str) -> None:
-    """Transforms, modes, subclasses, inference mode, odd tensors."""
-    for ids in (GOOD, BAD):
-        found = agree(guards, lambda: WAYS[way](ids))  # noqa: B023
-        assert (found.violation is not None) == (ids is BAD)
+    """The same lookup is silent at the bound and found one beyond it, however it is run."""
+    good, bad = (agree(guards, lambda: WAYS[way](ids)) for ids in (GOOD, BAD))  # noqa: B023
+    assert good.violation is good.error is None
+    assert bad.violation is not None and bad.violation.offenders.first[0].value == 3
+
+
+BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "index_select": lambda x, ids, rows: x.index_select(0, ids),
+    "indexing": lambda x, ids, rows: x[ids],
+    "take": lambda x, ids, rows: x.take(ids),
+    "gather": lambda x, ids, rows: x.gather(0, ids.unsqueeze(1).expand(2, 3)),
+    "index_fill": lambda x, ids, rows: x.index_fill(0, ids, 1.0),
+    "index_add": lambda x, ids, rows: x.index_add(0, ids, rows),
+    "index_copy": lambda x, ids, rows: x.index_copy(0, ids, rows),
+    "index_reduce": lambda x, ids, rows: x.index_reduce(0, ids, rows, "mean"),
+    "scatter_add": lambda x, ids, rows: x.scatter_add(0, ids.unsqueeze(1).expand(2, 3), rows),
+    "put": lambda x, ids, rows: x.put(ids, rows[:, 0]),
+    "embedding": lambda x, ids, rows: F.embedding(ids, x),
+    "cross_entropy": lambda x, ids, rows: F.cross_entropy(rows, ids),
+    "cross_entropy none": lambda x, ids, rows: F.cross_entropy(rows, ids, reduction="none"),
+    "multi_margin": lambda x, ids, rows: F.multi_margin_loss(rows, ids),
+    "segments": lambda x, ids, rows: torch.segment_reduce(x, "sum", lengths=ids, unsafe=True),
+}
 
 
 @pytest.mark.parametrize("name", BACKWARD)
 def test_an_index_changed_before_backward(guards: Collector, name: str) -> None:
-    """The gradient's op reads the index again, and is given one that is in bounds."""
+    """The gradient's op reads the index again: what .data wrote meanwhile is found there.
 
-    def run() -> None:
+    Later, it is given one that is in bounds.
+    """
+
+    def run(value: int) -> None:
         x, rows = torch.rand(4, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True)
         ids = tensor([0, 1])
         result = BACKWARD[name](x, ids, rows)
         assert guards.settle() is None
-        ids.data[1] = 99
+        ids.data[1] = value
         result.sum().backward()
 
-    assert agree(guards, run).violation is not None
+    assert agree(guards, lambda: run(2)).violation is None
+    found = agree(guards, lambda: run(99)).violation
+    assert found is not None and {place[0] for place in positions(found)} == {1}
 
 
 @every_guard
