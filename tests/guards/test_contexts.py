@@ -58,7 +58,9 @@ def segments(*lengths: int) -> Tensor:
     return torch.segment_reduce(torch.rand(4), "sum", lengths=tensor(lengths))
 
 
+aten, ones, zeros = torch.ops.aten, torch.ones, torch.zeros
 bce, margin = F.binary_cross_entropy, F.multi_margin_loss
+PLACES = tensor([0, 99, 1])
 REFUSED: list[Callable[[], Any]] = [
     lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]).int()),
     lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9, 9])),
@@ -87,6 +89,15 @@ REFUSED: list[Callable[[], Any]] = [
     lambda: torch._assert_async(tensor(0), "x" * 255),
     lambda: grouped(tensor([1, 5, 99])),
     lambda: grouped(tensor([1, 99], dtype=torch.int32)),
+    # More positions than values.
+    lambda: aten.max_unpool2d(ones(1, 1, 2), PLACES.view(1, 1, 3), [2, 2]),
+    lambda: aten.max_unpool3d(
+        ones(1, 1, 1, 2), PLACES.view(1, 1, 1, 3), [2, 2, 2], [2, 2, 2], [0, 0, 0]
+    ),
+    lambda: aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), PLACES.view(1, 1, 3)),
+    lambda: aten.adaptive_max_pool3d_backward(
+        ones(1, 1, 1, 1), zeros(1, 2, 2, 2), PLACES.view(1, 1, 1, 3)
+    ),
 ]
 
 

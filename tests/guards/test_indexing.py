@@ -46,6 +46,7 @@ def by_op(call: tuple[Any, ...]) -> str:
 MASK = zeros(3, 4, dtype=torch.bool).fill_(True)
 IMPL, BACKWARD = aten._index_put_impl_.default, aten.embedding_dense_backward.default
 ONE_BAD = (IMPL, zeros(3), [tensor([3])], ones(1))
+BAG = (aten._embedding_bag.default, zeros(3, 2), tensor([0, 1, 2]))
 SPARSE = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
 SAID: list[tuple[tuple[Any, ...], dict[str, Any] | None]] = [
     # A bad column index is told with its place, its value and the dimension that it missed.
@@ -102,6 +103,22 @@ SAID: list[tuple[tuple[Any, ...], dict[str, Any] | None]] = [
     # A table without rows refuses every index; one element may be named.
     ((aten.embedding.default, zeros(0, 2), tensor([0])), {"bounds.text": "nothing"}),
     ((aten.index_copy_.default, zeros(1), 0, tensor([1]), ones(1)), {"bounds.text": "0 … 0"}),
+    # An offset is bounded by the one before it; the first counts as 0.
+    *(
+        (
+            (*BAG, tensor(offsets)),
+            {
+                "headline": f"{{argument}}{at}: from the offset before it to the number of "
+                "{related}"
+            },
+        )
+        for offsets, at in (
+            ([0, 4], "[1] = 4 is outside 0 … 3"),
+            ([9, 4, 2], "[1] = 4 is outside 0 … 3"),
+            ([0, 2, 1], "[2] = 1 is outside 2 … 3"),
+            ([0, 3, 4], "[2] = 4 is outside 3 … 3"),
+        )
+    ),
     # Elements beyond the source are the offenders, counted after the mask is spread.
     (
         (aten.masked_scatter.default, zeros(4), tensor([True, False, True, True]), ones(2)),

@@ -10,7 +10,7 @@ from torch import tensor
 
 from cudalens.guards import matrices
 from cudalens.simulate import Simulation
-from tests.cpu_guards import Collector, positions
+from tests.cpu_guards import Collector, assert_said, positions
 from tests.releases import here
 
 aten = torch.ops.aten
@@ -53,10 +53,7 @@ def test_grouped_offsets(
     if kind.endswith("transposed"):
         left = left.t().contiguous().t()
     found = guards.look(lambda: aten._grouped_mm(left, right, tensor(offs, dtype=torch.int32)))
-    assert (positions(found) if found else []) == bad
-    if found:
-        assert found.device_text is not None
-        assert found.device_text.startswith(here(f"GroupMMCommon.cuh:{line}: "))
+    assert_said(found, {"at": bad, "line": f"GroupMMCommon.cuh:{line}: "} if bad else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
