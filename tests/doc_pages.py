@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: F401  (the calls below)
 from torch import nn, randn, tensor, zeros  # noqa: F401
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudalens
+from cudalens.core._torch import before_each_op
 from cudalens.core.report import SCHEMA_VERSION
 from cudalens.guards import GUARDS, catalogue_rows
 from cudalens.session import options
@@ -91,26 +91,16 @@ CALLS = {
 """What people type, with a call of it: the ops that it reaches are seen, not known."""
 
 
-class _Ops(TorchDispatchMode):
-    """Note the ops that a call comes to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def reached(call: str) -> list[str]:
     """Return the names of the guards that a call comes to, each once."""
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _Ops() as ops:
+    found: list[str] = []
+
+    def look(op: Any, args: Any, kwargs: Any) -> None:
+        found.extend(entry.name for entry in GUARDS.get(op, ()))
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), before_each_op(look):
         warnings.simplefilter("ignore")  # some ops are in beta
         eval(call, globals())
-    found = [entry.name for op in ops.seen for entry in GUARDS.get(op, ())]
     return list(dict.fromkeys(found))
 
 
