@@ -38,11 +38,8 @@ class Guarding:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._wanted = 0
-        self._at_once = 0
-        """How many of those who want the guards want them to look at once."""
-        self._in_compiled = 0
-        """How many want them inside compiled code."""
+        self._wants: list[tuple[bool, bool]] = []
+        """Of each who wants the guards: may they look later, and do they in compiled code."""
         self._interceptor: Any = None
         self._listeners: list[tuple[int, Listener]] = []
         """Open sessions, each with the thread that opened it."""
@@ -90,7 +87,7 @@ class Guarding:
     @property
     def is_deferred(self) -> bool:
         """Return whether the guards that are installed look later, without a wait of the host."""
-        return self._interceptor is not None and not self._at_once
+        return self._interceptor is not None and all(later for later, _ in self._wants)
 
     def acquire(
         self, make: MakeInterceptor, *, is_deferred: bool = False, in_compiled: bool = False
@@ -106,9 +103,7 @@ class Guarding:
             if self._interceptor is None:
                 self._interceptor = make(self._devices)
             interceptor = self._interceptor
-            self._wanted += 1
-            self._at_once += not is_deferred
-            self._in_compiled += is_deferred or in_compiled
+            self._wants.append((is_deferred, in_compiled))
             try:
                 self._switch(interceptor)
                 interceptor.install()
@@ -117,21 +112,18 @@ class Guarding:
                 raise
 
     def _switch(self, interceptor: Any) -> None:
-        interceptor.look_later(is_deferred=not self._at_once, in_compiled=bool(self._in_compiled))
+        in_compiled = any(later or inside for later, inside in self._wants)
+        interceptor.look_later(is_deferred=self.is_deferred, in_compiled=in_compiled)
 
     def release(self, *, is_deferred: bool = False, in_compiled: bool = False) -> None:
         """Want the guards once less; removes them when nobody does.  Harmless at zero."""
         with Uninterrupted(), self._lock:
-            self._wanted = max(0, self._wanted - 1)
-            self._at_once = min(self._wanted, max(0, self._at_once - (not is_deferred)))
-            inside = self._in_compiled - (is_deferred or in_compiled)
-            self._in_compiled = min(self._wanted, max(0, inside))
-            interceptor = self._interceptor
-            if interceptor is None:
-                return
-            if self._wanted:
+            want, interceptor = (is_deferred, in_compiled), self._interceptor
+            if self._wants:
+                self._wants.remove(want if want in self._wants else self._wants[-1])
+            if self._wants:
                 self._switch(interceptor)
-            else:
+            elif interceptor is not None:
                 self._interceptor = None
                 interceptor.uninstall()
 
