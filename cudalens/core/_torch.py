@@ -207,11 +207,6 @@ def stream_id(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index or 0))
 
 
-def current_stream(device: torch.device) -> Any:
-    """Return the current stream of a CUDA device."""
-    return torch.cuda.current_stream(device)
-
-
 def zeroed_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
     """Return uint8[rows, columns] of zeros that may live as long as the process.
 
@@ -226,7 +221,7 @@ def zeroed_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
             with torch.inference_mode(False):
                 made = make()
     if device.type == "cuda":
-        current_stream(device).wait_stream(torch.cuda.default_stream(device))
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
     return made
 
 

@@ -24,8 +24,6 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.report_types import Violation
 
-__all__ = ["CAPTURED", "MAX_CAPTURED", "Captured"]
-
 MAX_CAPTURED = 4096
 """Checks in captured graphs on one device; what is captured beyond them is not guarded."""
 _COUNTERS, _PAIR, _NOW, _ROW_BYTES = slice(0, 16), slice(16, 32), slice(32, 48), 48

@@ -38,8 +38,6 @@ from cudalens.guards.compiled_graph import CompiledCheck, Rewriter
 from cudalens.guards.past_calls import PastCall, StackLine, running_lines
 from cudalens.guards.pending import PENDING, Check
 
-__all__ = ["CompiledGuards", "violation_of"]
-
 NO_HOOK = "compiled code is not guarded: {reason}"
 OTHER_BACKEND = (
     "code compiled with backend={name} is guarded only at the ops that torch itself runs"

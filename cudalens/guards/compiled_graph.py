@@ -23,8 +23,6 @@ from cudalens.core import _compiler
 from cudalens.guards._base import schema_parameters
 from cudalens.guards.engine import INDEX_DTYPES
 
-__all__ = ["CompiledCheck", "Rewriter"]
-
 Frames = tuple[tuple[str, int, str], ...]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,13 +73,11 @@ class HostWaits:
         self._settle = settle
         self._devices = devices
         self._is_ours = is_ours
-        self._libraries: list[Any] = []
-        self._hook: Any = None
-        self._watched: list[tuple[Any, str, Any, Any]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
         """Put everything in; does nothing twice."""
-        if self._libraries:
+        if self._undo:
             return
         with Uninterrupted():
             leaving = self._leaving()
@@ -86,8 +85,9 @@ class HostWaits:
             with warnings.catch_warnings():
                 # Torch's own kernel only adds the key of the target, for which the op is the same.
                 warnings.filterwarnings("ignore", message="Warning only once for all operators")
-                self._libraries = _torch.register_kernels(kernels)
-            self._hook = register_optimizer_step_pre_hook(Frameless(self._before_step))
+                self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
+            hook = register_optimizer_step_pre_hook(Frameless(lambda *_: self.wait()))
+            self._undo.append(hook.remove)
             for method in _WRITING:
                 self._watch(*method)
 
@@ -100,28 +100,14 @@ class HostWaits:
         }
         for name in _torch.all_op_names():
             if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
-                leaving[name] = _always
+                leaving[name] = lambda args, kwargs: True
         return leaving
 
     def remove(self) -> None:
         """Take everything out; does nothing twice."""
         with Uninterrupted():
-            self._remove()
-
-    def _remove(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        while self._watched:
-            kind, name, ours, before = self._watched.pop()
-            if vars(kind).get(name) is not ours:
-                continue  # somebody wraps it
-            if before is None:
-                delattr(kind, name)  # the inherited one is there again
-            else:
-                setattr(kind, name, before)
-        while self._libraries:
-            _torch.destroy([self._libraries.pop()])
+            for _ in range(len(self._undo)):
+                self._undo.pop()()
 
     def wait(self) -> None:
         """Raise what is found among the checks that are pending."""
@@ -145,12 +131,18 @@ class HostWaits:
                 self.wait()
             return original(target, *args, **kwargs)
 
-        ours = Frameless(copying)
-        self._watched.append((kind, name, ours, vars(kind).get(name)))
-        setattr(kind, name, ours)
+        ours, before = Frameless(copying), vars(kind).get(name)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.wait()
+        def restore() -> None:
+            if vars(kind).get(name) is not ours:
+                return  # somebody wraps it
+            if before is None:
+                delattr(kind, name)  # the inherited one is there again
+            else:
+                setattr(kind, name, before)
+
+        self._undo.append(restore)
+        setattr(kind, name, ours)
 
     def _kernel(self, name: str, leaves: _Leaves) -> Callable[..., Any]:
         go_on, below = _torch.redispatcher(_torch.op_of(name))
@@ -193,10 +185,6 @@ def _are_read(target: torch.device, given: Iterable[Any], devices: frozenset[str
 def _is_late(options: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a copy does not wait: its user does later, at no place that could be seen."""
     return bool(kwargs.get("non_blocking")) or any(item is True for item in options)
-
-
-def _always(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
 
 
 def refuse_in_capture() -> None:

@@ -150,40 +150,35 @@ class Call:
         """
         # They choose the kernel, and so what it takes.
         with _torch.deterministic(self.is_deterministic):
-            return self._found(guard, is_replaced, deciding, smallest, largest)
-
-    def _found(
-        self, guard: Guard, is_replaced: bool, deciding: list[_Kept], smallest: Any, largest: Any
-    ) -> BaseException | None:
-        if guard in self._told and CAPTURED.replay is None:
-            return None
-        limits: list[str] = []
-        # As the guard's function takes them: the form of a tensor is enough for it.
-        values = [self._argument(name, attrgetter("form")) for name in guard.parameters]
-        is_whole = all(item.tensor is not None for item in self._kept.values())
-        is_intact = all(item.tensor is not None for item in deciding)
-        if is_intact and _is_as_seen(deciding[0], smallest, largest):
-            violation = guard.check(*values)
-        else:
-            violation = _by_extremes(guard, values, deciding[0], smallest, largest)
-            limits.append(
-                "the values at fault were written to, or freed, before the check came back: the "
-                "smallest and the largest of them are known alone"
+            if guard in self._told and CAPTURED.replay is None:
+                return None
+            limits: list[str] = []
+            # As the guard's function takes them: the form of a tensor is enough for it.
+            values = [self._argument(name, attrgetter("form")) for name in guard.parameters]
+            is_whole = all(item.tensor is not None for item in self._kept.values())
+            is_intact = all(item.tensor is not None for item in deciding)
+            if is_intact and _is_as_seen(deciding[0], smallest, largest):
+                violation = guard.check(*values)
+            else:
+                violation = _by_extremes(guard, values, deciding[0], smallest, largest)
+                limits.append(
+                    "the values at fault were written to, or freed, before the check came back: "
+                    "the smallest and the largest of them are known alone"
+                )
+            if violation is None or self._is_told(deciding[0]):
+                return None
+            self._told.add(guard)
+            arguments = {name: self._argument(name, attrgetter("tensor")) for name in self._values}
+            if not is_whole:
+                limits.append("tensors of the call that are gone, or have changed, are not shown")
+            past = PastCall(
+                stack=self.stack,
+                in_backward=self.in_backward,
+                is_whole=is_whole and not limits,
+                written=tuple(_written(self.op)) if is_replaced else (),
+                limits=tuple(limits),
             )
-        if violation is None or self._is_told(deciding[0]):
-            return None
-        self._told.add(guard)
-        arguments = {name: self._argument(name, attrgetter("tensor")) for name in self._values}
-        if not is_whole:
-            limits.append("tensors of the call that are gone, or have changed, are not shown")
-        past = PastCall(
-            stack=self.stack,
-            in_backward=self.in_backward,
-            is_whole=is_whole and not limits,
-            written=tuple(_written(self.op)) if is_replaced else (),
-            limits=tuple(limits),
-        )
-        return self.tell(self.op, guard, violation, arguments, past)
+            return self.tell(self.op, guard, violation, arguments, past)
 
     def _is_told(self, kept: _Kept) -> bool:
         """Return whether backward only read again what its forward call has been told of."""

@@ -35,8 +35,6 @@ from cudalens.core import _torch
 from cudalens.core._python import Uninterrupted
 from cudalens.guards.captured import CAPTURED
 
-__all__ = ["KEPT_BYTES", "MAX_PENDING", "PENDING", "Check", "Pending"]
-
 _SLOTS = 64
 """Calls that share one copy to the host."""
 _PAGES = 16
@@ -147,7 +145,7 @@ class _Ring:
         self._failed = failed
         self._streams = None
         if device.type == "cuda":
-            self._streams = _torch.current_stream(device), torch.cuda.Stream(device)
+            self._streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         self._page = _Page(device, self._streams)
         self._sent: deque[_Page] = deque()
         self._free: list[_Page] = []

@@ -159,11 +159,8 @@ def _code(page: _Page, report: Report) -> None:
         for piece in row.pieces:
             drawn.append(piece.text, style=_STYLES[piece.tone])
         page.line(drawn)
-    _tensors(page, report, all_hung=len(kept) == len(rows))
-
-
-def _tensors(page: _Page, report: Report, *, all_hung: bool) -> None:
-    names = unplaced_tensors(report) if all_hung else labelled_tensors(report, report.tensors)
+    is_whole = len(kept) == len(rows)
+    names = unplaced_tensors(report) if is_whole else labelled_tensors(report, report.tensors)
     page.items("with", _first(names, _SHOWN_TENSORS, len(names)), " · ", indent=_LABEL + 2)
 
 
