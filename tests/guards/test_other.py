@@ -54,11 +54,6 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
             ([0, 0], 0, None, ""),
         )
     ),
-    # Each negative repeat is an offender.
-    (
-        lambda: torch.repeat_interleave(tensor([3, -1, -2]), output_size=0),
-        {"at": [(1,), (2,)], "offenders.count": 2, "offenders.total": 3},
-    ),
     # Rows have segments of their own where the reduced dimension is the second.
     *(
         (

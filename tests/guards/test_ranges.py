@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cudalens.guards import GUARDS, Guard, interceptor
+from cudalens.guards import GUARDS, Guard, _ranges, engine, interceptor, sampling
 from cudalens.guards._ranges import FEW, FLOATS, extremes
 from tests.cpu_guards import Collector, positions
 from tests.guards.test_catalogue import Ops, every_guard, stopped_by
@@ -18,19 +18,16 @@ from tests.guards.test_catalogue import Ops, every_guard, stopped_by
 aten = torch.ops.aten
 
 
-@pytest.mark.usefixtures("nothing_is_few")
+@pytest.mark.parametrize("left_out", ["few", "quick_look"])
 @every_guard
-def test_reductions_find_what_single_looks_find(entry: Guard) -> None:
-    """Both examples of every guard end the same way when its tensors count as large."""
-    stopped_by(entry)
-
-
-@every_guard
-def test_the_whole_look_finds_what_the_quick_one_finds(
-    entry: Guard, monkeypatch: pytest.MonkeyPatch
+def test_every_look_finds_the_same(
+    entry: Guard, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quick one takes most calls, the other one those with keywords, modes or lists."""
-    monkeypatch.setattr(interceptor, "quick_look", lambda op, plans: (0, bool, frozenset()))
+    """A reduction, as large tensors get it, and the look at calls with keywords, modes or lists."""
+    if left_out == "quick_look":
+        monkeypatch.setattr(interceptor, "quick_look", lambda op, plans: (0, bool, frozenset()))
+    for module in (_ranges, engine, sampling) if left_out == "few" else ():
+        monkeypatch.setattr(module, "FEW", -1)
     stopped_by(entry)
 
 

@@ -68,16 +68,6 @@ def bars(report: Report) -> list[ElementTree.Element]:
     return sorted(filled(svg, BAR) + filled(svg, BAD), key=lambda item: number(item, "x"))
 
 
-def test_each_position_has_its_bar() -> None:
-    """32 values give 32 bars; the three bad ones are red and crossed, so that shape tells too."""
-    svg = value_map_svg(make_report())
-    assert len(filled(svg, BAR)) == 29
-    assert len(filled(svg, BAD)) == 3
-    crosses = [item for item in parse(svg).iter(SVG + "path") if item.get("stroke") == BAD]
-    assert len(crosses) == 3
-    assert "max 9" in texts(svg)
-
-
 def test_bar_at_the_bound_touches_the_line_and_one_beyond_passes_it() -> None:
     """The dashed line stands at the bound: the last good value ends on it, a bad one above."""
     report = one_dimensional((9, 10, 4), Bounds(min=0, max=9))

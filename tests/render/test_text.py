@@ -49,17 +49,6 @@ def test_environment_does_not_change_the_text(monkeypatch: pytest.MonkeyPatch) -
     assert (render(make_report()), render(make_report(), color=True)) == before
 
 
-def test_labels_hang_under_their_expressions() -> None:
-    """Each corner stands in the column where its expression begins."""
-    lines = render(make_report()).splitlines()
-    code = next(line for line in lines if "F.cross_entropy(logits, y)" in line)
-    bad = next(line for line in lines if "└ i64[32], 3 bad" in line)
-    other = next(line for line in lines if "└ f32[32, 10]" in line)
-    assert bad.index("└") == code.index(", y)") + 2
-    assert other.index("└") == code.index("logits")
-    assert bad[code.index("logits")] == "│"
-
-
 def calling(line: str, call: str, *tensors: TensorFact, **facts: Any) -> Report:
     """Return the report of a call on a line of its own, with labels where none are given."""
     known = tensors or (tensor(line, 9, "target", "y", "int64[32]"),)
