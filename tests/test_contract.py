@@ -85,14 +85,11 @@ def logarithm() -> None:
 def test_every_kind_has_every_key_with_its_type(
     run: Callable[[], object], options: dict[str, Any], kind: str
 ) -> None:
+    """And its graph names no nodes but its own."""
     data = report_of(run, **options)
     assert data["kind"] == kind
     report_schema.validator().validate(data)
-
-
-@pytest.mark.parametrize("run", [one_based, changed_labels, wrong_shapes, written_over])
-def test_the_graph_names_only_its_own_nodes(run: Callable[[], object]) -> None:
-    graph = report_of(run)["graph"]
+    graph = data["graph"]
     nodes = {node["id"]: node["role"] for node in graph["nodes"]}
     assert {edge[end] for edge in graph["edges"] for end in ("from", "to")} <= nodes.keys()
     assert graph["focus"] is None or nodes[graph["focus"]] == "failed"

@@ -116,22 +116,18 @@ TOGETHER: list[Callable[[Tensor, Tensor], object]] = [
 
 @pytest.mark.usefixtures("sim")
 @pytest.mark.parametrize("call", TOGETHER)
-@pytest.mark.parametrize(("table", "index"), [("cuda", "cpu"), ("cpu", "cuda")])
+@pytest.mark.parametrize(("table", "index"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
 def test_tensors_on_two_devices_are_torch_s_own_error(
     call: Callable[[Tensor, Tensor], object], table: str, index: str
 ) -> None:
-    """The label out of range does not matter: nothing would have been launched."""
-    with pytest.raises(RuntimeError, match="same device") as caught, cudalens.check() as session:
+    """The label out of range does not matter: nothing would have been launched; on one it does."""
+    is_torch_s = table != index
+    error = (RuntimeError, "same device") if is_torch_s else (cudalens.DeviceIndexError, "= 7 is")
+    with pytest.raises(error[0], match=error[1]) as caught, cudalens.check() as session:
         call(HERE.to(table), THERE.to(index))
-    assert not isinstance(caught.value, cudalens.DeviceAssertError)
-    assert session.report is not None and session.report.kind == "host_error"
-
-
-@pytest.mark.usefixtures("sim")
-@pytest.mark.parametrize("call", TOGETHER)
-def test_tensors_on_one_device_are_looked_at(call: Callable[[Tensor, Tensor], object]) -> None:
-    with cudalens.check(), pytest.raises(cudalens.DeviceIndexError):
-        call(HERE.to("cuda"), THERE.to("cuda"))
+    assert isinstance(caught.value, cudalens.DeviceAssertError) is not is_torch_s
+    kind = "host_error" if is_torch_s else "device_assert"
+    assert session.report is not None and session.report.kind == kind
 
 
 @pytest.mark.usefixtures("sim")

@@ -274,24 +274,6 @@ def test_history_at_its_limit_says_nothing_of_more() -> None:
     assert "1 more in the JSON form" in beyond
 
 
-def test_blank_report_is_a_whole_fragment() -> None:
-    """A report of defaults draws its kind and what is not known, without empty parts."""
-    page = Page(render_fragment(Report()))
-    text = page.text()
-    assert "device-side assert: nothing more could be established" in text
-    assert "cause not established" in text
-    assert len(page.every("details")) == 1
-
-
-def test_rehearsal_is_said_on_top() -> None:
-    """A finding on the simulated device says in its head that there was no GPU."""
-    report = REPRESENTATIVE["autograd_error"]()
-    head = render_fragment(report).partition('class="cl-panes"')[0]
-    assert "Rehearsal device. No GPU here." in head
-    real = replace(report, environment=replace(report.environment, simulated=False))
-    assert "Rehearsal" not in render_fragment(real)
-
-
 def test_one_tab_is_open_and_each_report_has_its_own_group() -> None:
     groups = []
     for report in (make_report(), make_report(headline="another")):
