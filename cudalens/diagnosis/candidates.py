@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
@@ -74,27 +73,25 @@ class Refusal:
     scalars: tuple[tuple[str, str], ...] = ()
 
 
-class Trial(Protocol):
+class Trial:
     """The running call, ready to be tried with changes; by itself it knows nothing of it."""
+
+    refusals: Sequence[Refusal] = ()
+    """What guards found in the calls that were tried, in their order."""
+    operands: tuple[TensorFact, ...] = ()
+    """The tensors that the call works on, each by its text in the call."""
+    others: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
+    unregistered: str | None = None
+    """The list of the running module that holds the called one without registering it."""
+    called = Called()
+    """What the moves ask of the called module."""
+    collate: Collate | None = None
+    """How the samples that a loader could not join make a batch."""
 
     def __call__(self, fix: str) -> Outcome:
         """Run the call as ``fix`` has it, on copies."""
         return Outcome()
-
-    @property
-    def refusals(self) -> Sequence[Refusal]:
-        """What guards found in the calls that were tried, in their order."""
-        return ()
-
-    @property
-    def operands(self) -> tuple[TensorFact, ...]:
-        """The tensors that the call works on, each by its text in the call."""
-        return ()
-
-    @property
-    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-        """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
-        return ()
 
     def binding(self, expression: str) -> Binding | None:
         """Return where a name, or an attribute of a module, got its value, where it is proven."""
@@ -103,25 +100,6 @@ class Trial(Protocol):
     def layer(self, path: str) -> Binding | None:
         """Return what the user calls the module of a path, and where it was made."""
         return None
-
-    @property
-    def unregistered(self) -> str | None:
-        """The list of the running module that holds the called one without registering it."""
-        return None
-
-    @property
-    def called(self) -> Called:
-        """What the moves ask of the called module."""
-        return Called()
-
-    @property
-    def collate(self) -> Collate | None:
-        """How the samples that a loader could not join make a batch."""
-        return None
-
-
-class NoTrial(Trial):
-    """Stands in where there is no call to try: nothing succeeds, nothing fails."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,11 @@ from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Bounds, Hint, Kind, Offenders, OpName, Violation
 from cudalens.diagnosis.assert_verdict import explain_assert
-from cudalens.diagnosis.candidates import NoTrial, Trial, search, tried
+from cudalens.diagnosis.candidates import Refusal, Trial, search, tried
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import Verdict, explain_host_error
-from cudalens.diagnosis.origins import at_origin
+from cudalens.diagnosis.origins import at_origin, change_of
 from cudalens.diagnosis.script_words import for_script
-from cudalens.diagnosis.second_look import second_look
 from cudalens.diagnosis.user_code import list_items
 
 ASSERT_CODE = 710
@@ -39,11 +38,11 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     limits = Limits()
     limits.lines.extend(verdict.troubles)
     found = limits.attempt("hints", lambda: find_hints(evidence, limits), tuple)
-    trial = trial or NoTrial()
+    trial = trial or Trial()
     hints = limits.attempt(
         "fixes",
         lambda: _hints(evidence, verdict, found, trial, limits),
-        lambda: tried(found, NoTrial()),
+        lambda: tried(found, Trial()),
     )
     report = Report(
         kind=verdict.kind,
@@ -85,13 +84,45 @@ def _hints(
     is_hosts = verdict.kind in ("host_error", "python_error")
     searched = search(evidence, trial) if is_hosts and not any(h.fix for h in known) else ()
     if is_hosts and not searched and not any(h.fix for h in known):
-        searched = second_look(evidence, trial, limits)
+        searched = _second_look(evidence, trial, limits)
     if searched:
         # What a layer would have to be is not asked where the call succeeds without it.
         known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
     known = at_origin(known, evidence, trial)
     fixed = [item for item in known if item.fix]
     return (*fixed, *(item for item in known if not item.fix))[:MAX_HINTS]
+
+
+def _second_look(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Hint, ...]:
+    """Return what the rules say of the first changed call that a guard refused, and their fixes.
+
+    Float labels that count from 1 need a cast, and then meet the bound: both are said, and tried
+    together.
+    """
+    for refusal in trial.refusals:
+        changed = change_of(evidence.call_text or "", refusal.fix)
+        if changed is not None:
+            goes_on = f"with {changed[1]} the call goes on, and "
+            hints = find_hints(_after(evidence, refusal, changed[1]), limits)
+            return tried((replace(hint, text=goes_on + hint.text) for hint in hints), trial)
+    return ()
+
+
+def _after(evidence: Evidence, refusal: Refusal, expression: str) -> Evidence:
+    """Return the evidence that the guard's finding would have, had the fix been written."""
+    violation = refusal.violation
+    fact = replace(refusal.fact, expression=expression)
+    rest = tuple(item for item in evidence.tensors if item.argument != violation.argument)
+    return replace(
+        evidence,
+        error=None,
+        violation=violation,
+        op=OpName(name=violation.op, overload=violation.overload, api=evidence.op.api),
+        call_text=refusal.fix,
+        source=None,
+        tensors=(fact, *rest),
+        scalars=refusal.scalars,
+    )
 
 
 def _verdict(evidence: Evidence) -> Verdict:

@@ -25,6 +25,7 @@ from cudalens.core._python import parse, raise_if_outside
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import SourceSpan, TensorFact, Violation
 from cudalens.core.tensor_values import summarise
+from cudalens.diagnosis import candidates
 from cudalens.diagnosis.candidates import Collate, Outcome, Refusal
 from cudalens.diagnosis.moves import Called
 from cudalens.evidence.collate import collate_fn
@@ -58,7 +59,7 @@ _MAX_PARTS = 8
 _STORES = ("_modules", "_parameters", "_buffers")
 
 
-class Trial:
+class Trial(candidates.Trial):
     """The running call of the user's line, ready to be run again with changes, on copies.
 
     Args:
@@ -136,7 +137,7 @@ class Trial:
         return Outcome()
 
     @functools.cached_property
-    def operands(self) -> tuple[TensorFact, ...]:
+    def operands(self) -> tuple[TensorFact, ...]:  # type: ignore[override]
         """The tensors that the running call works on, each by its text in the call."""
         with _quiet(has_autograd=False):
             return tuple(self._tried())
@@ -164,7 +165,7 @@ class Trial:
                     yield parse(f'{ast.unparse(item.value)}["{key}"]').body[0].value  # type: ignore[attr-defined]
 
     @functools.cached_property
-    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:  # type: ignore[override]
         """Arguments that are no tensors: the text, the kind, and the names of what is in them."""
         found = []
         call = self._node if isinstance(self._node, ast.Call) else None
@@ -277,8 +278,8 @@ class Trial:
             tied=tied[0] if tied and weight is not None else None,
         )
 
-    @property
-    def unregistered(self) -> str | None:
+    @functools.cached_property
+    def unregistered(self) -> str | None:  # type: ignore[override]
         """The list of the running module that holds the called one without registering it."""
         module, owner = self._module, read(self._evaluator, ast.Name("self", ast.Load()))
         kept = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
@@ -286,7 +287,7 @@ class Trial:
         return next((f"self.{key}" for key in lists if module is not None), None)
 
     @functools.cached_property
-    def called(self) -> Called:
+    def called(self) -> Called:  # type: ignore[override]
         """What the moves ask of the called module."""
         module = self._module
         if module is None:
@@ -301,7 +302,7 @@ class Trial:
         )
 
     @functools.cached_property
-    def collate(self) -> Collate | None:
+    def collate(self) -> Collate | None:  # type: ignore[override]
         """How the samples that a loader could not join make a batch."""
         made = collate_fn(self._frame, self._below)
         if made is None:

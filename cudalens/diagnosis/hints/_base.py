@@ -7,7 +7,7 @@ false hint is worse than none.  Rules are tried in the order of ``priority``, su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 
 Rule = Callable[[Evidence], "Hint | None"]
+MAX_HINTS = 4
 LAST = 99
 """The priority of a rule that speaks only where every other one is silent."""
 
@@ -48,16 +49,16 @@ def table() -> tuple[RuleEntry, ...]:
     return tuple(sorted(_rules, key=lambda entry: (entry.priority, entry.name)))
 
 
-def matching(evidence: Evidence, limits: Limits) -> Iterator[Hint]:
-    """Return the hints of all rules that fire, each under its own name or that of its rule.
+def find_hints(evidence: Evidence, limits: Limits) -> tuple[Hint, ...]:
+    """Return the hints of all rules that fire, surest first, each under its name or its rule's.
 
     A rule that fails leaves one line in ``limits``, and the others are asked all the same.
     """
-    has_spoken = False
+    found: list[Hint] = []
     for entry in table():
-        if entry.priority == LAST and has_spoken:
-            return
+        if entry.priority == LAST and found:
+            break
         hint = limits.attempt(f"hint {entry.name}", partial(entry.apply, evidence))
         if hint is not None:
-            has_spoken = True
-            yield replace(hint, rule=hint.rule or entry.name)
+            found.append(replace(hint, rule=hint.rule or entry.name))
+    return tuple(found[:MAX_HINTS])

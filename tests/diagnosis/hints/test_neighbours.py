@@ -15,12 +15,12 @@ from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Hint, LineRef, ProvenanceStep
 from tests import hint_evidence as given
 from tests.hint_evidence import (
-    CAUSES,
     ONE_TO_TEN,
     TRANSFORMERS,
     bce,
     bert,
     drawn,
+    exchanged,
     gathered,
     labels,
     lookup,
@@ -50,12 +50,6 @@ def edges(nodes: list[int], rows: int) -> Evidence:
         "aten::index", "indices[0]", nodes[:half], rows, low=-rows, expression="edge_index[0]",
         call="x[edge_index[0]]", others=(tensor(None, "edge_index", nodes, (2, half)),),
     )  # fmt: skip
-
-
-def exchanged(most: int) -> Evidence:
-    """Return the evidence of columns before rows; the columns go up to ``most``."""
-    evidence = CAUSES["other_order"]()
-    return replace(evidence, tensors=(*evidence.tensors[:2], tensor("indices[1]", "ys", [1, most])))
 
 
 def of_model(
