@@ -1,7 +1,12 @@
-"""Runs code as a numbered cell under a check, and says what came of it."""
+"""Runs code as a numbered cell under a check, says what came of it, and applies the fixes.
+
+A fix that is shown as code stands in the place of the running call, or, an assignment, before its
+line.  The cell that is changed so ends without an error.
+"""
 
 from __future__ import annotations
 
+import ast
 import itertools
 import textwrap
 from collections.abc import Sequence
@@ -9,10 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cudalens
+from cudalens import simulate
 from cudalens.core.report import Report
+from cudalens.core.report_types import Hint
 from cudalens.source.files import forget_cell, register_cell
 
 _numbers = itertools.count(1)
+SETUP = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+"""
+"""The first lines of cells that say nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +84,48 @@ def run_cell(
         # The frames would keep the cell's tensors alive beyond the test.
         caught = caught.with_traceback(None)
     return Outcome(error=caught, report=report, names=space)
+
+
+# --- fixes applied literally ----------------------------------------------------------------------
+
+
+def applied(code: str, report: Report, hint: Hint) -> str:
+    """Put a fix where it belongs: behind the line that made the values, or at the failing call.
+
+    At a loop it takes the place of what the loop runs over.
+    """
+    source, fix = report.source, hint.fix
+    assert source is not None and source.line is not None and fix is not None
+    lines = code.split("\n")
+    if hint.at is not None:
+        at = hint.at.end_line
+        assert at is not None
+        is_loop = lines[at - 1].rstrip().endswith(":")
+        beside = lines[at if is_loop else at - 1]
+        lines.insert(at, beside[: len(beside) - len(beside.lstrip())] + fix)
+        return "\n".join(lines)
+    try:
+        ast.parse(fix, mode="eval")
+    except SyntaxError:
+        beside = lines[source.line - 1]
+        room = beside[: len(beside) - len(beside.lstrip())]
+        lines[source.line - 1 : source.line - 1] = [room + line for line in fix.split("\n")]
+        return "\n".join(lines)
+    if lines[source.line - 1].startswith("for "):
+        head, _, _ = lines[source.line - 1].partition(" in ")
+        lines[source.line - 1] = f"{head} in {fix}:"
+        return "\n".join(lines)
+    assert source.line == source.end_line
+    line = lines[source.line - 1]
+    lines[source.line - 1] = line[: source.column] + fix + line[source.end_column :]
+    return "\n".join(lines)
+
+
+def check_fixes(code: str, outcome: Outcome, sim: simulate.Simulation) -> None:
+    """Every fix is said to be tried, and the cell succeeds with it."""
+    for hint in outcome.shown.hints:
+        assert (hint.fix is not None) is (hint.tried is True)
+        if hint.fix is not None:
+            sim.reset()
+            again = run_cell(applied(code, outcome.shown, hint))
+            assert again.error is None, (hint.fix, again.error)

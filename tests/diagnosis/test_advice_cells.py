@@ -1,4 +1,7 @@
-"""Cells of common mistakes, each with what is said of it, and every fix applied literally."""
+"""Cells of common mistakes, each with what is said of it, and every fix applied literally.
+
+Those of ``outside_cells.txt`` are made of public questions, each with its thread's address.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ import pytest
 
 from cudalens import simulate
 from tests.amount import AMOUNT
-from tests.diagnosis.test_outside_cells import SETUP, check_fixes
-from tests.hostcells import run_cell
+from tests.hostcells import SETUP, check_fixes, run_cell
 from tests.releases import release
 
-pytestmark = pytest.mark.no_cover  # some 370 whole cells; the tests of the rules are traced
 DATA = Path(__file__).parents[1] / "data"
-FILES = ("advice_cells.txt", "host_cells.txt", "value_cells.txt")
+ALWAYS = ("chosen_cells.txt",)
+"""Where a fix stands, what is meant, and where nothing is offered: answered in every run."""
+GUARDED = ("outside_cells.txt",)
+RECORDED = ("advice_cells.txt", "host_cells.txt", "value_cells.txt")
+"""The files of cells under guards alone, and of those with the recorder."""
 OTHERWISE = {
     ("types: layer size from a float division", (2, 11)): "empty() received an invalid combination",
 }
@@ -25,43 +30,98 @@ NAN = "# --nan"
 """The first line of a cell that is run until its first NaN."""
 
 
-def advice_cells() -> Iterator[tuple[str, str, str | None, str, str | None]]:
-    """The mistake, the cell, its first fix, and pieces of the headline and of the first hint.
+Cell = tuple[str, str, str | None, str, list[str]]
+
+
+def cells(*files: str) -> Iterator[Cell]:
+    """The mistake, the cell, its first fix, and pieces of the headline and of each hint.
 
     Two assignments of one fix stand on one line, with `` ; `` between them.
     """
-    texts = [(DATA / name).read_text(encoding="utf-8").rstrip("\n") for name in FILES]
+    texts = [(DATA / name).read_text(encoding="utf-8").rstrip("\n") for name in files]
     for block in re.split(r"\n(?=\S)", "\n".join(texts)):
-        name, *lines = block.split("\n")
-        *code, fix, says, hint = (line[2:] for line in lines)
-        found = [fix.removeprefix("fix: "), says.removeprefix("says: "), hint]
-        assert (fix, says) == (f"fix: {found[0]}", f"says: {found[1]}")
-        told = hint.removeprefix("hint: ")
+        name, _, rest = block.partition("\n")
+        code, fix, says, hints = re.fullmatch(
+            r"(.+)\n  fix: (.+)\n  says: (.+?)((?:\n  hint: .+)+)", rest, re.DOTALL
+        ).groups()  # type: ignore[union-attr]
+        told = hints.split("\n  hint: ")[1:]
         yield (
             name,
-            "\n".join(code),
-            None if found[0] == "-" else found[0].replace(" ; ", "\n"),
-            found[1],
-            None if told == "-" else told,
+            re.sub(r"^  ", "", code, flags=re.MULTILINE),
+            None if fix == "-" else fix.replace(" ; ", "\n"),
+            says,
+            [] if told == ["-"] else told,
         )
 
 
+@pytest.mark.no_cover  # some 450 whole cells; the tests of the rules are traced
 @pytest.mark.parametrize(
-    ("mistake", "code", "fix", "says", "hint"), [*advice_cells()][:: AMOUNT.cell_step]
+    ("cell", "fast"),
+    [
+        *((cell, True) for cell in cells(*ALWAYS)),
+        *((cell, True) for cell in [*cells(*GUARDED)][:: AMOUNT.cell_step]),
+        *((cell, False) for cell in [*cells(*RECORDED)][:: AMOUNT.cell_step]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
-def test_a_mistake_is_answered(
-    mistake: str, code: str, fix: str | None, says: str, hint: str | None, sim: simulate.Simulation
-) -> None:
-    """The observed fact, the advice, and no fix with which the cell fails."""
+def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation) -> None:
+    """The observed fact, each piece of advice, and no fix with which the cell fails."""
+    mistake, code, fix, says, hints = cell
     if "transformers" in code:
         pytest.importorskip("transformers")
     is_watched = code.startswith(NAN)
     code = SETUP + code.removeprefix(f"{NAN}\n")
-    outcome = run_cell(code, fast=False, nan=is_watched)
+    outcome = run_cell(code, fast=fast, nan=is_watched)
     report = outcome.shown
     assert OTHERWISE.get((mistake, release()), says) in report.headline_own, mistake
     assert next((item.fix for item in report.hints if item.fix), None) == fix
-    assert bool(report.hints) is (hint is not None)
-    assert hint is None or hint in report.hints[0].text
+    assert len(report.hints) == len(hints)
+    assert all(text in item.text for text, item in zip(hints, report.hints, strict=True))
     assert report.limits == ()
     check_fixes(code, outcome, sim)
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("step(data)", "; it is data, made on the CPU in line 8: torch.randn(3, 4)"),
+        ("step(data * 1)", None),
+        ("for data in (data, data): step(data)", None),
+    ],
+)
+def test_the_caller_that_made_an_argument_is_named(
+    given: str, origin: str | None, sim: simulate.Simulation
+) -> None:
+    """By the same object, bound once: of an expression, or a loop's value, nothing is said."""
+    code = "model = nn.Linear(4, 2).cuda()\ndef step(x):\n    return model(x)\n"
+    outcome = run_cell(f"{SETUP}{code}data = torch.randn(3, 4)\n{given}")
+    text = outcome.shown.hints[0].text
+    assert outcome.fixes == ['model(x.to("cuda:0"))']
+    assert origin in text if origin else "made" not in text
+
+
+def test_a_trial_leaves_nothing_behind(sim: simulate.Simulation) -> None:
+    """Neither the user's tensors nor the random numbers nor a module's statistics change."""
+    setup = "m, x = nn.BatchNorm2d(3), torch.randn(3, 16, 16)\nbefore = torch.get_rng_state()\n"
+    outcome = run_cell(f"{SETUP}{setup}m(x)")
+    assert outcome.fixes == ["m(x.unsqueeze(0))"]
+    names = outcome.names
+    assert int(names["m"].num_batches_tracked) == 0
+    assert bool((names["m"].running_mean == 0).all())
+    assert names["before"].equal(names["torch"].get_rng_state())
+    assert tuple(names["x"].shape) == (3, 16, 16)
+
+
+def test_large_tensors_are_tried_without_their_values(sim: simulate.Simulation) -> None:
+    """Shapes on the meta device; a cast, whose values count there, is not promised."""
+    setup = "x = torch.empty(1, 1, 1).expand(4000, 28, 2000)\nw = torch.empty(1, 1).expand(28, 5)\n"
+    assert run_cell(f"{SETUP}{setup}x @ w").fixes[:1] == ["x.transpose(1, 2) @ w"]
+    setup = "m, x = nn.Linear(8, 2), torch.empty(1, 1).double().expand(1000000, 8)\n"
+    assert not any(run_cell(f"{SETUP}{setup}m(x)").fixes)
+
+
+def test_the_users_own_code_is_not_run_again(sim: simulate.Simulation) -> None:
+    """What a call of theirs gave is not known, and is not computed a second time."""
+    setup = "n = []\ndef f(x):\n    n.append(1)\n    return x\nx = torch.randn(2, 3)\n"
+    outcome = run_cell(f"{SETUP}{setup}torch.mm(f(x), x)")
+    assert len(outcome.names["n"]) == 1

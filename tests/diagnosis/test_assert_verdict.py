@@ -27,6 +27,8 @@ BASE = Evidence(error=ERROR, context_usable=False, environment=Environment(torch
 RAISED = Replay(outcome="raised", exception="IndexError", message="index 9 is out of bounds")
 ZEROS = replace(RAISED, reason="table replayed as zeros")
 UNWAITED = Synchronization(is_op_unwaited=True)
+WAITING, UNWAITING = Synchronization(waits=True), Synchronization(waits=False)
+WAIT = "neither --no-sync nor --fast"
 
 
 def evidence(**known: object) -> Evidence:
@@ -67,6 +69,8 @@ CASES = {
     "a text without an op": (evidence(device_text=LABELS), "likely",
         "nll_loss_forward, nll_loss_backward, nll_loss2d_forward or another asserted on the "
         "device: a label is neither one of the classes nor ignore_index"),
+    "two texts without an op": (evidence(device_text=f"{LABELS}\n{ROWS}"), "likely",
+        "nll_loss_forward, nll_loss_backward, nll_loss2d_forward or another asserted on the "),
     "an unknown text without an op": (evidence(device_text=OWN), "unknown",
         "CUDA asserted `mine < yours`, and no recorded op can be blamed for it"),
     "nothing": (evidence(), "unknown",
@@ -111,27 +115,6 @@ def test_the_argument_gets_the_users_name_and_its_values_where_known() -> None:
     assert "holds" not in bare.headline
 
 
-@pytest.mark.parametrize(("name", "is_said"), [("aten::add", True), ("mine::pick", False)])
-def test_kernels_that_are_no_ops_are_thought_of(name: str, is_said: bool) -> None:
-    """Triton's and others are launched unseen; an extension's op may print texts of its own."""
-    report = diagnose(evidence(op=OpName(name=name), device_text=OWN))
-    assert ("launched past torch's ops" in report.explanation) is is_said
-
-
-def test_compiled_code_gets_its_next_step() -> None:
-    """The ops in it cannot be told apart: run it eagerly."""
-    report = diagnose(evidence(device_text=COMPILED))
-    assert "run the cell without --no-force-eager" in report.explanation
-
-
-@pytest.mark.parametrize(("text", "several"), [(LABELS, False), (f"{LABELS}\n{ROWS}", True)])
-def test_several_texts(text: str, several: bool) -> None:
-    """The first is the cause; that there were more is said."""
-    report = diagnose(evidence(device_text=text))
-    assert "nll_loss_forward" in report.headline
-    assert ("2 different assertions" in report.explanation) is several
-
-
 def test_the_error_code_alone_is_enough() -> None:
     """Recognised by type and code, whatever words torch uses."""
     error = replace(ERROR, message="CUDA error: something new")
@@ -139,17 +122,23 @@ def test_the_error_code_alone_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "known", "says"),
+    ("known", "text", "is_said"),
     [
-        (False, {"device_text": OWN}, True),
-        (True, {"device_text": OWN}, False),
-        (False, {"device_text": OWN, "op": EMBEDDING}, False),
-        (False, {"device_text": COMPILED}, False),
+        # Triton's and others are launched unseen; an extension's op may print texts of its own.
+        ({"op": OpName(name="aten::add"), "device_text": OWN}, "launched past torch's ops", True),
+        ({"op": OpName(name="mine::pick"), "device_text": OWN}, "launched past torch's ops", False),
+        # The ops in compiled code cannot be told apart: run it eagerly.
+        ({"device_text": COMPILED}, "run the cell without --no-force-eager", True),
+        # The first is the cause; that there were more is said.
+        ({"device_text": LABELS}, "2 different assertions", False),
+        ({"device_text": f"{LABELS}\n{ROWS}"}, "2 different assertions", True),
+        # How to name the op: only where none is named, and waiting would have named one.
+        ({"synchronization": UNWAITING, "device_text": OWN}, WAIT, True),
+        ({"synchronization": WAITING, "device_text": OWN}, WAIT, False),
+        ({"synchronization": UNWAITING, "device_text": OWN, "op": EMBEDDING}, WAIT, False),
+        ({"synchronization": UNWAITING, "device_text": COMPILED}, WAIT, False),
     ],
 )
-def test_a_check_without_waiting_says_how_to_name_the_op(
-    waits: bool, known: dict[str, object], says: bool
-) -> None:
-    """Only where no op is named, and waiting would have named one."""
-    told = diagnose(evidence(synchronization=Synchronization(waits=waits), **known)).explanation
-    assert ("neither --no-sync nor --fast" in told) is says
+def test_what_is_explained(known: dict[str, object], text: str, is_said: bool) -> None:
+    """What else may have printed the text, and the next step."""
+    assert (text in diagnose(evidence(**known)).explanation) is is_said

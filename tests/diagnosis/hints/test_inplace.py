@@ -37,33 +37,28 @@ net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.ReLU(inplace=True)).cuda()
 block, plain = Block().cuda(), Plain().cuda()
 """
 STEP = "make a new tensor instead of changing the one that backward needs"
-PLACES = [
-    pytest.param(
-        "att = torch.softmax(w, -1)\natt[att < 0.1] = 0\natt.sum().backward()", 2, id="a mask"
-    ),
-    pytest.param("e = w.exp()\ne[0] = x[0]\ne.sum().backward()", 2, id="another tensor's row"),
-    pytest.param("e = w.exp()\ne[0] -= x[0]\ne.sum().backward()", 2, id="an item taken from"),
-    pytest.param("e = [w.exp()]\ne[0] += 1\ne[0].sum().backward()", 2, id="an item of a list"),
-    pytest.param("e = w.exp()\ne[0] = e[1] * e[0]\ne.sum().backward()", 2, id="read again"),
-    pytest.param("out = own(w.sigmoid())\nout.sum().backward()", None, id="the user's own module"),
-    pytest.param(
-        "h = w[0]\nhs = torch.zeros(3, 4, device='cuda')\nfor t in range(3):\n    hs[t] = h\n"
-        "    h = h * hs[t]\nhs.sum().backward()",
-        4,
-        id="a row in a loop",
-    ),
-]
-MODULES = [
-    pytest.param("out = act(w.sigmoid())\nout.sum().backward()", "LeakyReLU", id="a module"),
-    pytest.param("out = net(x)\nout.sum().backward()", "ReLU", id="a module in a sequence"),
-    pytest.param("out = block(x)\nout.sum().backward()", "ELU", id="in a model's sequence"),
-    pytest.param("out = plain(x)\nout.sum().backward()", "ReLU", id="a model's module"),
-    pytest.param(
-        "out = list(map(act, [w.sigmoid()]))[0]\nout.sum().backward()",
-        "LeakyReLU",
-        id="called by a library",
-    ),
-]
+PLAIN = "{} was made with inplace=True"
+CHANGES = [
+    # The place of the change; another line cannot be tried, so it is advice in words.
+    ("a mask", "e = torch.softmax(w, -1)\ne[e < 0.1] = 0", 2, STEP),
+    ("another tensor's row", "e = w.exp()\ne[0] = x[0]", 2, STEP),
+    ("an item taken from", "e = w.exp()\ne[0] -= x[0]", 2, STEP),
+    ("an item of a list", "es = [w.exp()]\nes[0] += 1\ne = es[0]", 2, STEP),
+    ("read again", "e = w.exp()\ne[0] = e[1] * e[0]", 2, STEP),
+    ("a row in a loop", "h = w[0]\ne = torch.zeros(3, 4, device='cuda')\nfor t in range(3):\n"
+     "    e[t] = h\n    h = h * e[t]", 4, STEP),
+    ("the user's own module", "e = own(w.sigmoid())", None, STEP),
+    # The class that writes over its input.
+    ("a module", "e = act(w.sigmoid())", None, PLAIN.format("LeakyReLU")),
+    ("a module in a sequence", "e = net(x)", None, PLAIN.format("ReLU")),
+    ("in a model's sequence", "e = block(x)", None, PLAIN.format("ELU")),
+    ("a model's module", "e = plain(x)", None, PLAIN.format("ReLU")),
+    ("called by a library", "e = list(map(act, [w.sigmoid()]))[0]", None,
+     PLAIN.format("LeakyReLU")),
+    # ``p = p + 1`` would make a tensor of it that no optimizer knows.
+    ("a parameter", "e = p * p\nwith torch.no_grad():\n    p += 1", None,
+     "a parameter is changed between forward and backward"),
+]  # fmt: skip
 
 
 def hint_of(text: str) -> Hint:
@@ -80,25 +75,14 @@ def hint_of(text: str) -> Hint:
     return hint
 
 
-@pytest.mark.parametrize(("text", "line"), PLACES)
-def test_the_changing_line_is_named(sim: simulate.Simulation, text: str, line: int | None) -> None:
-    """The place of the change; another line cannot be tried, so it is advice in words."""
-    said = hint_of(text).text
-    assert said.endswith(f": {STEP}")
-    first = len(SETUP.strip().splitlines())
-    assert line is None or f"line {first + line}:" in said
-
-
-@pytest.mark.parametrize(("text", "kind"), MODULES)
-def test_a_module_in_place_is_named(sim: simulate.Simulation, text: str, kind: str) -> None:
-    """The class that writes over its input."""
-    assert hint_of(text).text.startswith(f"{kind} was made with inplace=True")
-
-
-def test_a_parameter_is_not_replaced(sim: simulate.Simulation) -> None:
-    """``p = p + 1`` would make a tensor of it that no optimizer knows."""
-    hint = hint_of("y = (p * p).sum()\nwith torch.no_grad():\n    p += 1\ny.backward()")
-    assert hint.text.startswith("a parameter is changed between forward and backward")
+@pytest.mark.parametrize(("name", "text", "line", "says"), CHANGES, ids=lambda value: str(value))
+def test_what_changed_the_tensor_is_named(
+    sim: simulate.Simulation, name: str, text: str, line: int | None, says: str
+) -> None:
+    """The line, the module or the parameter, and what to do in its place."""
+    said = hint_of(f"{text}\ne.sum().backward()").text
+    assert said.startswith(says) or said.endswith(f": {says}")
+    assert line is None or f"line {len(SETUP.strip().splitlines()) + line}: {says}" in said
 
 
 def test_item_23_what_a_headline_has_no_room_for_is_explained(sim: simulate.Simulation) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,76 +38,8 @@ def cuda(values: Any, **options: Any) -> Tensor:
     return torch.tensor(values, **options).cuda()
 
 
-class Reader(nn.Module):
-    """A small model with tables of tokens and of positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(10, 4)
-        self.positions = nn.Embedding(8, 4)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        at = torch.arange(ids.size(1), device=ids.device)
-        embedded: Tensor = self.tokens(ids) + self.positions(at)
-        return embedded
-
-
 def scores(rows: int, classes: int, *rest: int) -> Tensor:
     return torch.zeros(rows, classes, *rest).cuda()
-
-
-@pytest.mark.parametrize(
-    ("text", "names", "rule", "fix"),
-    [
-        ("loss = F.cross_entropy(z, y)", lambda: {"z": scores(10, 10), "y": cuda([*range(1, 11)])},
-         "one_based_labels", "F.cross_entropy(z, y - 1)"),
-        ("loss = nn.CrossEntropyLoss()(z, batch['mask'])",
-         lambda: {"z": scores(1, 3, 2, 2), "batch": {"mask": cuda([[[0, 1], [2, 255]]])}},
-         "mark_not_ignored", "nn.CrossEntropyLoss(ignore_index=255)(z, batch['mask'])"),
-        ("code = F.one_hot(y, num_classes=4)", lambda: {"y": cuda([0, 3, 5])},
-         "too_few_places", None),
-        ("h = net(ids)", lambda: {"net": Reader().cuda(), "ids": cuda([[1, 2, 10, 3]])},
-         "added_tokens", None),
-        ("h = net(ids)", lambda: {"net": Reader().cuda(), "ids": cuda([[1, -100, -100]])},
-         "ignored_label_as_id", None),
-        ("loss = F.binary_cross_entropy(z, t)",
-         lambda: {"z": cuda([-1.5, 2.0]), "t": cuda([0.0, 1.0])},
-         "not_probabilities", "F.binary_cross_entropy_with_logits(z, t)"),
-        ("loss = F.binary_cross_entropy(p, t)",
-         lambda: {"p": cuda([0.5, math.nan]), "t": cuda([0.0, 1.0])}, "nan_before", None),
-        ("pick = torch.multinomial(z, 1)", lambda: {"z": cuda([-1.5, 2.0])},
-         "bad_weights", "torch.multinomial(torch.softmax(z, dim=-1), 1)"),
-        ("q = z.gather(1, actions.unsqueeze(1))",
-         lambda: {"z": scores(3, 4), "actions": cuda([0, 4, 2])}, "too_few_places", None),
-        # There is no proof of edges on the line.
-        ("row, col = edge_index\nh = x[row]",
-         lambda: {"x": scores(3, 4), "edge_index": cuda([[10, 57], [57, 10]])},
-         "too_few_places", None),
-        ("h = x.index_select(0, edge_index[0])",
-         lambda: {"x": scores(2, 4), "edge_index": cuda([[10, 57], [57, 10]])},
-         "edges_with_original_ids", None),
-        ("h = emb(x.long())",
-         lambda: {"emb": nn.Embedding(5, 2).cuda(), "x": cuda([0.25, math.nan])},
-         "nan_cast_to_integer", None),
-        ("v = flat[rows * width + cols]",
-         lambda: {"flat": scores(3, 4).view(-1), "rows": cuda([0, 2]), "cols": cuda([1, 4]),
-                  "width": 4}, "flat_position", None),
-    ],
-)  # fmt: skip
-def test_a_failing_cell_gets_its_hint(
-    text: str, names: Callable[[], dict[str, Any]], rule: str, fix: str | None
-) -> None:
-    """What the collectors see is enough for the rule, and for a fix in the cell's own words."""
-    hint = hint_of(text, **names())
-    assert hint.rule == rule
-    assert fix is None or hint.fix == fix
-
-
-def test_a_long_sequence_is_told_from_an_added_token() -> None:
-    """Both end in an embedding one row short; the module's path tells which table it is."""
-    hint = hint_of("h = net(ids)", net=Reader().cuda(), ids=cuda([[1] * 9]))
-    assert hint.rule == "positions_beyond_table"
-    assert "9 positions, the table 8" in hint.text
 
 
 def test_the_hint_is_in_the_message_of_the_exception() -> None:
@@ -118,22 +48,6 @@ def test_the_hint_is_in_the_message_of_the_exception() -> None:
     names = {"F": nn.functional, "z": scores(10, 10), "y": cuda([*range(1, 11)])}
     with pytest.raises(cudalens.DeviceIndexError, match=r"F\.cross_entropy\(z, y - 1\)"), session:
         run_cell("loss = F.cross_entropy(z, y)", names)
-
-
-@pytest.mark.parametrize(
-    ("levels", "text"),
-    [
-        ([0.5, 1.2], "a level q above 1"),
-        ([-0.5, 1.0], "a level q below 0"),
-        ([25.0, 75.0], "a level q above 1"),
-    ],
-)
-def test_levels_of_a_quantile(levels: list[float], text: str) -> None:
-    """CUDA looks at no level: the rank in the sorted values is what it meets."""
-    x, q = torch.arange(11.0, device="cuda"), torch.tensor(levels, device="cuda")
-    hint = hint_of("torch.quantile(x, q)", torch=torch, x=x, q=q)
-    assert (hint.rule, hint.fix) == ("quantile_levels", None)
-    assert hint.text.startswith(text)
 
 
 # --- inside transformers -------------------------------------------------------------------------
@@ -158,46 +72,41 @@ def model_of(kind: str, head: str = "Model", **settings: Any) -> nn.Module:
     return model.cuda().eval()
 
 
-def test_tokens_added_without_resizing() -> None:
-    """The user's own model is the one to resize."""
-    bert = model_of("Bert")
-    hint = hint_of("out = bert(input_ids=ids)", bert=bert, ids=cuda([[1, 100, 3]]))
-    assert hint.fix is None and "resize_token_embeddings(len(tokenizer))" in hint.text
-
-
-def test_segment_ids_of_a_model_with_one_segment() -> None:
-    """RoBERTa knows segment 0 only."""
-    hint = hint_of(
-        "out = net(input_ids=ids, token_type_ids=seg)",
-        net=model_of("Roberta", type_vocab_size=1),
-        ids=cuda([[5, 6]]),
-        seg=cuda([[0, 1]]),
-    )
-    assert hint.rule == "segment_ids"
-    assert hint.fix is None and "leave token_type_ids out" in hint.text
+BART = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1),
+    **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
+}
+T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rule"), [(16, "positions_with_offset"), (17, "positions_beyond_table")]
-)
-def test_positions_of_roberta_start_behind_the_padding(tokens: int, rule: str) -> None:
-    """16 rows are too few for 16 tokens because of the offset; 17 tokens are too many anyway."""
-    hint = hint_of("out = net(ids)", net=model_of("Roberta"), ids=cuda([[5] * tokens]))
-    assert hint.rule == rule
-    assert "14" in hint.text
-
-
-@pytest.mark.parametrize("tokens", [17, 18])
-def test_the_rows_that_bart_adds_are_none_of_its_config(tokens: int) -> None:
-    """BART's table has two rows more than its config says, so 16 tokens fit, also beside 18."""
-    bart = model_of(
-        "Bart", d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8,
-        encoder_attention_heads=1, decoder_attention_heads=1,
-    )  # fmt: skip
-    hint = hint_of("out = net(ids)", net=bart, ids=cuda([[5] * tokens]))
-    assert hint.rule == "positions_beyond_table"
-    assert f"{tokens} positions, the table 16" in hint.text
-    assert "let the tokenizer truncate to max_length=16" in hint.text
+    ("model", "settings", "call", "given", "rule", "says"),
+    [
+        # The user's own model is the one to resize.
+        ("Bert", {}, "net(input_ids=ids)", {"ids": [[1, 100, 3]]}, "added_tokens",
+         "resize_token_embeddings(len(tokenizer))"),
+        # RoBERTa knows segment 0 only.
+        ("Roberta", {"type_vocab_size": 1}, "net(input_ids=ids, token_type_ids=seg)",
+         {"ids": [[5, 6]], "seg": [[0, 1]]}, "segment_ids", "leave token_type_ids out"),
+        # Its positions start behind the padding: 16 rows are too few for 16 tokens because of the
+        # offset; 17 tokens are too many anyway.
+        ("Roberta", {}, "net(ids)", {"ids": [[5] * 16]}, "positions_with_offset", "14"),
+        ("Roberta", {}, "net(ids)", {"ids": [[5] * 17]}, "positions_beyond_table", "14"),
+        # BART's table has two rows more than its config says, so 16 tokens fit, also beside 18.
+        *(("Bart", BART, "net(ids)", {"ids": [[5] * tokens]}, "positions_beyond_table",
+           f"{tokens} positions, the table 16: let the tokenizer truncate to max_length=16")
+          for tokens in (17, 18)),
+    ],
+)  # fmt: skip
+def test_a_model_is_told_what_it_has_no_row_for(
+    model: str, settings: Any, call: str, given: Any, rule: str, says: str
+) -> None:
+    """Tokens, segments and positions beyond the tables of a library's models, in words."""
+    names = {key: cuda(values) for key, values in given.items()}
+    hint = hint_of(call, net=model_of(model, **settings), **names)
+    assert (hint.rule, hint.fix) == (rule, None)
+    assert says in hint.text
 
 
 @pytest.mark.parametrize(
@@ -242,8 +151,7 @@ def test_a_head_is_known_by_its_class(
 
 def test_labels_of_a_decoder_padded_with_minus_one() -> None:
     """T5 makes its decoder's ids of the labels: -100 is replaced there, -1 is not."""
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
-    net = model_of("T5", "ForConditionalGeneration", **sizes, decoder_start_token_id=0)
+    net = model_of("T5", "ForConditionalGeneration", **T5, decoder_start_token_id=0)
     names = {"net": net, "ids": cuda([[5, 6, 7]]), "labels": cuda([[5, -1, -1]])}
     hint = hint_of("out = net(input_ids=ids, labels=labels)", **names)
     assert hint.fix == "net(input_ids=ids, labels=labels.masked_fill(labels == -1, -100))"

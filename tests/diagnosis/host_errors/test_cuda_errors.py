@@ -210,44 +210,37 @@ def test_a_checked_cell_knows_whether_it_waited(
 # --- out of memory --------------------------------------------------------------------------------
 
 
+def full(asked: str, reserved: str, was: str = "", now: str = "") -> str:
+    """Return what PyTorch says of full memory, one piece of it replaced."""
+    return OOM.format(asked=asked, free="1.00 GiB", reserved=reserved).replace(was, now)
+
+
 @pytest.mark.parametrize(
-    ("asked", "reserved", "first"),
+    ("message", "says"),
     [
-        ("2.00 GiB", "1.99 GiB", "make the batch smaller"),
-        ("2.00 GiB", "2.00 GiB", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
-        ("14.75 GiB", "1.00 MiB", "make the batch smaller"),
-        ("14.76 GiB", "1.00 MiB", "look at the shape"),
+        # Fragmentation is blamed from where the unused reserve is large enough, the shape from
+        # where the tensor alone is larger than the GPU.
+        (full("2.00 GiB", "1.99 GiB"), "another 1.99 GiB is reserved and unused"),
+        (full("2.00 GiB", "1.99 GiB"), "the most effective first: make the batch smaller"),
+        (full("2.00 GiB", "2.00 GiB"),
+         "first: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (full("14.75 GiB", "1.00 MiB"), "first: make the batch smaller"),
+        (full("14.76 GiB", "1.00 MiB"), "first: look at the shape"),
+        # No batch of a smaller size would fit; 2 GiB of a GPU of unknown size might.
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", "first: look at the shape"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "first: make the batch smaller"),
+        # The message itself tells the name of the setting that the release reads.
+        (full("2.00 GiB", "2.00 GiB", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+         "first: set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        # Private pools stand between the two figures in the message.
+        (full("2.00 GiB", "2.00 GiB", "allocated by PyTorch, ", "allocated by PyTorch, with 12.00 "
+              "MiB allocated in private pools (e.g., CUDA Graphs), "),
+         "PyTorch's tensors take 5.56 GiB, another 2.00 GiB is reserved"),
     ],
-)
-def test_fixes_come_in_the_order_of_their_effect(asked: str, reserved: str, first: str) -> None:
-    """Fragmentation is blamed from where the unused reserve is large enough, and the shape from
-    where the tensor alone is larger than the GPU."""
-    report = report_of(OOM.format(asked=asked, free="1.00 GiB", reserved=reserved))
-    assert f"the most effective first: {first}" in report.explanation
-    assert f"another {reserved} is reserved and unused" in report.explanation
-
-
-def test_memory_of_cuda_graphs_does_not_hide_the_figures() -> None:
-    """Private pools stand between the two figures in the message."""
-    pools = "allocated by PyTorch, with 12.00 MiB allocated in private pools (e.g., CUDA Graphs), "
-    message = OOM.format(asked="2.00 GiB", free="1.00 GiB", reserved="2.00 GiB")
-    report = report_of(message.replace("allocated by PyTorch, ", pools))
-    assert "PyTorch's tensors take 5.56 GiB, another 2.00 GiB is reserved" in report.explanation
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_the_setting_has_the_name_that_the_release_reads(name: str) -> None:
-    """The message itself tells it."""
-    message = OOM.format(asked="2.00 GiB", free="1.00 GiB", reserved="2.00 GiB")
-    report = report_of(message.replace("PYTORCH_CUDA_ALLOC_CONF", name))
-    assert f"first: set {name}=expandable_segments:True" in report.explanation
-
-
-def test_more_than_any_gpu_has_is_a_matter_of_the_shape() -> None:
-    """No batch of a smaller size would fit; 2 GiB of a GPU of unknown size might."""
-    message = "CUDA out of memory. Tried to allocate {} memory."
-    assert "first: look at the shape" in report_of(message.format("more than 1EB")).explanation
-    assert "look at the shape" not in report_of(message.format("2.00 GiB.")).explanation
+)  # fmt: skip
+def test_fixes_come_in_the_order_of_their_effect(message: str, says: str) -> None:
+    """By the figures of the message."""
+    assert says in report_of(message).explanation
 
 
 @pytest.mark.parametrize(
