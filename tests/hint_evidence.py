@@ -11,7 +11,6 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
     FIRST_BAD,
     Bounds,
-    CodeLine,
     Frame,
     Hint,
     LineRef,
@@ -97,8 +96,6 @@ def finding(
     others: tuple[TensorFact, ...] = (),
     scalars: Mapping[str, str] | None = None,
     library: str | None = None,
-    context: tuple[str, ...] = (),
-    is_silent: bool = False,
     **evidence: Any,
 ) -> Evidence:
     """Return the evidence of a guard that stopped ``op`` because of ``fact``."""
@@ -125,17 +122,10 @@ def finding(
             is_index=size is not None and op != "aten::masked_scatter",
             size=size,
             list_position=int(position[:-1]) if position else None,
-            is_silent=is_silent,
         ),
         op=OpName(name=op, overload="default", api=api),
         call_text=call,
-        source=SourceSpan(
-            cell=1,
-            line=1,
-            column=0,
-            text=call,
-            context=tuple(CodeLine(line=at, text=text) for at, text in enumerate(context, 1)),
-        ),
+        source=SourceSpan(cell=1, line=1, column=0, text=call),
         tensors=(fact, *others),
         scalars=tuple((scalars or {}).items()),
         frames=tuple(frames),
@@ -342,7 +332,7 @@ def drawn(values: Sequence[float], **rest: Any) -> Evidence:
     return numbers("aten::multinomial", "self", values, **{**settings, **rest})
 
 
-def empty_rows(dtype: str = "float32") -> Evidence:
+def empty_rows() -> Evidence:
     """Return the evidence of a multinomial with one row of zeros out of two."""
     return finding(
         "aten::multinomial",
@@ -350,7 +340,7 @@ def empty_rows(dtype: str = "float32") -> Evidence:
             argument="self",
             expression="p",
             shape=(2, 2),
-            dtype=dtype,
+            dtype="float32",
             summary=TensorSummary(min=0.0, max=1.0, nan=0, inf=0),
         ),
         [0.0, 1.0, 1.0, 1.0],

@@ -37,7 +37,11 @@ FAMILIES = {
     ),
 }
 """Folders of the package that are mutated, and the tests that concern each."""
-FIRST = {"devices": "test_host_errors", "dtypes": "test_host_errors", "in_place": "test_inplace"}
+FIRST = {
+    "devices": "test_host_errors",
+    "dtypes": "test_host_errors",
+    "saved_tensors": "test_inplace",
+}
 """Modules whose own tests are not named after them."""
 NOT_COPIED = (".*", "build", "dist", "notebooks", "__pycache__", "*.egg-info")
 SAME = ("_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")

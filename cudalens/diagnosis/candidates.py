@@ -368,10 +368,9 @@ def _swapped(call: str, tree: ast.Call) -> tuple[str, str] | None:
     if len(tree.args) < 2:
         return None
     one, two = map(ast.unparse, tree.args[:2])
-    again = parsed(spliced(call, tree.args[1], one) or "")
-    if not isinstance(again, ast.Call):
-        return None
-    both = spliced(spliced(call, tree.args[1], one) or "", again.args[0], two)
+    first = spliced(call, tree.args[1], one) or ""
+    again = parsed(first)
+    both = spliced(first, again.args[0], two) if isinstance(again, ast.Call) else None
     return (_IN_PLACE_OF.format(one, two), both) if both else None
 
 

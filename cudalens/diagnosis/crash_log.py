@@ -99,14 +99,14 @@ class Failure:
     """Whether lines of several processes are mixed in its frames."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CrashLog:
     """What a log holds, without what it repeats."""
 
     lines: int = 0
     asserts: tuple[AssertLine, ...] = ()
     failures: tuple[Failure, ...] = ()
-    ranks: frozenset[int] = frozenset()
+    ranks: set[int] = field(default_factory=set)
     """Ranks that mark lines, and those that speak of themselves."""
     root_rank: int | None = None
     """The rank that torchrun names as the first to fail."""
@@ -162,44 +162,35 @@ class _Reader:
     """Takes in lines; memory is bounded by what differs, not by what comes."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self._log = CrashLog()
         self._asserts = AssertFold()
         self._open: dict[Source, _Open] = {}
         self._told: tuple[Failure, int, Source] | None = None
         """The failure whose message may go on, lines that it may take, and whose it is."""
         self._prefix: re.Pattern[str] | None = None
         self._failures: dict[object, Failure] = {}
-        self._ranks: set[int] = set()
         self._started: int | None = None
-        self._root: int | None = None
-        self._command: tuple[str, ...] = ()
-        self._is_launched = self._starts_itself = False
 
     def result(self) -> CrashLog:
         """Return what was read."""
         self._settle()
-        return CrashLog(
-            lines=self._number,
-            asserts=self._asserts.lines(),
-            failures=tuple(sorted(self._failures.values(), key=lambda item: item.number)),
-            ranks=frozenset(self._ranks),
-            root_rank=self._root,
-            command=self._command,
-            is_launched=self._is_launched,
-            starts_itself=self._starts_itself and not self._is_launched,
-        )
+        log = self._log
+        log.asserts = self._asserts.lines()
+        log.failures = tuple(sorted(self._failures.values(), key=lambda item: item.number))
+        log.starts_itself = log.starts_itself and not log.is_launched
+        return log
 
     def read(self, line: str) -> None:
         """Take in one line."""
-        self._number += 1
+        self._log.lines += 1
         if not self._open and self._told is None and not _MARKS.search(line):
             return
         if "Assertion `" in line and self._asserts.add(line):
             return
         source, text = self._split(line[: 4 * MAX_TEXT].rstrip())
         text = text[:MAX_TEXT]
-        if isinstance(source, int) and len(self._ranks) < MAX_RANKS:
-            self._ranks.add(source)
+        if isinstance(source, int) and len(self._log.ranks) < MAX_RANKS:
+            self._log.ranks.add(source)
         self._note(text)
         if self._told is not None and self._goes_on(source, text):
             return
@@ -216,7 +207,7 @@ class _Reader:
         source: Source = None
         if (match := _RANK.match(text)) is not None:
             rank = match["a"] or match["b"] or match["c"]
-            self._starts_itself = self._starts_itself or match["pid"] is not None
+            self._log.starts_itself = self._log.starts_itself or match["pid"] is not None
             source = int(rank) if rank else f"pid {match['pid']}"
             text = text[match.end() :]
         if self._prefix is not None and (match := self._prefix.match(text)) is not None:
@@ -231,18 +222,18 @@ class _Reader:
     def _note(self, text: str) -> None:
         """Take note of what launchers print."""
         if (match := _STARTED.search(text)) is not None:
-            self._started, self._starts_itself = int(match[1]), True
-            self._ranks.add(self._started)
-        self._is_launched = self._is_launched or _LAUNCHER.search(text) is not None
+            self._started, self._log.starts_itself = int(match[1]), True
+            self._log.ranks.add(self._started)
+        self._log.is_launched = self._log.is_launched or _LAUNCHER.search(text) is not None
         if (match := _ROOT.match(text)) is not None:
-            self._root = int(match[1])  # the root cause stands last
-            self._ranks.add(self._root)
-        if not self._command and (match := _COMMAND.search(text)) is not None:
+            self._log.root_rank = int(match[1])  # the root cause stands last
+            self._log.ranks.add(self._log.root_rank)
+        if not self._log.command and (match := _COMMAND.search(text)) is not None:
             try:
                 words = ast.literal_eval(match["words"])
             except (SyntaxError, ValueError):
                 words = shlex.split(match["words"].strip("[]").replace(",", " "))
-            self._command = tuple(str(word) for word in words)
+            self._log.command = tuple(str(word) for word in words)
 
     # --- tracebacks ------------------------------------------------------------------------------
 
@@ -286,7 +277,7 @@ class _Reader:
                 frames=frames,
                 is_mixed=known is not None and known.is_mixed,
                 ranks=self._whose(source, text),
-                number=self._number,
+                number=self._log.lines,
             )
             if known is not None and known.waiting:
                 known.waiting -= 1
@@ -295,11 +286,8 @@ class _Reader:
             self._told = (failure, _MESSAGE_LINES, source)
         elif (found := _BARE.search(text)) is not None and not text.startswith("For debugging"):
             self._told = None
-            self._keep(
-                Failure(
-                    message=found[0].strip(), ranks=self._whose(source, text), number=self._number
-                )
-            )
+            whose = self._whose(source, text)
+            self._keep(Failure(message=found[0].strip(), ranks=whose, number=self._log.lines))
 
     def _whose(self, source: Source, text: str) -> frozenset[int]:
         found = source if isinstance(source, int) else None
@@ -309,7 +297,7 @@ class _Reader:
             found, self._started = self._started, None
         if found is None:
             return frozenset()
-        self._ranks.add(found)
+        self._log.ranks.add(found)
         return frozenset({found})
 
     def _goes_on(self, source: Source, text: str) -> bool:

@@ -7,7 +7,6 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from cudalens.core._python import parse_expression
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Bounds, Hint, Kind, Offenders, OpName, Violation
@@ -17,7 +16,7 @@ from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import Verdict, explain_host_error
 from cudalens.diagnosis.origins import at_origin, change_of
 from cudalens.diagnosis.script_words import for_script
-from cudalens.diagnosis.user_code import list_items
+from cudalens.diagnosis.user_code import list_items, parsed
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
@@ -130,7 +129,13 @@ def _verdict(evidence: Evidence) -> Verdict:
         return _of_violation(evidence, evidence.violation)
     if evidence.error is None:
         return Verdict(kind="python_error", certainty="unknown", headline="", explanation="")
-    return explain_error(evidence, evidence.error)
+    if is_device_assert(evidence.error):
+        found = explain_assert(evidence)
+    else:
+        found = _with_fault(evidence, evidence.error, explain_host_error(evidence, evidence.error))
+    if found.context_usable is None:
+        return found
+    return replace(found, context_usable=evidence.context_usable)
 
 
 def _expression(evidence: Evidence, argument: str | None) -> str | None:
@@ -225,11 +230,8 @@ def _own_name(expression: str | None) -> str | None:
     """Return an expression that a position can follow, ``None`` when it is too long to be one."""
     if not expression or len(expression) > _LONGEST_NAME:
         return None
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            node = parse_expression(expression).body
-    except (SyntaxError, ValueError):
-        return f"({expression})"
+    with warnings.catch_warnings(action="ignore"):
+        node = parsed(expression)
     binds = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
     return expression if binds else f"({expression})"
 
@@ -252,17 +254,6 @@ def format_sentence(report: Report) -> str:
 def is_device_assert(error: ErrorFacts) -> bool:
     """Return whether an exception is CUDA's own report of a device-side assert."""
     return error.error_code == ASSERT_CODE or _ASSERT_SENTENCE in error.message
-
-
-def explain_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
-    """Conclude from an exception that CUDA, torch or a library on top of it raised."""
-    if is_device_assert(error):
-        found = explain_assert(evidence)
-    else:
-        found = _with_fault(evidence, error, explain_host_error(evidence, error))
-    if found.context_usable is None:
-        return found
-    return replace(found, context_usable=evidence.context_usable)
 
 
 def _with_fault(evidence: Evidence, error: ErrorFacts, found: Verdict) -> Verdict:
@@ -313,14 +304,7 @@ def format_message(report: Report) -> str:
 def format_place(report: Report, *, forward: bool = False) -> str | None:
     """Return the user's line as ``In [7] line 12: loss = …`` or ``train.py:12: …``."""
     source = report.forward_source if forward else report.source
-    if source is None or source.line is None:
-        return None
-    if source.cell is not None:
-        place = f"In [{source.cell}] line {source.line}"
-    else:
-        place = f"{source.file or '?'}:{source.line}"
-    text = source.ref.text
-    return f"{place}: {text}" if text else place
+    return None if source is None else source.ref.format() or None
 
 
 def format_note(report: Report) -> str:

@@ -72,18 +72,24 @@ _NCCL = re.compile(r"Watchdog caught collective|NCCL|DistBackendError|Socket Tim
 def explain_log(log: CrashLog) -> Report | None:
     """Return the report of what ended the job, ``None`` without a failure of CUDA's or torch's."""
     own = next((item for item in log.failures if item.type_name in _OWN), None)
-    if own is not None:
-        return _of_own(log, own)
-    chosen = _cause(log)
+    chosen = own or _cause(log)
     if chosen is None:
         return None
+    evidence = _evidence(log, chosen)
     is_assert = bool(log.asserts) or _is_assert(chosen)
-    if is_assert:
-        report = _of_assert(log, chosen)
+    if own is not None:
+        report = _of_own(own, evidence)
+    elif is_assert:
+        report = _of_assert(log, chosen, evidence)
     elif _weight(chosen) == _WAITING:
         report = _of_waiting(log, chosen)
     else:
-        report = diagnose(_evidence(log, chosen))
+        report = diagnose(evidence)
+    report = replace(
+        report, source=evidence.source, frames=evidence.frames, environment=evidence.environment
+    )
+    if own is not None:
+        return report
     if report.kind == "cuda_error" and report.certainty == "unknown" and _is_fault(chosen):
         late = " CUDA reports such an error late: the line shown is where it was met."
         report = replace(report, explanation=report.explanation + late * bool(report.source))
@@ -174,21 +180,13 @@ def _evidence(log: CrashLog, failure: Failure) -> Evidence:
     )
 
 
-def _placed(report: Report, evidence: Evidence) -> Report:
-    return replace(
-        report, source=evidence.source, frames=evidence.frames, environment=evidence.environment
-    )
-
-
-def _of_assert(log: CrashLog, failure: Failure) -> Report:
+def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
     report = _read_assert(log, failure)
-    evidence = _evidence(log, failure)
     if not _is_assert(failure):
         first = failure.message.split("\n", 1)[0]
         hidden = f"{failure.type_name} ({first}) is not the cause: it hides an assert."
         report = replace(report, explanation=f"{hidden} {report.explanation}")
-    report = replace(report, phase=evidence.phase, device_text=evidence.device_text)
-    return _placed(report, evidence)
+    return replace(report, phase=evidence.phase, device_text=evidence.device_text)
 
 
 def _asserted(headline: str, *parts: str, **known: Any) -> Report:
@@ -268,11 +266,10 @@ def _called(failure: Failure) -> frozenset[str]:
     return frozenset(called - {"add"})
 
 
-def _of_own(log: CrashLog, failure: Failure) -> Report:
+def _of_own(failure: Failure, evidence: Evidence) -> Report:
     """Repeat the finding of a guard, which is the first failure of the job that counts."""
-    evidence = _evidence(log, failure)
     is_nan = failure.type_name == "NonFiniteError"
-    report = Report(
+    return Report(
         kind="nonfinite" if is_nan else "device_assert",
         certainty="proven",
         prevented=not is_nan,
@@ -280,7 +277,6 @@ def _of_own(log: CrashLog, failure: Failure) -> Report:
         headline=failure.message.split("\n", 1)[0],
         explanation=_FOUND,
     )
-    return _placed(report, evidence)
 
 
 def _of_waiting(log: CrashLog, failure: Failure) -> Report:
@@ -290,12 +286,11 @@ def _of_waiting(log: CrashLog, failure: Failure) -> Report:
     who = f"ranks {_numbers(ranks)} waited" if len(ranks) > 1 else "a rank waited"
     is_time_out = "Watchdog caught" in failure.message
     what = f"{who} for another rank until NCCL's time-out" if is_time_out else "NCCL gave up"
-    report = Report(
+    return Report(
         kind="cuda_error",
         headline=f"this log does not show what failed: {what}",
         explanation=_WAITED if is_time_out else f"This is no cause: {_FOR_NCCL}.",
     )
-    return _placed(report, _evidence(log, failure))
 
 
 # --- place, ranks, what to do ---------------------------------------------------------------------

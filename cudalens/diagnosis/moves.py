@@ -14,12 +14,11 @@ from math import prod
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
-from cudalens.diagnosis.host_errors._words import format_shape
+from cudalens.diagnosis.host_errors._words import INTEGERS, format_shape
 from cudalens.diagnosis.user_code import api_function, parsed
 
 OF_KIND = ("cast_needed", "move_tensor")
 """Moves that leave the shape as it is."""
-_INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _CASTS = {
     "float32": ".float()",
     "float64": ".double()",
@@ -117,7 +116,7 @@ def _of_dtype(
     if function == "__getitem__" and fact.dtype == "bool":
         return
     # Numbers that are added to scores are no mask of them, which 0 and 1 are.
-    is_mask = "attention" in function and fact.dtype in _INTEGERS
+    is_mask = "attention" in function and fact.dtype in INTEGERS
     for name in ("bool",) if is_mask else dict.fromkeys([*seen, "float32", "int64", "bool"]):
         if name == fact.dtype or name not in _CASTS:
             continue
@@ -249,7 +248,7 @@ def _of_labels(fact: TensorFact, others: Sequence[TensorFact]) -> Iterator[Move]
     shape, rank = fact.shape, len(fact.shape)
     if any(item.shape == shape for item in others) and rank > 1:
         # The cast is tried as well: it succeeds where no digit is lost.
-        cast = "" if fact.dtype in _INTEGERS else ".long()"
+        cast = "" if fact.dtype in INTEGERS else ".long()"
         words = f"{_what(fact)} and is one-hot: this loss takes class numbers"
         yield Move(rule="one_hot_target", template=f"{{x}}{cast}.argmax(1)", words=words)
     if rank > 1 and any(item.shape[:1] == (prod(shape),) for item in others):

@@ -60,7 +60,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     fix = f"{name} = {value}"
     if not found.is_read_again or not trial(fix).succeeds:
         return hint
-    text = f"{hint.text}; {name} is used more than once: change it behind {_line(found.at)}"
+    text = f"{hint.text}; {name} is used more than once: change it behind line {found.at.line}"
     return replace(hint, text=text, fix=fix, at=found.at)
 
 
@@ -69,7 +69,7 @@ def _kept(hint: Hint, name: str, value: str, dropped: tuple[str, SourceSpan], tr
     text, at = dropped
     for fix in (f"{name} = {text}", f"{name} = {value}"):
         if trial(fix).succeeds:
-            said = f"{hint.text}; {_line(at)}: {text} gives a new tensor, its result is not kept"
+            said = f"{hint.text}; line {at.line}: {text} gives a new tensor, its result is not kept"
             return replace(hint, text=said, fix=fix, at=at)
     return hint
 
@@ -78,7 +78,7 @@ def _how_made(hint: Hint, name: str, found: Binding) -> str:
     """Say how a tensor came to its device or dtype."""
     if found.value is None or hint.rule not in ("cast_needed", "move_tensor"):
         return ""
-    made = f"; {f'it is {found.name}, ' if found.name else ''}made in {_line(found.at)}: "
+    made = f"; {f'it is {found.name}, ' if found.name else ''}made in line {found.at.line}: "
     made += _short(found)
     module, _, function = (found.called or "").rpartition(".")
     is_factory = f"{module}.".startswith("torch.") and function in _FACTORIES
@@ -102,7 +102,7 @@ def _where_dropped(hint: Hint, trial: Trial) -> str:
         is_row = isinstance(made, ast.Subscript) and isinstance(made.slice, ast.Constant | ast.Name)
         is_squeezed = isinstance(made, ast.Call) and last_name(made.func) == "squeeze"
         if found is not None and (is_row or is_squeezed):
-            return f"; {_line(found.at)} took one away: {name} = {_short(found)}"
+            return f"; line {found.at.line} took one away: {name} = {_short(found)}"
     return ""
 
 
@@ -123,7 +123,7 @@ def _with_layer(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
         layer = layer and replace(layer, name=ast.unparse(tree.func))
     if layer is None or (layer.value is None and is_of_table):
         return hint
-    where = "" if layer.value is None else f", made in {_line(layer.at)}: {_short(layer)}"
+    where = "" if layer.value is None else f", made in line {layer.at.line}: {_short(layer)}"
     tied = f"; its weight is that of {layer.tied} too" if layer.tied else ""
     return replace(hint, text=f"{hint.text}; the layer is {layer.name}{where}{tied}")
 
@@ -131,10 +131,6 @@ def _with_layer(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 def _short(found: Binding) -> str:
     value = found.value or ""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-
-
-def _line(at: SourceSpan) -> str:
-    return f"line {at.line}"
 
 
 def change_of(before: str, after: str) -> tuple[str, str] | None:

@@ -57,7 +57,8 @@ def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -
         return None
     places = _places(tree, node)
     if len(places) > 1:
-        places = _by_column(evidence, fact, places, call) or _direct(tree, places)
+        direct = [item for item in places if item[1] is tree or isinstance(item[1], ast.keyword)]
+        places = _by_column(evidence, fact, places, call) or direct
     if len(places) != 1:
         return None
     found, parent = places[0]
@@ -102,10 +103,6 @@ def _by_column(
     # One parenthesis is put before the text when it is read.
     column = fact.span[1] - source.column + 1
     return [item for item in places if _offset(f"({call}", item[0].col_offset) == column]
-
-
-def _direct(tree: ast.expr, places: list[_Place]) -> list[_Place]:
-    return [item for item in places if item[1] is tree or isinstance(item[1], ast.keyword)]
 
 
 def spliced(call: str, node: ast.expr, value: str) -> str | None:

@@ -118,7 +118,10 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     role = role_of(evidence)
     if found is None or role is None or role not in roles:
         return None
-    if is_garbled(evidence) or is_wrapped(evidence) or cast_source(evidence):
+    bad = bad_values(evidence)
+    if any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad):
+        return None
+    if is_wrapped(evidence) or cast_source(evidence):
         return None
     if role not in ("position", "box") and shifted_source(evidence):
         return None
@@ -128,7 +131,6 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     distinct = None if unique is None else tuple(v for v in unique if v not in allowed)
     if distinct:
         low, high = distinct[0], distinct[-1]
-    bad = bad_values(evidence)
     if not bad or not isinstance(high, int):
         return None
     named = origin(evidence, role)
@@ -165,11 +167,6 @@ def ids_rule(
 
 
 # --- values that no counting mistake made --------------------------------------------------------
-
-
-def is_garbled(evidence: Evidence) -> bool:
-    """Return whether a bad value is far beyond any table, or what a lost float becomes."""
-    return any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad_values(evidence))
 
 
 def is_wrapped(evidence: Evidence) -> bool:

@@ -192,17 +192,14 @@ def origin(evidence: Evidence, role: Role, *, by_word: bool = False) -> TensorFa
     named = [item for item in others if _says(item, word) and _holds(item, fact, bad)]
     if by_word or named:
         return named[0] if len(named) == 1 else None
-    twins = [item for item in others if _is_twin(item, fact)]
+    ends = fact.summary.min, fact.summary.max
+    alike = (item for item in others if (item.summary.min, item.summary.max) == ends)
+    twins = [item for item in alike if _long(item.shape) == _long(fact.shape)]
     return twins[0] if len(twins) == 1 else None
 
 
 def _says(fact: TensorFact, word: re.Pattern[str] | None) -> bool:
     return bool(word and fact.expression and word.search(fact.expression.lower()))
-
-
-def _is_twin(item: TensorFact, fact: TensorFact) -> bool:
-    same_range = (item.summary.min, item.summary.max) == (fact.summary.min, fact.summary.max)
-    return same_range and _long(item.shape) == _long(fact.shape)
 
 
 def _long(shape: tuple[int, ...]) -> list[int]:

@@ -53,8 +53,7 @@ def _made_of_labels(evidence: Evidence, ids: Ids) -> bool:
     if name is None or ids.fact.expression or "decoder" not in (evidence.module_path or ""):
         return False
     tree, given = parsed(evidence.call_text or ""), parsed(name)
-    is_call = isinstance(tree, ast.Call) and in_library(evidence, "transformers")
-    if not is_call or not isinstance(tree, ast.Call) or given is None:
+    if not isinstance(tree, ast.Call) or given is None or not in_library(evidence, "transformers"):
         return False
     names = {item.arg for item in tree.keywords if ast.dump(item.value) == ast.dump(given)}
     # A batch that is spread in the call names it by its key.

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Certainty, Hint, Kind
-from cudalens.diagnosis.host_errors._sentences import is_sentence_of_torch
 from cudalens.diagnosis.host_errors._words import (
     dtype,
     expression_of,
@@ -193,8 +192,7 @@ def groups(match: re.Match[str]) -> dict[str, str]:
 def is_known_message(text: str) -> bool:
     """Return whether a message can only come from torch, or from a library on top of it."""
     message = own_message(text)
-    by_pattern = any(item.is_distinct and item.regex.search(message) for item in _patterns)
-    return by_pattern or is_sentence_of_torch(message)
+    return any(item.is_distinct and item.regex.search(message) for item in _patterns)
 
 
 def own_message(text: str) -> str:

@@ -27,6 +27,7 @@ STICKY = (
 )
 """Words of CUDA's errors after which this process cannot use the device again."""
 
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _DTYPES = {
     "float": "float32",
     "double": "float64",

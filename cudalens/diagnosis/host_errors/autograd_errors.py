@@ -1,6 +1,6 @@
 """Errors of the autograd graph: missing graphs, misshapen gradients, leaves changed in place.
 
-Not here: saved tensors that were changed (in_place), graphs that were freed (freed_graph).
+Not here: saved tensors that were changed in place or freed (saved_tensors).
 """
 
 from __future__ import annotations
@@ -201,9 +201,12 @@ row(
 def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Anomaly detection met the first NaN of a backward pass."""
     stem = match["f"].removesuffix("0").removesuffix("Backward").lower()
-    made = [item for item in evidence.history if _stem(item.op) == stem and item.source]
-    lines = {item.source.format(): item.source for item in made if item.source}
-    place = f", the backward of {next(iter(lines))}" if len(lines) == 1 else ""
+    made = [
+        item.source.format()
+        for item in evidence.history
+        if item.source and item.op.removeprefix("aten::").split(".")[0].replace("_", "") == stem
+    ]
+    place = f", the backward of {made[0]}" if len(set(made)) == 1 else ""
     yield autograd(
         f"{match['f']} returned NaN as gradient {match['at']}{place}",
         "Anomaly detection stops at the first NaN; the forward op of this node met a value at the "
@@ -224,10 +227,6 @@ _STEEP = {
     "asin": "the slope of asin is infinite at -1 and 1",
     "div": "a quotient has no slope where its divisor is 0",
 }
-
-
-def _stem(op: str) -> str:
-    return op.removeprefix("aten::").split(".")[0].replace("_", "")
 
 
 # --- what cut a tensor off its graph, as far as the lines before the failing one show it ---------

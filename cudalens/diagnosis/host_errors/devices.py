@@ -122,8 +122,8 @@ def _devices(evidence: Evidence) -> str:
 def rnn_device(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A recurrent layer's input lies on another device than its state or parameters."""
     is_state, here, there = match["what"] == "hidden", match["input"], match["other"]
-    states = [item for item in evidence.tensors if _is_state(item)] if is_state else []
-    stray = [item for item in states if item.device == there]
+    states = (item for item in evidence.tensors if (item.argument or "").split("[")[0] == "hx")
+    stray = [item for item in states if is_state and item.device == there]
     others = {item.device for item in evidence.tensors if item.argument not in (None, "input")}
     argument = "hx" if is_state else "weight"
     if stray:
@@ -142,10 +142,6 @@ def rnn_device(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
 
 
-def _is_state(fact: TensorFact) -> bool:
-    return fact.argument == "hx" or (fact.argument or "").startswith("hx[")
-
-
 row(
     "parallel_device",
     r"module must have its parameters and buffers on device (?P<want>[\w:]+) \(device_ids\[0\]\) "
@@ -158,39 +154,35 @@ row(
 # --- what only works on the host -----------------------------------------------------------------
 
 
-@pattern(r"can't convert (?P<device>[\w:]+) device type tensor to numpy")
-def numpy_of_cuda(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """NumPy cannot read the memory of a GPU."""
+@pattern(
+    r"can't convert (?P<device>[\w:]+) device type tensor to numpy"
+    r"|Can't call numpy\(\) on Tensor that requires grad"
+)
+def to_numpy(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """NumPy can read neither the memory of a GPU nor a tensor in an autograd graph."""
     fact = named(evidence, "self")
     text = expression_of(fact) or receiver(evidence)
-    yield host(
-        f"{text or 'the tensor'} is on {match['device']}; NumPy reads host memory only",
-        "PyTorch copies nothing from the device unless it is asked to.",
-        "self",
-    )
-    # Of a tensor that no variable holds it is not known; detach() does no harm.
-    is_detached = text is not None and text.endswith(".detach()")
-    has_graph = fact.requires_grad if fact else not is_detached
-    yield _copy_to_host(evidence, ".detach().cpu()" if has_graph else ".cpu()", text)
-
-
-@pattern(r"Can't call numpy\(\) on Tensor that requires grad")
-def numpy_of_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
-    """A tensor in an autograd graph has no NumPy form."""
-    text = expression_of(named(evidence, "self")) or receiver(evidence)
-    yield host(
-        f"{text or 'the tensor'} requires grad; autograd cannot follow into NumPy",
-        "detach() gives the same values without the graph.",
-        "self",
-    )
-    yield _copy_to_host(evidence, ".detach()", text)
-
-
-def _copy_to_host(evidence: Evidence, way: str, text: str | None) -> Hint:
-    fix = rewritten(evidence, evidence.tensor("self"), "{x}" + way)
+    if match["device"]:
+        yield host(
+            f"{text or 'the tensor'} is on {match['device']}; NumPy reads host memory only",
+            "PyTorch copies nothing from the device unless it is asked to.",
+            "self",
+        )
+        # Of a tensor that no variable holds it is not known; detach() does no harm.
+        is_detached = text is not None and text.endswith(".detach()")
+        has_graph = fact.requires_grad if fact else not is_detached
+        way = "detach().cpu()" if has_graph else "cpu()"
+    else:
+        yield host(
+            f"{text or 'the tensor'} requires grad; autograd cannot follow into NumPy",
+            "detach() gives the same values without the graph.",
+            "self",
+        )
+        way = "detach()"
+    fix = rewritten(evidence, fact, f"{{x}}.{way}")
     if fix is None and text:
-        fix = renamed(evidence, "numpy", f"{way[1:]}.numpy")
-    return Hint(rule="copy_to_host", text=f"{way[1:]} gives NumPy what it can read", fix=fix)
+        fix = renamed(evidence, "numpy", f"{way}.numpy")
+    yield Hint(rule="copy_to_host", text=f"{way} gives NumPy what it can read", fix=fix)
 
 
 @pattern(r"cannot pin '(?P<kind>torch\.\w+\.\w+)' only dense CPU tensors can be pinned")

@@ -7,11 +7,10 @@ import re
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact
 from cudalens.diagnosis.host_errors._base import Answer, groups, host, pattern, row
-from cudalens.diagnosis.host_errors._words import argument_name, dtype, name_of, named
+from cudalens.diagnosis.host_errors._words import INTEGERS, argument_name, dtype, name_of, named
 from cudalens.diagnosis.user_code import api_function
 
 _TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss")
-_INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _LAYER = "A layer computes in the dtype of its parameters and converts nothing."
 _SILENT = "Nothing is converted silently."
 
@@ -161,7 +160,7 @@ def unsupported_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
     got = dtype(found["got"])
     fact = _only_of(evidence, got)
     argument = fact.argument if fact else None
-    is_int = got in _INTEGERS
+    is_int = got in INTEGERS
     yield host(
         f"{api_function(evidence) or found['op']} has no kernel for {got}",
         "It computes in floating point." if is_int else f"No kernel was written for {got}.",

@@ -13,7 +13,7 @@ import pytest
 from cudalens.core.evidence_types import CallContext
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import FIRST_BAD, Bounds, Hint, OpName, TensorFact, TensorSummary
+from cudalens.core.report_types import Bounds, Hint, OpName, TensorFact, TensorSummary
 from cudalens.diagnosis.hints import MAX_HINTS, _base, find_hints, table
 from tests.hint_evidence import (
     MASK,
@@ -416,68 +416,48 @@ def test_one_step_away(name: str) -> None:
     assert rules_of(evidence) == tuple(rules.split())
 
 
-def test_labels_that_fill_minus_one_to_c_minus_two_may_be_shifted() -> None:
-    """-1 … C-2 without a gap has a second explanation, and it is told."""
-    found = hints_of(labels([-1, 0, 1, 2], 4))
-    assert [item.rule for item in found] == ["mark_not_ignored"]
-    assert "-1 … 2" in found[0].text
-
-
-@pytest.mark.parametrize(("note", "says"), [(FIRST_BAD, "line 4"), (None, "")])
-def test_the_line_of_the_first_nan_is_named_where_it_is_proven(note: str | None, says: str) -> None:
-    """The recorder's first bad op; a step that merely passed the values on is not called that."""
-    way = (step("aten::log", "h = x.log()", note),)
-    text = hints_of(bce([0.5, math.nan], provenance=way))[0].text
-    assert says in text and ("line" in text) is bool(says)
-
-
 # --- the writer of fixes -------------------------------------------------------------------------
 
 
+def counted(call: str | None, name: str = "y") -> Evidence:
+    return labels(ONE_TO_TEN, 10, name=name, call=call)
+
+
+def marked(call: str, **more: Any) -> Evidence:
+    return labels([3, -1], 10, call=call, **more)
+
+
 @pytest.mark.parametrize(
-    ("call", "name", "fix"),
+    ("evidence", "fix"),
     [
-        ("F.cross_entropy(z, y)", "y", "F.cross_entropy(z, y - 1)"),
-        ("crit(net(x, y), y)", "y", "crit(net(x, y), y - 1)"),
-        ("crit(z, batch['y'])", 'batch["y"]', 'crit(z, batch["y"] - 1)'),
-        ("crit(z, yy, target=y)", "y", "crit(z, yy, target=y - 1)"),
-        ("crit(\n    z,\n    y,\n)", "y", "crit( z, y - 1, )"),
-        ("crit(z, y.view(-1))", "y", "crit(z, (y - 1).view(-1))"),
-        ("crit('é', y)", "y", "crit('é', y - 1)"),
-        ("model(**batch)", 'batch["labels"]', 'batch["labels"] = batch["labels"] - 1'),
-        ("crit(z, y)  # y", "y", "y = y - 1"),
-        (None, "y", "y = y - 1"),
-        ("crit(z, 2 * y)", "2 * y", "crit(z, (2 * y) - 1)"),
+        # Only the node that is the argument changes, whatever else is spelled alike.
+        (counted("F.cross_entropy(z, y)"), "F.cross_entropy(z, y - 1)"),
+        (counted("crit(net(x, y), y)"), "crit(net(x, y), y - 1)"),
+        (counted("crit(z, batch['y'])", 'batch["y"]'), 'crit(z, batch["y"] - 1)'),
+        (counted("crit(z, yy, target=y)"), "crit(z, yy, target=y - 1)"),
+        (counted("crit(\n    z,\n    y,\n)"), "crit( z, y - 1, )"),
+        (counted("crit(z, y.view(-1))"), "crit(z, (y - 1).view(-1))"),
+        (counted("crit('é', y)"), "crit('é', y - 1)"),
+        (counted("model(**batch)", 'batch["labels"]'), 'batch["labels"] = batch["labels"] - 1'),
+        (counted("crit(z, y)  # y"), "y = y - 1"),
+        (counted(None), "y = y - 1"),
+        (counted("crit(z, 2 * y)", "2 * y"), "crit(z, (2 * y) - 1)"),
+        # ``ignore_index`` goes into the loss on the line, else the mark becomes what it ignores.
+        (marked("F.cross_entropy(z, y, ignore_index=-100)"),
+         "F.cross_entropy(z, y, ignore_index=-1)"),
+        (marked("F.cross_entropy(z, y,)"), "F.cross_entropy(z, y, ignore_index=-1)"),
+        (marked("nn.CrossEntropyLoss()(z, y)"), "nn.CrossEntropyLoss(ignore_index=-1)(z, y)"),
+        (marked("crit(z, y)"), "crit(z, y.masked_fill(y == -1, -100))"),
+        (marked("F.cross_entropy(z, y, **more)"),
+         "F.cross_entropy(z, y.masked_fill(y == -1, -100), **more)"),
+        # Where users cannot reach the loss, their labels take the number that it ignores.
+        (marked("model(ids, labels=y)", library=TRANSFORMERS),
+         "model(ids, labels=y.masked_fill(y == -1, -100))"),
     ],
-)
-def test_a_fix_changes_the_expression_by_its_place(call: str | None, name: str, fix: str) -> None:
-    """Only the node that is the argument changes, whatever else is spelled alike."""
-    evidence = labels(ONE_TO_TEN, 10, name=name, call=call)
+)  # fmt: skip
+def test_a_fix_changes_the_expression_by_its_place(evidence: Evidence, fix: str) -> None:
+    """In the running call, or before it where the call does not spell it."""
     assert hints_of(evidence)[0].fix == fix
-
-
-@pytest.mark.parametrize(
-    ("call", "fix"),
-    [
-        ("F.cross_entropy(z, y, ignore_index=-100)", "F.cross_entropy(z, y, ignore_index=-1)"),
-        ("F.cross_entropy(z, y,)", "F.cross_entropy(z, y, ignore_index=-1)"),
-        ("nn.CrossEntropyLoss()(z, y)", "nn.CrossEntropyLoss(ignore_index=-1)(z, y)"),
-        ("crit(z, y)", "crit(z, y.masked_fill(y == -1, -100))"),
-        (
-            "F.cross_entropy(z, y, **more)",
-            "F.cross_entropy(z, y.masked_fill(y == -1, -100), **more)",
-        ),
-    ],
-)
-def test_a_keyword_is_added_where_the_call_can_take_it(call: str, fix: str) -> None:
-    """``ignore_index`` goes into the loss on the line, else the mark becomes what it ignores."""
-    assert hints_of(labels([3, -1], 10, call=call))[0].fix == fix
-
-
-def test_a_loss_inside_a_library_gets_changed_labels() -> None:
-    """Where the user cannot reach the loss, his labels take the number that it ignores."""
-    evidence = labels([3, -1], 10, call="model(ids, labels=y)", library=TRANSFORMERS)
-    assert hints_of(evidence)[0].fix == "model(ids, labels=y.masked_fill(y == -1, -100))"
 
 
 DAMAGE: dict[str, Callable[[Evidence], Evidence]] = {

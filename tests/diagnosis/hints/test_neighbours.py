@@ -12,7 +12,7 @@ import pytest
 
 from cudalens.core.evidence_types import CallContext, InPlaceChange
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import Hint, LineRef, ProvenanceStep
+from cudalens.core.report_types import FIRST_BAD, Hint, LineRef, ProvenanceStep
 from tests import hint_evidence as given
 from tests.hint_evidence import (
     ONE_TO_TEN,
@@ -131,6 +131,11 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     (edges([1, 2, 3, 6, 4, 5, 2, 1], 6), "edges_with_original_ids", "x[(edge_index - 1)[0]]",
      {"1-based": True}),
     (edges([1, 2, 3, 6, 4, 5, 2, 0], 6), "edges_with_original_ids", None, {"1-based": False}),
+    # Where the line holds only halves, a fix of one would leave the other as it is.
+    (out_of_range("aten::index_add_", "index", [1, 2, 3, 4, 5], 5, expression="col",
+                  call="out.index_add_(0, col, x[row])",
+                  others=(tensor(None, "row", [1, 2, 3, 4, 4]),)),
+     "edges_with_original_ids", None, {"both ends": True}),
     # Labels are numbered anew where none is a class, or so many would have shown more than these.
     (labels([-2, -1, 0, 1, 2], 5), "relabel", "F.cross_entropy(z, y + 2)"),
     (labels([-3, -1, 0, 1, 2], 5), "", None),
@@ -190,6 +195,16 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
      {"// 2": False}),
     (labels([-1, -1, -1, -1], 2), "mark_not_ignored", "F.cross_entropy(z, y, ignore_index=-1)",
      {"// 2": False}),
+    (out_of_range("aten::scatter_", "index", [1, 1, 1, 1, -1], 2, call="F.one_hot(y, 2)",
+                  api="torch.nn.functional.one_hot", expression="y"),
+     "sign_coded_labels", "F.one_hot((y + 1) // 2, 2)"),
+    # -1 … C-2 without a gap has a second explanation, and it is told.
+    (labels([-1, 0, 1, 2], 4), "mark_not_ignored", None, {"-1 … 2": True}),
+    # A step that merely passed the NaN on is not called the first one.
+    (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()", FIRST_BAD),)), "nan_before",
+     None, {"line 4": True}),
+    (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()"),)), "nan_before", None,
+     {"line": False}),
     # Behind gather the result is masked as well; -2, or an index beyond the end, is no mark.
     (picked([0, -1]), "mark_in_gather", None),
     (picked([0, -1, -100]), "mark_in_gather", None),
@@ -307,22 +322,6 @@ def test_where_zero_may_be_missing_by_chance_both_causes_are_named(lowest: int, 
     assert [item.fix for item in found] == [None] * 4
 
 
-def test_one_end_alone_is_not_shifted() -> None:
-    """Where the line holds only halves, a fix of one would leave the other as it is."""
-    evidence = out_of_range(
-        "aten::index_add_",
-        "index",
-        [1, 2, 3, 4, 5],
-        5,
-        expression="col",
-        call="out.index_add_(0, col, x[row])",
-        others=(tensor(None, "row", [1, 2, 3, 4, 4]),),
-    )
-    found = first(evidence)
-    assert "both ends" in found.text
-    assert found.fix is None
-
-
 @pytest.mark.parametrize("label", [50, 53])
 @pytest.mark.parametrize(
     ("kind", "setting"),
@@ -344,21 +343,6 @@ def test_num_labels_is_for_heads_that_have_it(kind: str | None, setting: str, la
     assert setting.format(label + 1) in found.text
     assert ("num_labels" in found.text) is ("num_labels" in setting)
     assert ("-100" in found.text) is (setting == "tokenizer")
-
-
-def test_a_one_hot_code_of_signs() -> None:
-    """The same labels in a one-hot code."""
-    evidence = out_of_range(
-        "aten::scatter_",
-        "index",
-        [1, 1, 1, 1, -1],
-        2,
-        call="F.one_hot(y, 2)",
-        api="torch.nn.functional.one_hot",
-        expression="y",
-    )
-    assert first(evidence).fix == "F.one_hot((y + 1) // 2, 2)"
-    assert rules_of(evidence) == ("sign_coded_labels",)
 
 
 @pytest.mark.parametrize(("op", "fires"), [("aten::_softmax", True), ("aten::addmm", False)])

@@ -191,12 +191,6 @@ def test_a_gradient_s_dtype_is_told_in_backward(sim: simulate.Simulation) -> Non
     )
 
 
-def test_an_op_in_place_is_no_loss(sim: simulate.Simulation) -> None:
-    """The same words of torch's about an op of the user's own."""
-    report = cell("a = t(1, 2)\na += 0.5").shown
-    assert report.headline.startswith("the result is float32 and cannot be stored in place")
-
-
 def test_the_advice_of_torch_about_autocast_is_kept(sim: simulate.Simulation) -> None:
     """Without the advice the message says only what does not go."""
     code = """

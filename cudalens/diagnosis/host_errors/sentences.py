@@ -6,7 +6,8 @@ that a view of a tensor needs.  Each is written so that no other library says it
 
 from __future__ import annotations
 
-import re
+from cudalens.core.report import Evidence
+from cudalens.diagnosis.host_errors._base import Answer, pattern
 
 _SENTENCES = (
     r"\w+\(\) received an invalid combination of arguments - got \(",
@@ -47,9 +48,9 @@ _SENTENCES = (
     r"can't retain_grad on Tensor that has requires_grad=False",
     r"size \{\[[\d, ]*\]\} is not expandable to size \{\[[\d, ]*\]\}",
 )
-_PATTERN = re.compile("|".join(f"^(?:{item})" for item in _SENTENCES), re.DOTALL)
 
 
-def is_sentence_of_torch(text: str) -> bool:
-    """Return whether a message is one that torch alone raises, though no family explains it."""
-    return _PATTERN.match(text) is not None
+@pattern("|".join(f"^(?:{item})" for item in _SENTENCES))
+def words_of_torch(evidence: Evidence, match: object) -> Answer:
+    """The message is torch's, and is repeated."""
+    yield from ()
