@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from cudalens.diagnosis.hints._base import MAX_HINTS, RuleEntry, find_hints, rule, table
+from cudalens.diagnosis.hints._base import MAX_HINTS, find_hints, table
 
-__all__ = ["MAX_HINTS", "RuleEntry", "find_hints", "rule", "table"]
+__all__ = ["MAX_HINTS", "find_hints", "table"]
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

@@ -187,8 +187,6 @@ cuda_row(
 )
 def other_cuda_error(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Another error of CUDA's."""
-    if "device-side assert" in match["what"]:
-        return
     rest = (
         f"{_WAITED} Next step: look at the arguments on this line."
         if evidence.synchronization.waits
