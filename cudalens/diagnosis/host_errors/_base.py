@@ -56,6 +56,8 @@ class Verdict:
     certainty: Certainty = "proven"
     headline_own: str = ""
     argument: str | None = None
+    pattern: str | None = None
+    """The pattern that knows the message, ``None`` when torch's words are only repeated."""
     context_usable: bool | None = True
     """``None`` when there is no device whose state could be known."""
     hints: tuple[Hint, ...] = ()
@@ -227,7 +229,7 @@ def _read(known: MessagePattern, answer: Answer) -> Verdict | None:
         hints.extend(item for item in answer if isinstance(item, Hint))
     except Exception as trouble:
         troubles.append(f"hints of {known.name} failed: {type(trouble).__name__}: {trouble}")
-    return replace(verdict, hints=tuple(hints), troubles=tuple(troubles))
+    return replace(verdict, pattern=known.name, hints=tuple(hints), troubles=tuple(troubles))
 
 
 def _repeated(error: ErrorFacts, message: str) -> Verdict:

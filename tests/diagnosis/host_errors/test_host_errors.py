@@ -106,11 +106,9 @@ def test_a_host_error_is_put_into_words(case: Case, sim: simulate.Simulation) ->
 
 def family_of(message: str, kind: type = RuntimeError) -> str:
     """Which family knows a message, by the message alone."""
-    evidence = Evidence(error=ErrorFacts(type_name=kind.__name__, message=message))
-    text = host_errors._base.own_message(message)
-    matches = ((item, item.regex.search(text)) for item in host_errors.table())
-    known = (item.name for item, match in matches if match and any(item.explain(evidence, match)))
-    return next(known, "repeated")
+    facts = ErrorFacts(type_name=kind.__name__, message=message)
+    verdict = host_errors.explain_host_error(Evidence(error=facts), facts)
+    return verdict.pattern or "repeated"
 
 
 @pytest.mark.parametrize("case", CASES, ids=ident)
