@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +19,12 @@ __all__ = [
     "Guard",
     "Violation",
     "add",
+    "all_guards",
     "catalogue_rows",
     "full_name",
     "lies_within",
     "out_of_range",
+    "register",
     "remove",
 ]
 
@@ -46,6 +48,20 @@ def _enter(entry: Guard) -> None:
 
 for _entry in _base._registered:
     _enter(_entry)
+
+
+def all_guards() -> Iterator[Guard]:
+    """Return every guard once, in the order of the catalogue's files."""
+    return iter(dict.fromkeys(entry for entries in _table.values() for entry in entries))
+
+
+def register(op: Any, check: UserCheck, name: str | None = None) -> tuple[Any, ...]:
+    """Add a guard of the user's own; return the overloads it acts on.
+
+    Raises:
+        GuardRegistrationError: the op is not registered, or its arguments do not match.
+    """
+    return resolve(add(op, check, name))
 
 
 def add(op: Any, check: UserCheck, name: str | None = None) -> Guard:

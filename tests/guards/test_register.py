@@ -14,7 +14,7 @@ import cudalens
 from cudalens import guards as catalogue
 from cudalens.core.errors import GuardRegistrationError
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS, out_of_range
+from cudalens.guards import GUARDS, out_of_range, register
 from cudalens.guards.process import PROCESS
 from tests.cpu_guards import guarded
 
@@ -38,11 +38,6 @@ def op() -> Iterator[Any]:
     library.impl("lookup.wide", lambda table, rows, *, wide: table + 1, "CPU")
     yield torch.ops.guardtest.lookup
     library._destroy()
-
-
-def register(*given: Any) -> tuple[Any, ...]:
-    """Register a guard; return the overloads that it acts on."""
-    return catalogue.resolve(catalogue.add(*given))
 
 
 def rows_in_table(table: Tensor, rows: Tensor) -> str | None:
