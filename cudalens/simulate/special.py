@@ -209,14 +209,17 @@ def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates if bias is None else gates + bias
 
 
+# The workspace that a forward leaves for its backward holds the sums of the gates: from them the
+# backward that torch has for other devices computes the gradients.
+
+
 def _lstm(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, b_in: Tensor | None, b_hid: Tensor | None
 ) -> tuple[Tensor, ...]:
     gates = _biased(input_gates, b_in) + _biased(hidden_gates, b_hid)
     i, f, g, o = gates.chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * cx + i * g
-    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+    cy = f.sigmoid() * cx + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cy.tanh(), cy, gates
 
 
 def _lstm_backward(
@@ -224,27 +227,14 @@ def _lstm_backward(
     grad_cy: Tensor | None,
     cx: Tensor,
     cy: Tensor,
-    workspace: Tensor,
+    gates: Tensor,
     has_bias: bool,
 ) -> tuple[Tensor | None, ...]:
-    if grad_hy is None and grad_cy is None:
-        return None, None, None
-    i, f, g, o = workspace.chunk(4, 1)
-    tanh_cy = cy.tanh()
-    dh = torch.zeros_like(cx) if grad_hy is None else grad_hy
-    dc = dh * o * (1 - tanh_cy * tanh_cy)
-    if grad_cy is not None:
-        dc = dc + grad_cy
-    grad_gates = torch.cat(
-        [
-            dc * g * i * (1 - i),
-            dc * cx * f * (1 - f),
-            dc * i * (1 - g * g),
-            dh * tanh_cy * o * (1 - o),
-        ],
-        1,
+    grad_gates, _, grad_cx, *_ = aten._thnn_differentiable_lstm_cell_backward(
+        grad_hy, grad_cy, gates, torch.zeros_like(gates), None, None, cx, cy
     )
-    return grad_gates, dc * f, grad_gates.sum(0) if has_bias else None
+    is_summed = has_bias and grad_gates is not None
+    return grad_gates, grad_cx, grad_gates.sum(0) if is_summed else None
 
 
 def _gru(
@@ -252,21 +242,19 @@ def _gru(
 ) -> tuple[Tensor, ...]:
     ir, ii, inew = _biased(input_gates, b_in).chunk(3, 1)
     hr, hi, hnew = _biased(hidden_gates, b_hid).chunk(3, 1)
-    reset, update = (ir + hr).sigmoid(), (ii + hi).sigmoid()
-    new = (inew + reset * hnew).tanh()
-    hy = new + update * (hx - new)
-    return hy, torch.cat([reset, update, new, hx, hnew.expand_as(hx)], 1)
+    reset, update = ir + hr, ii + hi
+    new = (inew + reset.sigmoid() * hnew).tanh()
+    hy = new + update.sigmoid() * (hx - new)
+    return hy, torch.cat([reset, update, inew, hnew, hx], 1)
 
 
 def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    reset, update, new, hx, hnew = workspace.chunk(5, 1)
-    grad_update = grad_hy * (hx - new) * update * (1 - update)
-    grad_new = grad_hy * (1 - update) * (1 - new * new)
-    grad_reset = grad_new * hnew * reset * (1 - reset)
-    grad_input = torch.cat([grad_reset, grad_update, grad_new], 1)
-    grad_hidden = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
-    biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)
-    return grad_input, grad_hidden, grad_hy * update, *biases
+    reset, update, inew, hnew, hx = workspace.chunk(5, 1)
+    gates = torch.cat([reset, update, inew], 1)
+    hidden = torch.cat([torch.zeros_like(reset), torch.zeros_like(update), hnew], 1)
+    grads = aten._thnn_differentiable_gru_cell_backward(grad_hy, gates, hidden, hx, None, None)
+    biases = (grads[0].sum(0), grads[1].sum(0)) if has_bias else (None, None)
+    return *grads[:3], *biases
 
 
 def _on_device(cell: HostCell) -> SpecialKernel:
