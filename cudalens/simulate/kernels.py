@@ -61,14 +61,6 @@ class Runtime:
     special_layouts: Mapping[str, SpecialKernel] = field(default_factory=dict)
 
 
-def _bind(facts: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return one value per schema argument, defaults filled in."""
-    values = list(args)
-    for argument in facts.arguments[len(values) :]:
-        values.append(kwargs.get(argument.name, argument.default))
-    return values
-
-
 def _lowered(runtime: Runtime, value: Any) -> Any:
     """Return the CPU-side twin of one argument."""
     if value is None or isinstance(value, (bool, int, float)):
@@ -91,7 +83,7 @@ def lower(runtime: Runtime, facts: OpSchema, values: Sequence[Any]) -> list[Any]
     for i in facts.tensors:
         if isinstance(host[i], (bool, int, float, complex)):
             host[i] = number_tensor(host[i], facts, host)
-    if facts.is_writing:
+    if facts.written:
         _share_memory(facts, values, host)
     if facts.generator is not None:
         host[facts.generator] = _generator(runtime, host[facts.generator])
@@ -256,11 +248,13 @@ class GenericKernel:
             facts = schema_of(op)
             if facts.is_view and self._keys is CPU_KEYS:
                 return op.redispatch(CPU_KEYS, *args, **kwargs)
+            given = len(args)
+            values = [*args, *(kwargs.get(name, value) for name, value in facts.defaults[given:])]
             if facts.is_view or facts.name in _METADATA:
-                return call_cpu(facts, _bind(facts, args, kwargs), self._keys)
+                return call_cpu(facts, values, self._keys)
             serve: SpecialKernel = self._special.get(facts.name, run)
             try:
-                return serve(self._runtime, facts, _bind(facts, args, kwargs), self._keys)
+                return serve(self._runtime, facts, values, self._keys)
             except RuntimeError as error:
                 if (refused := out_of_memory(error)) is not None:
                     raise refused from None
@@ -287,11 +281,10 @@ def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KE
     if hit is not None:
         # Only now: a call that torch refuses on the host never reaches the device.
         runtime.state.device_assert(facts.name, hit.text)
-    if facts.written_lists:
-        # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
-        for i in facts.written_lists:
-            torch.autograd.graph.increment_version(values[i])
-    if keys is not CPU_KEYS and facts.is_writing and not facts.outs:
+    # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
+    for i in {*facts.written} & {*facts.lists}:
+        torch.autograd.graph.increment_version(values[i])
+    if keys is not CPU_KEYS and facts.written and not facts.outs:
         settle(values[0], host[0])
     if keys is not CPU_KEYS and _CPU in values:
         runtime.state.synchronizing()

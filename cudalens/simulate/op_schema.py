@@ -18,6 +18,8 @@ from cudalens.core._torch import has_kernel
 
 _FUNC = re.compile(r"- func: ([\w.]+)")
 _DEVICE_CHECK = re.compile(r"  device_check: NoCheck(?:\s*#\s*(.*))?")
+_TENSORS = ("Tensor", "Optional[Tensor]")
+_LISTS = ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]")
 _CUDA_ENTRY = re.compile(r"    (?:\w+, )*CUDA(?:, \w+)*: ")
 
 
@@ -64,21 +66,10 @@ def yaml_facts() -> YamlFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchemaArgument:
-    """One schema argument, as the kernel needs it."""
-
-    name: str
-    default: Any
-    is_kwarg_only: bool
-    is_written: bool
-    is_tensor: bool  # Tensor, Tensor?
-    is_tensor_list: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class OpSchema:
-    """Everything the generic kernel asks about an op.
+    """Everything the generic kernel asks about an op; its arguments by their positions.
 
+    defaults: name and default of each argument.
     aliases: per return the position of the argument that it gives back, or None.
     is_composite: one kernel in terms of other ops serves the CPU and every other device.
     """
@@ -86,14 +77,13 @@ class OpSchema:
     op: Any
     name: str
     names: tuple[str, ...]
-    arguments: tuple[SchemaArgument, ...]
+    defaults: tuple[tuple[str, Any], ...]
     positional: int
     aliases: tuple[int | None, ...]
     outs: tuple[int, ...]
     tensors: tuple[int, ...]
     lists: tuple[int, ...]
-    written_lists: tuple[int, ...]
-    is_writing: bool
+    written: tuple[int, ...]
     generator: int | None
     is_view: bool
     is_composite: bool
@@ -112,18 +102,6 @@ def full_name(schema: Any) -> str:
     return f"{name}.{schema.overload_name}" if schema.overload_name else name
 
 
-def _argument(argument: Any) -> SchemaArgument:
-    kind = str(argument.type)
-    return SchemaArgument(
-        name=argument.name,
-        default=argument.default_value if argument.has_default_value() else None,
-        is_kwarg_only=argument.kwarg_only,
-        is_written=argument.alias_info is not None and argument.alias_info.is_write,
-        is_tensor=kind in ("Tensor", "Optional[Tensor]"),
-        is_tensor_list=kind in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"),
-    )
-
-
 def _alias_source(value: Any, arguments: list[Any]) -> int | None:
     if value.alias_info is None or not value.alias_info.is_write:
         return None
@@ -138,27 +116,25 @@ def schema_of(op: Any) -> OpSchema:
     """Return the facts of an OpOverload."""
     schema = op._schema
     raw = list(schema.arguments)
-    arguments = tuple(_argument(a) for a in raw)
+    kinds = [str(a.type) for a in raw]
+    written = tuple(i for i, a in enumerate(raw) if a.alias_info and a.alias_info.is_write)
     name = full_name(schema)
     facts = yaml_facts()
     default = DeviceCheck.WRAPPER if name.startswith("aten::") else DeviceCheck.NONE
     check = facts.check.get(name, default)
     has_wrapper = name in facts.has_cuda_kernel and check is not DeviceCheck.NONE
-    lists = tuple(i for i, a in enumerate(arguments) if a.is_tensor_list)
-    outs = tuple(i for i, a in enumerate(arguments) if a.is_written and a.is_kwarg_only)
     return OpSchema(
         op=op,
         name=name,
         names=tuple(a.name for a in raw),
-        arguments=arguments,
-        positional=sum(not a.is_kwarg_only for a in arguments),
+        defaults=tuple((a.name, a.default_value) for a in raw),
+        positional=sum(not a.kwarg_only for a in raw),
         aliases=tuple(_alias_source(r, raw) for r in schema.returns),
-        outs=outs,
-        tensors=tuple(i for i, a in enumerate(arguments) if a.is_tensor),
-        lists=lists,
-        written_lists=tuple(i for i in lists if arguments[i].is_written),
-        is_writing=any(a.is_written for a in arguments),
-        generator=next((i for i, a in enumerate(raw) if "Generator" in str(a.type)), None),
+        outs=tuple(i for i in written if raw[i].kwarg_only),
+        tensors=tuple(i for i, kind in enumerate(kinds) if kind in _TENSORS),
+        lists=tuple(i for i, kind in enumerate(kinds) if kind in _LISTS),
+        written=written,
+        generator=next((i for i, kind in enumerate(kinds) if "Generator" in kind), None),
         is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
         is_composite=has_kernel(name, "CompositeExplicitAutograd")
         and not has_kernel(name, "CPU")
@@ -181,13 +157,10 @@ _NO_SCALARS: Final = aten_ops("binary_cross_entropy binary_cross_entropy.out")
 
 def _tensors(facts: OpSchema, values: Sequence[Any]) -> Iterator[tuple[str, bool, Tensor]]:
     """Yield name, is_written and tensor in schema order."""
-    for argument, value in zip(facts.arguments, values, strict=True):
-        if isinstance(value, torch.Tensor):
-            yield argument.name, argument.is_written, value
-        elif argument.is_tensor_list and value is not None:
-            for item in value:
-                if item is not None:
-                    yield argument.name, argument.is_written, item
+    for i, value in enumerate(values):
+        for item in value or () if i in facts.lists else (value,):
+            if isinstance(item, Tensor):
+                yield facts.names[i], i in facts.written, item
 
 
 def method_name(facts: OpSchema) -> str:
@@ -200,7 +173,7 @@ def method_name(facts: OpSchema) -> str:
 
 
 def _check_wrapper(facts: OpSchema, tensors: list[tuple[str, bool, Tensor]]) -> None:
-    outs = {facts.arguments[i].name for i in facts.outs}
+    outs = {facts.names[i] for i in facts.outs}
     ordered = sorted(tensors, key=lambda item: item[0] not in outs)
     common = ordered[0][2].device
     for name, _, tensor in ordered:
@@ -226,13 +199,7 @@ def _check_index(facts: OpSchema, values: Sequence[Any]) -> None:
 
 def has_mixed_devices(facts: OpSchema, values: Sequence[Any]) -> bool:
     """Return whether any tensor of this call lives elsewhere than on the device."""
-    for i in facts.tensors:
-        # What is no tensor here is None or a number, and goes anywhere.
-        if getattr(values[i], "is_cuda", True) is False:
-            return True
-    return any(
-        item is not None and not item.is_cuda for i in facts.lists for item in values[i] or ()
-    )
+    return any(not tensor.is_cuda for _, _, tensor in _tensors(facts, values))
 
 
 def check_devices(facts: OpSchema, values: Sequence[Any]) -> None:
@@ -269,8 +236,8 @@ def _partner(facts: OpSchema, host: Sequence[Any]) -> Tensor | None:
     """Return the operand that decides the dtype: one with dimensions wins over a 0-dim one."""
     tensors = [
         value
-        for argument, value in zip(facts.arguments, host, strict=True)
-        if isinstance(value, Tensor) and argument.name not in _MASKS
+        for name, value in zip(facts.names, host, strict=True)
+        if isinstance(value, Tensor) and name not in _MASKS
     ]
     return max(tensors, key=lambda t: t.dim() > 0, default=None)
 

@@ -85,7 +85,7 @@ def _add(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any
         return run(runtime, facts, values, keys)
     runtime.state.launch()
     total = (_dense_sum if is_plain(one) else _sparse_sum)(*values[:3])
-    if not facts.is_writing:
+    if not facts.written:
         return total
     target = values[facts.outs[0]] if facts.outs else one
     return target.resize_as_(total).copy_(total)
