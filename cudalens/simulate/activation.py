@@ -18,7 +18,6 @@ from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
 from cudalens.simulate.op_schema import yaml_facts
-from cudalens.simulate.special import LAYOUT_KERNELS, SPECIAL_KERNELS
 from cudalens.simulate.state import DeviceState
 from cudalens.simulate.surface import Patches, patch_surface
 
@@ -68,12 +67,7 @@ class Simulation:
     """The simulation of this process; there is one device."""
 
     def __init__(self, state: DeviceState) -> None:
-        self._runtime = Runtime(
-            state=state,
-            rules=ChainMap(_extra_rules, dict(ASSERTS)),
-            special=SPECIAL_KERNELS,
-            special_layouts=LAYOUT_KERNELS,
-        )
+        self._runtime = Runtime(state=state, rules=ChainMap(_extra_rules, dict(ASSERTS)))
         self._registrations = Registrations()
         self._patches = Patches()
         self._flags: list[tuple[Any, bool]] = []

@@ -14,11 +14,11 @@ from cudalens.core._python import Frameless
 from cudalens.core._torch import all_op_names, has_kernel, op_of
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
-from cudalens.simulate.kernels import GenericKernel, Runtime
-from cudalens.simulate.memory import METER
-from cudalens.simulate.op_schema import aten_ops, full_name
-from cudalens.simulate.relabel import NESTED_KEYS, SPARSE_KEYS
-from cudalens.simulate.special import SPECIAL_KERNELS
+from cudalens.simulate.kernels import Runtime, SpecialKernel, call_cpu, run
+from cudalens.simulate.memory import METER, out_of_memory
+from cudalens.simulate.op_schema import aten_ops, full_name, schema_of
+from cudalens.simulate.relabel import CPU_KEYS, NESTED_KEYS, SPARSE_KEYS
+from cudalens.simulate.special import LAYOUT_KERNELS, SPECIAL_KERNELS
 from cudalens.simulate.state import not_rehearsed
 
 _COMPOSITES: Final = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -32,6 +32,10 @@ _NAMES: Final = aten_ops(
 _BESIDE_MODES: Final = aten_ops("empty.memory_format empty_strided copy_ clone _local_scalar_dense")
 # Both devices have a kernel of their own beside the decomposition.
 _BESIDE_IMPLICIT: Final = aten_ops("mish_backward silu_backward")
+# What a sparse tensor says of itself, and what is made of ops that reach the device one by one.
+_METADATA: Final = aten_ops(
+    "_nnz _dimI _dimV sparse_dim dense_dim is_coalesced _coalesced_ _to_dense"
+)
 _REFUSED_KEYS: Final = ("SparseCsrCUDA", "QuantizedCUDA")
 # Layouts that are rehearsed: the CPU's keys for each, and the key under which its kernels stand.
 _LAYOUTS: Final = {
@@ -90,18 +94,32 @@ def _override_names(runtime: Runtime) -> Iterator[str]:
             yield name
 
 
-class _Named:
-    """Call the generic kernel for one op, looked up on its first call."""
+def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Serve one call of an op that reaches the CUDA dispatch key, or another layout's there.
 
-    def __init__(self, kernel: GenericKernel, name: str) -> None:
-        self._kernel = kernel
-        self._name = name
-        self._op: Any = None
+    keys: of the CPU kernels that do the work.
+    """
+    # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
+    with torch._C.DisableTorchFunction():
+        facts, is_plain = schema_of(op), keys is CPU_KEYS
+        if facts.is_view and is_plain:
+            return op.redispatch(CPU_KEYS, *args, **kwargs)
+        given = len(args)
+        values = [*args, *(kwargs.get(name, value) for name, value in facts.defaults[given:])]
+        if facts.is_view or facts.name in _METADATA:
+            return call_cpu(facts, values, keys)
+        special = SPECIAL_KERNELS if is_plain else LAYOUT_KERNELS
+        serve: SpecialKernel = special.get(facts.name, run)
+        try:
+            return serve(runtime, facts, values, keys)
+        except RuntimeError as error:
+            if (refused := out_of_memory(error)) is not None:
+                raise refused from None
+            raise
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._op is None:
-            self._op = op_of(self._name)
-        return self._kernel(self._op, *args, **kwargs)
+
+def _serve_named(runtime: Runtime, keys: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    return _serve(runtime, keys, op_of(name), *args, **kwargs)
 
 
 def _refuse(key: str, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +143,6 @@ class Registrations:
 
     def install(self, runtime: Runtime) -> None:
         """Register the fallback and every override it needs."""
-        kernel = GenericKernel(runtime)
         by_namespace: Mapping[str, list[str]] = defaultdict(list)
         for name in _override_names(runtime):
             by_namespace[name.partition("::")[0]].append(name)
@@ -133,23 +150,22 @@ class Registrations:
         with warnings.catch_warnings():
             # torch warns once per process that a compiled CUDA kernel is overridden: that is meant.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            fallback.fallback(Frameless(kernel), "CUDA")
+            fallback.fallback(Frameless(partial(_serve, runtime, CPU_KEYS)), "CUDA")
             for key in _REFUSED_KEYS:
                 fallback.fallback(Frameless(partial(_refuse_any, key)), key)
             for namespace, names in by_namespace.items():
                 library = self._library(namespace)
                 for name in names:
-                    self._override(library, kernel, name)
+                    self._override(library, runtime, name)
             self._install_layouts(runtime, fallback)
 
     def _install_layouts(self, runtime: Runtime, fallback: Any) -> None:
         """Serve sparse and nested tensors, also where a compiled or composite kernel would."""
         library = self._library("aten")
         for key, (keys, host_key) in _LAYOUTS.items():
-            kernel = GenericKernel(runtime, keys)
-            fallback.fallback(Frameless(kernel), key)
+            fallback.fallback(Frameless(partial(_serve, runtime, keys)), key)
             for name in {name for name, _ in _pairs((key, host_key))}:
-                serve = Frameless(_Named(kernel, name))
+                serve = Frameless(partial(_serve_named, runtime, keys, name))
                 library.impl(name.removeprefix("aten::"), serve, key, allow_override=True)
         for name, key in _pairs(_REFUSED_KEYS):
             refuse = Frameless(partial(_refuse, key, name))
@@ -174,11 +190,11 @@ class Registrations:
     def ensure(self, runtime: Runtime, name: str) -> None:
         """Let the generic kernel see an op whose composite kernel would run instead."""
         if name not in self._overridden and _needs_override(name, runtime):
-            self._override(self._library(name.partition("::")[0]), GenericKernel(runtime), name)
+            self._override(self._library(name.partition("::")[0]), runtime, name)
 
-    def _override(self, library: Any, kernel: GenericKernel, name: str) -> None:
-        short = name.partition("::")[2]
-        library.impl(short, Frameless(_Named(kernel, name)), "CUDA", allow_override=True)
+    def _override(self, library: Any, runtime: Runtime, name: str) -> None:
+        serve = Frameless(partial(_serve_named, runtime, CPU_KEYS, name))
+        library.impl(name.partition("::")[2], serve, "CUDA", allow_override=True)
         self._overridden.add(name)
 
     def _library(self, namespace: str) -> Any:

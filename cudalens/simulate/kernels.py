@@ -11,15 +11,13 @@ from torch import Tensor
 from torch._prims_common import alert_not_deterministic
 
 from cudalens.core.deterministic_ops import kernel_without_determinism
-from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
-from cudalens.simulate.memory import out_of_memory
+from cudalens.simulate.asserts import AssertHit, Rule
 from cudalens.simulate.op_schema import (
     OpSchema,
     aten_ops,
     check_devices,
     has_mixed_devices,
     number_tensor,
-    schema_of,
 )
 from cudalens.simulate.relabel import (
     CPU_KEYS,
@@ -43,10 +41,6 @@ SYNC_OPS: Final = aten_ops(
     " unique_dim unique_consecutive unique_dim_consecutive _coalesce _to_sparse"
     " _to_sparse.sparse_dim"
 )
-# What a sparse tensor says of itself, and what is made of ops that reach the device one by one.
-_METADATA: Final = aten_ops(
-    "_nnz _dimI _dimV sparse_dim dense_dim is_coalesced _coalesced_ _to_dense"
-)
 SpecialKernel = Callable[..., Any]
 
 
@@ -55,10 +49,8 @@ class Runtime:
     """What the kernels of one running simulation share."""
 
     state: DeviceState
+    rules: Mapping[str, Rule]
     generator: Any = field(default_factory=new_device_generator)
-    rules: Mapping[str, Rule] = field(default_factory=lambda: ASSERTS)
-    special: Mapping[str, SpecialKernel] = field(default_factory=dict)
-    special_layouts: Mapping[str, SpecialKernel] = field(default_factory=dict)
 
 
 def _lowered(runtime: Runtime, value: Any) -> Any:
@@ -228,37 +220,6 @@ def _lifted(result: Any, alias: int | None, values: Sequence[Any]) -> Any:
     if isinstance(result, list):
         return [_lifted(item, None, values) for item in result]
     return result
-
-
-class GenericKernel:
-    """Serve every op that reaches the CUDA dispatch key, or another layout's on the device.
-
-    keys: of the CPU kernels that do the work.
-    """
-
-    def __init__(self, runtime: Runtime, keys: Any = CPU_KEYS) -> None:
-        self._runtime = runtime
-        self._keys = keys
-        self._special = runtime.special if keys is CPU_KEYS else runtime.special_layouts
-
-    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Serve one call as the dispatcher makes it."""
-        # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
-        with torch._C.DisableTorchFunction():
-            facts = schema_of(op)
-            if facts.is_view and self._keys is CPU_KEYS:
-                return op.redispatch(CPU_KEYS, *args, **kwargs)
-            given = len(args)
-            values = [*args, *(kwargs.get(name, value) for name, value in facts.defaults[given:])]
-            if facts.is_view or facts.name in _METADATA:
-                return call_cpu(facts, values, self._keys)
-            serve: SpecialKernel = self._special.get(facts.name, run)
-            try:
-                return serve(self._runtime, facts, values, self._keys)
-            except RuntimeError as error:
-                if (refused := out_of_memory(error)) is not None:
-                    raise refused from None
-                raise
 
 
 def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KEYS) -> Any:
