@@ -135,19 +135,6 @@ def install_device() -> None:
     _install_hooks()
 
 
-def storage_deleter(storage: Any) -> int:
-    """Return the address of the function that frees this host storage, 0 where there is none."""
-    data = storage.data_ptr()
-    if not data:
-        return 0
-    words = (ctypes.c_size_t * 10).from_address(storage._cdata)
-    # StorageImpl: vtable and reference counts, then DataPtr = data, deleter, context, device.
-    for i in range(1, 7):
-        if words[i] == data:
-            return words[i + 1]
-    return 0
-
-
 @cache
 def _memory_words() -> int:
     """Return at which word of a StorageImpl the address of its data lies; the size is four on."""
@@ -160,12 +147,20 @@ def _memory_words() -> int:
     raise not_rehearsed("resizing a cuda storage")
 
 
+def _memory_of(storage: Any) -> Any:
+    """Return the words of a storage from the address of its data to its size, to read and write."""
+    return (ctypes.c_size_t * 5).from_address(storage._cdata + _memory_words() * WORD)
+
+
+def storage_deleter(storage: Any) -> int:
+    """Return the address of the function that frees this host storage, 0 where there is none."""
+    data, deleter, *_ = _memory_of(storage)
+    return deleter if data else 0
+
+
 def swap_memory(storage: Any, other: Any) -> None:
     """Exchange the memory of two storages of one device, deleters and sizes included."""
-    first = _memory_words()
-    ours, theirs = (
-        (ctypes.c_size_t * 5).from_address(s._cdata + first * WORD) for s in (storage, other)
-    )
+    ours, theirs = _memory_of(storage), _memory_of(other)
     for i in (0, 1, 2, 4):
         ours[i], theirs[i] = theirs[i], ours[i]
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 import torch
 
 from cudalens.core.errors import SimulationError
-from cudalens.simulate import streams
 from cudalens.simulate._internals import install_device
 from cudalens.simulate.asserts import ASSERTS, Rule
 from cudalens.simulate.dispatch import Registrations
@@ -70,7 +69,6 @@ class Simulation:
         self._runtime = Runtime(state=state, rules=ChainMap(_extra_rules, dict(ASSERTS)))
         self._registrations = Registrations()
         self._patches = Patches()
-        self._flags: list[tuple[Any, bool]] = []
         self._is_joined = False
         """Whether the last `start` found this simulation running."""
         self._ends: list[bool] = []
@@ -146,11 +144,7 @@ class Simulation:
 
     def _remove(self) -> None:
         self._registrations.remove()
-        self._patches.undo()
-        streams.bind_state(None)
-        while self._flags:
-            setter, value = self._flags.pop()
-            setter(value)
+        self._patches.close()
 
     def _set_flags(self) -> None:
         """Keep composite code away from kernels that exist on a GPU only."""
@@ -161,7 +155,7 @@ class Simulation:
             (c._set_sdp_use_mem_efficient, c._get_mem_efficient_sdp_enabled),
             (c._set_sdp_use_cudnn, c._get_cudnn_sdp_enabled),
         ):
-            self._flags.append((setter, getter()))
+            self._patches.callback(setter, getter())
             setter(False)
 
 

@@ -122,12 +122,8 @@ def _serve_named(runtime: Runtime, keys: Any, name: str, *args: Any, **kwargs: A
     return _serve(runtime, keys, op_of(name), *args, **kwargs)
 
 
-def _refuse(key: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    raise not_rehearsed(f"{name} on a {key.removesuffix('CUDA')} tensor")
-
-
-def _refuse_any(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
-    _refuse(key, full_name(op._schema))
+def _refuse(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
+    raise not_rehearsed(f"{full_name(op._schema)} on a {key.removesuffix('CUDA')} tensor")
 
 
 def _refuse_off(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +148,7 @@ class Registrations:
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             fallback.fallback(Frameless(partial(_serve, runtime, CPU_KEYS)), "CUDA")
             for key in _REFUSED_KEYS:
-                fallback.fallback(Frameless(partial(_refuse_any, key)), key)
+                fallback.fallback(Frameless(partial(_refuse, key)), key)
             for namespace, names in by_namespace.items():
                 library = self._library(namespace)
                 for name in names:
@@ -168,7 +164,7 @@ class Registrations:
                 serve = Frameless(partial(_serve_named, runtime, keys, name))
                 library.impl(name.removeprefix("aten::"), serve, key, allow_override=True)
         for name, key in _pairs(_REFUSED_KEYS):
-            refuse = Frameless(partial(_refuse, key, name))
+            refuse = Frameless(partial(_refuse, key, op_of(name)))
             library.impl(name.removeprefix("aten::"), refuse, key, allow_override=True)
 
     def turn_off(self) -> None:

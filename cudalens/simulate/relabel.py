@@ -16,7 +16,7 @@ from torch import Tensor
 from cudalens.core._python import raise_if_outside
 from cudalens.simulate._internals import swap_memory
 from cudalens.simulate.memory import METER
-from cudalens.simulate.state import not_rehearsed
+from cudalens.simulate.state import not_rehearsed, refusal
 
 _HOST_LABEL: Final = 1  # DLDevice is two int32: (device type, index), read here as one int64
 _DEVICE_LABEL: Final = 2
@@ -163,13 +163,6 @@ def resize_storage(storage: Any, count: int) -> None:
 _device_generators: dict[int, weakref.ref[Any]] = {}
 
 
-def _refusal(what: str) -> Any:
-    def refuse(self: Any, *args: Any) -> Any:
-        raise not_rehearsed(what)
-
-    return refuse
-
-
 class DeviceGenerator(torch._C.Generator):
     """A CPU generator that reports ``cuda`` as its device."""
 
@@ -185,8 +178,8 @@ class DeviceGenerator(torch._C.Generator):
         return copy  # type: ignore[no-any-return]
 
     # The CPU's random stream has no offset, and there is no device that could capture a graph.
-    set_offset = get_offset = _refusal("the offset of a random generator")
-    graphsafe_set_state = graphsafe_get_state = _refusal("a CUDA graph")
+    set_offset = get_offset = refusal("the offset of a random generator")
+    graphsafe_set_state = graphsafe_get_state = refusal("a CUDA graph")
 
     def __reduce__(self) -> Any:
         return _restore_generator, (self.get_state(),)

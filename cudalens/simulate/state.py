@@ -10,8 +10,9 @@ import os
 import random
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -172,3 +173,12 @@ def not_rehearsed(what: str) -> NotRehearsedError:
     return NotRehearsedError(
         f"{what} is not rehearsed on the simulated CUDA device: it needs a real GPU or the CPU"
     )
+
+
+def refusal(what: str) -> Callable[..., Any]:
+    """Return a function that raises this error, whatever it is asked."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise not_rehearsed(what)
+
+    return refuse

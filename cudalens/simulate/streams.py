@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cudalens.core._python import Frameless
-from cudalens.simulate.state import not_rehearsed
+from cudalens.simulate.state import refusal
 
 if TYPE_CHECKING:
     from cudalens.simulate.state import DeviceState
@@ -128,10 +128,8 @@ class Event(torch.Event):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         return float(end_event._time_s - self._time_s) * 1000.0
 
-    @Frameless
-    def ipc_handle(self) -> bytes:
-        """Refuse: there is no other process that could see the event."""
-        raise not_rehearsed("an interprocess event")
+    # There is no other process that could see the event.
+    ipc_handle = Frameless(refusal("an interprocess event"))
 
 
 def current_stream(device: Any = None) -> Stream:

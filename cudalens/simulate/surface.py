@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -15,7 +16,7 @@ from cudalens.simulate._internals import storage_deleter
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import MEMORY_FUNCTIONS, TOTAL_BYTES, constant
 from cudalens.simulate.relabel import new_device_generator, resize_storage, to_device
-from cudalens.simulate.state import not_rehearsed
+from cudalens.simulate.state import not_rehearsed, refusal
 
 DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
 CAPABILITY: Final = (8, 0)
@@ -175,14 +176,10 @@ def _markers() -> ModuleType:
 
 def _refusal(what: str, original: Any) -> type:
     """Return a class that says what is not rehearsed when it, or a static method, is called."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise not_rehearsed(what)
-
-    members: dict[str, Any] = {"__init__": Frameless(refuse)}
+    members: dict[str, Any] = {"__init__": Frameless(refusal(what))}
     for name, member in getattr(original, "__dict__", {}).items():
         if isinstance(member, staticmethod):
-            members[name] = staticmethod(Frameless(refuse))
+            members[name] = staticmethod(Frameless(refusal(what)))
         elif name == "__wrapped__":  # torch 2.14's dynamo looks for it while it is imported
             members[name] = staticmethod(member)
     return type("NotRehearsed", (), members)
@@ -267,6 +264,7 @@ def _patch_private(patches: Patches, runtime: Runtime) -> None:
 def patch_surface(patches: Patches, runtime: Runtime) -> None:
     """Patch every public name that answers for the device; `patches` undoes it."""
     streams.bind_state(runtime.state)
+    patches.callback(streams.bind_state, None)
     functions = _device_functions(runtime)
     everything = {
         **functions,
@@ -302,33 +300,21 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
 # --- replaced attributes --------------------------------------------------------------------------
 
 
-_ABSENT: Final = object()
-
-
-class Patches:
-    """Remember each replaced attribute; `undo` restores them in reverse order."""
-
-    def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []
+class Patches(ExitStack):
+    """Remember what was changed; ``close`` restores it in reverse order."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace or add one attribute of a module or class."""
-        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+        if name in vars(owner):
+            self.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            self.callback(delattr, owner, name)
         setattr(owner, name, value)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Replace one attribute that the installed torch has; leave it out where it has not."""
         if hasattr(owner, name):
             self.set(owner, name, value)
-
-    def undo(self) -> None:
-        """Put back every original attribute."""
-        while self._originals:
-            owner, name, original = self._originals.pop()
-            if original is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
 
 
 # --- tensors, storages and generators -------------------------------------------------------------
