@@ -67,7 +67,6 @@ class DeviceState:
         """Whether the error has been raised, after which every launch raises it again."""
         self._process = os.getpid()
         self.sync_debug_mode = 0
-        """What torch.cuda.set_sync_debug_mode sets: at a wait of the host 1 warns, 2 raises."""
         self.sync_count = 0
         """How often the host waited in a call that this mode speaks of."""
 
@@ -117,6 +116,13 @@ class DeviceState:
                     self._launches_left -= 1
                     return
         self._raise()
+
+    def set_sync_debug_mode(self, mode: int) -> None:
+        """Choose what happens at a wait of the host: 0 nothing, 1 a warning, 2 an error."""
+        if not 0 <= mode <= _RAISES:
+            msg = "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+            raise RuntimeError(msg)
+        self.sync_debug_mode = mode
 
     def synchronizing(self) -> None:
         """Wait for the device in a call that the debugging mode of synchronisation speaks of.

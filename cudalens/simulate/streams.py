@@ -133,7 +133,7 @@ class Event(torch.Event):
 
 
 def current_stream(device: Any = None) -> Stream:
-    """Return the stream of the innermost `StreamContext` of this thread, or the default one."""
+    """Return the stream that is the current one of this thread, the default one at first."""
     stream: Stream | None = getattr(_current, "stream", None)
     return Stream() if stream is None else stream
 
@@ -147,24 +147,3 @@ def set_stream(stream: Stream | None) -> None:
     """Make a stream the current one of this thread; None is ignored, as in torch."""
     if stream is not None:
         _current.stream = stream
-
-
-class StreamContext:
-    """Make a stream the current one of this thread for a while; None changes nothing."""
-
-    def __init__(self, stream: Stream | None) -> None:
-        self.stream = stream
-        self._before: Stream | None = None
-
-    def __enter__(self) -> None:
-        self._before = getattr(_current, "stream", None)
-        set_stream(self.stream)
-
-    def __exit__(self, *_: object) -> None:
-        if self.stream is not None:
-            _current.stream = self._before
-
-
-def stream(stream: Stream | None) -> StreamContext:
-    """Return the context in which this stream is the current one."""
-    return StreamContext(stream)

@@ -19,7 +19,6 @@ from cudalens.simulate.relabel import new_device_generator, resize_storage, to_d
 from cudalens.simulate.state import not_rehearsed, refusal
 
 DEVICE_NAME: Final = "cudalens rehearsal device (CPU)"
-CAPABILITY: Final = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +26,8 @@ class DeviceProperties:
     """What torch.cuda.get_device_properties answers; the figures are invented and round."""
 
     name: str = DEVICE_NAME
-    major: int = CAPABILITY[0]
-    minor: int = CAPABILITY[1]
+    major: int = 8
+    minor: int = 0
     total_memory: int = TOTAL_BYTES
     multi_processor_count: int = 1
     max_threads_per_multi_processor: int = 2048
@@ -75,12 +74,8 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         state.sync()
 
     functions = {
-        "_lazy_init": state.check_process,
-        "init": state.check_process,
         "set_device": checked(None),
         "synchronize": synchronize,
-        "get_device_name": checked(DEVICE_NAME),
-        "get_device_capability": checked(CAPABILITY),
         "get_device_properties": checked(DeviceProperties()),
         "can_device_access_peer": can_access_peer,
         "_exchange_device": exchange_device,
@@ -91,64 +86,13 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
     return {name: Frameless(function) for name, function in functions.items()}
 
 
-def _random_functions(runtime: Runtime) -> dict[str, Any]:
-    generator = runtime.generator
-
-    def manual_seed(seed: int) -> None:
-        generator.manual_seed(int(seed))
-
-    def seed() -> None:
-        generator.seed()
-
-    def set_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
-        generator.set_state(new_state)
-
-    def set_states(new_states: Any) -> None:
-        for state in new_states:
-            generator.set_state(state)
-
-    return {
-        "manual_seed": manual_seed,
-        "manual_seed_all": manual_seed,
-        "seed": seed,
-        "seed_all": seed,
-        "initial_seed": generator.initial_seed,
-        "get_rng_state": lambda device="cuda": generator.get_state(),
-        "set_rng_state": set_state,
-        "get_rng_state_all": lambda: [generator.get_state()],
-        "set_rng_state_all": set_states,
-        "_get_generator": lambda device=None: generator,
-    }
-
-
-_SYNC_MODES: Final = {"default": 0, "warn": 1, "error": 2}
-
-
-def _sync_debug_functions(runtime: Runtime) -> dict[str, Any]:
-    state = runtime.state
-
-    def set_sync_debug_mode(debug_mode: int | str) -> None:
-        mode = _SYNC_MODES.get(debug_mode) if isinstance(debug_mode, str) else debug_mode
-        if mode is None or mode not in _SYNC_MODES.values():
-            msg = "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
-            raise RuntimeError(msg)
-        state.sync_debug_mode = mode
-
-    return {
-        "set_sync_debug_mode": set_sync_debug_mode,
-        "get_sync_debug_mode": lambda: state.sync_debug_mode,
-    }
-
-
 _CONSTANTS: Final = {
-    "is_initialized": constant(True),
     "is_available": constant(True),
     "device_count": constant(1),
     "current_device": constant(0),
     "get_arch_list": constant([]),
     "is_bf16_supported": constant(True),
     "is_tf32_supported": constant(False),
-    "is_current_stream_capturing": constant(False),
     "current_blas_handle": constant(0),
     "current_solver_handle": constant(0),
     "_sleep": constant(None),
@@ -156,8 +100,6 @@ _CONSTANTS: Final = {
 _STREAMS: Final = {
     "Stream": streams.Stream,
     "Event": streams.Event,
-    "StreamContext": streams.StreamContext,
-    "stream": streams.stream,
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
@@ -242,8 +184,8 @@ def _patch_private(patches: Patches, runtime: Runtime) -> None:
     # dynamo imports this name as soon as it takes the build for a CUDA build.
     patches.set(torch._C, "_cuda_getCurrentRawStream", constant(0))
     patches.set(torch._C, "_scatter", _scatter)
-    for name, answer in _sync_debug_functions(runtime).items():
-        patches.set(torch._C, f"_cuda_{name}", answer)
+    patches.set(torch._C, "_cuda_set_sync_debug_mode", runtime.state.set_sync_debug_mode)
+    patches.set(torch._C, "_cuda_get_sync_debug_mode", lambda: runtime.state.sync_debug_mode)
     for name, answer in {
         "_cuda_init": constant(None),
         "_cuda_getDevice": constant(0),
@@ -269,23 +211,20 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     everything = {
         **functions,
         **MEMORY_FUNCTIONS,
-        **_random_functions(runtime),
-        **_sync_debug_functions(runtime),
         **_STREAMS,
         **_CONSTANTS,
     }
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         for name, value in everything.items():
             patches.replace(owner, name, value)
-    for name in ("is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"):
-        patches.replace(torch.cuda.graphs, name, constant(False))
+    patches.replace(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", constant(False))
     for what, names in _REFUSED.items():
         for name in names.split():
             for owner in (torch.cuda, torch.cuda.memory):
                 patches.replace(owner, name, _refusal(what, getattr(owner, name, None)))
     patches.set(torch.cuda, "_cudart", _runtime_library())
     _compile_for_device(patches)
-    # torch.utils.checkpoint saves and replays the device's random state only when this is set.
+    # With these torch's own Python answers for random numbers, and refuses in a child process.
     patches.set(torch.cuda, "_initialized", True)
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
     patches.set(torch.cuda.nvtx, "_nvtx", _markers())
