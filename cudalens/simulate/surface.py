@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -106,14 +106,11 @@ _STREAMS: Final = {
 }
 
 
-def _markers() -> ModuleType:
-    """Return a module that accepts NVTX ranges: nobody listens."""
-    module = ModuleType("nvtx")
-    for name in ("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"):
-        setattr(module, name, constant(0))
-    for name in ("rangeEnd", "markA", "deviceRangeEnd"):
-        setattr(module, name, constant(None))
-    return module
+_MARKERS: Final = {
+    **dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"), constant(0)),
+    **dict.fromkeys(("rangeEnd", "markA", "deviceRangeEnd"), constant(None)),
+}
+"""What NVTX ranges are handed to: nobody listens."""
 
 
 def _refusal(what: str, original: Any) -> type:
@@ -227,7 +224,7 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     # With these torch's own Python answers for random numbers, and refuses in a child process.
     patches.set(torch.cuda, "_initialized", True)
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
-    patches.set(torch.cuda.nvtx, "_nvtx", _markers())
+    patches.set(torch.cuda.nvtx, "_nvtx", SimpleNamespace(**_MARKERS))
     accelerator = {**MEMORY_FUNCTIONS, "synchronize": _device_functions(runtime)["synchronize"]}
     for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):
         for name, value in accelerator.items():
