@@ -34,7 +34,7 @@ from cudalens.recorder.ops import (
 from cudalens.recorder.sites import RawSite, Site, SiteReader, SiteTracker
 from cudalens.recorder.tensor_refs import Noted, Version, references, tensors_in
 
-Watch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+Watch = Callable[[OpFacts, tuple[Any, ...], dict[str, Any], Any], None]
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
@@ -67,7 +67,7 @@ class _Dispatch(FailedCall):
                 result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
                 is_one = (kind := result.__class__) is Tensor or kind is Parameter
                 if mode.watch or (mode.is_synchronous and not (is_one and result.is_cpu)):
-                    mode.inspect(func, args, kwargs or {}, result)
+                    mode.inspect(facts, args, kwargs or {}, result)
             except BaseException as error:
                 mode.failed(facts, args, kwargs, error)
                 raise
@@ -223,7 +223,9 @@ class RecordingMode(_torch.RemovableMode):
         except Exception as trouble:
             self._internal_error("a lost device was not noted", trouble)
 
-    def inspect(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def inspect(
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         """Wait for the device of a call that came back, and have its result looked at."""
         if self.is_synchronous:
             for tensor in tensors_in((result, *args, *kwargs.values())):
@@ -232,7 +234,7 @@ class RecordingMode(_torch.RemovableMode):
                         self._synchronise(tensor.device)
                     break
         if self.watch is not None:
-            self.watch(op, args, kwargs, result)
+            self.watch(facts, args, kwargs, result)
 
     def special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is not torch's own, of higher order, or a range of the profiler."""
@@ -242,7 +244,7 @@ class RecordingMode(_torch.RemovableMode):
         try:
             result = facts.call(*args, **kwargs)
             count_writes(facts, written)
-            self.inspect(facts.op, args, kwargs, result)
+            self.inspect(facts, args, kwargs, result)
         except BaseException as error:
             self.failed(facts, args, kwargs, error, copies)
             args, kwargs, result = (), {}, None

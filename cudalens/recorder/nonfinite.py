@@ -23,7 +23,7 @@ from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder.lineage import FROM_PYTHON
-from cudalens.recorder.ops import aten, written_arguments
+from cudalens.recorder.ops import OpFacts, aten
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
 from cudalens.source.safe_eval import instance_dict
@@ -45,48 +45,50 @@ class NonFiniteWatch:
 
     def __init__(self, on_found: OnNonFinite) -> None:
         self._on_found = on_found
-        self._skipped: dict[Any, bool] = {}
+        self._skipped: dict[OpFacts, bool] = {}
         self._finite: dict[int, ref[Tensor]] = {}
         self.facts = NanWatch()
         """What the cause rules may know: how the first NaN came, where an op was given it."""
         self._has_met_nan = False
 
     def __call__(
-        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         """Judge one call; a result that merely passes a non-finite input on is not its making."""
-        skip = self._skipped.get(op)
+        skip = self._skipped.get(facts)
         if skip is None:
-            skip = self._skipped[op] = _makes_no_values(op)
+            skip = self._skipped[facts] = _makes_no_values(facts)
         if skip:
             return
         with _torch.NoTorchFunction(), _torch.BelowAutograd():
             if not _torch.has_dispatch_modes():
-                self._look(op, args, kwargs, result)
+                self._look(facts, args, kwargs, result)
                 return
             with Uninterrupted(), _torch.no_dispatch_modes():
-                self._look(op, args, kwargs, result)
+                self._look(facts, args, kwargs, result)
 
-    def _look(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _look(
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
         for tensor in _floats((result,) if result is not None else args[:1]):
             if _is_finite(tensor):
                 self._remember(tensor)
             else:
                 with torch.no_grad():
-                    self._judge(op, args, kwargs, tensor)
+                    self._judge(facts, args, kwargs, tensor)
 
     def _judge(
-        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
     ) -> None:
         bad = ~torch.isfinite(result)
         if not bool(bad.any()):
             return
         has_nan = bool(result.isnan().any())
         if has_nan and not self._has_met_nan:
-            self._note_first(op, args, kwargs, result)
+            self._note_first(facts, args, kwargs, result)
         if _is_given(args, kwargs):
             return
-        written = [item for item in _targets(op, args, {}) if isinstance(item, Tensor)]
+        written = [item for item in _written(facts, args, {}) if isinstance(item, Tensor)]
         if not all(map(self._was_finite, written)):
             return  # overwritten in place: what it held before is gone
         lost = set(map(id, written))
@@ -96,24 +98,24 @@ class NonFiniteWatch:
             return
         if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
             return
-        arguments = _by_name(op, args, kwargs)
-        error = self._on_found(arguments, _violation(op, arguments, result, bad))
+        arguments = facts.named(args, kwargs)
+        error = self._on_found(arguments, _violation(facts, arguments, result, bad))
         if error is not None:
             raise error
 
     def _note_first(
-        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
     ) -> None:
         """Note how the first NaN came, where the op was given it."""
         self._has_met_nan = True
-        changed = {id(item) for item in (result, *_floats(_targets(op, args, kwargs)))}
+        changed = {id(item) for item in (result, *_floats(_written(facts, args, kwargs)))}
         values = (*args, *kwargs.values())
         inputs = [item for item in _floats(values) if id(item) not in changed]
         bringing = [item for item in inputs if bool(item.isnan().any())]
         is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
-        if bringing or is_typed or is_from_python(op):
+        if bringing or is_typed or facts.name in FROM_PYTHON:
             try:
-                self.facts = NanWatch(arrival=arrival(op, bringing))
+                self.facts = NanWatch(arrival=arrival(facts.name, bringing))
             except Exception as failure:  # a user's module may refuse to name its parameters
                 raise_if_outside(failure)
 
@@ -131,12 +133,17 @@ class NonFiniteWatch:
         )
 
 
-def _makes_no_values(op: Any) -> bool:
-    """Views show old values, and memory that was only reserved holds anything."""
-    name = str(op._schema.name)
+def _makes_no_values(facts: OpFacts) -> bool:
+    """Views show old values, and memory that was only reserved holds anything.
+
+    An op of higher order has no arguments that could be named.
+    """
     uninitialised = ("empty", "resize_", "new_empty", "set_", "record_stream")
-    is_view = bool(op.is_view) and not is_from_python(op)
-    return is_view or name.partition("::")[2].strip("_").startswith(uninitialised)
+    is_view = facts.is_view and facts.name not in FROM_PYTHON
+    is_of_ops = facts.overload is None
+    return (
+        is_of_ops or is_view or facts.name.partition("::")[2].strip("_").startswith(uninitialised)
+    )
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
@@ -171,44 +178,40 @@ def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     )
 
 
-def _targets(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def _written(facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that an op writes to."""
-    given = _by_name(op, args, kwargs)
-    return [given[name] for name in written_arguments(op) if name in given]
+    given = facts.named(args, kwargs)
+    return [given[name] for name in facts.writes if name in given]
 
 
-def _by_name(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    names = [item.name for item in op._schema.arguments]
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
-
-
-def _violation(op: Any, arguments: Mapping[str, Any], result: Tensor, bad: Tensor) -> Violation:
+def _violation(
+    facts: OpFacts, arguments: Mapping[str, Any], result: Tensor, bad: Tensor
+) -> Violation:
     offenders = find_offenders(result.abs() if result.is_complex() else result, bad)
     first = offenders.first[0]
-    name = str(op._schema.name)
-    overwritten = written_arguments(op)
     # What the op wrote to no longer holds what it was given.
-    read = {key: value for key, value in arguments.items() if key not in overwritten}
+    read = {key: value for key, value in arguments.items() if key not in facts.writes}
     inputs = tuple(_inputs_at(read, result, first))
-    beside = _beside(op, read, [arguments[key] for key in overwritten if key in arguments], result)
+    written = [arguments[key] for key in facts.writes if key in arguments]
+    beside = _beside(facts, read, written, result)
     listed = tuple(
         replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
         for item in offenders.first
     )
     return Violation(
         guard="nonfinite",
-        op=name,
-        overload=str(op._overloadname),
+        op=facts.name,
+        overload=facts.overload or "",
         argument="",
-        headline=headline(name, first, inputs),
+        headline=headline(facts.name, first, inputs),
         explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(read)),
         offenders=replace(offenders, first=listed),
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
         inputs=inputs,
-        overwritten=overwritten,
-        is_masked_row=_is_masked_row(name, read, first),
+        overwritten=facts.writes,
+        is_masked_row=_is_masked_row(facts.name, read, first),
     )
 
 
@@ -249,14 +252,14 @@ def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> 
 
 
 def _beside(
-    op: Any, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
+    facts: OpFacts, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
 ) -> dict[str, Tensor]:
     """Return the inputs in the shape of the result, each element beside the one it went into.
 
     Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
     shares memory with what the op wrote to has lost its values.
     """
-    if torch.Tag.pointwise not in op.tags and op._schema.name not in _SOFTMAXES:
+    if torch.Tag.pointwise not in facts.op.tags and facts.name not in _SOFTMAXES:
         return {}
     lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
     found = {}
@@ -299,23 +302,18 @@ def _inputs_at(
 # --- the first NaN that no op of a block made: which tensor brought it ----------------------------
 
 
-def arrival(op: Any, inputs: Sequence[Tensor]) -> NanArrival:
+def arrival(op: str, inputs: Sequence[Tensor]) -> NanArrival:
     """Describe how the first NaN came, for the cause rules.
 
     Args:
-        op: the running op, the first whose result holds a NaN.
+        op: the name of the running op, the first whose result holds a NaN.
         inputs: those of its tensors that held one; empty where it was given the number itself.
     """
     frames = stack_of(sys._getframe(1))
     span = locate_entries(frames)
     name, values = _holder(inputs[0], frames) if inputs else (None, None)
     line = None if span is None else span.line
-    return NanArrival(op=str(op._schema.name), line=line, name=name, values=values)
-
-
-def is_from_python(op: Any) -> bool:
-    """Return whether an op takes over values that Python wrote: ``torch.tensor([1.0, nan])``."""
-    return str(op._schema.name) in FROM_PYTHON
+    return NanArrival(op=op, line=line, name=name, values=values)
 
 
 def _holder(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[str | None, str | None]:

@@ -85,7 +85,10 @@ class OpFacts:
         self.is_foreign = overload and not is_own and not self.is_range
         """Whether a library other than torch brought this op."""
         arguments: list[Any] = op._schema.arguments if overload else []
-        self.writes: tuple[str, ...] = written_arguments(op) if overload else ()
+        self.writes: tuple[str, ...] = tuple(
+            item.name for item in arguments if item.alias_info and item.alias_info.is_write
+        )
+        """The names of the arguments that it writes to."""
         kinds = [str(item.type) for item in arguments]
         # Most ops take one or two tensors and then numbers: the cheapest kinds to note.
         count = sum("Tensor" in kind for kind in kinds)
@@ -205,12 +208,6 @@ class Call(NamedTuple):
         if self.version is None:
             return self.noted.versions
         return ((self.output, self.version, self.base),)
-
-
-def written_arguments(op: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that an op writes to."""
-    arguments = op._schema.arguments
-    return tuple(item.name for item in arguments if item.alias_info and item.alias_info.is_write)
 
 
 def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:

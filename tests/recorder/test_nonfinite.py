@@ -124,6 +124,9 @@ def test_a_nan_out_of_infinities_is_new() -> None:
     [
         masked,
         lambda: (torch.tensor([1.0, NAN], device="cuda") + 1).sum(),  # it was there before
+        lambda: torch.ops.higher_order.cond(  # an op of higher order names no argument
+            torch.tensor(True), lambda x: (x.log(),), lambda x: (x,), (torch.zeros(2),)
+        ),
         lambda: torch.ones(2, device="cuda") / torch.tensor([1.0, 1e-3], device="cuda"),
         lambda: torch.full((3,), 1e-6, device="cuda").log(),
         lambda: torch.zeros(3, device="cuda").sqrt(),

@@ -621,8 +621,8 @@ def test_a_node_from_before_the_recording_is_nobody_s() -> None:
 
 
 def test_watch_sees_every_result_and_may_stop_the_op() -> None:
-    def watch(op: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if op is torch.ops.aten.log.default and not bool(result.isfinite().all()):
+    def watch(facts: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if facts.op is torch.ops.aten.log.default and not bool(result.isfinite().all()):
             msg = "not finite"
             raise RuntimeError(msg)
 
