@@ -46,8 +46,8 @@ class Snapshot:
                 op=call.facts.full_name,
                 shapes=_shapes(call, metas),
                 source=self.reader.line(call.site),
-                module_path=self.reader.module_path(call.site),
-                module_type=self.reader.module_type(call.site),
+                module_path=(module := self.reader.module(call.site)).path,
+                module_type=module.type_name,
                 phase=phase_of(call.site),
             )
             for call in (self.calls[-limit:] if limit > 0 else ())
@@ -58,9 +58,9 @@ class Snapshot:
         shared = {id(site): site for site in (shared_site(call.site) for call in self.calls)}
         found: dict[str, set[int]] = {}
         for site in shared.values():
-            path, root = self.reader.root_of(site)
-            if root is not None:
-                found.setdefault(path, set()).add(id(root))
+            module = self.reader.module(site)
+            if module.path is not None:
+                found.setdefault(module.path, set()).add(id(module.root))
         return found
 
     def forward_call(self, sequence_nr: int, node_name: str | None) -> Call | None:

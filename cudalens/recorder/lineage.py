@@ -29,7 +29,7 @@ class Lineage:
     """The recorded calls, asked after a failure."""
 
     def __init__(self, calls: Sequence[Call], batches: Batches, reader: SiteReader) -> None:
-        self._calls = calls
+        self.calls = calls
         self.batches = batches
         self.reader = reader
 
@@ -74,7 +74,7 @@ class Lineage:
 
     @functools.cached_property
     def _metas(self) -> dict[int, tuple[Any, Any]]:
-        return known_metas(self._calls)
+        return known_metas(self.calls)
 
     def _twin(self, tensor: Ref) -> int:
         """Return one key for a tensor and everything that shows exactly its elements."""
@@ -83,7 +83,7 @@ class Lineage:
     @functools.cached_property
     def _twins(self) -> dict[int, int]:
         twins: dict[int, int] = {}
-        for call in self._calls:
+        for call in self.calls:
             if call.facts.name in _TWINS and call.inputs:
                 original = id(call.inputs[0])
                 for item in call.outputs:
@@ -96,7 +96,7 @@ class Lineage:
     def _made(self) -> dict[int, list[Call]]:
         """The calls that made or overwrote each tensor, oldest first."""
         made: dict[int, list[Call]] = {}
-        for call in self._calls:
+        for call in self.calls:
             if call.facts.name in _TWINS and call.inputs:
                 continue  # it shows what was made elsewhere
             for item in self._written_by(call):
@@ -107,7 +107,7 @@ class Lineage:
     def _among(self) -> dict[int, list[Call]]:
         """The calls that were given each tensor with others, and wrote to some of them."""
         given: dict[int, list[Call]] = {}
-        for call in self._calls:
+        for call in self.calls:
             if writes_among(call):
                 for item in call.inputs:
                     given.setdefault(self._twin(item), []).append(call)
@@ -117,7 +117,7 @@ class Lineage:
     def _written(self) -> dict[int, int]:
         """The number of the last call that wrote to each tensor, or may have."""
         written: dict[int, int] = {}
-        for call in self._calls:
+        for call in self.calls:
             if call.facts.writes:
                 several = call.inputs if writes_among(call) else ()
                 for item in (*self._written_by(call), *several):
@@ -137,7 +137,7 @@ class Lineage:
     def _bases(self) -> dict[int, Ref]:
         """What each recorded view shows: in inference mode autograd does not tell."""
         bases: dict[int, Ref] = {}
-        for call in self._calls:
+        for call in self.calls:
             if is_alias(call):
                 for item in call.outputs:
                     if item is not call.inputs[0]:

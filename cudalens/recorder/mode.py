@@ -300,7 +300,7 @@ class RecordingMode(_torch.RemovableMode):
                 facts,
                 facts.named(args, kwargs or {}),
                 site,
-                module_path=SiteReader().module_path(site),
+                module_path=SiteReader().module(site).path,
                 host_copies=copies or {},
                 previous_op=self.foreign,
             )

@@ -68,7 +68,7 @@ class Recorder(RecordingMode):
         call = snapshot.forward_call(sequence_nr, node_name)
         if call is None:
             return None
-        return entries_of(call.site), snapshot.reader.module_path(call.site)
+        return entries_of(call.site), snapshot.reader.module(call.site).path
 
     def provenance(self, tensor: Tensor, is_bad: IsBad) -> Provenance:
         """Follow a bad tensor back to the op that made it bad, or to where the data entered.
@@ -102,7 +102,7 @@ class Recorder(RecordingMode):
         complaint = saved_tensor.read_complaint(message)
         if complaint is None:
             return None
-        return saved_tensor.find_modified(self._snapshot().calls, complaint)
+        return saved_tensor.find_modified(self.lineage(), complaint)
 
     def freed_part(self, way: Sequence[Any]) -> FreedPart | None:
         """Return how a way through the graph came to lead into a part that was freed.

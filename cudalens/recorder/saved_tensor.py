@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from cudalens.core.report_types import ProvenanceStep
-from cudalens.recorder.lineage import FROM_PYTHON, describe_step
+from cudalens.recorder.lineage import FROM_PYTHON, Lineage, describe_step
 from cudalens.recorder.ops import Call, aten, is_node_of
-from cudalens.recorder.sites import SiteReader, calling_module, entries_of
+from cudalens.recorder.sites import calling_module, entries_of
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
@@ -108,7 +108,7 @@ def read_complaint(message: str) -> Complaint | None:
     )
 
 
-def find_modified(calls: Sequence[Call], complaint: Complaint) -> ModifiedTensor | None:
+def find_modified(lineage: Lineage, complaint: Complaint) -> ModifiedTensor | None:
     """Find the tensor that autograd complains of, and who wrote to it.
 
     A tensor fits when it, or a view of it, has the shape, dtype and origin that the message
@@ -119,8 +119,8 @@ def find_modified(calls: Sequence[Call], complaint: Complaint) -> ModifiedTensor
     """
     fitting = [
         item
-        for target, writes in _writes(calls)
-        if (item := _fit(calls, target, writes, complaint)) is not None
+        for target, writes in _writes(lineage.calls)
+        if (item := _fit(lineage, target, writes, complaint)) is not None
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -152,17 +152,17 @@ def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, int]]]]:
 
 
 def _fit(
-    calls: Sequence[Call], target: Ref, writes: Sequence[tuple[Call, int]], complaint: Complaint
+    lineage: Lineage, target: Ref, writes: Sequence[tuple[Call, int]], complaint: Complaint
 ) -> ModifiedTensor | None:
     between = [item for item in writes if complaint.saved <= item[1] < complaint.found]
     if [version for _, version in between] != list(range(complaint.saved, complaint.found)):
         return None
-    earlier = [call for call in calls if call.seq < between[0][0].seq]
+    earlier = [call for call in lineage.calls if call.seq < between[0][0].seq]
     aliases = _aliases(earlier, target)
     fitting = [
         alias
         for alias in aliases
-        if _has_meta(alias, _maker(earlier, alias), complaint)
+        if lineage.meta_of(alias) == (complaint.shape, complaint.dtype)
         and (
             _is_result_of(_maker(earlier, alias), complaint.made_by)
             or (complaint.made_by is None and _has_no_node(alias, complaint))
@@ -172,19 +172,19 @@ def _fit(
     ]
     if not fitting:
         return None
-    reader = SiteReader()
     maker = _maker(earlier, fitting[0])
     readers = _readers(earlier, aliases)
     if complaint.made_by is None and maker and not readers and not _has_brief(earlier, maker):
         return None  # nothing has read it: a new parameter that got its first values
     savers = _savers(earlier, maker, readers, complaint)
     return ModifiedTensor(
-        made_by=None if maker is None else describe_step(maker, reader),
+        made_by=None if maker is None else describe_step(maker, lineage.reader),
         written_by=tuple(
-            Write(step=describe_step(call, reader), version=version) for call, version in between
+            Write(step=describe_step(call, lineage.reader), version=version)
+            for call, version in between
         ),
-        read_by=tuple(describe_step(call, reader) for call in readers),
-        saved_by=tuple(describe_step(call, reader) for call in savers),
+        read_by=tuple(describe_step(call, lineage.reader) for call in readers),
+        saved_by=tuple(describe_step(call, lineage.reader) for call in savers),
         saved_at=_one_place(savers),
         is_parameter=any(map(_is_parameter, fitting)),
         written_within=calling_module(between[-1][0].site),
@@ -253,17 +253,6 @@ def _maker(calls: Sequence[Call], tensor: Ref) -> Call | None:
         if not call.facts.is_in_place and any(item is tensor for item in call.outputs):
             return call
     return None
-
-
-def _has_meta(tensor: Ref, maker: Call | None, complaint: Complaint) -> bool:
-    living = tensor()
-    if living is not None:
-        return tuple(living.shape) == complaint.shape and living.dtype == complaint.dtype
-    if maker is None:
-        return False
-    position = next(index for index, item in enumerate(maker.outputs) if item is tensor)
-    shape, dtype = maker.metas[position]
-    return shape is not None and tuple(shape) == complaint.shape and dtype == complaint.dtype
 
 
 def _has_no_node(tensor: Ref, complaint: Complaint) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import ref
 
 from torch import nn
@@ -218,6 +218,14 @@ def entries_of(site: RawSite) -> list[StackEntry]:
     return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in reversed(lines)]
 
 
+class RunningModule(NamedTuple):
+    """The path of a module, its class, and the outermost one, which the path is below."""
+
+    path: str | None = None
+    type_name: str | None = None
+    root: nn.Module | None = None
+
+
 class SiteReader:
     """Turns places into lines of the user's and module paths; each is worked out once."""
 
@@ -235,29 +243,18 @@ class SiteReader:
             self._lines[key] = locate_line(entries[-1:])
         return self._lines[key]
 
-    def module_path(self, site: RawSite) -> str | None:
+    def module(self, site: RawSite) -> RunningModule:
         """Name the innermost module by its path below the outermost one that was running."""
-        return self._module(site)[0] or None
-
-    def module_type(self, site: RawSite) -> str | None:
-        """Return the class of the module that :meth:`module_path` names."""
-        path, module = self._module(site)
-        return type(module).__name__ if path else None
-
-    def root_of(self, site: RawSite) -> tuple[str, nn.Module | None]:
-        """Return :meth:`module_path`, and the outermost module; ``None`` without a path."""
-        path, _ = self._module(site)
-        return path, _running(site)[-1] if path else None
-
-    def _module(self, site: RawSite) -> tuple[str, nn.Module | None]:
         running = _running(site)
         if not running:
-            return "", None
+            return RunningModule()
         root = running[-1]
         if id(root) not in self._paths:
             self._paths[id(root)] = paths_below(root)
         paths = self._paths[id(root)]
-        return next(((paths[id(item)], item) for item in running if id(item) in paths), ("", None))
+        inner = next(item for item in running if id(item) in paths)
+        path = paths[id(inner)]
+        return RunningModule(path, type(inner).__name__, root) if path else RunningModule()
 
 
 def _running(site: RawSite) -> list[nn.Module]:
