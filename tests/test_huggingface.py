@@ -208,6 +208,58 @@ def test_a_right_call_gives_no_report(name: str) -> None:
     assert (outcome.error, outcome.report) == (None, None)
 
 
+WORDS = "input_ids=x, attention_mask=torch.ones_like(x)"
+SCAN = "bbox=boxes.expand(2, 6, 4).contiguous(), pixel_values=page"
+TRAINED = {
+    "bart": (MODELS["bart"], f"model({WORDS}, labels=x)"),
+    "llama": (
+        "tr.LlamaForCausalLM(tr.LlamaConfig(**SIZES, num_key_value_heads=1))",
+        f"model({WORDS}, labels=x)",
+    ),
+    "layoutlmv3": (
+        "tr.LayoutLMv3ForTokenClassification(tr.LayoutLMv3Config(**SIZES, coordinate_size=2, "
+        "shape_size=4, max_2d_position_embeddings=64, input_size=16, patch_size=8, num_labels=3))",
+        f"model({WORDS}, {SCAN}, labels=x % 3)",
+    ),
+}
+TWO_STEPS = """
+model = {model}.eval().to(device)
+x, boxes = torch.randint(3, 30, (2, 6)).to(device), torch.randint(0, 8, (2, 6, 1)).to(device)
+page = torch.randn(2, 3, 16, 16).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+losses = []
+for _ in range(2):
+    optimizer.zero_grad()
+    loss = {call}.loss
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_model_trains_and_generates_as_on_the_cpu(name: str) -> None:
+    """Two AdamW steps lose as on the CPU; beams agree with the CPU and sampling runs."""
+    model, call = TRAINED[name]
+    device, host = {"device": "cuda"}, {"device": "cpu"}
+    for names in (device, host):
+        exec(SETUP + TWO_STEPS.format(model=model, call=call), names)
+    assert device["losses"] == pytest.approx(host["losses"], abs=1e-3)
+    if name == "layoutlmv3":
+        return
+    options = {"max_new_tokens": 4, "min_new_tokens": 4}
+    device["model"].load_state_dict(host["model"].state_dict())
+    beams, expected = (
+        names["model"].generate(names["x"], num_beams=2, do_sample=False, **options)
+        for names in (device, host)
+    )
+    assert beams.is_cuda
+    assert beams.tolist() == expected.tolist()
+    sampled = device["model"].generate(device["x"], do_sample=True, **options)
+    assert sampled.is_cuda
+    assert sampled.shape == beams.shape
+
+
 PAGE = """
 boxes, words = torch.zeros(2, 4, 4).long(), ids(2, 4)
 page = {"input_ids": words, "bbox": boxes}
