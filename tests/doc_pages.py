@@ -25,6 +25,7 @@ from cudalens.session import options
 from cudalens.simulate import Simulation
 from tests import report_schema
 from tests.inventory import REACHABLE
+from tests.probes import SeenOps
 from tests.processes import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -93,14 +94,10 @@ CALLS = {
 
 def reached(call: str) -> list[str]:
     """Return the names of the guards that a call comes to, each once."""
-    found: list[str] = []
-
-    def look(op: Any, args: Any, kwargs: Any) -> None:
-        found.extend(entry.name for entry in GUARDS.get(op, ()))
-
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), before_each_op(look):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), SeenOps() as below:
         warnings.simplefilter("ignore")  # some ops are in beta
         eval(call, globals())
+    found = [entry.name for op in below.ops for entry in GUARDS.get(op, ())]
     return list(dict.fromkeys(found))
 
 

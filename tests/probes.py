@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.locate import CallSite, locate
@@ -44,6 +46,33 @@ class Untouchable:
 
     __repr__ = __str__ = __eq__ = __hash__ = __len__ = __bool__ = __getattr__  # type: ignore[assignment]
     __getitem__ = __iter__ = __getattr__
+
+
+class SeenOps(TorchDispatchMode):
+    """A mode of the user's that notes the ops that it sees, and where their results are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Any] = []
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.ops.append(func)
+        self.devices |= {str(t.device) for t in tree_leaves(result) if isinstance(t, Tensor)}
+        return result
+
+
+class SeenFunctions(TorchFunctionMode):
+    """A mode of the user's that notes the functions of torch's that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
 
 
 class Probe(TorchDispatchMode):

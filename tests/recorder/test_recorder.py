@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cudalens.recorder.mode
@@ -25,6 +23,8 @@ from cudalens import simulate
 from cudalens.recorder import OpRecord, Recorder
 from cudalens.recorder.failure import Failures
 from cudalens.recorder.hostcopies import host_copies
+from tests.blocks import own_op
+from tests.probes import SeenFunctions, SeenOps
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +34,11 @@ def no_hook_stays() -> Iterator[None]:
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def same() -> Iterator[Any]:
     """An op of an extension that gives its argument back."""
-    library = torch.library.Library("cudalens_recorder_test", "DEF")
-    library.define("same(Tensor x) -> Tensor")
-    library.impl("same", lambda x: x + 0, "CompositeExplicitAutograd")
-    yield torch.ops.cudalens_recorder_test.same
-    library._destroy()
+    with own_op("same(Tensor x) -> Tensor", lambda x: x + 0) as op:
+        yield op
 
 
 class Net(nn.Module):
@@ -241,32 +238,12 @@ def _fake() -> torch.Tensor:
     return torch.tensor(made.shape)
 
 
-class Dispatch(TorchDispatchMode):
-    """A mode of the user's that notes what it sees."""
-
-    def __init__(self, seen: list[str]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def _user_modes() -> torch.Tensor:
-    seen: list[str] = []
-
-    class Function(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(func.__name__)
-            return func(*args, **(kwargs or {}))
-
     x = torch.ones(2, requires_grad=True)
-    with Dispatch(seen), Function():
+    with SeenOps() as below, SeenFunctions() as above:
         (x * 2).sum().backward()
-    return torch.tensor([len(seen), sum(map(len, seen))])
+    names = [*map(str, below.ops), *above.names]
+    return torch.tensor([len(below.ops), len(above.names), sum(map(len, names))])
 
 
 def _subclass() -> torch.Tensor:
@@ -404,7 +381,7 @@ def test_a_failing_question_whether_the_device_is_lost_hides_nothing() -> None:
 
 
 def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
-    left = Dispatch([])
+    left = SeenOps()
     with Recorder():
         left.__enter__()
     assert torch._C._len_torch_dispatch_stack() == 1
@@ -674,7 +651,7 @@ def test_an_extension_s_op_came_last_until_the_next_has_finished(same: Any) -> N
     x = torch.tensor([1, 2])
     with Recorder() as recorder:
         same(x)
-        assert recorder.foreign == "cudalens_recorder_test::same"
+        assert recorder.foreign == "mine::same"
         x.add_(1)
         assert recorder.foreign is None
 
