@@ -33,12 +33,14 @@ def report_of(
 
 
 @contextmanager
-def own_op(schema: str, kernel: Callable[..., torch.Tensor]) -> Iterator[Any]:
+def own_op(
+    schema: str, kernel: Callable[..., torch.Tensor], key: str = "CompositeExplicitAutograd"
+) -> Iterator[Any]:
     """Register an op of the user's own, ``mine::…``, for the length of a block."""
     library = torch.library.Library("mine", "FRAGMENT")
     library.define(schema)
     name = schema.partition("(")[0]
-    library.impl(name, kernel, "CompositeExplicitAutograd")
+    library.impl(name, kernel, key)
     try:
         yield getattr(torch.ops.mine, name)
     finally:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cudalens.simulate.asserts import AssertHit
 from cudalens.simulate.memory import METER
 from cudalens.simulate.relabel import to_device, to_host
 from cudalens.simulate.state import DeviceState
+from tests.blocks import own_op
 from tests.processes import python
 from tests.simulate.device import run_python
 
@@ -498,17 +500,6 @@ def test_python_numbers_promote_as_on_the_cpu(
 # --- ops of an extension -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lookup_library() -> Iterator[torch.library.Library]:
-    """Define an op of a pretended extension, once with a CPU and once with a composite kernel."""
-    library = torch.library.Library("simulate_test", "FRAGMENT")
-    for name, key in (("host", "CPU"), ("composite", "CompositeExplicitAutograd")):
-        library.define(f"{name}(Tensor table, Tensor rows) -> Tensor")
-        library.impl(name, lambda table, rows: table[rows] * 1, key)
-    yield library
-    library._destroy()
-
-
 def lookup_rule(arguments: Any) -> AssertHit | None:
     table, rows = arguments["table"], arguments["rows"]
     if int(rows.max()) < table.shape[0]:
@@ -517,26 +508,23 @@ def lookup_rule(arguments: Any) -> AssertHit | None:
     return AssertHit(text=LINE, repaired={"rows": safe}, record="extension")
 
 
-@pytest.mark.parametrize("name", ["host", "composite"])
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
 @pytest.mark.parametrize("first", ["start", "register"])
-def test_an_op_of_an_extension_can_be_made_to_assert(
-    name: str, first: str, lookup_library: torch.library.Library
-) -> None:
+def test_an_op_of_an_extension_can_be_made_to_assert(key: str, first: str) -> None:
     """A registered rule acts on the last row beyond the table and on nothing before it."""
-    if first == "register":
-        simulate.register_assert(f"simulate_test::{name}", lookup_rule)
-    simulation = simulate.start(announce=False)
-    try:
+    name = f"lookup_{key}"
+    schema, kernel = f"{name}(Tensor table, Tensor rows) -> Tensor", lambda t, rows: t[rows] * 1
+    with own_op(schema, kernel, key) as op, ExitStack() as stack:
+        stack.callback(simulate.unregister_assert, f"mine::{name}")
+        if first == "register":
+            simulate.register_assert(f"mine::{name}", lookup_rule)
+        simulation = stack.enter_context(simulate.start(announce=False))
         if first == "start":
-            simulate.register_assert(f"simulate_test::{name}", lookup_rule)
-        op = getattr(torch.ops.simulate_test, name)
+            simulate.register_assert(f"mine::{name}", lookup_rule)
         table = torch.arange(3.0, device="cuda")
         assert op(table, torch.tensor([0, 2], device="cuda")).tolist() == [0.0, 2.0]
         assert op(table, torch.tensor([0, 3], device="cuda")).shape == (2,)
         assert simulation.pending == LINE
-    finally:
-        simulate.unregister_assert(f"simulate_test::{name}")
-        simulation.stop()
 
 
 def test_a_kernel_of_the_user_can_assert(sim: simulate.Simulation) -> None:
