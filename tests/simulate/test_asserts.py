@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from cudalens.core._torch import op_of
 from cudalens.simulate import Simulation
@@ -359,15 +361,25 @@ def moved(value: Any) -> Any:
     return value.to("cuda")
 
 
+def shapes(values: Iterable[Any]) -> list[Any]:
+    """Return the shapes of some values, alone or in lists, and what has none as it is."""
+    return [getattr(value, "shape", value) for value in tree_leaves(list(values))]
+
+
 @pytest.mark.parametrize(("case", "name"), CALLS)
 def test_every_case_asserts_on_the_simulated_device(case: Case, name: str, sim: Simulation) -> None:
-    """On the device every case launches, leaves the right assertion behind and raises nothing."""
+    """On the device every case launches, leaves the right assertion behind and raises nothing.
+
+    The results have the shapes that good values of the same shapes give.
+    """
     at_bound = {key: moved(value) for key, value in case.at_bound.items()}
-    call(name, at_bound)
+    expected = shapes(call(name, at_bound))
     assert sim.pending is None
     for change in case.beyond:
         hit = outcome(name, {**case.at_bound, **change})
-        call(name, {**at_bound, **{k: moved(v) for k, v in change.items()}})
+        results = call(name, {**at_bound, **{k: moved(v) for k, v in change.items()}})
+        if shapes(change.values()) == shapes(map(at_bound.get, change)):
+            assert shapes(results) == expected
         # Silent where the release has no such assertion yet.
         assert sim.pending == getattr(hit, "text", None)
         sim.reset()
