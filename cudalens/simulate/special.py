@@ -39,13 +39,6 @@ def _copy(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Te
     return self  # type: ignore[no-any-return]
 
 
-def _copy_and_resize(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Tensor:
-    source, destination = values
-    if destination.shape != source.shape:
-        destination.resize_(source.shape)
-    return _copy(runtime, facts, [destination, source, False], keys)
-
-
 def _local_scalar(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any) -> Any:
     """Read one element: this is where item(), float() and bool() wait for the device."""
     runtime.state.launch()
@@ -269,7 +262,6 @@ def _on_device(cell: HostCell) -> SpecialKernel:
 
 _KERNELS: Final[dict[str, SpecialKernel]] = {
     "copy_": _copy,
-    "_copy_from_and_resize": _copy_and_resize,
     "_local_scalar_dense": _local_scalar,
     "resize_": _resize,
     "set_": _set_empty,
