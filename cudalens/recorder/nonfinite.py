@@ -24,6 +24,7 @@ from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Viol
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder.lineage import FROM_PYTHON
 from cudalens.recorder.ops import OpFacts, aten
+from cudalens.recorder.tensor_refs import tensors_in
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
 from cudalens.source.safe_eval import instance_dict
@@ -147,12 +148,7 @@ def _makes_no_values(facts: OpFacts) -> bool:
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
-    return [
-        item
-        for value in values
-        for item in (value if isinstance(value, (list, tuple)) else (value,))
-        if isinstance(item, Tensor) and _has_floats(item)
-    ]
+    return list(filter(_has_floats, tensors_in(values)))
 
 
 def _has_floats(tensor: Tensor) -> bool:
