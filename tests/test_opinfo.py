@@ -117,11 +117,13 @@ class Run:
         return True
 
 
-def on_device(tree: Any) -> Any:
+def on_device(tree: Any, device: str = "cuda") -> Any:
+    """Copy the tensors of a sample, some of which are written in place, to a device."""
+
     def move(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            return leaf.detach().clone().cuda().requires_grad_(leaf.requires_grad)
-        return "cuda" if isinstance(leaf, str) and leaf == "cpu" else leaf
+            return leaf.detach().clone().to(device).requires_grad_(leaf.requires_grad)
+        return device if isinstance(leaf, str | torch.device) and str(leaf) == "cpu" else leaf
 
     return tree_map(move, tree)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_map
 
 from cudalens import simulate
 from tests.amount import AMOUNT
 from tests.guarded_ops import GUARDED
-from tests.test_opinfo import ARBITRARY, Case, cases_of
+from tests.test_opinfo import ARBITRARY, Case, cases_of, on_device
 
 pytestmark = [pytest.mark.no_cover, pytest.mark.thorough]
 
@@ -36,25 +35,6 @@ OPS = [
 ]
 
 
-def on_device(tree: Any) -> Any:
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.detach().cuda().requires_grad_(leaf.requires_grad)
-        return "cuda" if leaf in ("cpu", torch.device("cpu")) else leaf
-
-    return tree_map(move, tree)
-
-
-def fresh(tree: Any) -> Any:
-    """Copy the tensors of a sample: some samples are written in place."""
-    return tree_map(
-        lambda t: (
-            t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
-        ),
-        tree,
-    )
-
-
 def assert_same(name: str, host: Any, device: Any) -> None:
     assert (host is None) == (device is None)
     if host is None:
@@ -74,7 +54,7 @@ def assert_same(name: str, host: Any, device: Any) -> None:
 def compare(case: Case, sample: Any) -> bool:
     """Compare both devices on a sample; return whether the CPU takes it."""
     try:
-        expected = case.run(sample, fresh).values
+        expected = case.run(sample, partial(on_device, device="cpu")).values
     except (RuntimeError, ValueError, TypeError):
         return False
     for host, device in zip(expected, case.run(sample, on_device).values, strict=True):
