@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import cudalens
@@ -24,6 +23,7 @@ from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from tests.amount import AMOUNT
 from tests.guarded_ops import GUARDED
+from tests.probes import SeenOps
 
 # What it covers is covered elsewhere, and tracing it would take the longest part of a run.
 pytestmark = [pytest.mark.no_cover, pytest.mark.thorough]
@@ -45,13 +45,6 @@ OTHER_WAY_UNDER_A_MODE = {
     *("masked.prod", "matmul", "norm", "ormqr", "prod"),
 }
 """torch itself computes these in another way as soon as any dispatch mode is active."""
-
-
-class NothingMode(TorchDispatchMode):
-    """A dispatch mode that does nothing."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -151,7 +144,7 @@ def complaints(case: Case, limit: int | None, **options: Any) -> Iterator[str]:
     samples = [sample for sample, run in tried if run is not None]
     expected = plain = [run for _, run in tried if run is not None]
     if name in OTHER_WAY_UNDER_A_MODE and not options.get("fast"):
-        with NothingMode():
+        with SeenOps():
             expected = [case.run(sample) for sample in samples]
     with cudalens.check(**options) as session:
         got = [case.run(sample) for sample in samples]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import textwrap
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from tests.processes import python
 
 CUDA = torch.device("cuda", 0)
-ROOT = Path(__file__).resolve().parents[2]
 SAME_DEVICE = "Expected all tensors to be on the same device, but "
 ASSERTED = "device-side assert triggered"
 
