@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import AssertSite, as_printed_by, assert_site
 
 Arguments = Mapping[str, Any]
@@ -112,7 +113,8 @@ def broadcast(*shapes: torch.Size) -> torch.Size | None:
     try:
         # Not torch.broadcast_shapes: its first call imports the compiler for half a second.
         return reduce(torch._C._infer_size, shapes, torch.Size())
-    except RuntimeError:
+    except RuntimeError as trouble:
+        raise_if_outside(trouble)
         return None
 
 
