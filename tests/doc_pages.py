@@ -18,7 +18,6 @@ import torch.nn.functional as F  # noqa: F401  (the calls below)
 from torch import nn, randn, tensor, zeros  # noqa: F401
 
 import cudalens
-from cudalens.core._torch import before_each_op
 from cudalens.core.report import SCHEMA_VERSION
 from cudalens.guards import GUARDS, catalogue_rows
 from cudalens.session import options
