@@ -32,12 +32,13 @@ from cudalens.recorder.ops import (
     versions_before,
 )
 from cudalens.recorder.sites import RawSite, Site, SiteReader, SiteTracker
-from cudalens.recorder.tensor_refs import Noted, Version, references, tensors_in
+from cudalens.recorder.tensor_refs import NO_TENSORS, Noted, Version, references, tensors_in
 
 Watch = Callable[[OpFacts, tuple[Any, ...], dict[str, Any], Any], None]
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
+_TENSORS: frozenset[Any] = frozenset({Tensor, Parameter})
 _FILES = (__file__, _python.__file__)
 _OWN = "cudalens::"
 """Ops that guards put into compiled code: they are not the user's."""
@@ -72,23 +73,23 @@ class _Dispatch(FailedCall):
                 mode.failed(facts, args, kwargs, error)
                 raise
             if not is_one:
-                return mode.note_several(facts, args, kwargs, result)
+                return mode.note_several(facts, args, kwargs, result, frame=_getframe().f_back)
             try:
-                site = site_of(_getframe().f_back)
-                if site.__class__ is Site and site.is_brief:
+                if (site := site_of(_getframe().f_back)).__class__ is Site and site.is_brief:
                     reads: Any = None
                 elif (count := facts.tensors_first) == 1:
                     reads = ref(args[0])
-                elif count == 2 and ((other := args[1].__class__) is Tensor or other is Parameter):
+                elif count == 2 and args[1].__class__ in _TENSORS:
                     reads = (ref(args[0]), ref(args[1]))
                 else:
-                    reads = references(args, kwargs, facts.noted)
+                    reads = references(args, kwargs, facts.noted) if count >= 0 else ()
+                number = 0 if reads is None else _next()
                 shape, dtype = result.shape, result.dtype
                 if facts.is_in_place:  # of an optimizer's own state nothing more will be asked
                     is_state = reads is None and kind is Tensor
                     shape, dtype = (None, None) if is_state else version_and_view(result)
                 mode.recorded_ops = seq = mode.recorded_ops + 1
-                append((seq, facts, site, _next(), reads, ref(result), shape, dtype))
+                append((seq, facts, site, number, reads, ref(result), shape, dtype))
                 mode.foreign = None
                 return result
             except Exception as trouble:  # nested tensors have no shape
@@ -185,15 +186,16 @@ class RecordingMode(_torch.RemovableMode):
         kwargs: Any,
         result: Any,
         written: tuple[Version, ...] = (),
+        frame: FrameType | None = None,
     ) -> Any:
         """Record a call that gave back no tensor, several, or one that is not plain.
 
         Also what the quick way could not record.  Return the result.
         """
-        if facts.name.startswith(_OWN):
+        if facts.is_foreign and facts.name.startswith(_OWN):
             return result
         try:
-            site = self._sites.of(_frame_outside())
+            site = self._sites.of(frame or _frame_outside())
             # Fused optimizers write to lists of tensors and give nothing back.
             is_brief = site.__class__ is Site and site.is_brief and not facts.writes
             reads = None if is_brief else references(args, kwargs)
@@ -228,7 +230,12 @@ class RecordingMode(_torch.RemovableMode):
     ) -> None:
         """Wait for the device of a call that came back, and have its result looked at."""
         if self.is_synchronous:
-            for tensor in tensors_in((result, *args, *kwargs.values())):
+            found = result[0] if result.__class__ is tuple and result else result
+            if found.__class__ in NO_TENSORS and args:
+                found = args[0]
+            # The usual calls first, since a program without a device pays for each of them.
+            is_on_host = found.__class__ is Tensor and found.is_cpu
+            for tensor in () if is_on_host else tensors_in((result, *args, *kwargs.values())):
                 if is_plain(tensor):  # one tells the device
                     if not tensor.is_cpu:
                         self._synchronise(tensor.device)

@@ -93,8 +93,9 @@ class OpFacts:
         # Most ops take one or two tensors and then numbers: the cheapest kinds to note.
         count = sum("Tensor" in kind for kind in kinds)
         is_simple = kinds[:count] == ["Tensor"] * count and not self.noted
-        self.tensors_first = count if is_simple else 0
-        """So many arguments are tensors, the first ones; 0 where it is not as simple."""
+        self.tensors_first = (count or -1) if is_simple and overload else 0
+        """So many arguments are tensors, the first ones; -1 where none is, 0 where it is not as
+        simple."""
         self.is_in_place = (
             bool(self.writes)
             and str(arguments[0].type) == "Tensor"
@@ -137,7 +138,7 @@ class Call(NamedTuple):
     site: RawSite
     sequence_nr: int
     """The number that the next autograd node of this thread would get: that of the call's own
-    node, when it has one, plus one."""
+    node, when it has one, plus one.  0 where what is read was not noted."""
     reads: Any
     """A reference to the only tensor argument, several of them, or ``None`` where what is read
     was not noted: in backward passes and optimizers' steps."""
