@@ -94,6 +94,30 @@ def test_a_dead_tensor_keeps_its_shape_and_an_unknown_one_has_none() -> None:
     assert shapes["aten::_to_copy"] == "bf16[5, 2] -> bool[5, 2]"
 
 
+def test_a_call_without_a_tensor_among_its_arguments_or_results_is_noted() -> None:
+    with Recorder() as recorder:
+        x = torch.zeros(2, dtype=torch.int64)  # made-of-nothing
+        x.sum().item()  # read-out
+    made, _, read = recorder.history()
+    assert (made.op, made.shapes) == ("aten::zeros", "-> i64[2]")
+    assert made.source.line == line_of("made-of-nothing")
+    assert (read.op, read.shapes) == ("aten::_local_scalar_dense", "i64[] ->")
+    assert read.source.line == line_of("read-out")
+    assert recorder.recorded_ops == 3
+
+
+def test_a_write_to_a_view_tells_which_elements_and_the_version_before() -> None:
+    base = torch.zeros(2, 3)
+    with Recorder() as recorder:
+        base.add_(1)
+        base[1].mul_(2)
+    whole, _, part = recorder._snapshot().calls
+    assert (whole.version, whole.view) == (0, None)
+    assert part.version == 1
+    assert part.view.base() is base
+    assert part.view[1:] == (torch.float32, (3,), (1,), 3)
+
+
 def test_module_paths_are_below_the_outermost_running_module() -> None:
     """Each op belongs to the innermost module that was running, also after a sibling has run."""
     net = Net()
@@ -628,6 +652,32 @@ def test_backward_on_a_device_is_recorded_in_autograd_s_thread(sim: simulate.Sim
         line_of("device-backward")
     }
     assert recorder.limits == []
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        (lambda host, other: other + 1, ["cuda"]),
+        (lambda host, other: other.max(1), ["cuda"]),
+        (lambda host, other: other.unbind(), ["cuda"]),
+        (lambda host, other: torch.equal(other, other), ["cuda"]),
+        (lambda host, other: host.to("cuda"), ["cuda"]),
+        (lambda host, other: host + 1, []),
+        (lambda host, other: host.max(1), []),
+        (lambda host, other: host.unbind(), []),
+        (lambda host, other: torch.equal(host, host), []),
+    ],
+)
+def test_the_device_of_a_call_is_waited_for(
+    sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch, call: Any, waits: list[str]
+) -> None:
+    host, other = torch.ones(2, 2), torch.ones(2, 2, device="cuda")
+    waited: list[str] = []
+    monkeypatch.setattr(Recorder, "after_others", lambda recorder, device: None)
+    monkeypatch.setattr(Recorder, "_synchronise", lambda _, device: waited.append(device.type))
+    with Recorder():
+        call(host, other)
+    assert waited == waits
 
 
 @pytest.fixture
