@@ -50,10 +50,12 @@ class MemoryMeter:
 
     def _forget_freed(self) -> None:
         for reference in self._freed.copy():
-            size = self._sizes.pop(reference, 0)
-            self._running -= size
-            # Last, so that what is cut short is done again; another thread may have done it.
+            # No calls from here on.  Another thread may have done it.
             if self._freed and self._freed[0] is reference:
+                if reference in self._sizes:
+                    size = self._sizes[reference]
+                    del self._sizes[reference]
+                    self._running -= size
                 del self._freed[0]
 
     def track(self, storage: Any) -> None:
