@@ -190,7 +190,8 @@ Measured on {_machine(results)}.
 {_clock(results)} of whole steps (forward, backward, optimizer), in times the plain step: the \
 median of interleaved repetitions, each between two plain ones, with the 95 % range of that \
 median.  {_acting(results)}.  The control is the plain step measured as if it were a \
-tool: it shows the error of the method.  Small steps show overhead at its worst.
+tool: it shows the error of the method.  Small steps show overhead at its worst; \
+[whole programs](programs.md).
 
 {ratios_table(results)}
 
