@@ -81,6 +81,7 @@ def is_stopped(meter: MemoryMeter, kept: list[Any], instant: int) -> bool:
     global count, stop_at
     count, stop_at = 0, instant
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # asked for before: else Python 3.12 tells of none
     sys.settrace(steps)
     try:
         work_and_read(meter, kept)
