@@ -23,7 +23,7 @@ from cudalens.core.report_types import (
     TensorSummary,
     Violation,
 )
-from cudalens.diagnosis.candidates import Outcome, Trial
+from cudalens.diagnosis.candidates import Trial, TrialResult
 from cudalens.diagnosis.diagnose import diagnose
 
 MAX_UNIQUE, MAX_FIRST = 32, 20
@@ -33,8 +33,8 @@ TRANSFORMERS = "/site-packages/transformers/models/bert/modeling_bert.py"
 class Believing(Trial):
     """A trial in which every fix succeeds: rules are looked at here, not the trying."""
 
-    def __call__(self, fix: str) -> Outcome:
-        return Outcome(succeeds=True)
+    def __call__(self, fix: str) -> TrialResult:
+        return TrialResult(succeeds=True)
 
 
 def hints_of(evidence: Evidence) -> tuple[Hint, ...]:

@@ -180,6 +180,21 @@ def test_modules_and_functions_stay_small() -> None:
     assert long == []
 
 
+def doubled_classes(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """The names that several classes have, with their modules."""
+    found: dict[str, list[str]] = {}
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Only the callback is called alike in both frameworks."""
+    assert set(doubled_classes(TREES)) == {"CudaCheckCallback"}
+
+
 def test_the_checks_can_fail() -> None:
     """Each reader of the syntax trees sees an offence when there is one."""
     tree = ast.parse(
@@ -189,6 +204,8 @@ def test_the_checks_can_fail() -> None:
     assert imports_of(tree) == {"session.session"}
     assert external_imports(tree) == {"torch", "cudalens", "IPython"}
     assert private_torch(tree) == {"_get_sequence_nr", "_C", "_python_dispatch"}
+    tree = ast.parse("class Page:\n    pass")
+    assert doubled_classes({"text": tree, "html": tree}) == {"Page": ["text", "html"]}
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

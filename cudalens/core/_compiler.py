@@ -53,12 +53,12 @@ def rewrite_compiled_graphs(
         found = entry.user_override
         found = found.get() if hasattr(found, "get") else found
         several = found if isinstance(found, list | tuple) else [found]
-        return [item for item in several if callable(item) and not isinstance(item, Pass)]
+        return [item for item in several if callable(item) and not isinstance(item, RewritePass)]
 
     # torch 2.11 tells no pass whether a graph is for inference.
     aware: Any = getattr(passes, "CustomInferenceAwareGraphPass", None)
 
-    class Pass(aware or passes.CustomGraphPass):  # type: ignore[misc]
+    class RewritePass(aware or passes.CustomGraphPass):  # type: ignore[misc]
         def __call__(self, graph: Any, is_inference: bool = False) -> None:
             for item in others():
                 item(graph, *([is_inference] if aware and isinstance(item, aware) else []))
@@ -72,7 +72,7 @@ def rewrite_compiled_graphs(
                 known.append(identity())
             return None if None in known else tuple(known)
 
-    made = entry.env_value_force = Pass()
+    made = entry.env_value_force = RewritePass()
 
     def undo() -> None:
         if entry.env_value_force is made:

@@ -191,7 +191,7 @@ def _cuts(size: int, parts: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _part_of(index: Tensor, size: int, parts: int) -> Tensor:
-    """Tell in which part each index lies."""
+    """Return in which part each index lies."""
     width, longer = divmod(size, parts)
     edge = longer * (width + 1)
     return torch.where(index < edge, index // (width + 1), longer + (index - edge) // width)

@@ -43,7 +43,7 @@ _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrialResult:
     """What became of a trial: ``None`` where it could not be made."""
 
     succeeds: bool | None = None
@@ -89,9 +89,9 @@ class Trial:
     collate: Collate | None = None
     """How the samples that a loader could not join make a batch."""
 
-    def __call__(self, fix: str) -> Outcome:
+    def __call__(self, fix: str) -> TrialResult:
         """Run the call as ``fix`` has it, on copies."""
-        return Outcome()
+        return TrialResult()
 
     def binding(self, expression: str) -> Binding | None:
         """Return where a name, or an attribute of a module, got its value, where it is proven."""
@@ -135,7 +135,7 @@ def tried(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
     """Return the hints whose fixes succeed, and as words those whose fixes cannot be tried."""
     found = []
     for hint in hints:
-        outcome = trial(hint.fix) if hint.fix else Outcome()
+        outcome = trial(hint.fix) if hint.fix else TrialResult()
         if outcome.succeeds:
             found.append(replace(hint, tried=True))
         elif outcome.succeeds is None:
@@ -179,7 +179,7 @@ def _followed(
             if limit is not None and way.cost > limit:
                 break
             fix = _written(evidence, way)
-            outcome = trial(fix) if fix else Outcome()
+            outcome = trial(fix) if fix else TrialResult()
             if fix and _holds(evidence, outcome, operands):
                 text = "; ".join(way.words)
                 found.append(Hint(rule=way.rules[0], text=text, fix=fix, tried=True))
@@ -199,7 +199,7 @@ def _may_follow(before: _Step, step: _Step) -> bool:
     return not (before.has_shape and step.has_shape)
 
 
-def _holds(evidence: Evidence, outcome: Outcome, operands: Sequence[TensorFact]) -> bool:
+def _holds(evidence: Evidence, outcome: TrialResult, operands: Sequence[TensorFact]) -> bool:
     """Return whether a trial succeeded without making every element meet every other."""
     if not outcome.succeeds or outcome.shape is None or not _is_elementwise(evidence):
         return bool(outcome.succeeds)

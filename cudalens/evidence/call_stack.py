@@ -113,7 +113,7 @@ _MAKING = frozenset({"__init__", "load_state_dict", "from_pretrained"})
 
 
 def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
-    """Tell the phase: autograd's backward, an optimizer's step, or forward.
+    """Return the phase: autograd's backward, an optimizer's step, or forward.
 
     What is being made or loaded belongs to none of them.
     """

@@ -29,7 +29,7 @@ from cudalens.evidence.modified_tensor import MODIFIED, with_marked_node, with_m
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
-from cudalens.evidence.trial import Trial, trial_of
+from cudalens.evidence.trial import CopyTrial, trial_of
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite
 
@@ -158,7 +158,7 @@ def report_of_another(error: BaseException) -> Report:
     )
 
 
-def trial_of_error(error: BaseException) -> Trial | None:
+def trial_of_error(error: BaseException) -> CopyTrial | None:
     """Make the trial of the call that raised ``error``, for as long as the report is made."""
     return trial_of(visible_entries(error), has_autograd=True)
 

@@ -26,7 +26,7 @@ from cudalens.core.evidence_types import Binding
 from cudalens.core.report_types import SourceSpan, TensorFact, Violation
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis import candidates
-from cudalens.diagnosis.candidates import Collate, Outcome, Refusal
+from cudalens.diagnosis.candidates import Collate, Refusal, TrialResult
 from cudalens.diagnosis.moves import Called
 from cudalens.evidence.collate import collate_fn
 from cudalens.evidence.copied_call import (
@@ -59,7 +59,7 @@ _MAX_PARTS = 8
 _STORES = ("_modules", "_parameters", "_buffers")
 
 
-class Trial(candidates.Trial):
+class CopyTrial(candidates.Trial):
     """The running call of the user's line, ready to be run again with changes, on copies.
 
     Args:
@@ -93,14 +93,14 @@ class Trial(candidates.Trial):
         self._refused: RefusedError | None = None
         self.refusals: list[Refusal] = []
 
-    def __call__(self, fix: str) -> Outcome:
+    def __call__(self, fix: str) -> TrialResult:
         """Run the call as ``fix`` has it: in its place, or after an assignment."""
         if not self._is_failing or self._deadline is None or time.thread_time() > self._deadline:
-            return Outcome()
+            return TrialResult()
         try:
             body = parse(fix).body
         except SyntaxError:
-            return Outcome()
+            return TrialResult()
         outcome = self._run(body)
         error, self._refused = self._refused, None
         if error is not None and error.violation is not None:
@@ -115,7 +115,7 @@ class Trial(candidates.Trial):
         self._deadline = time.thread_time() + MAX_SECONDS
         return is_failing
 
-    def _run(self, body: Sequence[ast.stmt]) -> Outcome:
+    def _run(self, body: Sequence[ast.stmt]) -> TrialResult:
         self._refused = None
         with _quiet(has_autograd=self._has_autograd):
             for on_meta in (False, True):
@@ -125,16 +125,16 @@ class Trial(candidates.Trial):
                 except TooLargeError:
                     continue
                 except (CannotTryError, MemoryError, RecursionError):
-                    return Outcome()
+                    return TrialResult()
                 except RefusedError as error:
                     self._refused = error.with_traceback(None)
-                    return Outcome(succeeds=False)
+                    return TrialResult(succeeds=False)
                 except Exception as error:  # whatever torch, or a guard, says of it
                     raise_if_outside(error)
-                    return Outcome(succeeds=False, error=_reason(error))
+                    return TrialResult(succeeds=False, error=_reason(error))
                 shape = tuple(result.shape) if isinstance(result, Tensor) else None
-                return Outcome(succeeds=True, shape=shape)
-        return Outcome()
+                return TrialResult(succeeds=True, shape=shape)
+        return TrialResult()
 
     @functools.cached_property
     def operands(self) -> tuple[TensorFact, ...]:  # type: ignore[override]
@@ -392,7 +392,9 @@ def _quiet(*, has_autograd: bool) -> Iterator[None]:
 # --- the running call -----------------------------------------------------------------------------
 
 
-def trial_of(entries: Sequence[FrameType | TracebackType], *, has_autograd: bool) -> Trial | None:
+def trial_of(
+    entries: Sequence[FrameType | TracebackType], *, has_autograd: bool
+) -> CopyTrial | None:
     """Make the trial of the user's running call, ``None`` where it cannot be read.
 
     Args:
@@ -410,7 +412,9 @@ def trial_of(entries: Sequence[FrameType | TracebackType], *, has_autograd: bool
     known = _passed(run.node, frames[at + 1 : at + 2])
     callers = [entries[i] for i in reversed(outer)]
     below = frames[at + 1 :]
-    return Trial(frames[at], run, known, has_autograd=has_autograd, below=below, callers=callers)
+    return CopyTrial(
+        frames[at], run, known, has_autograd=has_autograd, below=below, callers=callers
+    )
 
 
 def _passed(node: ast.AST, callee: Sequence[FrameType]) -> dict[str, object]:

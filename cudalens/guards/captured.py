@@ -57,7 +57,7 @@ class _Row:
         self.found_in.copy_(torch.where(is_first, self.replays, self.found_in))
 
 
-class _Page:
+class _RowPage:
     def __init__(self, device: torch.device) -> None:
         self.rows = _torch.zeroed_bytes(MAX_CAPTURED, _ROW_BYTES, device)
         self.used: list[_Row] = []
@@ -76,7 +76,7 @@ class Captured:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._pages: dict[torch.device, _Page] = {}
+        self._pages: dict[torch.device, _RowPage] = {}
         self.replay: int | None = None
         """The replay whose finding is being told."""
 
@@ -96,7 +96,7 @@ class Captured:
         """Make room for checks on a device, before anything is captured there."""
         if device not in self._pages and not _torch.is_capturing():
             with self._lock:
-                self._pages.setdefault(device, _Page(device))
+                self._pages.setdefault(device, _RowPage(device))
 
     def has_room(self, device: torch.device) -> bool:
         """Return whether a check on a device can be captured."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from cudalens.guards._base import Guard, schema_parameters
 from cudalens.guards._ranges import FLOATS, unexpanded
 from cudalens.guards.engine import INDEX_DTYPES, Between, Spans, Within
-from cudalens.guards.past_calls import Call, Tell, is_strided, items_of
+from cudalens.guards.past_calls import PendingCall, Tell, is_strided, items_of
 from cudalens.guards.pending import PENDING, Check
 
 Deferrable = Within | Between | Spans
@@ -111,7 +111,7 @@ class LaterLook:
         """What the op is to be given in place of some arguments."""
         self.checks: list[Check] = []
         self._op, self._given, self._tell = op, given, tell
-        self._call: Call | None = None
+        self._call: PendingCall | None = None
 
     def takes(self, guard: Guard) -> bool:
         """Look later for one guard; return ``False`` where it has to be asked at once."""
@@ -188,7 +188,7 @@ class LaterLook:
     ) -> None:
         call = self._call
         if call is None:
-            call = self._call = Call(self._op, self._given, self._tell)
+            call = self._call = PendingCall(self._op, self._given, self._tell)
         deciding = [tensor, *self._beside(guard, need)]
         held = sum(map(call.hold, deciding))
         found = partial(call.found, guard, is_replaced, [call.kept(item) for item in deciding])

@@ -89,7 +89,7 @@ class _Kept:
             return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
-class Call:
+class PendingCall:
     """A call that was made while its values were not known yet."""
 
     __slots__ = (

@@ -93,7 +93,7 @@ class _HostCopy:
             self.copied.record(self._copying)
 
 
-class _Page:
+class _SlotPage:
     """Slots on one device that are copied to the host together."""
 
     def __init__(self, device: torch.device, streams: tuple[Any, Any] | None) -> None:
@@ -146,9 +146,9 @@ class _Ring:
         self._streams = None
         if device.type == "cuda":
             self._streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        self._page = _Page(device, self._streams)
-        self._sent: deque[_Page] = deque()
-        self._free: list[_Page] = []
+        self._page = _SlotPage(device, self._streams)
+        self._sent: deque[_SlotPage] = deque()
+        self._free: list[_SlotPage] = []
         self._made = 1
         self._since = 0
 
@@ -196,7 +196,7 @@ class _Ring:
         """Send the page, and take another; the oldest is waited for where there is none."""
         if not self._free:
             if self._made < _PAGES:
-                self._free.append(_Page(self._device, self._streams))
+                self._free.append(_SlotPage(self._device, self._streams))
                 self._made += 1
             else:
                 self._read_oldest()

@@ -16,7 +16,7 @@ from cudalens.source.stack import StackEntry
 
 
 @dataclass(frozen=True)
-class Pass:
+class BackwardPass:
     """A recorded backward pass."""
 
     site: Site
@@ -84,14 +84,14 @@ class Snapshot:
         return first
 
     @functools.cached_property
-    def earlier_passes(self) -> list[Pass]:
+    def earlier_passes(self) -> list[BackwardPass]:
         """Return the backward passes, without the newest where that may be the one that failed."""
-        passes: dict[int, Pass] = {}
+        passes: dict[int, BackwardPass] = {}
         for call in self.calls:
             site = _pass_of(call)
             if site is not None:
                 known = passes.get(id(site))
-                passes[id(site)] = Pass(site, call if known is None else known.first, call)
+                passes[id(site)] = BackwardPass(site, call if known is None else known.first, call)
         found = list(passes.values())
         # The failing pass ends the recording, unless it failed before its first op.
         return found[:-1] if found and found[-1].last is self.calls[-1] else found

@@ -43,7 +43,7 @@ def render(report: Report, *, width: int = 100, color: bool = False) -> str:
     The result depends on the arguments alone: not on the terminal, the clock or the environment.
     """
     report = with_module_names(report)
-    page = _Page(max(width, MIN_WIDTH), color=color)
+    page = _TextPage(max(width, MIN_WIDTH), color=color)
     _verdict(page, report)
     _code(page, report)
     _causes(page, report)
@@ -74,7 +74,7 @@ def written_to(console: Console) -> str:
     return console.file.getvalue()
 
 
-class _Page:
+class _TextPage:
     """Lines gathered so far, wrapped with hanging indents."""
 
     def __init__(self, width: int, *, color: bool) -> None:
@@ -126,7 +126,7 @@ class _Page:
         self._console.print(row, soft_wrap=True)
 
 
-def _verdict(page: _Page, report: Report) -> None:
+def _verdict(page: _TextPage, report: Report) -> None:
     style = _STYLES[words.tone(report)]
     head, rest = headline_parts(report)
     title = Text.assemble((head, style), (clip(rest, MAX_VALUE_LENGTH), "bold"))
@@ -143,7 +143,7 @@ def _verdict(page: _Page, report: Report) -> None:
         page.items("", facts, " · ", indent=2)
 
 
-def _code(page: _Page, report: Report) -> None:
+def _code(page: _TextPage, report: Report) -> None:
     place = words.format_place(report.source)
     if place:
         page.line(Text(f"  {place}", style="dim"))
@@ -170,7 +170,7 @@ def _first(texts: Sequence[str], limit: int, total: int) -> list[str]:
     return [*shown, f"{total - len(shown)} more"] if total > len(shown) else shown
 
 
-def _causes(page: _Page, report: Report) -> None:
+def _causes(page: _TextPage, report: Report) -> None:
     found = report.offenders
     if found is not None and len(found.first) > 1:
         listed = [
@@ -198,7 +198,7 @@ def _causes(page: _Page, report: Report) -> None:
     _way(page, report)
 
 
-def _way(page: _Page, report: Report) -> None:
+def _way(page: _TextPage, report: Report) -> None:
     steps = [words.format_step(item) for item in words.way(report)]
     shown = _first(steps, _SHOWN_STEPS, len(steps))
     page.column("from", [*shown[:1], *(f"← {text}" for text in shown[1:])])
@@ -211,7 +211,7 @@ def _way(page: _Page, report: Report) -> None:
     page.column("called", list(map(one_line, lines)))
 
 
-def _second_opinions(page: _Page, report: Report) -> None:
+def _second_opinions(page: _TextPage, report: Report) -> None:
     page.item("CPU", words.replay_line(report))
     state = words.context_state(report)
     style = _STYLES[state.tone] if state and state.tone != "plain" else ""
@@ -224,7 +224,7 @@ def _second_opinions(page: _Page, report: Report) -> None:
         page.column("ops", [one_line(" ".join(filter(None, facts))) for facts in ops])
 
 
-def _surroundings(page: _Page, report: Report) -> None:
+def _surroundings(page: _TextPage, report: Report) -> None:
     if report.environment.simulated:
         page.item("note", words.REHEARSAL)
     if report.environment.rank is not None and not report.ranks:
