@@ -223,12 +223,11 @@ def version_and_base(tensor: Tensor) -> tuple[int | None, Ref | None]:
 
 def version_and_view(tensor: Tensor) -> tuple[int | None, View | None]:
     """Return the version of a tensor, and which elements of its base it shows when it is a view."""
-    if tensor.is_inference():
-        return None, None
-    if not tensor._is_view() or (base := tensor._base) is None:
-        return tensor._version, None
-    shown = (ref(base), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
-    return tensor._version, View._make(shown)
+    version, base = version_and_base(tensor)
+    if base is None:
+        return version, None
+    shown = View(base, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    return version, shown
 
 
 def is_node_of(node_name: str, op_name: str) -> bool:
