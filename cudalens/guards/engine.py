@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import outside
@@ -23,6 +22,7 @@ from cudalens.guards._ranges import (
     FEW,
     bad_numbers,
     extremes,
+    extremes_on_host,
     format_count,
     lies_within,
     out_of_range,
@@ -173,39 +173,6 @@ def checker(
     return check
 
 
-def quick_checker(
-    requires: Callable[..., Any],
-    parameters: Sequence[str],
-    pick: Callable[[tuple[Any, ...]], Sequence[Any]],
-    last: int,
-) -> Callable[[tuple[Any, ...]], bool]:
-    """Return whether what is asked of one integer tensor holds, given a call's arguments.
-
-    False is no finding: whoever looks once more tells why.  What is no interval is not looked at.
-
-    Args:
-        pick: returns the parameters from the arguments of a call that gives those up to ``last``.
-    """
-    places = {name: place for place, name in enumerate(parameters)}
-
-    def holds(args: tuple[Any, ...]) -> bool:
-        if last >= len(args):
-            return False
-        values = pick(args)
-        try:
-            need = requires(*values)
-            if need is None:
-                return True
-            if type(need) is not Within or need.item is not None or need.only is not None:
-                return False
-            return _lies_within(need, values[places[need.argument]])
-        except Exception as failure:
-            raise_if_outside(failure)
-            return False
-
-    return holds
-
-
 # --- integers in an interval ----------------------------------------------------------------------
 
 
@@ -217,8 +184,8 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
     if count <= FEW and need.only is None and not need.magnitudes:
         # Reduced here: in the midst of a training step each further call is one to cold code.
         host = tensor if tensor.is_cpu else tensor.cpu()
-        least, most = torch.aminmax(host)
-        if most.item() <= high and (need.is_upper or low <= least.item()):
+        least, most = extremes_on_host(host)
+        if most <= high and (need.is_upper or low <= least):
             return True
         if besides is None:
             return False
@@ -246,11 +213,13 @@ def _first_outside(
     needs: list[Within], tensors: Any, values: Sequence[Any], is_silent: bool
 ) -> Violation | None:
     """Look at several tensors of a list; those on one device share one buffer and one copy."""
-    if len(needs) == 1:
-        (need,) = needs
-        tensor = tensors[need.item]
-        return None if _lies_within(need, tensor) else _outside(need, tensor, values, is_silent)
     items = [tensors[need.item] for need in needs]
+    are_few = not [item for item in items if not item.is_cpu or item.numel() > FEW]
+    if are_few or len(needs) == 1:
+        for need, tensor in zip(needs, items, strict=True):
+            if not _lies_within(need, tensor):
+                return _outside(need, tensor, values, is_silent)
+        return None
     for need, tensor, (smallest, largest) in zip(needs, items, _all_extremes(items), strict=True):
         if smallest < need.low or largest > need.high:
             return _outside(need, tensor, values, is_silent)

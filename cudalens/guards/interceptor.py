@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core import _torch
-from cudalens.core._python import Frameless, Uninterrupted, raise_if_outside
+from cudalens.core._python import FailedCall, Uninterrupted, raise_if_outside
 from cudalens.core.device_asserts import as_printed_by
 from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
@@ -33,7 +34,7 @@ from cudalens.guards.deferred import LaterLook
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import PastCall
 from cudalens.guards.pending import PENDING
-from cudalens.guards.plans import Plan, plans_of, quick_look
+from cudalens.guards.plans import PLAIN, Plan, plans_of, usual_call
 from cudalens.guards.refused_calls import is_refused
 
 
@@ -118,64 +119,51 @@ class Interceptor:
         PENDING.clear()
 
     def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
-        covers_inner = any(entry.covers_inner for entry in GUARDS[op])
+        covers = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
         plans, inside = plans_of(op), self._inside
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
-        first, holds, usual = quick_look(op, plans)
-        devices, on_host, is_usual = self._devices, self._devices == {"cpu"}, usual.issuperset
+        ask_unseen = partial(_ask_unseen, ask)
+        types, first, listed = usual_call(op)
+        is_usual, is_plain = types.issuperset, PLAIN.issuperset
+        devices, on_host = self._devices, self._devices == {"cpu"}
         can_read = _torch.can_read_unseen
 
         # Every call of a guarded op passes here, so speed comes before form.
-        def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            if inside.busy:
-                return go_on(keyset & below, *args, **kwargs)
-            if (
-                not kwargs
-                and not self.is_deferred
-                and is_usual(map(type, args))
-                and (args[first].is_cpu if on_host else args[first].device.type in devices)
-                and can_read()
-                and holds(args)
-            ):
-                self.checked_ops += 1
-                if not covers_inner:
-                    return go_on(keyset & below, *args)
+        def guarded(cls: type[FailedCall], keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if inside.busy:
+                    return go_on(keyset & below, *args, **kwargs)
+                if (
+                    not kwargs
+                    and not self.is_deferred
+                    and is_usual(map(type, args))
+                    and (listed is None or is_plain(map(type, args[listed])))
+                    and (args[first].is_cpu if on_host else args[first].device.type in devices)
+                    and can_read()
+                ):
+                    look = ask
+                elif not acts_on(args, kwargs):
+                    return go_on(keyset & below, *args, **kwargs)
+                elif self.is_deferred:
+                    return self._go_on_later(keyset & below, go_on, later, args, kwargs, covers)
+                else:
+                    look = ask_unseen
                 inside.busy = True
                 try:
-                    return go_on(keyset & below, *args)
+                    self.checked_ops += 1
+                    if (error := look(args, kwargs)) is not None:
+                        raise error
+                    if covers:
+                        return go_on(keyset & below, *args, **kwargs)
                 finally:
                     inside.busy = False
-            if not acts_on(args, kwargs):
                 return go_on(keyset & below, *args, **kwargs)
-            if self.is_deferred:
-                return self._go_on_later(keyset & below, go_on, later, args, kwargs, covers_inner)
-            return self._go_on_now(keyset & below, go_on, ask, args, kwargs, covers_inner)
+            except BaseException as error:
+                args, kwargs = (), {}  # a traceback that stays keeps this frame
+                return cls.of(error)
 
-        return Frameless(guarded)
-
-    def _go_on_now(
-        self,
-        keyset: Any,
-        go_on: Callable[..., Any],
-        ask: Callable[..., BaseException | None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        covers_inner: bool,
-    ) -> Any:
-        __tracebackhide__ = True
-        inside = self._inside
-        inside.busy = True
-        try:
-            self.checked_ops += 1
-            error = ask(args, kwargs) if _torch.is_unseen() else _ask_unseen(ask, args, kwargs)
-            if error is not None:
-                raise error
-            if covers_inner:
-                return go_on(keyset, *args, **kwargs)
-        finally:
-            inside.busy = False
-        return go_on(keyset, *args, **kwargs)
+        return type("guarded", (FailedCall,), {"__new__": guarded})
 
     # --- looking later ----------------------------------------------------------------------------
 
@@ -380,6 +368,8 @@ def _ask_unseen(
     ask: Callable[..., BaseException | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> BaseException | None:
     """Ask where modes, subclasses or autograd would see our own torch calls."""
+    if _torch.is_unseen():
+        return ask(args, kwargs)
     with _torch.NoTorchFunction(), _torch.BelowAutograd():
         # The modes of an ordinary call have all had their turn before it came here.
         if not _torch.has_dispatch_modes():

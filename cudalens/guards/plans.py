@@ -1,19 +1,17 @@
-"""Where in a call of an op the arguments of its guards are, and how the usual call is looked at."""
+"""Where in a call of an op the arguments of its guards are, and which calls are the usual ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.guards import GUARDS
 from cudalens.guards._base import ArgumentSlot, Check, Guard, schema_parameters
-from cudalens.guards.engine import quick_checker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,24 +46,28 @@ def _picker(asked: Sequence[ArgumentSlot]) -> Callable[[tuple[Any, ...]], Sequen
     return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0, 0))
 
 
-_USUAL: Final = frozenset({Tensor, Parameter, int, float, bool, type(None)})
+_INDICES: Final = "List[Optional[Tensor]]"
+PLAIN: Final = frozenset({Tensor, Parameter, int, float, bool, str, type(None)})
+"""Types of arguments that are no list and no subclass of a tensor."""
 
 
-def quick_look(
-    op: Any, plans: tuple[Plan, ...]
-) -> tuple[int, Callable[[tuple[Any, ...]], bool], frozenset[type]]:
-    """Return what looks at the usual call of an op in one go; nothing where it has several guards.
+class UsualCall(NamedTuple):
+    """What tells the usual call of an op: no subclass of a tensor is among its arguments."""
 
-    Returns:
-        the place of an argument that is a tensor in every call, the function that looks, and the
-        types of the arguments of a usual call: no list, no subclass.
-    """
-    plan, *others = plans
-    arguments = enumerate(op._schema.arguments)
-    tensors = [place for place, item in arguments if isinstance(item.type, torch.TensorType)]
-    is_of_catalogue = getattr(plan.check, "__wrapped__", None) is plan.guard.requires
-    if others or not tensors or not is_of_catalogue:
-        return 0, bool, frozenset()
-    last = max(item.position for item in plan.parameters)
-    look = quick_checker(plan.guard.requires, plan.guard.parameters, plan.pick, last)
-    return tensors[0], look, _USUAL
+    types: frozenset[type]
+    """The types of its arguments; empty where no call counts as usual."""
+    first: int
+    """The place of an argument that is a tensor in every call."""
+    listed: int | None
+    """The place of a list of tensors."""
+
+
+def usual_call(op: Any) -> UsualCall:
+    """Return what tells the usual call of an op."""
+    kinds = [str(item.type) for item in op._schema.arguments]
+    if "Tensor" not in kinds:
+        return UsualCall(frozenset(), 0, None)
+    first = kinds.index("Tensor")
+    if _INDICES not in kinds:
+        return UsualCall(PLAIN, first, None)
+    return UsualCall(PLAIN | {list}, first, kinds.index(_INDICES))

@@ -152,6 +152,7 @@ def test_masks_cost_nothing() -> None:
     assert not ops.counts
 
 
+@pytest.mark.usefixtures("nothing_is_few")
 def test_index_tensors_of_one_call_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three index tensors are judged by one read of the device, one for each dtype."""
     reads: list[int] = []

@@ -12,20 +12,22 @@ from torch import Tensor, tensor
 
 from cudalens.guards import GUARDS, Guard, _ranges, engine, interceptor, sampling
 from cudalens.guards._ranges import FEW, FLOATS, extremes
+from cudalens.guards.plans import UsualCall
 from tests.cpu_guards import Collector, positions
 from tests.guards.test_catalogue import Ops, every_guard, stopped_by
 
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("left_out", ["few", "quick_look"])
+@pytest.mark.parametrize("left_out", ["few", "usual_call"])
 @every_guard
 def test_every_look_finds_the_same(
     entry: Guard, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reduction, as large tensors get it, and the look at calls with keywords, modes or lists."""
-    if left_out == "quick_look":
-        monkeypatch.setattr(interceptor, "quick_look", lambda op, plans: (0, bool, frozenset()))
+    if left_out == "usual_call":
+        no_call = UsualCall(frozenset(), 0, None)
+        monkeypatch.setattr(interceptor, "usual_call", lambda op: no_call)
     for module in (_ranges, engine, sampling) if left_out == "few" else ():
         monkeypatch.setattr(module, "FEW", -1)
     stopped_by(entry)
