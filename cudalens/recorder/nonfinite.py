@@ -61,6 +61,9 @@ class NonFiniteWatch:
             skip = self._skipped[facts] = _makes_no_values(facts)
         if skip:
             return
+        if _torch.is_unseen():
+            self._look(facts, args, kwargs, result)
+            return
         with _torch.NoTorchFunction(), _torch.BelowAutograd():
             if not _torch.has_dispatch_modes():
                 self._look(facts, args, kwargs, result)
@@ -71,7 +74,11 @@ class NonFiniteWatch:
     def _look(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
-        for tensor in _floats((result,) if result is not None else args[:1]):
+        if result.__class__ is Tensor:  # in one step, as of almost every call
+            tensors = [result] if _has_floats(result) else []
+        else:
+            tensors = _floats((result,) if result is not None else args[:1])
+        for tensor in tensors:
             if _is_finite(tensor):
                 self._remember(tensor)
             else:
@@ -156,7 +163,7 @@ def _has_floats(tensor: Tensor) -> bool:
     return bool(
         is_inexact
         and tensor.numel()
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and tensor.layout == torch.strided
         and _torch.is_plain(tensor)
     )
