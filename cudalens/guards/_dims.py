@@ -19,10 +19,9 @@ def dim_size(tensor: Tensor, dim: int) -> tuple[int, int] | None:
 
     ``None`` where there is no such dimension: torch refuses that on the host.
     """
-    rank = max(tensor.dim(), 1)
-    if not -rank <= dim < rank:
-        return None
-    return (dim % rank, tensor.size(dim) if tensor.dim() else 1)
+    shape = tensor.shape or (1,)
+    rank = len(shape)
+    return (dim % rank, shape[dim]) if -rank <= dim < rank else None
 
 
 def fits(inner: Sequence[int], outer: Sequence[int], *, but: int = -1) -> bool:

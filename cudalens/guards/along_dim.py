@@ -267,6 +267,7 @@ def _narrows_selected(self: Tensor, dim: int, index: Tensor) -> bool:
     "aten::index_add_",
     records=("index_add_small", "index_add_large", "add_dense_sparse"),
     frequency="common",
+    covers_inner=True,
 )
 def index_add_index_in_range(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it adds to.

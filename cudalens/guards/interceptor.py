@@ -125,40 +125,35 @@ class Interceptor:
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
         ask_unseen = partial(_ask_unseen, ask)
         types, first, listed = usual_call(op)
-        is_usual, is_plain = types.issuperset, PLAIN.issuperset
-        devices, on_host = self._devices, self._devices == {"cpu"}
-        can_read = _torch.can_read_unseen
+        may_be, is_plain = types.issuperset, PLAIN.issuperset
+        devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
 
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(cls: type[FailedCall], keyset: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 if inside.busy:
                     return go_on(keyset & below, *args, **kwargs)
-                if (
+                is_usual = (
                     not kwargs
-                    and not self.is_deferred
-                    and is_usual(map(type, args))
+                    and may_be(map(type, args))
                     and (listed is None or is_plain(map(type, args[listed])))
                     and (args[first].is_cpu if on_host else args[first].device.type in devices)
                     and can_read()
-                ):
-                    look = ask
-                elif not acts_on(args, kwargs):
+                )
+                if not is_usual and not acts_on(args, kwargs):
                     return go_on(keyset & below, *args, **kwargs)
-                elif self.is_deferred:
+                if self.is_deferred:
                     return self._go_on_later(keyset & below, go_on, later, args, kwargs, covers)
-                else:
-                    look = ask_unseen
                 inside.busy = True
                 try:
                     self.checked_ops += 1
-                    if (error := look(args, kwargs)) is not None:
-                        raise error
-                    if covers:
-                        return go_on(keyset & below, *args, **kwargs)
+                    found = (ask if is_usual else ask_unseen)(args, kwargs)
+                    if found is not None:
+                        raise found
+                    inside.busy = covers
+                    return go_on(keyset & below, *args, **kwargs)
                 finally:
                     inside.busy = False
-                return go_on(keyset & below, *args, **kwargs)
             except BaseException as error:
                 args, kwargs = (), {}  # a traceback that stays keeps this frame
                 return cls.of(error)
