@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from cudalens.core._python import Uninterrupted
 from cudalens.core.report_types import TensorMeta
 
 ACCELERATORS = frozenset({"cuda", "xpu", "mps", "hpu", "npu", "mtia", "maia", "privateuseone"})
@@ -320,6 +321,18 @@ def is_unseen() -> bool:
     """Return whether nobody sees our own torch calls without any block, as below most calls."""
     is_watched = has_dispatch_modes() or _has_function_modes() or _own_waits.count
     return not is_watched and _is_excluded(_AUTOGRAD) and not _sync_debug_mode()
+
+
+def unseen(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of ours where modes, subclasses and autograd do not see its torch calls."""
+    if is_unseen():
+        return function(*args)
+    with NoTorchFunction(), BelowAutograd():
+        # The modes of an ordinary call have all had their turn before it came here.
+        if not has_dispatch_modes():
+            return function(*args)
+        with Uninterrupted(), no_dispatch_modes():
+            return function(*args)
 
 
 def can_read_unseen() -> bool:

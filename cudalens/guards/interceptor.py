@@ -123,7 +123,7 @@ class Interceptor:
         go_on, below = _torch.redispatcher(op, key)
         plans, inside = plans_of(op), self._inside
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
-        ask_unseen = partial(_ask_unseen, ask)
+        ask_unseen = partial(_torch.unseen, ask)
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
@@ -357,20 +357,6 @@ class Interceptor:
     def _complain(self, line: str) -> None:
         with suppress(Exception):  # who listens must not stop a call either
             self._on_internal_error(line)
-
-
-def _ask_unseen(
-    ask: Callable[..., BaseException | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> BaseException | None:
-    """Ask where modes, subclasses or autograd would see our own torch calls."""
-    if _torch.is_unseen():
-        return ask(args, kwargs)
-    with _torch.NoTorchFunction(), _torch.BelowAutograd():
-        # The modes of an ordinary call have all had their turn before it came here.
-        if not _torch.has_dispatch_modes():
-            return ask(args, kwargs)
-        with Uninterrupted(), _torch.no_dispatch_modes():
-            return ask(args, kwargs)
 
 
 def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:

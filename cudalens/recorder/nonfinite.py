@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cudalens.core import _torch
-from cudalens.core._python import Uninterrupted, raise_if_outside
+from cudalens.core._python import raise_if_outside
 from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
@@ -59,17 +59,8 @@ class NonFiniteWatch:
         skip = self._skipped.get(facts)
         if skip is None:
             skip = self._skipped[facts] = _makes_no_values(facts)
-        if skip:
-            return
-        if _torch.is_unseen():
-            self._look(facts, args, kwargs, result)
-            return
-        with _torch.NoTorchFunction(), _torch.BelowAutograd():
-            if not _torch.has_dispatch_modes():
-                self._look(facts, args, kwargs, result)
-                return
-            with Uninterrupted(), _torch.no_dispatch_modes():
-                self._look(facts, args, kwargs, result)
+        if not skip:
+            _torch.unseen(self._look, facts, args, kwargs, result)
 
     def _look(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
