@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cudalens.core.evidence_types import DeviceFault, RefusedCall
 from cudalens.core.limits import Limits
-from cudalens.core.report import ErrorFacts, Evidence, Report
+from cudalens.core.report import Evidence, Report
 from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, TensorFact
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
@@ -28,20 +28,13 @@ from cudalens.evidence.freed_graph import FREED, with_freed
 from cudalens.evidence.modified_tensor import MODIFIED, with_marked_node, with_modified
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
-from cudalens.evidence.torch_errors import is_torch_error, visible_entries
+from cudalens.evidence.torch_errors import visible_entries
 from cudalens.evidence.trial import CopyTrial, trial_of
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite
 
 _OF_SITE = ("source", "call_text", "module_path", "module_type", "frames")
 """What the evidence takes over from the place of the call."""
-
-
-def concerns_torch(error: BaseException) -> bool:
-    """Return whether torch, or a library on top of it, raised ``error``."""
-    if isinstance(getattr(error, "__cudalens_report__", None), Report):
-        return True  # a check inside this one knew it, and took its own frames out
-    return is_torch_error(error)
 
 
 def evidence_of_error(
@@ -78,7 +71,9 @@ def evidence_of_error(
         refused_call=call,
         device_fault=replace(hidden, was_before=was_lost and is_lost),
         worker_line=sent or None,
-        memory_holders=() if sent else _memory_holders(facts, frames, limits),
+        memory_holders=limits.attempt("live tensors", lambda: memory.largest(frames), tuple)
+        if memory.is_full(facts.message) and not sent
+        else (),
         environment=limits.attempt("environment", context.describe, Environment),
         libraries=finding.libraries(),
         **{name: getattr(site, name) for name in _OF_SITE},
@@ -125,14 +120,6 @@ def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | No
         return None
     read = partial(device_text.text, is_expected=is_expected)
     return limits.attempt("device text", lambda: read() or "", str) or None
-
-
-def _memory_holders(
-    facts: ErrorFacts, frames: Sequence[FrameType], limits: Limits
-) -> tuple[str, ...]:
-    if not memory.is_full(facts.message):
-        return ()
-    return limits.attempt("live tensors", lambda: memory.largest(frames), tuple)
 
 
 def report_of_another(error: BaseException) -> Report:

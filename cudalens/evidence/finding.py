@@ -9,12 +9,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
-
-from torch import Tensor
 
 from cudalens.core import _python, _torch
 from cudalens.core.errors import (
@@ -118,14 +117,12 @@ def _found(
     started, limits = time.perf_counter(), Limits()
 
     def full() -> Report:
-        scene = make_scene(violation, arguments, past)
+        scene = Scene(violation, arguments, past)
         evidence = timed(evidence_of(scene, replayed), started)
         trial = limits.attempt("trial", lambda: trial_of(scene.frames, has_autograd=False))
         return _in_own_inputs(evidence, diagnose(evidence, trial))
 
-    def bare() -> Report:
-        return bare_report_of_violation(violation)
-
+    bare = partial(bare_report_of_violation, violation)
     report = limits.attempt("diagnosis", full, bare, kind=Report)
     report = replace(report, deferred=past is not None)
     limits.attempt("variables", _python.forget)
@@ -192,78 +189,54 @@ def _recorder() -> Any:
     return listener.recorder if listener is not None else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The live objects around a finding; it exists only while the report is made."""
+    """The live objects around a finding; it exists only while the report is made.
 
-    violation: Violation
-    arguments: Mapping[str, Any]
-    values: Mapping[str, Tensor]
-    bad: str
-    entries: Sequence[Entry]
-    """The lines of the call, with the frames that live."""
-    frames: Sequence[FrameType]
-    """The frames of a call that is running; none of one that is over."""
-    node: Any
-    recorder: Any
-    limits: Limits
-    past: PastCall | None = None
+    Args:
+        past: the call, where it is over: its lines are known, and no frame of it.
+    """
 
-
-def make_scene(
-    violation: Violation, arguments: Mapping[str, Any], past: PastCall | None = None
-) -> Scene:
-    """Take in the stack and the tensors of the running call, or of one that is over."""
-    limits, node = Limits(), None if past is not None else _torch.current_node()
-    if past is None:
-        frames = limits.attempt(
-            "frames", lambda: calling_frames(in_backward=node is not None), list
-        )
-        entries: Sequence[Entry] = frames
-    else:
-        frames, entries = [], limits.attempt("frames", lambda: entries_of(past), list)
-        for line in past.limits:
-            limits.add(line)
-    return Scene(
-        violation=violation,
-        arguments=arguments,
-        values=tensor_values(arguments),
-        bad=bad_key(violation),
-        entries=entries,
-        frames=frames,
-        node=node,
-        recorder=_recorder(),
-        limits=limits,
-        past=past,
-    )
+    def __init__(
+        self, violation: Violation, arguments: Mapping[str, Any], past: PastCall | None
+    ) -> None:
+        self.violation, self.past = violation, past
+        self.arguments, self.values = arguments, tensor_values(arguments)
+        self.bad, self.recorder, self.limits = bad_key(violation), _recorder(), Limits()
+        self.node = None if past is not None else _torch.current_node()
+        self.frames: Sequence[FrameType] = []
+        """The frames of a call that is running; none of one that is over."""
+        self.entries: Sequence[Entry]
+        """The lines of the call, with the frames that live."""
+        if past is None:
+            running = partial(calling_frames, in_backward=self.node is not None)
+            self.entries = self.frames = self.limits.attempt("frames", running, list)
+        else:
+            self.entries = self.limits.attempt("frames", lambda: entries_of(past), list)
+            for line in past.limits:
+                self.limits.add(line)
 
 
 def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
     """Collect everything about a call that a finding was made in; the context is alive."""
-    limits = scene.limits
-    evidence = _placed(scene, limits)
+    limits, recorder = scene.limits, scene.recorder
     evidence = replace(
-        evidence,
+        _placed(scene),
         replay=limits.attempt("replay", replayed, Replay),
         graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood),
     )
-    evidence = with_recording(in_own_words(evidence, scene.bad), scene, limits)
-    names = limits.attempt(
-        "module names",
-        lambda: module_names(evidence, scene.recorder, scene.frames, running=evidence.module_path),
-        tuple,
-    )
-    evidence = replace(evidence, module_names=names)
-    return replace(evidence, limits=(*evidence.limits, *limits.lines))
+    evidence = with_recording(in_own_words(evidence, scene.bad), scene)
+    name = partial(module_names, evidence, recorder, scene.frames, running=evidence.module_path)
+    names = limits.attempt("module names", name, tuple)
+    return replace(evidence, module_names=names, limits=(*evidence.limits, *limits.lines))
 
 
-def _placed(scene: Scene, limits: Limits) -> Evidence:
+def _placed(scene: Scene) -> Evidence:
     """Say what the call is, where it stands in the user's code, and what its tensors hold."""
     violation, values, frames = scene.violation, scene.values, scene.frames
-    past, site = scene.past, _site(scene, limits)
+    past, limits, site = scene.past, scene.limits, _site(scene)
     node, watch = scene.node, getattr(scene.recorder, "watch", None)
     forward, forward_module = limits.attempt(
-        "forward source", lambda: _forward(scene, limits), lambda: (None, None), kind=tuple
+        "forward source", lambda: _forward(scene), lambda: (None, None), kind=tuple
     )
     return Evidence(
         violation=violation,
@@ -293,23 +266,20 @@ def _placed(scene: Scene, limits: Limits) -> Evidence:
     )
 
 
-def _site(scene: Scene, limits: Limits) -> CallSite:
+def _site(scene: Scene) -> CallSite:
     """Find the user's line, and what is proven to be each tensor on it."""
-    is_over = scene.past is not None
-    signature = None
-    if not is_over:
-        signature = limits.attempt("signature", lambda: op_signature(scene.violation))
-    site = limits.attempt(
-        "source", lambda: locate(scene.entries, scene.values, signature), CallSite
-    )
-    if not is_over:
+    attempt, signature = scene.limits.attempt, None
+    if scene.past is None:
+        signature = attempt("signature", lambda: op_signature(scene.violation))
+    site = attempt("source", lambda: locate(scene.entries, scene.values, signature), CallSite)
+    if scene.past is None:
         return site
     # Variables of a call that is over may be others by now: only what is its tensor is told.
     is_named = (site.api or "").startswith("torch.nn.functional.")
     return replace(site, others=(), library_names=(), api=site.api if is_named else None)
 
 
-def _forward(scene: Scene, limits: Limits) -> tuple[SourceSpan | None, str | None]:
+def _forward(scene: Scene) -> tuple[SourceSpan | None, str | None]:
     """Return the place and the module of the forward call of an op that runs in backward."""
     past, node, recorder = scene.past, scene.node, scene.recorder
     if past is not None and past.forward:
@@ -317,7 +287,7 @@ def _forward(scene: Scene, limits: Limits) -> tuple[SourceSpan | None, str | Non
     number = _torch.node_sequence_nr(node)
     found = forward_place(recorder, number, type(node).__name__)
     if recorder is not None and number is not None and found[0] is None:
-        limits.add(recorder.beyond_ring(FORWARD_CALL, number))
+        scene.limits.add(recorder.beyond_ring(FORWARD_CALL, number))
     return found
 
 
@@ -335,9 +305,9 @@ def graph_of(scene: Scene) -> AutogradNeighbourhood:
     )
 
 
-def with_recording(evidence: Evidence, scene: Scene, limits: Limits) -> Evidence:
+def with_recording(evidence: Evidence, scene: Scene) -> Evidence:
     """Add what the flight recorder knows: the last ops and the way of the bad values."""
-    recorder, bad = scene.recorder, scene.values.get(scene.bad)
+    recorder, limits, bad = scene.recorder, scene.limits, scene.values.get(scene.bad)
     if recorder is None:
         return evidence
     evidence = replace(evidence, history=limits.attempt("history", recorder.history, tuple))

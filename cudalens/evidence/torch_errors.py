@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from torch import Tensor
 
 from cudalens.core._python import is_raised_in_op, package_of
+from cudalens.core.report import Report
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import runs_torch
@@ -67,6 +68,8 @@ def visible_entries(error: BaseException) -> Sequence[TracebackType]:
 
 def is_torch_error(error: BaseException) -> bool:
     """Return whether torch, or a library on top of it, raised ``error``."""
+    if isinstance(getattr(error, "__cudalens_report__", None), Report):
+        return True  # a check inside this one knew it, and took its own frames out
     if _is_of_package(error, "torch") or str(error).startswith("CUDA error"):
         return True
     if not isinstance(error, Exception) or isinstance(error, _NEVER):

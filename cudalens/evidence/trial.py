@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType, TracebackType
 
 import torch
@@ -59,36 +59,26 @@ _MAX_PARTS = 8
 _STORES = ("_modules", "_parameters", "_buffers")
 
 
+@dataclass(eq=False, kw_only=True)
 class CopyTrial(candidates.Trial):
-    """The running call of the user's line, ready to be run again with changes, on copies.
+    """The running call of the user's line, ready to be run again with changes, on copies."""
 
-    Args:
-        frame: the user's frame, whose names the fixes use.
-        run: what the frame is running.
-        known: values of parts of it that are not to be computed again, by ``ast.dump``.
-        has_autograd: whether copies may require gradients.
-        below: the frames that it called.
-        callers: the user's entries of the stack that led to it, innermost first.
-    """
+    frame: FrameType
+    """The user's, whose names the fixes use."""
+    running: Running
+    """What it is running."""
+    known: Mapping[str, object]
+    """Values of parts of it that are not to be computed again, by ``ast.dump``."""
+    has_autograd: bool
+    """Whether copies may require gradients."""
+    below: Sequence[FrameType]
+    """The frames that it called."""
+    callers: Sequence[FrameType | TracebackType]
+    """The user's entries of the stack that led to it, innermost first."""
 
-    def __init__(
-        self,
-        frame: FrameType,
-        run: Running,
-        known: Mapping[str, object],
-        *,
-        has_autograd: bool,
-        below: Sequence[FrameType] = (),
-        callers: Sequence[FrameType | TracebackType] = (),
-    ) -> None:
-        self._callers = callers
-        self._below = below
-        self._evaluator: SafeEvaluator = evaluator_for(frame)
-        self._running = run
-        self._frame = frame
-        self._node = run.node
-        self._known = known
-        self._has_autograd = has_autograd
+    def __post_init__(self) -> None:
+        self._evaluator: SafeEvaluator = evaluator_for(self.frame)
+        self._node = self.running.node
         self._deadline: float | None = None
         self._refused: RefusedError | None = None
         self.refusals: list[Refusal] = []
@@ -117,9 +107,9 @@ class CopyTrial(candidates.Trial):
 
     def _run(self, body: Sequence[ast.stmt]) -> TrialResult:
         self._refused = None
-        with _quiet(has_autograd=self._has_autograd):
+        with _quiet(has_autograd=self.has_autograd):
             for on_meta in (False, True):
-                run = CopiedCall(self._evaluator, self._known, on_meta=on_meta)
+                run = CopiedCall(self._evaluator, self.known, on_meta=on_meta)
                 try:
                     result = run.statements(body, self._node)
                 except TooLargeError:
@@ -143,7 +133,7 @@ class CopyTrial(candidates.Trial):
             return tuple(self._tried())
 
     def _tried(self) -> Iterator[TensorFact]:
-        run = CopiedCall(self._evaluator, self._known, on_meta=True)
+        run = CopiedCall(self._evaluator, self.known, on_meta=True)
         for node in (*_operands(self._node), *self._unpacked()):
             try:
                 value = run.value(node)
@@ -178,7 +168,7 @@ class CopyTrial(candidates.Trial):
         return tuple(found)
 
     def _kind_of(self, node: ast.expr) -> tuple[str | None, tuple[str, ...]]:
-        value = self._known.get(key_of(node), ABSENT)
+        value = self.known.get(key_of(node), ABSENT)
         value = read(self._evaluator, node) if value is ABSENT else value
         if isinstance(node, ast.List):
             is_plain = all(isinstance(item, ast.Constant) for item in node.elts)
@@ -202,7 +192,7 @@ class CopyTrial(candidates.Trial):
 
     def _tensor_names(self) -> tuple[str, ...]:
         """Name the tensors among the variables of the running code, those of a cell included."""
-        names = self._frame.f_locals
+        names = self.frame.f_locals
         found = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
         return tuple(key for key in found if not key.startswith("_"))[:_MAX_PARTS]
 
@@ -217,7 +207,7 @@ class CopyTrial(candidates.Trial):
         if isinstance(value, Tensor) and (value.is_inference() or value._version):
             return None
         if isinstance(target, ast.Name) and isinstance(value, Tensor | nn.Module):
-            return binding_of(self._running, target.id) or self._passed_in(target.id, value)
+            return binding_of(self.running, target.id) or self._passed_in(target.id, value)
         owner = read(self._evaluator, target.value) if isinstance(target, ast.Attribute) else None
         if not isinstance(owner, nn.Module) or not isinstance(target, ast.Attribute):
             return None
@@ -232,9 +222,9 @@ class CopyTrial(candidates.Trial):
 
     def _passed_in(self, name: str, value: object) -> Binding | None:
         """Return where a caller made an argument of the running function, by the same object."""
-        code = self._frame.f_code
+        code = self.frame.f_code
         is_cell = code.co_name == "<module>" or name not in code.co_varnames[: code.co_argcount]
-        for entry in () if is_cell else self._callers:
+        for entry in () if is_cell else self.callers:
             run = running(place_of(entry))
             evaluator = evaluator_for(frame_of(entry))
             nodes = getattr(run.node, "args", []), getattr(run.node, "keywords", [])
@@ -253,7 +243,7 @@ class CopyTrial(candidates.Trial):
         ``None`` unless the running code sees one module only with such a part.
         """
         found: dict[int, tuple[str, nn.Module, nn.Module]] = {}
-        for variables in (self._frame.f_locals, self._frame.f_globals):
+        for variables in (self.frame.f_locals, self.frame.f_globals):
             for name, value in list(variables.items()):
                 if isinstance(value, nn.Module) and not name.startswith("_"):
                     part = dict(_parts(value)).get(path)
@@ -304,7 +294,7 @@ class CopyTrial(candidates.Trial):
     @functools.cached_property
     def collate(self) -> Collate | None:  # type: ignore[override]
         """How the samples that a loader could not join make a batch."""
-        made = collate_fn(self._frame, self._below)
+        made = collate_fn(self.frame, self.below)
         if made is None:
             return None
         over = self._node.iter if isinstance(self._node, ast.For) else self._node
@@ -316,7 +306,7 @@ class CopyTrial(candidates.Trial):
     @property
     def _module(self) -> nn.Module | None:
         function = getattr(self._node, "func", None)
-        value = None if function is None else self._known.get(key_of(function))
+        value = None if function is None else self.known.get(key_of(function))
         value = read(self._evaluator, function) if function is not None and not value else value
         return value if isinstance(value, nn.Module) else None
 
@@ -409,11 +399,13 @@ def trial_of(
     run = running(place_of(entries[at]))
     if run.node is None:
         return None
-    known = _passed(run.node, frames[at + 1 : at + 2])
-    callers = [entries[i] for i in reversed(outer)]
-    below = frames[at + 1 :]
     return CopyTrial(
-        frames[at], run, known, has_autograd=has_autograd, below=below, callers=callers
+        frame=frames[at],
+        running=run,
+        known=_passed(run.node, frames[at + 1 : at + 2]),
+        has_autograd=has_autograd,
+        below=frames[at + 1 :],
+        callers=[entries[i] for i in reversed(outer)],
     )
 
 

@@ -18,6 +18,7 @@ from cudalens.diagnosis.host_errors import REFUSED
 from cudalens.evidence import exception, host_value, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
 from cudalens.evidence.finding import error_facts, timed
+from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
 from cudalens.source.stack import entries_from_traceback
@@ -42,7 +43,7 @@ def explained(
         ``None`` when the exception is none of torch's business.  When an earlier failure ended the
         device's context, the report of that one.
     """
-    if not isinstance(error, Exception) or not exception.concerns_torch(error):
+    if not isinstance(error, Exception) or not is_torch_error(error):
         return None
     known = getattr(error, "__cudalens_report__", None)
     if isinstance(known, Report):
@@ -91,7 +92,7 @@ def wraps_finding(error: BaseException, finding: Report) -> bool:
 
     It says so itself, with ``raise … from …``.
     """
-    if not leads_to(finding, error, "__cause__") or not exception.concerns_torch(error):
+    if not leads_to(finding, error, "__cause__") or not is_torch_error(error):
         return False
     if not hasattr(error, "__cudalens_report__"):
         attached(error, finding, note_line(finding, Limits()))

@@ -19,14 +19,10 @@ from cudalens.core.report_types import TensorFact
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
 from cudalens.evidence import lost_context
 from cudalens.evidence.context import rehearsed_fault
-from cudalens.evidence.exception import (
-    concerns_torch,
-    evidence_of_error,
-    report_of_another,
-    trial_of_error,
-)
+from cudalens.evidence.exception import evidence_of_error, report_of_another, trial_of_error
 from cudalens.evidence.finding import error_facts, timed
 from cudalens.evidence.tensors import of_meta
+from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_source, source_lines
 from cudalens.source.stack import entries_from_traceback, places_of
@@ -55,7 +51,7 @@ def explain(
     known = getattr(error, "__cudalens_report__", None) or getattr(error, "report", None)
     if isinstance(known, Report):
         return known
-    if error is None or not concerns_torch(error):
+    if error is None or not is_torch_error(error):
         return None
     facts = error_facts(error)
     is_lost = lost_context.is_lost(facts)

@@ -314,7 +314,7 @@ def test_an_exception_of_torchs_survives(stage: str) -> None:
 def test_a_foreign_exception_survives_our_doubts() -> None:
     """When we cannot even tell whose it is, it passes without a report."""
     error = KeyError("mine")
-    with broken("evidence.exception:concerns_torch", raising):
+    with broken("session.exit:is_torch_error", raising):
         with pytest.raises(KeyError) as caught, cudalens.check() as session:
             raise error
     assert caught.value is error
