@@ -192,7 +192,9 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
         "rows": rows,
         "narrow": narrow if narrow != rows else (),
         "loose": loose,
-        "tensor_table": _tensor_table(report),
+        "tensor_table": _table(
+            _TENSOR_HEADS, [_tensor_cells(report, fact) for fact in report.tensors]
+        ),
         "bad_table": _bad_table(report.offenders),
         "map": value_map,
         "accused": accused,
@@ -251,10 +253,6 @@ def _bad_table(found: Offenders | None) -> _Table:
     ]
     inputs = dict.fromkeys(head for row in rows for head in list(row)[3:])
     return _table(("position", "value", *inputs, _SAMPLE), rows)
-
-
-def _tensor_table(report: Report) -> _Table:
-    return _table(_TENSOR_HEADS, [_tensor_cells(report, fact) for fact in report.tensors])
 
 
 def _tensor_cells(report: Report, fact: TensorFact) -> dict[str, str]:

@@ -9,7 +9,8 @@ reaches a selector.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
 from markupsafe import Markup
 
@@ -21,19 +22,14 @@ from cudalens.render.words import clip, one_line
 _LABEL = 56
 
 
-class LineKey(NamedTuple):
-    """A line of code, told apart as the user tells them apart."""
+def line_key(ref: LineRef | SourceSpan | None) -> LineRef | None:
+    """Return the line that ``ref`` points at, without what the user does not tell lines apart by.
 
-    cell: int | None
-    file: str | None
-    line: int
-
-
-def line_key(ref: LineRef | SourceSpan | None) -> LineKey | None:
-    """Return the line that ``ref`` points at, ``None`` when it names none."""
+    ``None`` when it names none.
+    """
     if ref is None or ref.line is None:
         return None
-    return LineKey(ref.cell, None if ref.cell is not None else ref.file, ref.line)
+    return LineRef(cell=ref.cell, file=None if ref.cell is not None else ref.file, line=ref.line)
 
 
 class Keys:
@@ -42,7 +38,7 @@ class Keys:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._nodes = {node.id: f"n{at}" for at, node in enumerate(report.graph.nodes)}
-        self._lines: dict[LineKey, str] = {}
+        self._lines: dict[LineRef, str] = {}
         self._links: dict[str, set[str]] = {}
         for at, entry in enumerate(report.history):
             self._link(f"h{at}", self._line(line_key(entry.source)))
@@ -64,9 +60,8 @@ class Keys:
     def code_line(self, number: int) -> str | None:
         """Return the key of a drawn line of code, ``None`` when nothing points at it."""
         source = self._report.source
-        if source is None:
-            return None
-        return self._lines.get(line_key(LineRef(cell=source.cell, file=source.file, line=number)))  # type: ignore[arg-type]
+        place = None if source is None else line_key(replace(source, line=number))
+        return None if place is None else self._lines.get(place)
 
     def attributes(self, kind: str | None, at: int | None) -> Markup:
         """Return the attributes of the element that draws thing number ``at`` of a kind."""
@@ -110,10 +105,7 @@ class Keys:
             (f"{words.tensor_name(fact)} {words.format_tensor_type(fact)}", f"t{at}")
             for at, fact in enumerate(self._report.tensors)
         ]
-        lines = [
-            (words.format_place(LineRef(**place._asdict())), key)
-            for place, key in sorted(self._lines.items(), key=str)
-        ]
+        lines = sorted((words.format_place(place), key) for place, key in self._lines.items())
         named = [(label, key) for _, label, key in nodes]
         return [(clip(label, _LABEL), key) for label, key in (*named, *tensors, *lines)]
 
@@ -124,7 +116,7 @@ class Keys:
                 self._links[key].add(other)
                 self._links.setdefault(other, set()).add(key)
 
-    def _line(self, place: LineKey | None) -> str | None:
+    def _line(self, place: LineRef | None) -> str | None:
         if place is None:
             return None
         return self._lines.setdefault(place, f"l{len(self._lines)}")
@@ -140,7 +132,7 @@ class Keys:
         report = self._report
         where = None
         if fact.span is not None and report.source is not None:
-            where = LineRef(cell=report.source.cell, file=report.source.file, line=fact.span[0])
+            where = replace(report.source, line=fact.span[0])
         made = _producers(fact, report)
         same = [node for node in report.graph.nodes if _is_value_of(node, fact, report)]
         nodes = [*same, *(made if len(made) == 1 else ())]
