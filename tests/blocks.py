@@ -18,17 +18,22 @@ def cuda(*values: Any) -> torch.Tensor:
     return torch.tensor(values, device="cuda")
 
 
+def reported_on(error: BaseException) -> Report | None:
+    """Return the report that hangs on an exception, of ours or of torch's."""
+    return getattr(error, "report", getattr(error, "__cudalens_report__", None))
+
+
 def report_of(
     function: Callable[[], object],
-    kind: type[cudalens.DeviceAssertError] = cudalens.DeviceIndexError,
+    kind: type[Exception] = cudalens.DeviceIndexError,
     **options: Any,
 ) -> Report:
-    """Return the report of a block that one finding leaves."""
+    """Return the report of a block that one finding, or one error of torch's, leaves."""
     with pytest.raises(kind) as caught:
         with cudalens.check(**options) as session:
             function()
-    assert session.report is caught.value.report
-    assert len(session.findings) == 1
+    assert session.report is not None and session.report is reported_on(caught.value)
+    assert len(session.findings) == hasattr(caught.value, "report")
     return session.report
 
 

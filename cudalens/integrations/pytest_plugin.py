@@ -51,7 +51,7 @@ def pytest_load_initial_conftests(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker, and watch over a worker of pytest-xdist."""
+    """Describe the marker."""
     mode = config.getoption("cudacheck")
     if mode is not None and mode not in MODES:
         msg = f"--cudacheck: invalid choice: {mode!r} (choose from {', '.join(MODES)})"
@@ -61,8 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "cudacheck(fast=False, nan=False, deferred=False): run the test under cudalens.check with "
         "these options; cudacheck(False) leaves it out",
     )
-    if hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Worker(config), "cudalens-worker")
 
 
 def _options(item: pytest.Item) -> dict[str, Any] | None:
@@ -125,6 +123,15 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """End a worker of pytest-xdist whose context is lost; its controller starts another one."""
+    done = yield  # by now the test's own reports have been sent
+    if hasattr(item.config, "workerinput") and item.config.stash.get(_IS_LOST, False):
+        os._exit(1)
+    return done
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say once that what failed behind a lost context says nothing."""
     if config.stash.get(_IS_LOST, False):
@@ -133,16 +140,3 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "A test lost CUDA for this process: tests behind it that use the GPU fail for that "
             "reason alone. With pytest-xdist (-n 1) a new worker takes over."
         )
-
-
-class _Worker:
-    """Ends a worker of pytest-xdist whose context is lost; its controller starts another one."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logfinish(self) -> None:
-        """End once the test's own reports have been sent."""
-        if self._config.stash.get(_IS_LOST, False):
-            os._exit(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import cudalens
+from tests.blocks import report_of
 
 WEIGHT = nn.Parameter(torch.ones(3))
 
@@ -34,6 +34,4 @@ def step() -> None:
     ],
 )
 def test_the_phase_is_what_was_running(call: Callable[[], object], phase: str) -> None:
-    with pytest.raises(Exception) as caught, cudalens.check():
-        call()
-    assert caught.value.__cudalens_report__.phase == phase  # type: ignore[attr-defined]
+    assert report_of(call, Exception).phase == phase

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import cudalens
 from cudalens import Report, simulate
 from tests.blocks import report_of
 
@@ -75,9 +74,7 @@ def test_item_22_inputs_in_the_picture_have_the_users_names(sim: simulate.Simula
 
 
 def limits_of(run: Callable[[], object], max_ops: int) -> str:
-    with pytest.raises(RuntimeError), cudalens.check(max_ops=max_ops) as session:
-        run()
-    return " ".join(session.report.limits)
+    return " ".join(report_of(run, RuntimeError, max_ops=max_ops).limits)
 
 
 def many(tensor: torch.Tensor) -> None:

@@ -98,32 +98,20 @@ def line_of(code: str, text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("code", "read", "by", "fix"),
+    ("code", "read", "fix"),
     [
-        (LSTM, "rnn(x, h)", "loss.back", "h = tuple(item.detach() for item in h)"),
-        (CELL, "cell_(x[0], h)", "loss.back", "h = h.detach()"),
-        (
-            STATES,
-            "cell_(x[0], states[0])",
-            "loss.back",
-            "states = [item.detach() for item in states]",
-        ),
-        (
-            RUNNING.replace("{assign}", "= total + "),
-            "= total + ",
-            "total.b",
-            "total = total.detach()",
-        ),
-        (RUNNING.replace("{assign}", "+= "), "total +=", "total.b", "total = total.detach()"),
+        (LSTM, "rnn(x, h)", "h = tuple(item.detach() for item in h)"),
+        (CELL, "cell_(x[0], h)", "h = h.detach()"),
+        (STATES, "cell_(x[0], states[0])", "states = [item.detach() for item in states]"),
+        (RUNNING.replace("{assign}", "= total + "), "= total + ", "total = total.detach()"),
+        (RUNNING.replace("{assign}", "+= "), "total +=", "total = total.detach()"),
     ],
     ids=["tuple", "tensor", "list", "sum", "sum in place"],
 )
-def test_what_is_carried_from_step_to_step_is_named(
-    code: str, read: str, by: str, fix: str
-) -> None:
+def test_what_is_carried_from_step_to_step_is_named(code: str, read: str, fix: str) -> None:
     failing = code.replace("{fix}", "pass")
     outcome = cell(failing)
-    reading, freeing = line_of(failing, read), line_of(failing, by)
+    reading, freeing = line_of(failing, read), line_of(failing, ".backward()")
     report = outcome.shown
     assert report.kind == "autograd_error" and report.certainty == "proven"
     assert report.headline.endswith(f"which backward in line {freeing} has freed")

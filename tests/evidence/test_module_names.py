@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import cudalens
 from cudalens.core.report import Report
 from cudalens.render.calls import module_types, with_calls, with_module_names
 from cudalens.render.graph import graph_svg
 from cudalens.render.html import history_entries
+from tests.blocks import report_of
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -19,16 +19,9 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 2)).cuda()
 
 
-def found(code: object) -> Report:
-    session = cudalens.check(nan=True)
-    with pytest.raises(RuntimeError), session:
-        code()  # type: ignore[operator]
-    return session.report
-
-
 def test_the_variable_stands_before_the_path_everywhere() -> None:
     net, x = layers(), torch.ones(2, 3, device="cuda")
-    report = found(lambda: net(x))
+    report = report_of(lambda: net(x), RuntimeError, nan=True)
     assert report.module_path == "2"
     assert dict(report.graph.module_names) == {"0": "net.0", "1": "net.1", "2": "net.2"}
     assert Report.from_dict(report.to_dict()) == report
@@ -43,7 +36,7 @@ def test_the_variable_stands_before_the_path_everywhere() -> None:
 def test_a_finding_names_the_module_of_each_node() -> None:
     """The failing call is a function of the user's cell, the graph has the model's modules."""
     net, x = layers()[:2], torch.ones(2, 3, device="cuda")
-    report = found(lambda: torch.log(net(x) * 0 - 1))
+    report = report_of(lambda: torch.log(net(x) * 0 - 1), RuntimeError, nan=True)
     assert dict(report.graph.module_names) == {"0": "net.0", "1": "net.1"}
     assert "net.0" in report.to_html()
 
@@ -51,7 +44,7 @@ def test_a_finding_names_the_module_of_each_node() -> None:
 def test_two_variables_name_none() -> None:
     net, x = layers(), torch.ones(2, 3, device="cuda")
     other = net
-    report = found(lambda: other(x) if net is other else None)
+    report = report_of(lambda: other(x) if net is other else None, RuntimeError, nan=True)
     assert (report.module_path, report.graph.module_names) == ("2", ())
 
 
@@ -59,5 +52,5 @@ def test_a_path_of_two_models_names_none() -> None:
     """Both nets have a module 0; only one has a module 2."""
     net, critic = layers(), nn.Sequential(nn.Linear(3, 3)).cuda()
     x = torch.ones(2, 3, device="cuda")
-    report = found(lambda: net(critic(x)))
+    report = report_of(lambda: net(critic(x)), RuntimeError, nan=True)
     assert dict(report.graph.module_names) == {"1": "net.1", "2": "net.2"}

@@ -7,8 +7,10 @@ import linecache
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from unittest.mock import Mock
 
@@ -71,12 +73,10 @@ def notebook(bare: Notebook) -> Notebook:
     return bare
 
 
-def innermost(error: BaseException) -> tuple[str, int]:
-    """File and line of the frame that raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame.f_code.co_filename, trace.tb_lineno
+def innermost(trace: TracebackType | None) -> tuple[str, int, str]:
+    """Return file, line and function of the frame that raised."""
+    frame = traceback.extract_tb(trace)[-1]
+    return frame.filename, frame.lineno, frame.name
 
 
 # --- as if the magic were not there ---------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_the_traceback_shows_the_users_frames_at_the_lines_of_the_cell(
 ) -> None:
     """As without the magic: neither its call nor the machinery below it."""
     result = notebook.run(cell)
-    filename, number = innermost(result.error_in_exec)
+    filename, number, _ = innermost(result.error_in_exec.__traceback__)
     assert blocks(notebook) == lines
     assert lines[-1].split(",")[0] == f"line {number}"
     text = cell.split("\n")[number - 1].replace("%cudacheck ", "")
@@ -241,7 +241,7 @@ def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
 
 def test_a_magic_around_ours_works(notebook: Notebook) -> None:
     notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
-    assert innermost(sys.last_value)[1] == 4
+    assert innermost(sys.last_traceback)[1] == 4
 
 
 def test_a_call_by_hand_works(notebook: Notebook) -> None:
@@ -249,7 +249,7 @@ def test_a_call_by_hand_works(notebook: Notebook) -> None:
     assert notebook.shell.run_cell_magic("cudacheck", "", "v = 20\nv + 1") == 21
     with pytest.raises(ZeroDivisionError) as caught:
         notebook.shell.run_cell_magic("cudacheck", "", "1 / 0")
-    assert innermost(caught.value)[1] == 2
+    assert innermost(caught.tb)[1] == 2
 
 
 @pytest.mark.parametrize("magic", ["run_cell_magic('cudacheck', '', B)", "run_line_magic(*ARGS)"])
@@ -448,11 +448,7 @@ def test_a_statement_finding_names_its_line(notebook: Notebook, on_cpu: None) ->
 
 def test_the_debugger_lands_in_the_users_frame(notebook: Notebook, on_cpu: None) -> None:
     notebook.run(f"%%cudacheck\ndef lookup(ids):\n    return {BAD}\nlookup(ids)")
-    trace = sys.last_traceback
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    assert trace.tb_frame.f_code.co_name == "lookup"
-    assert trace.tb_lineno == 3
+    assert innermost(sys.last_traceback)[1:] == (3, "lookup")
     assert blocks(notebook) == ["line 4", "line 3, in lookup(ids)"]
 
 
@@ -492,7 +488,7 @@ def test_on_checks_every_following_cell(notebook: Notebook, on_cpu: None) -> Non
     assert notebook.run("1 + 1").result == 2
     result = stopped(notebook, f"a = 1\n{BAD}")
     assert len(notebook.shown) == 1
-    assert innermost(result.error_in_exec)[1] == 2
+    assert innermost(result.error_in_exec.__traceback__)[1] == 2
     assert notebook.names["found"] is not None
     assert notebook.run("%cudacheck off").success
     assert isinstance(notebook.run(BAD).error_in_exec, IndexError)

@@ -77,16 +77,6 @@ def test_good_processes_make_no_report() -> None:
     assert (session.report, session.internal_errors) == (None, [])
 
 
-def test_a_deferred_finding_ends_its_process() -> None:
-    session, _ = failed(0, target=draw, says="terminated with exit code 1", deferred=True)
-    assert session.report is not None and session.report.deferred
-    assert [item.report is not None for item in session.report.ranks] == [True]
-
-
-def draw(index: int, bad: tuple[int, ...]) -> None:
-    torch.bernoulli(torch.tensor([7.0 if index in bad else 0.5]))
-
-
 def end_silently(index: int, bad: tuple[int, ...]) -> None:
     if index in bad:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -98,36 +88,44 @@ def test_a_process_that_dies_without_a_word_is_named() -> None:
     assert "process 1 was ended by SIGKILL and left no report" in error.__notes__[0]
 
 
-def fail_otherwise(index: int, bad: tuple[int, ...]) -> None:
-    if index in bad:
-        raise FileNotFoundError("labels.csv")
-
-
-def test_what_is_no_business_of_ours_passes() -> None:
-    """As in a block that starts no process."""
-    session, error = failed(0, target=fail_otherwise, says=r"labels\.csv")
-    assert session.report is None
-    assert not hasattr(error, "__cudalens_report__")
+def draw(index: int, bad: tuple[int, ...]) -> None:
+    torch.bernoulli(torch.tensor([7.0]))
 
 
 def fail(index: int, bad: tuple[int, ...]) -> None:
     torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
-def test_a_host_error_of_a_process_is_explained() -> None:
-    """It ends in the launcher's handler, which prints it and exits."""
-    session, _ = failed(target=fail)
-    assert session.report is not None and session.report.kind == "host_error"
-    assert [item.report is not None for item in session.report.ranks] == [True]
+def fail_otherwise(index: int, bad: tuple[int, ...]) -> None:
+    raise FileNotFoundError("labels.csv")
 
 
 def end_as_told(index: int, bad: tuple[int, ...]) -> None:
     raise SignalException(f"Process {os.getpid()} got signal: 15", signal.SIGTERM)
 
 
-def test_a_process_that_is_told_to_end_has_no_report() -> None:
-    """Torchelastic ends the others once one has failed; torch's launcher wraps that exception."""
-    assert failed(target=end_as_told, says="got signal: 15")[0].report is None
+@pytest.mark.parametrize(
+    ("target", "says", "is_deferred", "kind"),
+    [
+        (draw, "terminated with exit code 1", True, "device_assert"),
+        # It ends in the launcher's handler, which prints it and exits.
+        (fail, "cannot be multiplied", False, "host_error"),
+        # What is no business of ours passes, as in a block that starts no process.
+        (fail_otherwise, r"labels\.csv", False, None),
+        # Torchelastic ends the others once one has failed; torch's launcher wraps that exception.
+        (end_as_told, "got signal: 15", False, None),
+    ],
+)
+def test_what_ends_a_process_is_reported_where_it_is_ours(
+    target: Any, says: str, is_deferred: bool, kind: str | None
+) -> None:
+    session, error = failed(target=target, says=says, deferred=is_deferred)
+    report = session.report
+    assert hasattr(error, "__cudalens_report__") is (report is not None)
+    assert (report and report.kind) == kind
+    if report is not None:
+        assert report.deferred is is_deferred
+        assert [item.report is not None for item in report.ranks] == [True]
 
 
 def test_a_plain_process_of_the_users_is_checked() -> None:

@@ -28,7 +28,7 @@ from cudalens.core.report_types import Violation
 from cudalens.evidence import finding
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import Recorder
-from tests.blocks import cuda, line_of, own_op, report_of
+from tests.blocks import cuda, line_of, own_op, report_of, reported_on
 from tests.report_schema import validator
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -123,27 +123,21 @@ def test_fast_finds_the_same_without_a_recorder() -> None:
 # --- nesting -------------------------------------------------------------------------------------
 
 
-def test_nested_sessions_agree_on_the_report() -> None:
-    """An error that leaves both blocks is the same finding in both, said once."""
-    with pytest.raises(DeviceIndexError) as caught, cudalens.check() as outer:
-        with cudalens.check() as inner:
-            bad()
-    assert inner.report.headline == outer.report.headline == caught.value.report.headline
-    assert outer.report.kind == "device_assert"
-    assert not outer.swallowed
-    assert not inner.swallowed
-    assert caught.value.report is outer.report
-    assert getattr(caught.value, "__notes__", []) == []
-
-
-def test_a_host_error_through_nested_sessions_gets_one_note() -> None:
-    """The inner session has said it; the outer one says it again only in its report."""
+@pytest.mark.parametrize(
+    ("fails", "kind", "notes"), [(bad, "device_assert", 0), (mismatch, "host_error", 1)]
+)
+def test_nested_sessions_agree_on_the_report(
+    fails: Callable[[], Tensor], kind: str, notes: int
+) -> None:
+    """An error that leaves both blocks is the same in both, and is noted once at most."""
     with pytest.raises(RuntimeError) as caught, cudalens.check() as outer:
         with cudalens.check() as inner:
-            mismatch()
-    assert len(caught.value.__notes__) == 1
+            fails()
     assert inner.report.headline == outer.report.headline
-    assert caught.value.__cudalens_report__ is outer.report
+    assert outer.report.kind == kind
+    assert not outer.swallowed and not inner.swallowed
+    assert reported_on(caught.value) is outer.report
+    assert len(getattr(caught.value, "__notes__", [])) == notes
 
 
 def test_an_inner_session_leaves_the_outer_one_open() -> None:
@@ -566,8 +560,7 @@ def test_an_error_outranks_a_silent_finding_and_lists_it(
         take(5)
         fails()
     assert session.report.kind == kind
-    error = caught.value
-    assert session.report is getattr(error, "report", getattr(error, "__cudalens_report__", None))
+    assert session.report is reported_on(caught.value)
     (silently,) = session.warnings
     assert f"1 more in this block: silent: {silently.headline_own}." in session.report.explanation
 
@@ -893,26 +886,27 @@ def recomputed() -> None:
     loss.backward()
 
 
-def test_an_overwritten_index_names_both_lines() -> None:
-    """The backward op, the line that called backward, and the forward call it belongs to."""
-    report = report_of(overwritten)
-    assert report.phase == "backward"
-    assert report.op.name.rstrip("_") == "aten::scatter_add"
-    assert report.source.line == line_of(overwritten, "# fails")
-    assert report.forward_source.line == line_of(overwritten, "# forward")
-    assert [item.value for item in report.offenders.first] == [9]
-
-
 @pytest.mark.parametrize(
-    ("run", "place"), [(in_a_hook, in_a_hook), (custom_function, Picking), (recomputed, recomputed)]
+    ("run", "place", "op"),
+    [
+        # The backward op, at the line that called backward.
+        (overwritten, overwritten, "scatter_add"),
+        # Code of the user's that backward runs, at its own line.
+        (in_a_hook, in_a_hook, "gather"),
+        (custom_function, Picking, "gather"),
+        (recomputed, recomputed, "gather"),
+    ],
 )
-def test_code_of_the_users_that_backward_runs_names_its_own_line(
-    run: Callable[[], None], place: Callable[..., Any]
+def test_what_backward_runs_names_its_line(
+    run: Callable[[], None], place: Callable[..., Any], op: str
 ) -> None:
     report = report_of(run)
     assert report.phase == "backward"
-    assert report.op.name == "aten::gather"
+    assert report.op.name.rstrip("_") == f"aten::{op}"
     assert report.source.line == line_of(place, "# fails")
+    assert [item.value for item in report.offenders.first] == [9]
+    if run is overwritten:  # the forward call that the op belongs to
+        assert report.forward_source.line == line_of(overwritten, "# forward")
 
 
 # --- the end of a block --------------------------------------------------------------------------
