@@ -155,8 +155,8 @@ def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tup
     seen = {item.key for item in site.names}
     hidden = {key: value for key, value in values.items() if key not in seen}
     shown = {key: value for key, value in values.items() if key in seen}
-    facts = tensor_facts(shown, site, None, read=read) if shown or site.others else ()
-    return (*facts, *(tensor_facts(hidden, CallSite(), None, read=False) if hidden else ()))
+    facts = tensor_facts(shown, site, None, read=read)
+    return (*facts, *tensor_facts(hidden, CallSite(), None, read=False))
 
 
 def _graph(

@@ -17,7 +17,6 @@ import ipywidgets
 
 from cudalens.core.report import Report
 from cudalens.render import words
-from cudalens.render.calls import with_calls, with_module_names
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.export import export_bar
 from cudalens.render.lens.graphpane import GraphPane
@@ -33,12 +32,13 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
 
     ``keep`` puts the static report in the place of this view, where the caller can.
     """
-    report = with_calls(with_module_names(report))
+    facts = facts_of(report)
+    report = facts["report"]
     # Two views of one report in a notebook must not mark each other's things.
     root = f"cl-lens-{uuid.uuid4().hex[:12]}"
     keys = Keys(report)
     selection = Selection(keys)
-    facts = {**facts_of(report), "keyed": keys.attributes}
+    facts["keyed"] = keys.attributes
     graph = GraphPane(report, facts, keys, selection)
     marks = markup(style(root, ()), "cl-silent")
     selection.follow(lambda chosen: setattr(marks, "value", style(root, chosen)))

@@ -1,4 +1,4 @@
-"""What a guard's finding says of the data: which rows of the data set the bad values came from."""
+"""What a guard's finding says of the data: rows of the data set, places in the user's tensors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from cudalens import Report, simulate
+from cudalens import Report
+from cudalens.evidence.tensors import same_spot
+from cudalens.render.words import headline, headline_parts
 from tests.blocks import report_of
 
+pytestmark = pytest.mark.usefixtures("sim")
 
-def bad_batch(labels: torch.Tensor, **options: Any) -> Report:
+
+def bad_batch(labels: Tensor, **options: Any) -> Report:
     """The report of the first batch whose labels are not below three."""
 
     def run() -> None:
@@ -25,7 +30,7 @@ def bad_batch(labels: torch.Tensor, **options: Any) -> Report:
     return report_of(run)
 
 
-def test_item_26_each_bad_value_has_its_row_of_the_data_set(sim: simulate.Simulation) -> None:
+def test_item_26_each_bad_value_has_its_row_of_the_data_set() -> None:
     """In the JSON form and in the table; where the order is unknown neither has one."""
     labels = torch.arange(40) % 3
     labels[[17, 21, 22]] = 7
@@ -44,7 +49,7 @@ def test_item_26_each_bad_value_has_its_row_of_the_data_set(sim: simulate.Simula
     assert all(f"<code>{row}</code>" in html or f">{row}<" in html for row in (17, 21, 22))
 
 
-def test_item_26_a_value_of_no_loader_has_no_row(sim: simulate.Simulation) -> None:
+def test_item_26_a_value_of_no_loader_has_no_row() -> None:
     """The neighbour: the table then has no column for it."""
     scores, y = torch.ones(4, 3, device="cuda"), torch.full((4,), 7, device="cuda")
     report = report_of(lambda: F.cross_entropy(scores, y))
@@ -61,7 +66,7 @@ def inputs_in_the_picture(call: Callable[[], object]) -> set[str]:
     return {node.name for node in graph.nodes if node.id in given}
 
 
-def test_item_22_inputs_in_the_picture_have_the_users_names(sim: simulate.Simulation) -> None:
+def test_item_22_inputs_in_the_picture_have_the_users_names() -> None:
     """An input without a name of the user's keeps the schema's, and so does what is further up."""
     table, ids = torch.zeros(5, 2, device="cuda"), torch.tensor([7], device="cuda")
     variance = -torch.ones(3, device="cuda")
@@ -77,7 +82,7 @@ def limits_of(run: Callable[[], object], max_ops: int) -> str:
     return " ".join(report_of(run, RuntimeError, max_ops=max_ops).limits)
 
 
-def many(tensor: torch.Tensor) -> None:
+def many(tensor: Tensor) -> None:
     for _ in range(40):
         tensor = tensor * 1
 
@@ -113,16 +118,69 @@ def freed() -> object:
 
 
 @pytest.mark.parametrize("run", [bad_labels, bad_in_backward, changed_in_place, freed])
-def test_item_14_what_has_left_the_ring_is_said(
-    run: Callable[[], object], sim: simulate.Simulation
-) -> None:
+def test_item_14_what_has_left_the_ring_is_said(run: Callable[[], object]) -> None:
     """A short ring ends the search, and the report says so; a long one holds the origin."""
     assert "is not among the last 16 ops" in limits_of(run, 16)
     assert "is not among the last" not in limits_of(run, 4096)
 
 
-def test_item_14_a_tensor_from_before_the_check_is_no_loss(sim: simulate.Simulation) -> None:
+def test_item_14_a_tensor_from_before_the_check_is_no_loss() -> None:
     """While nothing was dropped there is nothing to say."""
     labels = torch.full((4,), 9, device="cuda")
     scores = torch.ones(4, 3, device="cuda")
     assert "is not among the last" not in limits_of(lambda: F.cross_entropy(scores, labels), 16)
+
+
+# --- where a bad value lies in the user's own tensor, of which the op was given another shape -----
+
+
+def labels_of(*shape: int) -> Tensor:
+    """Zeros, but 11 in the last place but one."""
+    found = torch.zeros(shape, dtype=torch.long)
+    found.view(-1)[-2] = 11
+    return found.to("cuda")
+
+
+@pytest.mark.parametrize(
+    ("shape", "own"),
+    [((2, 6), "y[1, 4] = 11"), ((1, 2, 2, 3), "y[0, 1, 1, 1] = 11"), ((6, 2), "y[5, 0] = 11")],
+)
+def test_the_headline_points_into_the_users_tensor(shape: tuple[int, ...], own: str) -> None:
+    """cross_entropy gives its op ``[N, 1, L]``: the JSON names that place, the headline his."""
+    y = labels_of(*shape)
+    scores = torch.zeros(shape[0], 11, *shape[1:], device="cuda")
+    report = report_of(lambda: F.cross_entropy(scores, y))
+    assert headline_parts(report)[0] == own
+    assert report.offenders is not None and len(report.offenders.first[0].position) == 3
+    assert report.expression is None
+    (fact,) = (item for item in report.tensors if item.expression == "y")
+    assert fact.bad_at is not None and y[fact.bad_at] == 11
+    assert Report.from_dict(report.to_dict()) == report
+
+
+def test_a_tensor_of_the_same_shape_needs_no_translation() -> None:
+    scores, y = torch.zeros(6, 3, device="cuda"), labels_of(6)
+    report = report_of(lambda: F.cross_entropy(scores, y))
+    assert headline_parts(report)[0] == "y[4] = 11"
+    assert all(fact.bad_at is None for fact in report.tensors)
+
+
+def test_an_op_without_a_name_for_it_still_points_into_the_users_tensor() -> None:
+    y = labels_of(2, 3)
+    report = report_of(lambda: F.one_hot(y, 5))
+    assert headline(report).startswith("y[1, 1] = 11 is outside ")
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        (torch.arange(6).view(2, 3), (1, 1)),
+        (torch.arange(6).view(3, 2).t().contiguous().view(2, 3), None),
+        (torch.arange(7), None),
+        (torch.arange(6).view(2, 3).int(), None),
+        (torch.arange(6).view(1, 6, 1), None),
+    ],
+)
+def test_only_the_same_values_tell_the_place(own: Tensor, found: tuple[int, ...] | None) -> None:
+    """Another order, number or dtype of values is another tensor; the same shape needs nothing."""
+    assert same_spot(own, torch.arange(6).view(1, 6, 1), (0, 4, 0)) == found

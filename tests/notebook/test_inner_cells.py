@@ -15,7 +15,6 @@ from tests.shells import BAD, SETUP, Notebook
 def place() -> tuple[int | str | None, int | None, str | None]:
     """Return cell or file, line and text of the last report."""
     report = cudalens.last_report()
-    assert report is not None and report.source is not None
     return report.source.cell or report.source.file, report.source.line, report.source.text
 
 

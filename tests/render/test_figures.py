@@ -189,7 +189,6 @@ def outline(group: ElementTree.Element) -> tuple[float, float, float, float]:
         x, y, w, h = (float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))
         return x, y, x + w, y + h
     polygon = group.find(SVG + "polygon")
-    assert polygon is not None
     points = [pair.split(",") for pair in polygon.get("points", "").split()]
     xs, ys = ([float(point[axis]) for point in points] for axis in (0, 1))
     return min(xs), min(ys), max(xs), max(ys)
@@ -212,8 +211,6 @@ def test_failed_op_and_bad_input_differ_by_shape_and_word() -> None:
     groups = {group.get("class"): group for group in parse(svg).iter(SVG + "g")}
     failed = groups["cl-node cl-node-failed"].find(SVG + "rect")
     pill = groups["cl-node cl-node-bad_input"].find(SVG + "rect")
-    assert failed is not None
-    assert pill is not None
     assert failed.get("stroke-dasharray")
     assert number(pill, "rx") == number(pill, "height") / 2
     assert groups["cl-node cl-node-parameter"].find(SVG + "polygon") is not None
@@ -362,7 +359,6 @@ def test_fewer_marks_than_bad_values_are_said(rows: int, name: str) -> None:
     """Item 26: one place of the map may stand for several values."""
     report = grid_report(rows, 4, {(0, 1), (0, 3)})
     found = report.offenders
-    assert found is not None
     said = [text for text in texts(value_map_svg(report)) if "bad" in text]
     assert said == []
     more = replace(report, offenders=replace(found, count=7, total=64))

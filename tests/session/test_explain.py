@@ -35,7 +35,6 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     notebook.run("%cudacheck explain")
     text = shown(notebook)
     report = cudalens.last_report()
-    assert report is not None
     assert (report.kind, report.certainty) == ("device_assert", "likely")
     assert report.context_usable is False
     assert report.device_text is not None and "t >= 0 && t < n_classes" in report.device_text

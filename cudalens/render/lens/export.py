@@ -68,8 +68,5 @@ def _page_link(report: Report) -> ipywidgets.HTML | None:
 
 def save_beside(report: Report, suffix: str) -> Path:
     """Write the report into the working directory under a name that is still free."""
-    for number in itertools.count(1):
-        path = Path(f"cudalens_report_{number}{suffix}")
-        if not path.exists():
-            break
-    return report.save(path)
+    paths = (Path(f"cudalens_report_{number}{suffix}") for number in itertools.count(1))
+    return report.save(next(path for path in paths if not path.exists()))
