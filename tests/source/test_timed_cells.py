@@ -9,19 +9,16 @@ from types import CodeType
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 
 import cudalens
 from cudalens.core.report import Report
-from cudalens.guards.process import PROCESS
 from cudalens.notebook import cells
 from cudalens.source import timed_cells
 from cudalens.source.files import is_user_file, source_lines
 from cudalens.source.stack import StackEntry, place_of
-from tests.shells import new_shell
+from tests.shells import BAD, Notebook, new_shell
 
 EXEC = "<timed exec>"
-BAD = "F.embedding(ids, table)"
 Run = Callable[[str], "Report | None"]
 
 
@@ -34,17 +31,12 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 @pytest.fixture
-def run(shell: InteractiveShell) -> Run:
+def run(notebook: Notebook) -> Run:
     """Run a cell with the extension; return the last report."""
-    for cell in (
-        "%load_ext cudalens",
-        "import torch, torch.nn.functional as F",
-        "table = torch.zeros(5, 2, requires_grad=True); ids = torch.tensor([1, 7, 2])",
-    ):
-        shell.run_cell(cell, store_history=True)
+    notebook.run("table.requires_grad_()")
 
     def run(cell: str) -> Report | None:
-        shell.run_cell(cell, store_history=True)
+        notebook.run(cell)
         return cudalens.last_report()
 
     return run
@@ -171,17 +163,17 @@ def test_without_a_shell_nothing_is_looked_for() -> None:
 
 def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
     """Its line is one of the cell that defined it; the frames tell both cells."""
-    with PROCESS.acting_on("cpu", "cuda"):
-        run(f"%%time\ndef look(ids):\n    return {BAD}")
-        report = run("%%cudacheck\n%%time\nlook(ids)\n1")
-    assert (report.source.cell, report.source.line) == (4, 3)
-    assert [(item.cell, item.line) for item in report.frames if item.is_user] == [(5, 3), (4, 3)]
+    run(f"%%time\ndef look(ids):\n    return {BAD}")
+    report = run("%%cudacheck\n%%time\nlook(ids)\n1")
+    assert (report.source.cell, report.source.line) == (3, 3)
+    assert [(item.cell, item.line) for item in report.frames if item.is_user] == [(4, 3), (3, 3)]
     assert "ids[1] = 7 is outside the 5 rows of table" in report.to_text()
 
 
 @pytest.fixture
-def old_time(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def old_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     """The magic as it is before IPython 9.4: it shows an exception itself."""
+    shell = notebook.shell
 
     def shows_itself(line: str, cell: str = "") -> None:
         try:
@@ -225,11 +217,12 @@ def test_each_exception_that_the_magic_shows_is_a_new_one(run: Run, old_time: No
     assert run("%%cudacheck\n1") is reports[-1]
 
 
-def test_what_a_check_inside_has_shown_is_not_shown_again(run: Run, old_time: None) -> None:
+def test_what_a_check_inside_has_shown_is_not_shown_again(
+    run: Run, old_time: None, notebook: Notebook
+) -> None:
     run("%cudacheck on")
-    with capture_output() as shown:
-        run("a = 1\n%cudacheck %time table @ table")
-    assert len(shown.outputs) == 1
+    run("a = 1\n%cudacheck %time table @ table")
+    assert len(notebook.shown) == 1
 
 
 @pytest.mark.parametrize("inner", ["table @ table", "%time table @ table"])
@@ -244,7 +237,7 @@ def test_an_exception_of_a_cell_that_is_run_inside_is_not_of_the_cell(
 
 # --- certain or silent ----------------------------------------------------------------------------
 
-OK = "ok = torch.tensor([1]); d = {}"
+OK = "ok = torch.tensor([1], device='cuda'); d = {}"
 AT_I = BAD.replace("ids", "i")
 LOOK = f"f = lambda ids: {BAD}\nf(ids)"
 SPACED = ("y = F.embedding(ids,  table)", "'a'; y = F.embedding(ids, table)")
@@ -283,11 +276,10 @@ def test_the_line_that_runs_is_named(
     run: Run, cells: tuple[str, ...], found: tuple[object, ...]
 ) -> None:
     """How many cells ago it is, its number, its text, its column."""
-    with PROCESS.acting_on("cpu", "cuda"):
-        run("%cudacheck on")
-        for cell in (OK, *cells):
-            report = run(cell)
-    source, newest = report.source, 5 + len(cells)
+    run("%cudacheck on")
+    for cell in (OK, *cells):
+        report = run(cell)
+    source, newest = report.source, 4 + len(cells)
     place = (newest - source.cell, source.line, source.text, source.column)
     assert place[: len(found)] == found
 
@@ -335,19 +327,19 @@ def test_a_backward_error_names_the_timed_line_of_its_forward(
 
 
 def test_a_report_of_timed_code_is_that_of_any_code(run: Run) -> None:
-    body = f"for batch in [[1, 2], [3, 9]]:\n    ids = torch.tensor(batch) + 0\n    rows = {BAD}\n"
+    ids = "ids = torch.tensor(batch, device='cuda') + 0"
+    body = f"for batch in [[1, 2], [3, 9]]:\n    {ids}\n    rows = {BAD}\n"
     texts = []
     for above in ("%%cudacheck\n\n", "%%cudacheck\n%%time\n"):
-        with PROCESS.acting_on("cpu", "cuda"):
-            report = run(above + body)
+        report = run(above + body)
         text = " ".join(report.to_text().split()).replace(f"In [{report.source.cell}]", "In [N]")
         # Before 9.4 the magic shows an exception itself, and the cell goes on.
         texts.append(text.replace(" It did not leave the block; a guard fired once.", ""))
-    assert "ids = torch.tensor(batch) + 0" in texts[0]
+    assert ids in texts[0]
     assert texts[0] == texts[1]
 
 
-def test_unloading_leaves_no_note(run: Run, shell: InteractiveShell) -> None:
+def test_unloading_leaves_no_note(run: Run) -> None:
     run("%time a = 1")
     assert is_user_file(EXEC)
     run("%unload_ext cudalens")
