@@ -26,7 +26,7 @@ from cudalens.notebook import cells, magics
 from cudalens.session.options import Options
 from cudalens.source.cell_text import typed_lines
 from tests.processes import python
-from tests.shells import BAD, Notebook, new_shell
+from tests.shells import BAD, SETUP, Notebook, new_shell
 
 NESTED = f"get_ipython().run_cell('1 / 0')\n{BAD}"
 """A cell that runs a cell stays checked to its end."""
@@ -62,15 +62,6 @@ def bare(capsys: pytest.CaptureFixture[str]) -> Iterator[Notebook]:
     """A shell of its own, without the extension."""
     with new_shell() as shell:
         yield Notebook(shell, capsys)
-
-
-@pytest.fixture
-def notebook(bare: Notebook) -> Notebook:
-    """A shell with the extension and some tensors."""
-    bare.run("%load_ext cudalens")
-    bare.run("import torch, torch.nn.functional as F")
-    bare.run("table = torch.zeros(5, 2); ids = torch.tensor([1, 7, 2])")
-    return bare
 
 
 def innermost(trace: TracebackType | None) -> tuple[str, int, str]:
@@ -253,9 +244,7 @@ def test_a_call_by_hand_works(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("magic", ["run_cell_magic('cudacheck', '', B)", "run_line_magic(*ARGS)"])
-def test_a_call_by_hand_counts_as_the_cell_that_makes_it(
-    notebook: Notebook, on_cpu: None, magic: str
-) -> None:
+def test_a_call_by_hand_counts_as_the_cell_that_makes_it(notebook: Notebook, magic: str) -> None:
     """The shell has raised its count for the next cell by then, or not, by its release."""
     notebook.run(f"B = 'a = 1\\n{BAD}'; ARGS = 'cudacheck', 'for _ in [1]:\\n    {BAD}'")
     result = stopped(notebook, f"get_ipython().{magic}")
@@ -344,7 +333,7 @@ def test_an_empty_cell_says_nothing(notebook: Notebook, cell: str) -> None:
 # --- findings -------------------------------------------------------------------------------------
 
 
-def test_a_finding_is_shown_once_and_raised(notebook: Notebook, on_cpu: None) -> None:
+def test_a_finding_is_shown_once_and_raised(notebook: Notebook) -> None:
     result = stopped(notebook, f"%%cudacheck\n# a comment\nrows = {BAD}")
     assert len(notebook.shown) == 1
     assert set(notebook.shown[0]) == {"text/plain", "text/html"}
@@ -370,7 +359,7 @@ def test_a_finding_is_shown_once_and_raised(notebook: Notebook, on_cpu: None) ->
     ],
 )
 def test_the_lines_around_are_those_that_were_typed(
-    notebook: Notebook, on_cpu: None, cells: list[str], typed: list[str]
+    notebook: Notebook, cells: list[str], typed: list[str]
 ) -> None:
     """The magic's own line is no Python, and is shown nonetheless as it stands in the cell."""
     for cell in cells:
@@ -398,7 +387,6 @@ def test_the_lines_around_are_those_that_were_typed(
 @pytest.mark.parametrize("is_on", [False, True])
 def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
     notebook: Notebook,
-    on_cpu: None,
     body: str,
     line: int,
     text: str,
@@ -439,20 +427,20 @@ def test_typed_lines_are_given_where_they_are_certain(
     assert typed_lines(raw, text) == typed
 
 
-def test_a_statement_finding_names_its_line(notebook: Notebook, on_cpu: None) -> None:
+def test_a_statement_finding_names_its_line(notebook: Notebook) -> None:
     stopped(notebook, f"a = 1\nrows = %cudacheck {BAD}")
     report = cudalens.last_report()
     assert (report.source.line, report.source.text) == (2, f"rows = {BAD}")
     assert report.source.column == len("rows = ")
 
 
-def test_the_debugger_lands_in_the_users_frame(notebook: Notebook, on_cpu: None) -> None:
+def test_the_debugger_lands_in_the_users_frame(notebook: Notebook) -> None:
     notebook.run(f"%%cudacheck\ndef lookup(ids):\n    return {BAD}\nlookup(ids)")
     assert innermost(sys.last_traceback)[1:] == (3, "lookup")
     assert blocks(notebook) == ["line 4", "line 3, in lookup(ids)"]
 
 
-def test_a_swallowed_finding_is_a_warning(notebook: Notebook, on_cpu: None) -> None:
+def test_a_swallowed_finding_is_a_warning(notebook: Notebook) -> None:
     """An error behind it is not blamed on the clause."""
     caught = f"%%cudacheck\ntry:\n    {BAD}\nexcept RuntimeError:\n    "
     assert notebook.run(f"{caught}pass\n'went on'").result == "went on"
@@ -470,7 +458,7 @@ def test_a_swallowed_finding_is_a_warning(notebook: Notebook, on_cpu: None) -> N
     assert "RuntimeError was raised while this error was being handled\n" in notebook.err
 
 
-def test_the_report_is_bound_and_written(notebook: Notebook, on_cpu: None, tmp_path: Path) -> None:
+def test_the_report_is_bound_and_written(notebook: Notebook, tmp_path: Path) -> None:
     page, data = tmp_path / "a page.html", tmp_path / "report.json"
     notebook.run(f"%%cudacheck -r found --html '{page}' --json {data}\n{BAD}")
     assert notebook.names["found"].argument == "indices"
@@ -483,7 +471,7 @@ def test_the_report_is_bound_and_written(notebook: Notebook, on_cpu: None, tmp_p
 # --- sub-commands ---------------------------------------------------------------------------------
 
 
-def test_on_checks_every_following_cell(notebook: Notebook, on_cpu: None) -> None:
+def test_on_checks_every_following_cell(notebook: Notebook) -> None:
     notebook.run("%cudacheck on -r found")
     assert notebook.run("1 + 1").result == 2
     result = stopped(notebook, f"a = 1\n{BAD}")
@@ -491,12 +479,13 @@ def test_on_checks_every_following_cell(notebook: Notebook, on_cpu: None) -> Non
     assert innermost(result.error_in_exec.__traceback__)[1] == 2
     assert notebook.names["found"] is not None
     assert notebook.run("%cudacheck off").success
-    assert isinstance(notebook.run(BAD).error_in_exec, IndexError)
+    unchecked = notebook.run("F.embedding(ids.cpu(), table.cpu())")  # the CPU looks for itself
+    assert isinstance(unchecked.error_in_exec, IndexError)
     assert notebook.shown == []
 
 
 @pytest.mark.parametrize("cell", [f"%%cudacheck\n{BAD}", f"a = 1\n%cudacheck {BAD}", NESTED])
-def test_under_on_a_cell_shows_one_report(notebook: Notebook, on_cpu: None, cell: str) -> None:
+def test_under_on_a_cell_shows_one_report(notebook: Notebook, cell: str) -> None:
     """A check, or a cell, inside a checked cell does not explain the same failure twice."""
     notebook.run("%cudacheck on")
     stopped(notebook, cell)
@@ -508,7 +497,7 @@ def test_under_on_a_cell_shows_one_report(notebook: Notebook, on_cpu: None, cell
 )
 @pytest.mark.parametrize("statement", [BAD, "table @ table"])
 def test_a_check_inside_a_check_shows_one_report(
-    notebook: Notebook, on_cpu: None, inner: str, statement: str
+    notebook: Notebook, inner: str, statement: str
 ) -> None:
     """Both have it, and it is shown once; what only the outer one saw is shown as well."""
     notebook.run("import asyncio")
@@ -558,7 +547,7 @@ def test_on_leaves_the_users_exception_handler(notebook: Notebook) -> None:
     notebook.shell.set_custom_exc((), None)
 
 
-def test_status_and_last(notebook: Notebook, on_cpu: None) -> None:
+def test_status_and_last(notebook: Notebook) -> None:
     notebook.run("%cudacheck status")
     assert "guards:       not installed" in notebook.out
     assert "last finding: none" in notebook.out
@@ -573,7 +562,7 @@ def test_status_and_last(notebook: Notebook, on_cpu: None) -> None:
     assert "7 is outside the 5 rows" in notebook.out
 
 
-def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None) -> None:
+def test_options_stand_before_or_behind_a_word(notebook: Notebook) -> None:
     """One rule for every sub-command; what is no option there is one line."""
     for line in ("last --no-widgets", "--no-widgets last", "status --fast", "off --no-sync"):
         assert notebook.run(f"%cudacheck {line}").success, line
@@ -597,7 +586,7 @@ def test_options_stand_before_or_behind_a_word(notebook: Notebook, on_cpu: None)
     ],
 )
 def test_a_report_shown_again_is_bound_and_written_too(
-    notebook: Notebook, on_cpu: None, tmp_path: Path, word: str, missing: str
+    notebook: Notebook, tmp_path: Path, word: str, missing: str
 ) -> None:
     """The check was made without the options; a file that cannot be written is named."""
     page, data = tmp_path / "r.html", tmp_path / "r.json"
@@ -617,30 +606,30 @@ def test_a_report_shown_again_is_bound_and_written_too(
         assert "the report is in" not in notebook.out
 
 
-def test_simulate_turns_the_rehearsal_device_on_and_off(notebook: Notebook) -> None:
-    notebook.run("%cudacheck simulate")
-    assert notebook.out.count("\n") == 1
-    assert "Rehearsal" in notebook.out
-    assert "Not a GPU" in notebook.out
-    notebook.run("table, ids = table.cuda(), ids.cuda()")
-    stopped(notebook, f"%%cudacheck\n{BAD}")
-    assert notebook.run("(table + 1).sum().item()").result == 10.0
-    notebook.run("%cudacheck status")
-    assert "a rehearsal and not a GPU" in notebook.out
-    notebook.run("%cudacheck simulate off")
+def test_simulate_turns_the_rehearsal_device_on_and_off(bare: Notebook) -> None:
+    bare.run("%load_ext cudalens")
+    bare.run("%cudacheck simulate")
+    assert bare.out.count("\n") == 1
+    assert "Rehearsal" in bare.out
+    assert "Not a GPU" in bare.out
+    bare.run(SETUP)
+    stopped(bare, f"%%cudacheck\n{BAD}")
+    assert bare.run("(table + 1).sum().item()").result == 10.0
+    bare.run("%cudacheck status")
+    assert "a rehearsal and not a GPU" in bare.out
+    bare.run("%cudacheck simulate off")
     assert simulate.current() is None
-    notebook.run("%cudacheck simulate off")
-    assert "no rehearsal device" in notebook.out
+    bare.run("%cudacheck simulate off")
+    assert "no rehearsal device" in bare.out
 
 
-def test_a_refused_simulation_is_one_line(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_simulation_is_one_line(bare: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare.run("%load_ext cudalens")
     refused = Mock(side_effect=simulate.SimulationError("restart the kernel first"))
     monkeypatch.setattr("cudalens.simulate.activation.start", refused)
-    result = notebook.run("%cudacheck simulate")
+    result = bare.run("%cudacheck simulate")
     assert not result.success
-    assert notebook.err == "UsageError: restart the kernel first\n"
+    assert bare.err == "UsageError: restart the kernel first\n"
 
 
 # --- loading and unloading ------------------------------------------------------------------------
