@@ -112,7 +112,7 @@ def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
     steps = overheads(device, quick=quick)
     say("growth with the ops of a step")
     sizes, repetitions = ((10, 30), 1) if quick else ((10, 100, 1_000, 10_000), 5)
-    curves = list(growth.by_ops(sizes, repetitions))
+    curves = growth.by_ops(sizes, repetitions)
     say("growth of the diagnosis")
     curves += growth.diagnosis_curves(quick=quick)
     for curve in curves:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  torch's own custom
 
 import cudalens
-from benchmarks.measure import Ratio, compare
+from benchmarks.measure import compare
 from benchmarks.tools import FULL, GUARDS, TOOLS
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import register_cell
@@ -84,9 +84,10 @@ def logits(nodes: int = 1) -> Tensor:
     return value
 
 
-def by_ops(sizes: Iterable[int], repetitions: int) -> tuple[Curve, Curve]:
+def by_ops(sizes: Iterable[int], repetitions: int) -> list[Curve]:
     """Overhead of guards and of the full check against the number of ops in a step."""
-    chosen = {tool.name: tool.opener for tool in TOOLS if tool.name in (GUARDS, FULL)}
+    titles = {GUARDS: "Guards only", FULL: "Full check"}
+    chosen = {tool.name: tool.opener for tool in TOOLS if tool.name in titles}
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen}
     for size in sizes:
 
@@ -96,22 +97,20 @@ def by_ops(sizes: Iterable[int], repetitions: int) -> tuple[Curve, Curve]:
                 value = value * 1.0
             return value.take(torch.tensor(0))
 
-        ratios: dict[str, Ratio]
         runs = max(3, 2000 // size)
         ratios, _ = compare(step, chosen, repetitions=repetitions, steps=runs)
         for name, ratio in ratios.items():
             found[name].append((size, ratio.median))
-    guards, full = (
+    return [
         Curve(
             name=f"{name}_by_ops",
-            title=f"{label}: overhead against ops in the step",
+            title=f"{titles[name]}: overhead against ops in the step",
             x="ops in the step",
             y="times the plain step",
-            points=tuple(found[name]),
+            points=tuple(points),
         )
-        for name, label in ((GUARDS, "Guards only"), (FULL, "Full check"))
-    )
-    return guards, full
+        for name, points in found.items()
+    ]
 
 
 def behind_graph(nodes: int) -> Prepare:

@@ -146,8 +146,7 @@ def schema_parameters(op: Any) -> tuple[ArgumentSlot, ...]:
 
 def full_name(op: Any) -> str:
     """Return an overload as the dispatcher spells it: ``aten::index.Tensor``."""
-    schema = op._schema
-    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+    return str(op.name())
 
 
 def resolve(entry: Guard) -> tuple[Any, ...]:

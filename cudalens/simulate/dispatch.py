@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import Runtime, SpecialKernel, call_cpu, run
 from cudalens.simulate.memory import METER, out_of_memory
-from cudalens.simulate.op_schema import aten_ops, full_name, schema_of
+from cudalens.simulate.op_schema import aten_ops, schema_of
 from cudalens.simulate.relabel import CPU_KEYS, NESTED_KEYS, SPARSE_KEYS
 from cudalens.simulate.special import LAYOUT_KERNELS, SPECIAL_KERNELS
 from cudalens.simulate.state import not_rehearsed
@@ -123,80 +123,82 @@ def _serve_named(runtime: Runtime, keys: Any, name: str, *args: Any, **kwargs: A
 
 
 def _refuse(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
-    raise not_rehearsed(f"{full_name(op._schema)} on a {key.removesuffix('CUDA')} tensor")
+    raise not_rehearsed(f"{op.name()} on a {key.removesuffix('CUDA')} tensor")
 
 
 def _refuse_off(*args: Any, **kwargs: Any) -> Any:
     raise DeviceOffError(_OFF_TEXT)
 
 
+@contextmanager
+def _overriding() -> Iterator[None]:
+    """Override compiled kernels, of which torch warns once per process: that is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        yield
+
+
 class Registrations:
     """Hold the dispatcher registrations of one activation."""
 
     def __init__(self) -> None:
-        self._libraries: list[Any] = []
+        self._libraries: dict[str, Any] = {}
+        """By namespace; that of fallbacks is ``_``."""
         self._overridden: set[str] = set()
 
     def install(self, runtime: Runtime) -> None:
         """Register the fallback and every override it needs."""
-        by_namespace: Mapping[str, list[str]] = defaultdict(list)
-        for name in _override_names(runtime):
-            by_namespace[name.partition("::")[0]].append(name)
-        fallback = self._library("_")
-        with warnings.catch_warnings():
-            # torch warns once per process that a compiled CUDA kernel is overridden: that is meant.
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            fallback.fallback(Frameless(partial(_serve, runtime, CPU_KEYS)), "CUDA")
+        names = list(_override_names(runtime))
+        with _overriding():
+            self._fall_back(partial(_serve, runtime, CPU_KEYS), "CUDA")
             for key in _REFUSED_KEYS:
-                fallback.fallback(Frameless(partial(_refuse, key)), key)
-            for namespace, names in by_namespace.items():
-                library = self._library(namespace)
-                for name in names:
-                    self._override(library, runtime, name)
-            self._install_layouts(runtime, fallback)
+                self._fall_back(partial(_refuse, key), key)
+            for name in names:
+                self._override(runtime, name)
+            self._install_layouts(runtime)
 
-    def _install_layouts(self, runtime: Runtime, fallback: Any) -> None:
+    def _install_layouts(self, runtime: Runtime) -> None:
         """Serve sparse and nested tensors, also where a compiled or composite kernel would."""
-        library = self._library("aten")
         for key, (keys, host_key) in _LAYOUTS.items():
-            fallback.fallback(Frameless(partial(_serve, runtime, keys)), key)
+            self._fall_back(partial(_serve, runtime, keys), key)
             for name in {name for name, _ in _pairs((key, host_key))}:
-                serve = Frameless(partial(_serve_named, runtime, keys, name))
-                library.impl(name.removeprefix("aten::"), serve, key, allow_override=True)
+                self._put(name, partial(_serve_named, runtime, keys, name), key)
         for name, key in _pairs(_REFUSED_KEYS):
-            refuse = Frameless(partial(_refuse, key, op_of(name)))
-            library.impl(name.removeprefix("aten::"), refuse, key, allow_override=True)
+            self._put(name, partial(_refuse, key, op_of(name)), key)
 
     def turn_off(self) -> None:
         """Take the kernels out; what still asks for the device is told that it is off."""
         self.remove()
-        refuse = Frameless(_refuse_off)
-        fallback = self._library("_")
-        library = self._library("aten")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        with _overriding():
             for key in ("CUDA", *_LAYOUTS):
-                fallback.fallback(refuse, key)
+                self._fall_back(_refuse_off, key)
             for name in _aten_names():
-                library.impl(name.removeprefix("aten::"), refuse, "CUDA", allow_override=True)
+                self._put(name, _refuse_off, "CUDA")
         # Attributes of the storages themselves hide the methods; of torch nothing is replaced.
+        refuse = Frameless(_refuse_off)
         for storage in METER.storages():
             vars(storage).update(dict.fromkeys(_STORAGE_METHODS, refuse))
 
     def ensure(self, runtime: Runtime, name: str) -> None:
         """Let the generic kernel see an op whose composite kernel would run instead."""
         if name not in self._overridden and _needs_override(name, runtime):
-            self._override(self._library(name.partition("::")[0]), runtime, name)
+            self._override(runtime, name)
 
-    def _override(self, library: Any, runtime: Runtime, name: str) -> None:
-        serve = Frameless(partial(_serve_named, runtime, CPU_KEYS, name))
-        library.impl(name.partition("::")[2], serve, "CUDA", allow_override=True)
+    def _override(self, runtime: Runtime, name: str) -> None:
+        self._put(name, partial(_serve_named, runtime, CPU_KEYS, name), "CUDA")
         self._overridden.add(name)
 
+    def _put(self, name: str, kernel: Callable[..., Any], key: str) -> None:
+        namespace, _, op = name.partition("::")
+        self._library(namespace).impl(op, Frameless(kernel), key, allow_override=True)
+
+    def _fall_back(self, kernel: Callable[..., Any], key: str) -> None:
+        self._library("_").fallback(Frameless(kernel), key)
+
     def _library(self, namespace: str) -> Any:
-        library = torch.library.Library(namespace, "IMPL")
-        self._libraries.append(library)
-        return library
+        if namespace not in self._libraries:
+            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        return self._libraries[namespace]
 
     def remove(self) -> None:
         """Take every registration out of the dispatcher, and every refusal off a storage."""
@@ -204,5 +206,5 @@ class Registrations:
             for name in _STORAGE_METHODS:
                 vars(storage).pop(name, None)
         while self._libraries:
-            self._libraries.pop()._destroy()
+            self._libraries.popitem()[1]._destroy()
         self._overridden.clear()

@@ -96,12 +96,6 @@ def aten_ops(names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in names.split())
 
 
-def full_name(schema: Any) -> str:
-    """Return the schema's name with its overload, such as ``aten::index.Tensor``."""
-    name = str(schema.name)
-    return f"{name}.{schema.overload_name}" if schema.overload_name else name
-
-
 def _alias_source(value: Any, arguments: list[Any]) -> int | None:
     if value.alias_info is None or not value.alias_info.is_write:
         return None
@@ -118,7 +112,7 @@ def schema_of(op: Any) -> OpSchema:
     raw = list(schema.arguments)
     kinds = [str(a.type) for a in raw]
     written = tuple(i for i, a in enumerate(raw) if a.alias_info and a.alias_info.is_write)
-    name = full_name(schema)
+    name = op.name()
     facts = yaml_facts()
     default = DeviceCheck.WRAPPER if name.startswith("aten::") else DeviceCheck.NONE
     check = facts.check.get(name, default)
@@ -242,29 +236,13 @@ def _partner(facts: OpSchema, host: Sequence[Any]) -> Tensor | None:
     return max(tensors, key=lambda t: t.dim() > 0, default=None)
 
 
-def _float_dtype(other: Tensor) -> torch.dtype:
-    if not other.dtype.is_floating_point and not other.dtype.is_complex:
-        return torch.get_default_dtype()
-    if other.dim() > 0:
-        return torch.float64
-    return other.dtype if other.dtype.is_floating_point else other.dtype.to_real()
-
-
-def _complex_dtype(other: Tensor) -> torch.dtype:
-    if other.dtype.is_complex:
-        return torch.complex128 if other.dim() > 0 else other.dtype
-    if other.dtype.is_floating_point:
-        return other.dtype.to_complex()
-    return torch.get_default_dtype().to_complex()
-
-
 def number_tensor(value: complex, facts: OpSchema, host: Sequence[Any]) -> Tensor:
     """Return the 0-dim CPU tensor for a number, with the dtype that leaves promotion unchanged."""
     other = _partner(facts, host)
     if isinstance(value, bool) or other is None:
         return torch.tensor(value)
-    if isinstance(value, int):
-        return torch.tensor(value, dtype=torch.int64 if other.dtype is torch.bool else other.dtype)
-    if isinstance(value, float):
-        return torch.tensor(value, dtype=_float_dtype(other))
-    return torch.tensor(value, dtype=_complex_dtype(other))
+    dtype = torch.result_type(other, value)
+    if dtype is other.dtype and other.dim() and not isinstance(value, int):
+        # Beside a tensor with dimensions the most exact number promotes nothing.
+        dtype = torch.float64 if isinstance(value, float) else torch.complex128
+    return torch.tensor(value, dtype=dtype)

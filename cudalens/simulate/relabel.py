@@ -173,9 +173,7 @@ class DeviceGenerator(torch._C.Generator):
 
     def clone_state(self) -> DeviceGenerator:
         """Return a generator with the same state."""
-        copy = new_device_generator()
-        copy.set_state(self.get_state())
-        return copy  # type: ignore[no-any-return]
+        return _restore_generator(self.get_state())  # type: ignore[no-any-return]
 
     # The CPU's random stream has no offset, and there is no device that could capture a graph.
     set_offset = get_offset = refusal("the offset of a random generator")

@@ -183,52 +183,44 @@ def _patch_private(patches: Patches, runtime: Runtime) -> None:
     patches.set(torch._C, "_scatter", _scatter)
     patches.set(torch._C, "_cuda_set_sync_debug_mode", runtime.state.set_sync_debug_mode)
     patches.set(torch._C, "_cuda_get_sync_debug_mode", lambda: runtime.state.sync_debug_mode)
-    for name, answer in {
-        "_cuda_init": constant(None),
-        "_cuda_getDevice": constant(0),
-        "_cuda_getDeviceCount": constant(1),
-        "_cuda_setDevice": functions["set_device"],
-        "_cuda_exchangeDevice": functions["_exchange_device"],
-        "_cuda_maybeExchangeDevice": functions["_exchange_device"],
-        "_cuda_synchronize": functions["synchronize"],
-        "_cuda_isCurrentStreamCapturing": constant(False),
-        "_cuda_emptyCache": constant(None),
-    }.items():
-        patches.replace(torch._C, name, answer)
+    patches.replace(
+        torch._C,
+        _cuda_init=constant(None),
+        _cuda_getDevice=constant(0),
+        _cuda_getDeviceCount=constant(1),
+        _cuda_setDevice=functions["set_device"],
+        _cuda_exchangeDevice=functions["_exchange_device"],
+        _cuda_maybeExchangeDevice=functions["_exchange_device"],
+        _cuda_synchronize=functions["synchronize"],
+        _cuda_isCurrentStreamCapturing=constant(False),
+        _cuda_emptyCache=constant(None),
+    )
     # DistributedDataParallel's log of run times asks for a timer of CUDA's.
     logger = getattr(getattr(torch._C, "_distributed_c10d", None), "Logger", None)
-    patches.replace(logger, "set_runtime_stats_and_log", constant(None))
+    patches.replace(logger, set_runtime_stats_and_log=constant(None))
 
 
 def patch_surface(patches: Patches, runtime: Runtime) -> None:
     """Patch every public name that answers for the device; `patches` undoes it."""
     streams.bind_state(runtime.state)
     patches.callback(streams.bind_state, None)
-    functions = _device_functions(runtime)
-    everything = {
-        **functions,
-        **MEMORY_FUNCTIONS,
-        **_STREAMS,
-        **_CONSTANTS,
-    }
+    answers = {**_device_functions(runtime), **MEMORY_FUNCTIONS, **_STREAMS, **_CONSTANTS}
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
-        for name, value in everything.items():
-            patches.replace(owner, name, value)
-    patches.replace(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", constant(False))
+        patches.replace(owner, **answers)
+    patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=constant(False))
     for what, names in _REFUSED.items():
-        for name in names.split():
-            for owner in (torch.cuda, torch.cuda.memory):
-                patches.replace(owner, name, _refusal(what, getattr(owner, name, None)))
+        for owner in (torch.cuda, torch.cuda.memory):
+            refused = {name: _refusal(what, getattr(owner, name, None)) for name in names.split()}
+            patches.replace(owner, **refused)
     patches.set(torch.cuda, "_cudart", _runtime_library())
     _compile_for_device(patches)
     # With these torch's own Python answers for random numbers, and refuses in a child process.
     patches.set(torch.cuda, "_initialized", True)
     patches.set(torch.cuda, "default_generators", (runtime.generator,))
     patches.set(torch.cuda.nvtx, "_nvtx", SimpleNamespace(**_MARKERS))
-    accelerator = {**MEMORY_FUNCTIONS, "synchronize": _device_functions(runtime)["synchronize"]}
+    synchronize = _device_functions(runtime)["synchronize"]
     for owner in (torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)):
-        for name, value in accelerator.items():
-            patches.replace(owner, name, value)
+        patches.replace(owner, **MEMORY_FUNCTIONS, synchronize=synchronize)
     _patch_private(patches, runtime)
     patch_tensor_surface(patches)
 
@@ -247,10 +239,11 @@ class Patches(ExitStack):
             self.callback(delattr, owner, name)
         setattr(owner, name, value)
 
-    def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Replace one attribute that the installed torch has; leave it out where it has not."""
-        if hasattr(owner, name):
-            self.set(owner, name, value)
+    def replace(self, owner: Any, **values: Any) -> None:
+        """Replace the attributes that the installed torch has; leave out those that it has not."""
+        for name, value in values.items():
+            if hasattr(owner, name):
+                self.set(owner, name, value)
 
 
 # --- tensors, storages and generators -------------------------------------------------------------
@@ -347,7 +340,7 @@ def _patch_exchange(patches: Patches) -> None:
     patches.set(torch.Tensor, "__dlpack__", host_only(torch.Tensor.__dlpack__, words))
     patches.set(torch.Tensor, "__cuda_array_interface__", interface)
     patches.set(torch.utils.dlpack, "to_dlpack", to_dlpack)
-    patches.replace(torch, "to_dlpack", to_dlpack)
+    patches.replace(torch, to_dlpack=to_dlpack)
 
 
 def _legacy_tensor(name: str, dtype: torch.dtype) -> Any:
