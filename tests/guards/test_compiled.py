@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,14 +281,9 @@ def test_the_pass_is_there_in_every_thread_and_goes(findings: Findings) -> None:
     """What a user sets belongs to one context; the guards belong to the process."""
     config = _config()
     seen: list[object] = []
-
-    def look() -> None:
-        seen.append(config.post_grad_custom_pre_pass)
-
     for _ in range(2):
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            seen += pool.map(lambda _: config.post_grad_custom_pre_pass, [0])
         findings.guards.uninstall()
     assert seen[0] is not None and seen[1] is None
     assert config.post_grad_custom_pre_pass is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -152,21 +152,16 @@ def test_target_changed_before_backward(
 
 def test_each_thread_gets_its_own_error(guards: Collector) -> None:
     """Threads that fail at once each get the error of their own call."""
-    raised: dict[int, str] = {}
 
-    def fail(label: int) -> None:
-        try:
+    def fail(label: int) -> str:
+        with pytest.raises(Stopped) as caught:
             F.cross_entropy(torch.zeros(2, 3), tensor([0, label]))
-        except Stopped as error:
-            raised[label] = str(error)
+        return str(caught.value)
 
-    threads = [threading.Thread(target=fail, args=(label,)) for label in range(10, 18)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(raised) == list(range(10, 18))
-    assert all(f"[1] = {label} is" in text for label, text in raised.items())
+    labels = range(10, 18)
+    with ThreadPoolExecutor(len(labels)) as pool:
+        said = pool.map(fail, labels)
+    assert all(f"[1] = {label} is" in text for label, text in zip(labels, said, strict=True))
 
 
 def test_ctc_loss_of_the_library_is_reached(guards: Collector) -> None:

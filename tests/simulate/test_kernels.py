@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,26 +24,16 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 def test_device_threads() -> None:
     layer = nn.Linear(4, 4).to(CUDA)
-    results: list[Tensor] = []
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            x = torch.ones(2, 4, device="cuda", requires_grad=True)
-            for _ in range(5):
-                (grad,) = torch.autograd.grad(layer(x).square().sum(), x)
-            results.append(grad.cpu())
-        except BaseException as error:
-            errors.append(error)
+    def work(_: int) -> Tensor:
+        x = torch.ones(2, 4, device="cuda", requires_grad=True)
+        for _ in range(5):
+            (grad,) = torch.autograd.grad(layer(x).square().sum(), x)
+        return grad.cpu()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert len(results) == 4
-    assert all(torch.equal(r, results[0]) for r in results)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(4)))
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_device_tracer_sees_each_op_once() -> None:

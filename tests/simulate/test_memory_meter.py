@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -198,18 +199,15 @@ def test_threads_track_and_free_at_the_same_time() -> None:
     meter, kept = MemoryMeter(), []
     meter.peak_bytes = HIGH
 
-    def run() -> None:
+    def run(_: int) -> None:
         for number in range(3000):
             item = storage(1 + number % 3)
             meter.track(item)
             if number % 100 == 0:
                 kept.append(item)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
     assert len(kept) == 120
     meter._forget_freed()
     assert meter._running == sum(item.nbytes() for item in kept)

@@ -108,15 +108,6 @@ def test_what_they_answer(sim: simulate.Simulation) -> None:
     torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStart())
 
 
-@pytest.mark.parametrize(
-    "call", [lambda g: g.set_offset(4), lambda g: g.get_offset(), lambda g: g.graphsafe_get_state()]
-)
-def test_a_generator_has_no_offset(call: Callable[[Any], object], sim: simulate.Simulation) -> None:
-    """Issue 17, item 12: the refusal speaks of the device and not of the CPU."""
-    with pytest.raises(simulate.NotRehearsedError, match="not rehearsed"):
-        call(torch.Generator(CUDA))
-
-
 @pytest.mark.thorough
 def test_compiled_functions_run_outside_a_checked_cell(sim: simulate.Simulation) -> None:
     """Issue 17, item 12: with the default backend, forward and backward, as op by op."""

@@ -72,17 +72,17 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert python("-c", code, fresh=True).stdout.strip() == "False"
 
 
-def test_the_package_is_callable_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """`cudalens.simulate()` starts the device with one honest line."""
-    with simulate() as simulation:  # type: ignore[operator]
+@pytest.mark.parametrize(
+    ("options", "said"), [({}, [simulate.ANNOUNCEMENT]), ({"announce": False}, [])]
+)
+def test_the_package_is_callable_and_says_what_it_is(
+    capsys: pytest.CaptureFixture[str], options: dict[str, bool], said: list[str]
+) -> None:
+    """`cudalens.simulate()` starts the device with one honest line, or quietly."""
+    with simulate(**options) as simulation:  # type: ignore[operator]
         assert simulation.is_active
         assert torch.cuda.get_device_name() == simulate.DEVICE_NAME
-    assert capsys.readouterr().out.splitlines() == [simulate.ANNOUNCEMENT]
-
-
-def test_a_quiet_start_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate.start(announce=False).stop()
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_stop_restores_every_attribute_flag_and_kernel() -> None:
@@ -232,6 +232,10 @@ def test_it_refuses_after_a_backward() -> None:
         lambda: torch.ones(2, device="cuda").__dlpack__(),
         lambda: torch.ones(2, device="cuda").__cuda_array_interface__,
         lambda: torch.cuda.CUDAGraph(),
+        # Issue 17, item 12: the refusal speaks of the device and not of the CPU.
+        lambda: torch.Generator("cuda").set_offset(4),
+        lambda: torch.Generator("cuda").get_offset(),
+        lambda: torch.Generator("cuda").graphsafe_get_state(),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")

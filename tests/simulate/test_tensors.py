@@ -88,60 +88,46 @@ def test_device_to_returns_self_when_nothing_changes() -> None:
     assert x.to("cuda", copy=True).data_ptr() != x.data_ptr()
 
 
-def test_device_mismatch_of_elementwise_ops() -> None:
-    """Elementwise ops name both devices, cuda first whichever operand came first."""
-    text = SAME_DEVICE + "found at least two devices, cuda:0 and cpu!"
-    device, host = on_cuda(3), torch.randn(3)
-    for call in (
-        lambda: device + host,
-        lambda: host + device,
-        lambda: torch.where(device > 0, device, host),
-        lambda: device.add_(host),
-        lambda: host.mul_(device),
-    ):
-        with pytest.raises(RuntimeError) as raised:
-            call()
-        assert str(raised.value).startswith(text)
-
-
-def test_device_mismatch_names_argument_and_wrapper() -> None:
-    """Other ops name the argument, both devices and torch's own wrapper method."""
-    device, host = on_cuda(3, 3), torch.randn(3, 3)
-    rows = torch.tensor([0, 1])
-    expected = [
-        (lambda: torch.mm(device, host), "mat2", "cpu", "cuda:0", "mm"),
-        (lambda: torch.mm(host, device), "mat2", "cuda:0", "cpu", "mm"),
-        (lambda: F.linear(device, device, host[0]), "mat1", "cuda:0", "cpu", "addmm"),
-        (lambda: device.index_select(0, rows), "index", "cpu", "cuda:0", "_index_select"),
-        (lambda: F.embedding(rows, device), "index", "cpu", "cuda:0", "_index_select"),
-        (lambda: device.gather(0, rows.view(1, 2)), "index", "cpu", "cuda:0", "gather"),
-        (lambda: F.nll_loss(device[:2], rows), "target", "cpu", "cuda:0", "nll_loss_forward"),
-    ]
-    for call, argument, odd, common, method in expected:
-        with pytest.raises(RuntimeError) as raised:
-            call()
-        assert str(raised.value) == (
-            f"{SAME_DEVICE}got {argument} is on {odd}, different from other tensors on {common} "
-            f"(when checking argument in method wrapper_CUDA_{method})"
-        )
-
-
-def test_device_index_on_a_cpu_tensor_is_refused() -> None:
-    with pytest.raises(RuntimeError) as raised:
-        torch.arange(5)[torch.tensor([0, 1], device="cuda")]
-    assert str(raised.value).startswith(
-        "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+def got(argument: str, odd: str, common: str, method: str) -> str:
+    """Return what is said of an argument on another device, with torch's own wrapper method."""
+    return (
+        f"{SAME_DEVICE}got {argument} is on {odd}, different from other tensors on {common} "
+        f"(when checking argument in method wrapper_CUDA_{method})"
     )
 
 
-def test_device_numpy_is_refused() -> None:
-    x = on_cuda(3)
-    text = "can't convert cuda:0 device type tensor to numpy"
-    for call in (x.numpy, x.__array__):
-        with pytest.raises(TypeError) as raised:
-            call()
-        assert str(raised.value).startswith(text)
-    assert x.cpu().numpy().shape == (3,)
+ROWS = torch.tensor([0, 1])
+# Elementwise ops name both devices, cuda first whichever operand came first.
+BOTH = f"{SAME_DEVICE}found at least two devices, cuda:0 and cpu!"
+TO_NUMPY = (
+    "can't convert cuda:0 device type tensor to numpy. "
+    "Use Tensor.cpu() to copy the tensor to host memory first."
+)
+OF_THE_CPU = "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+REFUSED: list[tuple[Callable[[Tensor, Tensor], object], str]] = [
+    (lambda device, host: device + host, BOTH),
+    (lambda device, host: host + device, BOTH),
+    (lambda device, host: torch.where(device > 0, device, host), BOTH),
+    (lambda device, host: device.add_(host), BOTH),
+    (lambda device, host: host.mul_(device), BOTH),
+    (lambda device, host: torch.mm(device, host), got("mat2", "cpu", "cuda:0", "mm")),
+    (lambda device, host: torch.mm(host, device), got("mat2", "cuda:0", "cpu", "mm")),
+    (lambda x, y: F.linear(x, x, y[0]), got("mat1", "cuda:0", "cpu", "addmm")),
+    (lambda x, _: x.index_select(0, ROWS), got("index", "cpu", "cuda:0", "_index_select")),
+    (lambda x, _: F.embedding(ROWS, x), got("index", "cpu", "cuda:0", "_index_select")),
+    (lambda x, _: x.gather(0, ROWS.view(1, 2)), got("index", "cpu", "cuda:0", "gather")),
+    (lambda x, _: F.nll_loss(x[:2], ROWS), got("target", "cpu", "cuda:0", "nll_loss_forward")),
+    (lambda device, host: host[ROWS.to(CUDA)], OF_THE_CPU),
+    (lambda device, host: device.numpy(), TO_NUMPY),
+    (lambda device, host: device.__array__(), TO_NUMPY),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_device_mismatch_is_refused(call: Callable[[Tensor, Tensor], object], text: str) -> None:
+    with pytest.raises(TypeError if text is TO_NUMPY else RuntimeError) as raised:
+        call(on_cuda(3, 3), torch.randn(3, 3))
+    assert str(raised.value).splitlines()[0] == text
 
 
 def test_device_item_tolist_bool() -> None:
@@ -150,6 +136,7 @@ def test_device_item_tolist_bool() -> None:
     assert x.tolist() == [[1.0, 2.0]]
     assert bool(x.sum() > 2)
     assert float(x.sum()) == 3.0
+    assert x.cpu().numpy().shape == (1, 2)
     assert int(torch.tensor(4, device="cuda")) == 4
     assert len(x) == 1
     assert [row.is_cuda for row in x] == [True]
