@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from cudalens import simulate
+from cudalens import guards, simulate
 from cudalens.evidence import trial
 from cudalens.guards.process import PROCESS
 from tests.amount import LEVEL, LEVELS, is_left_out
@@ -187,6 +187,16 @@ def notebook(sim: simulate.Simulation, capsys: pytest.CaptureFixture[str]) -> It
         opened = Notebook(shell, capsys)
         opened.run(SETUP)
         yield opened
+
+
+@pytest.fixture
+def untouched_catalogue() -> Iterator[None]:
+    """Put the catalogue of guards back as it was."""
+    table, registered = dict(guards._table), list(guards._base._registered)
+    yield
+    guards._table.clear()
+    guards._table.update(table)
+    guards._base._registered[:] = registered
 
 
 @pytest.fixture

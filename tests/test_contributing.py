@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,6 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 PYTHON = blocks(TEXT, "python")
-
-
-@pytest.fixture
-def untouched_catalogue() -> Iterator[None]:
-    """Put the catalogue back as it was."""
-    table, registered = dict(catalogue._table), list(_base._registered)
-    try:
-        yield
-    finally:
-        catalogue._table.clear()
-        catalogue._table.update(table)
-        _base._registered[:] = registered
 
 
 def holding(text: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudalens import guards
@@ -23,6 +22,7 @@ from cudalens.guards import GUARDS, Guard, _base, catalogue_rows, full_name
 from cudalens.guards._base import _decomposes, _overloads, make_guard, resolve
 from tests.cpu_guards import Stopped, guarded
 from tests.inventory import LEFT_OUT, REACHABLE, UNGUARDABLE
+from tests.probes import SeenFunctions
 from tests.releases import here, release
 
 CATALOGUE = tuple(dict.fromkeys(entry for entries in GUARDS.values() for entry in entries))
@@ -81,23 +81,11 @@ class Ops(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Reads(TorchFunctionMode):
-    """Counts how often the host asks for values."""
-
-    NAMES = frozenset(
-        {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"}
-        | {"equal", "allclose", "is_nonzero", "__contains__"}
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += getattr(func, "__name__", "") in self.NAMES
-        return func(*args, **(kwargs or {}))
-
-
+READS = frozenset(
+    {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"}
+    | {"equal", "allclose", "is_nonzero", "__contains__"}
+)
+"""Functions by which the host asks for values."""
 REDUCTIONS = frozenset(
     {"aminmax", "amin", "amax", "min", "max", "any", "all", "sum", "count_nonzero", "mean"}
     | {"nansum", "prod", "norm", "linalg_vector_norm", "argmax", "argmin", "cumsum", "cummax"}
@@ -181,14 +169,14 @@ def test_passing_check_is_cheap(entry: Guard) -> None:
     arguments = passing_arguments(entry)
     listed = [value for value in arguments if isinstance(value, (list, tuple))]
     allowed = max(1, *(sum(isinstance(x, torch.Tensor) for x in value) for value in listed), 1)
-    with _Reads() as reads, Ops() as ops:
+    with SeenFunctions() as seen, Ops() as ops:
         assert entry.check(*arguments) is None
     # What a pass over rows leaves, one number a row, may be reduced once more.
     passes = [numel for numel in ops.reduced if numel == max(ops.reduced)]
     assert len(passes) <= allowed, ops.counts
     assert len(ops.reduced) <= 1 + allowed, ops.counts
     assert sum(ops.counts[name] for name in COPIES) <= 1, ops.counts
-    assert reads.count <= 1
+    assert sum(name in READS for name in seen.names) <= 1
 
 
 @every_guard
@@ -203,9 +191,9 @@ def test_empty_tensors_cost_nothing(entry: Guard) -> None:
         return value
 
     arguments = [emptied(value) for value in passing_arguments(entry)]
-    with _Reads() as reads, Ops() as ops:
+    with SeenFunctions() as seen, Ops() as ops:
         assert entry.check(*arguments) is None
-    assert reads.count == 0
+    assert not READS & set(seen.names)
     assert ops.reduced == []
     assert not COPIES & set(ops.counts)
 

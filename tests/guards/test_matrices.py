@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import tensor
+from torch import Tensor, tensor
 
 from cudalens.guards import matrices
 from cudalens.simulate import Simulation
@@ -66,95 +66,74 @@ def test_grouped_products_without_a_kernel_of_their_own(
     assert guards.look(lambda: aten._grouped_mm(left, right, offs)) is None
 
 
-def check_found(guards: Collector, call: Any, bad: list[Any], line: str) -> None:
+def of_eight_bits(*shape: int) -> Tensor:
+    return torch.zeros(shape).to(FLOAT8)
+
+
+def of_four_bits(rows: int) -> Tensor:
+    """Return rows of 64 numbers, two in a byte."""
+    return torch.zeros(rows, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+FLOAT8, EXPONENTS = torch.float8_e4m3fn, torch.float8_e8m0fnu
+PLAIN = of_eight_bits(64, 64), of_eight_bits(16, 64).mT
+STACKED = of_eight_bits(64, 32), of_eight_bits(3, 16, 32).mT
+PACKED = of_four_bits(64), of_four_bits(16).t()
+# Each group's scales are padded to 128 rows and four columns.
+BLOCKS = torch.ones(128, 12).to(EXPONENTS)
+SCALED = {
+    "row": (*PLAIN, torch.ones(4)),
+    "block": (*PLAIN, BLOCKS),
+    "few blocks": (*PLAIN, BLOCKS[:, :4].contiguous()),
+    "stacked": (*STACKED, BLOCKS),
+    "nvfp4": (*PACKED, BLOCKS.to(FLOAT8), torch.ones(1)),
+    "mxfp4": (*PACKED, BLOCKS, torch.ones(1)),
+    "flat": (*PLAIN, torch.ones(128).to(EXPONENTS)),
+}
+
+
+@pytest.mark.parametrize("op", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
+@pytest.mark.parametrize(
+    ("kind", "offs", "bad", "line"),
+    [
+        ("row", [16, 48, 63], [], ""),
+        ("row", [16, 40, 64], [(1,)], "GroupMMCommon.cuh:64"),
+        ("row", [16, 48, 65], [(2,)], "GroupMMCommon.cuh:115"),
+        ("block", [32, 32, 64], [], ""),
+        ("block", [32, 48, 64], [(1,), (2,)], "grouped_common.cuh:116"),
+        ("block", [32, 64, 96], [(2,)], "grouped_common.cuh:119"),
+        ("few blocks", [32, 32, 32], [], ""),
+        ("few blocks", [32, 32, 64], [(2,)], "grouped_common.cuh:165"),
+        ("stacked", [7, 9, 65], [(2,)], "grouped_common.cuh:233"),
+        ("stacked", [7, 9, 64], [], ""),
+        # Offsets count numbers, in blocks of 16 (nvfp4) or 32 (mxfp4).
+        ("nvfp4", [16, 48, 64], [], ""),
+        ("nvfp4", [16, 40, 64], [(1,), (2,)], "grouped_common.cuh:116"),
+        ("nvfp4", [16, 48, 80], [(2,)], "grouped_common.cuh:119"),
+        ("mxfp4", [32, 32, 64], [], ""),
+        ("mxfp4", [16, 32, 64], [(0,), (1,)], "grouped_common.cuh:116"),
+        ("flat", [7], [], ""),  # a wrong rank is no recipe, but torch's own error
+    ],
+)
+def test_scaled_grouped_offsets(
+    guards: Collector, op: str, kind: str, offs: list[int], bad: list[Any], line: str
+) -> None:
+    """Scales per row and per block have their own alignment, on the same offsets."""
+    (left, right, *scales), ends = SCALED[kind], tensor(offs, dtype=torch.int32)
+    is_first = not op.endswith("v2")
+    if is_first:
+        call = lambda: aten._scaled_grouped_mm(left, right, scales[0], scales[0], ends)
+    else:
+        how = ([1, 0][: len(scales)],) * 2
+        call = lambda: aten._scaled_grouped_mm_v2(left, right, scales, *how, scales, *how, ends)
     error = guards.unguarded(call)
     assert isinstance(error, NotImplementedError)  # no kernel on the CPU
     found = [violation for _, violation in guards.found]
     # torch 2.14 serves the call through another guarded op, which says the same.
     said = [positions(violation) for violation in found]
-    assert said[:1] == said[-1:] == ([bad] if bad else [])
+    is_known = bad and not (is_first and "fp4" in kind)  # the first version refuses four bits
+    assert said[:1] == said[-1:] == ([bad] if is_known else [])
     assert all((violation.device_text or "").startswith(here(line)) for violation in found)
-
-
-@pytest.mark.parametrize("op", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
-@pytest.mark.parametrize(
-    ("scale", "shape", "offs", "bad", "line"),
-    [
-        ("row", (64, 64), [16, 48, 63], [], ""),
-        ("row", (64, 64), [16, 40, 64], [(1,)], "GroupMMCommon.cuh:64"),
-        ("row", (64, 64), [16, 48, 65], [(2,)], "GroupMMCommon.cuh:115"),
-        ("block", (64, 64), [32, 32, 64], [], ""),
-        ("block", (64, 64), [32, 48, 64], [(1,), (2,)], "grouped_common.cuh:116"),
-        ("block", (64, 64), [32, 64, 96], [(2,)], "grouped_common.cuh:119"),
-        ("few blocks", (64, 64), [32, 32, 32], [], ""),
-        ("few blocks", (64, 64), [32, 32, 64], [(2,)], "grouped_common.cuh:165"),
-        ("block", (64, 32), [7, 9, 65], [(2,)], "grouped_common.cuh:233"),
-        ("block", (64, 32), [7, 9, 64], [], ""),
-    ],
-)
-def test_scaled_grouped_offsets(
-    guards: Collector,
-    op: str,
-    scale: str,
-    shape: tuple[int, int],
-    offs: list[int],
-    bad: list[Any],
-    line: str,
-) -> None:
-    """Scales per row and per block have their own alignment, on the same offsets."""
-    float8 = torch.float8_e4m3fn
-    left = torch.zeros(shape).to(float8)
-    is_stacked = shape[1] == 32
-    right = torch.zeros((3, 16, 32) if is_stacked else (16, 64)).to(float8).mT
-    scales = torch.ones(4)
-    if scale != "row":
-        # Each group's scales are padded to 128 rows and four columns.
-        scales = torch.ones(128, 4 if scale == "few blocks" else 12).to(torch.float8_e8m0fnu)
-    ends = tensor(offs, dtype=torch.int32)
-    call = lambda: aten._scaled_grouped_mm(left, right, scales, scales, ends)
-    if op.endswith("v2"):
-        call = lambda: aten._scaled_grouped_mm_v2(
-            left, right, [scales], [1], [0], [scales], [1], [0], ends
-        )
-    check_found(guards, call, bad, line)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "offs", "bad", "line"),
-    [
-        (torch.float8_e4m3fn, [16, 48, 64], [], ""),
-        (torch.float8_e4m3fn, [16, 40, 64], [(1,), (2,)], "grouped_common.cuh:116"),
-        (torch.float8_e4m3fn, [16, 48, 80], [(2,)], "grouped_common.cuh:119"),
-        (torch.float8_e8m0fnu, [32, 32, 64], [], ""),
-        (torch.float8_e8m0fnu, [16, 32, 64], [(0,), (1,)], "grouped_common.cuh:116"),
-    ],
-)
-def test_four_bit_groups(
-    guards: Collector, dtype: torch.dtype, offs: list[int], bad: list[Any], line: str
-) -> None:
-    """Two numbers lie in a byte: offsets count numbers, in blocks of 16 (nvfp4) or 32 (mxfp4)."""
-    left = torch.zeros(64, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    right = torch.zeros(16, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).t()
-    scales = [torch.ones(128, 12).to(dtype), torch.ones(1)]
-    ends = tensor(offs, dtype=torch.int32)
-    call = lambda: aten._scaled_grouped_mm_v2(
-        left, right, scales, [1, 0], [1, 0], scales, [1, 0], [1, 0], ends
-    )
-    check_found(guards, call, bad, line)
-
-
-def test_scales_that_are_no_recipe_are_the_host_s(guards: Collector) -> None:
-    """Four-bit numbers in the first version, and scales of a wrong rank, are torch's own error."""
-    left = torch.zeros(64, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    right = torch.zeros(16, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).t()
-    scales = torch.ones(128, 12).to(torch.float8_e8m0fnu)
-    ends = tensor([7], dtype=torch.int32)
-    guards.unguarded(lambda: aten._scaled_grouped_mm(left, right, scales, scales, ends))
-    assert guards.found == []
-    eight = torch.zeros(64, 64).to(torch.float8_e4m3fn)
-    flat = torch.ones(4).to(torch.float8_e8m0fnu)
-    guards.unguarded(lambda: aten._scaled_grouped_mm(eight, eight.t(), flat, flat, ends))
-    assert guards.found == []
 
 
 @pytest.mark.parametrize(

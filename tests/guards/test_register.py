@@ -16,16 +16,10 @@ from cudalens.core.errors import GuardRegistrationError
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS, out_of_range, register
 from cudalens.guards.process import PROCESS
+from tests.blocks import own_op
 from tests.cpu_guards import guarded
 
-
-@pytest.fixture(autouse=True)
-def catalogue_of_before() -> Iterator[None]:
-    """What a test registers goes with it."""
-    before = dict(catalogue._table)
-    yield
-    catalogue._table.clear()
-    catalogue._table.update(before)
+pytestmark = pytest.mark.usefixtures("untouched_catalogue")
 
 
 @pytest.fixture
@@ -59,14 +53,11 @@ def test_own_guard_acts(op: Any) -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_own_guard_of_an_op_that_decomposes(op: Any, recorded: bool) -> None:
+def test_own_guard_of_an_op_that_decomposes(recorded: bool) -> None:
     """An op without a kernel of its own is looked at as well, and keeps its gradient."""
-    library = torch.library.Library("guardtest", "FRAGMENT")
-    try:
-        library.define("rows(Tensor table, Tensor rows) -> Tensor")
-        library.impl("rows", lambda table, rows: table[rows] * 2, "CompositeImplicitAutograd")
-        own = torch.ops.guardtest.rows
-        assert register("guardtest::rows", rows_in_table) == (own.default,)
+    schema, key = "rows(Tensor table, Tensor rows) -> Tensor", "CompositeImplicitAutograd"
+    with own_op(schema, lambda table, rows: table[rows] * 2, key) as own:
+        assert register("mine::rows", rows_in_table) == (own.default,)
         table = torch.zeros(3, requires_grad=recorded)
         with guarded() as collector:
             taken = own(table, tensor([2]))
@@ -76,9 +67,7 @@ def test_own_guard_of_an_op_that_decomposes(op: Any, recorded: bool) -> None:
                 assert table.grad is not None and table.grad.tolist() == [0, 0, 2]
             found = collector.look(lambda: own(table, tensor([3])))
             assert found is not None and found.headline == "rows reach 3"
-            assert [name for name, _ in collector.found] == ["guardtest::rows"]
-    finally:
-        library._destroy()
+            assert [name for name, _ in collector.found] == ["mine::rows"]
 
 
 def test_defaults_reach_the_guard(op: Any) -> None:
