@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import compiled, growth, pages, startup
 from benchmarks.apart import compare_apart
-from benchmarks.children import ROOT, measured_in_child
+from benchmarks.children import measured_in_child
 from benchmarks.measure import Ratio, compare
 from benchmarks.memory import memory
 from benchmarks.steps import Workload, has_transformers, workloads
@@ -31,6 +31,7 @@ from benchmarks.tools import (
     available,
     missing,
 )
+from tests.processes import ROOT
 
 NAMED = (GUARDS, FULL, NAN, DEBUG_MODE, DEBUG_TRACES, ANOMALY)
 

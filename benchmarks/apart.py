@@ -27,7 +27,7 @@ def compare_apart(
     what = ("forward" if tool.is_forward_only else "step", workload, device, str(steps))
 
     def child(name: str, **environment: str) -> float:
-        found = measured_in_child(__name__, name, *what, environment=environment)
+        found = measured_in_child(__name__, name, *what, **environment)
         return float(found["seconds"])
 
     values = []

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from tests.processes import python
+
 TIMEOUT_S = 300
 
 
-def measured_in_child(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def measured_in_child(module: str, *arguments: str, **environment: str) -> dict[str, Any]:
     """Run ``python -m module`` from the checkout, and give the JSON of its last line.
 
     Args:
@@ -25,21 +19,7 @@ def measured_in_child(
     Raises:
         RuntimeError: it failed; the message has the end of what it said.
     """
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "OMP_NUM_THREADS": "1",
-            **(environment or {}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = python("-m", module, *arguments, timeout=TIMEOUT_S, fresh=True, **environment)
     if done.returncode:
         msg = f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}"
         raise RuntimeError(msg)

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.children import ROOT, measured_in_child
+from benchmarks.children import measured_in_child
+from tests.processes import ROOT
 
 KB = 1000
 

@@ -176,8 +176,10 @@ def test_a_tool_apart_is_measured_in_its_own_environment(monkeypatch: pytest.Mon
     seen: list[tuple[str, str, dict[str, str]]] = []
     times = {"plain": 2.0, "launch_blocking": 3.0}
 
-    def child(module: str, name: str, part: str, *rest: str, environment: Any) -> dict[str, float]:
-        seen.append((name, part, dict(environment)))
+    def child(
+        module: str, name: str, part: str, *rest: str, **environment: str
+    ) -> dict[str, float]:
+        seen.append((name, part, environment))
         return {"seconds": times[name]}
 
     monkeypatch.setattr(apart, "measured_in_child", child)
