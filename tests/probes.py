@@ -14,24 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cudalens.core._torch import same_tensor as same
 from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.locate import CallSite, locate
 from cudalens.source.stack import stack_of
 
 _numbers = itertools.count(1000)
-
-
-def same(one: object, other: object) -> bool:
-    """Whether two values are one tensor: the same object, or the same memory seen alike."""
-    if one is other:
-        return True
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return False
-    return (one.data_ptr(), one.shape, one.stride()) == (
-        other.data_ptr(),
-        other.shape,
-        other.stride(),
-    )
 
 
 class Untouchable:

@@ -57,33 +57,23 @@ def work_and_read(meter: MemoryMeter, kept: list[Any]) -> None:
     assert meter.allocated_bytes >= 4 * BLOCK_BYTES
 
 
-def steps(frame: FrameType, event: str, arg: object) -> Any:
-    """Trace the bytecode of the meter's own functions."""
-    if frame.f_code not in CODE:
-        return None
-    frame.f_trace_opcodes, frame.f_trace_lines = True, False
-    return steps_in
-
-
-count = stop_at = 0
-
-
-def steps_in(frame: FrameType, event: str, arg: object) -> Any:
-    global count
-    if event == "opcode":
-        count += 1
-        if count == stop_at:
-            raise StopError
-    return steps_in
-
-
 def is_stopped(meter: MemoryMeter, kept: list[Any], instant: int) -> bool:
     """Work with an exception before one bytecode of the meter; return whether it came."""
-    global count, stop_at
-    count, stop_at = 0, instant
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        if frame.f_code not in CODE:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        if count == instant and event == "opcode":
+            raise StopError
+        return trace
+
     before = sys.gettrace()
     sys._getframe().f_trace_opcodes = True  # asked for before: else Python 3.12 tells of none
-    sys.settrace(steps)
+    sys.settrace(trace)
     try:
         work_and_read(meter, kept)
     except StopError:
