@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,37 +21,28 @@ PROMISED = {
 }
 
 
-def quick_run(folder: Path) -> tuple[Path, dict[str, Any], str]:
-    """Measure what can be measured in a minute; return the folder, the results and the output."""
-    (folder / "README.md").write_text(
-        "before\n<!-- costs:begin -->\nold\n<!-- costs:end -->\nafter"
-    )
-    done = python("-m", "benchmarks", "--quick", "--to", str(folder), timeout=500, fresh=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads((folder / "benchmarks" / "results.json").read_text(encoding="utf-8"))
-    return folder, results, done.stdout
-
-
 @pytest.mark.thorough
 def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
     """Every number, the table on three pages, the pictures, and no device memory of a check's."""
-    folder, results, printed = quick_run(tmp_path)
+    begin, end = pages.MARKS
+    (tmp_path / "README.md").write_text(f"before\n{begin}\nold\n{end}\nafter")
+    done = python("-m", "benchmarks", "--quick", "--to", str(tmp_path), timeout=500, fresh=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads((tmp_path / "benchmarks" / "results.json").read_text(encoding="utf-8"))
     assert set(results) >= PROMISED
     for key in PROMISED - {"diagnose_s"}:
         assert results[key] > 0, key
     assert list(results["diagnose_s"]) == ["100", "1000"]
     assert results["waits_per_step"]["transformer"]["deferred"] == 1
     assert results["measured"]["commit"] and results["measured"]["date"]
-    page = (folder / "docs" / "performance.md").read_text("utf-8")
-    assert pages.ratios_table(results) in printed
+    page = (tmp_path / "docs" / "performance.md").read_text("utf-8")
+    assert pages.ratios_table(results) in done.stdout
     assert pages.ratios_table(results) in page
-    readme = (folder / "README.md").read_text("utf-8")
-    assert readme.startswith("before\n<!-- costs:begin -->\n")
-    assert readme.endswith("<!-- costs:end -->\nafter")
-    assert "old" not in readme
-    assert pages.costs_section(results) in readme
+    readme = (tmp_path / "README.md").read_text("utf-8")
+    section = pages.costs_section(results)
+    assert readme == f"before\n{begin}\n\n{section}\n\n{end}\nafter"
     for name in results["growth"]:
-        assert (folder / "docs" / "performance" / f"{name}.svg").read_text("utf-8").count("<svg")
+        assert (tmp_path / "docs" / "performance" / f"{name}.svg").read_text("utf-8").count("<svg")
         assert f"(performance/{name}.svg)" in page
     assert results["memory"]["peak_device_ratio"] == 1
     assert results["memory"]["device_is_same_after_each_step"]
