@@ -1,4 +1,4 @@
-"""Where a hint begins and ends: each bound of a rule with the step before and the step beyond."""
+"""Where a hint begins and ends in cells that run: the step before a bound and the step beyond."""
 
 from __future__ import annotations
 
@@ -8,74 +8,12 @@ import torch.nn.functional as F
 
 from cudalens.core.report import Report
 from cudalens.simulate import Simulation
-from tests import hint_evidence as given
 from tests.hostcells import run_cell
-
-GRAY = [0, 60, 120, 200] * 8
 
 
 def of_cell(text: str, **options: bool) -> Report:
     """The report of a cell that fails on the rehearsal device."""
     return run_cell(text, {"torch": torch, "F": F, "d": torch.device("cuda")}, **options).shown
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("classes", "is_gray"), [(3, True), (4, False)])
-def test_gray_levels_are_more_than_classes(classes: int, is_gray: bool) -> None:
-    """Four levels are gray in a model of three classes; of four, they may be badly numbered."""
-    evidence = given.labels(GRAY, classes, shape=(1, 1, len(GRAY)), name="mask")
-    assert ("gray_mask" in given.rules_of(evidence)) is is_gray
-
-
-@pytest.mark.parametrize(
-    ("values", "fires"),
-    [([-2.5, 0.5], True), ([-0.1, 1.0], True), ([-1e-7, 1.5], True), ([-1e-7, 1.0], False)],
-)
-def test_a_rounding_error_below_zero_is_no_logit(values: list[float], fires: bool) -> None:
-    """Weights are called logits when one end is further from [0, 1] than rounding goes."""
-    assert ("bad_weights" in given.rules_of(given.drawn(values))) is fires
-
-
-@pytest.mark.parametrize(
-    ("values", "op", "is_code"),
-    [
-        ([-0.5, 0.5], "aten::mul", False),
-        ([-0.5, 0.5], "aten::addmm", True),
-        ([-0.5, 1.1], "aten::mul", True),
-        ([-1.1, 0.5], "aten::mul", True),
-    ],
-)
-def test_small_weights_are_scores_where_a_layer_made_them(
-    values: list[float], op: str, is_code: bool
-) -> None:
-    """Differences around 0 may be anything: softmax is named, and no code is shown."""
-    (found,) = given.hints_of(given.drawn(values, provenance=(given.step(op, "p = f(x)"),)))
-    assert (found.rule, bool(found.fix)) == ("bad_weights", is_code)
-
-
-@pytest.mark.parametrize(
-    ("values", "argument", "text"),
-    [
-        ([0.0, 255.0], "self", "the input runs from 0 to 255, like the bytes of an image"),
-        ([0.0, 255.0], "target", "the target runs from 0 to 255, like the bytes of an image"),
-        ([-2.0, 1.0], "target", "the target goes down to -2: this loss takes 0 … 1"),
-        ([0.0, 3.0], "target", "the target has labels up to 3: more than two classes"),
-    ],
-)
-def test_a_binary_loss_names_which_of_its_tensors_is_meant(
-    values: list[float], argument: str, text: str
-) -> None:
-    """Bytes are named in input or target; marks below 0 and classes above 1 are told apart."""
-    assert text in given.hints_of(given.bce(values, argument))[0].text
-
-
-@pytest.mark.parametrize(("bad", "fires"), [([255], True), ([255, 156], True), ([255, 90], False)])
-def test_both_marks_may_have_wrapped(bad: list[int], fires: bool) -> None:
-    """-1 and -100 wrap to 255 and 156 in uint8, together too; another value is no mark."""
-    evidence = given.labels([1, 2, *bad], 10, dtype="uint8")
-    assert ("wrapped_in_uint8" in given.rules_of(evidence)) is fires
 
 
 # --- numbers that are not finite -----------------------------------------------------------------
@@ -142,24 +80,6 @@ def test_an_infinite_slope_is_named_where_the_line_shows_it(
 
 
 # --- the step beside -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("high", "low", "is_pair"),
-    [
-        ((1 << 24) - 1, 7, True),
-        (1 << 24, 7, False),
-        (1 << 20, (1 << 24) - 1, True),
-        (1 << 20, 1 << 24, False),
-        (-(1 << 20), 7, False),
-    ],
-)
-def test_two_small_numbers_in_one_are_told(high: int, low: int, is_pair: bool) -> None:
-    """Ids of half the width that were read as whole ones; large halves are mere bits."""
-    value = (high << 32) + low
-    (found, *_) = given.hints_of(given.labels([0, value], 10))
-    assert found.rule == "garbage_ids"
-    assert (f"as two int32 numbers it is {low} and {high}" in found.text) is is_pair
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("half", "float16"), ("double", "float64")])

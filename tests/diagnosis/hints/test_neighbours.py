@@ -31,6 +31,8 @@ from tests.hint_evidence import (
 )
 
 ELEVEN_OF_TWELVE = [*range(1, 11), 12]
+GRAY = [0, 60, 120, 200] * 8
+SOFTMAX = "torch.multinomial(torch.softmax(p, dim=-1), 1)"
 
 
 def repeated(values: Sequence[int], count: int) -> list[int]:
@@ -88,6 +90,15 @@ def drawn_at(value: float, dtype: str = "float32", call: str = "") -> Evidence:
     call = call or "torch.multinomial(torch.softmax(z / temperature, -1), 1)"
     seen = CallContext(temperatures=(("temperature", value),))
     return drawn([math.nan, 0.5], call=call, call_context=seen, dtype=dtype)
+
+
+def drawn_of(op: str, values: list[float]) -> Evidence:
+    return drawn(values, provenance=(step(op, "p = f(x)"),))
+
+
+def halves(low: int, high: int) -> Evidence:
+    """Return the evidence of an id of two numbers of half its width."""
+    return labels([0, (high << 32) + low], 10)
 
 
 def first(evidence: Evidence) -> Hint:
@@ -252,6 +263,40 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
      None),
     (drawn_at(0.0, call="torch.multinomial(torch.softmax(z / temperatures, -1), 1)"), "nan_before",
      None),
+    # Four levels are gray in a model of three classes; of four, they may be badly numbered.
+    (labels(GRAY, 3, shape=(1, 1, len(GRAY)), name="mask"), "gray_mask", None),
+    (labels(GRAY, 4, shape=(1, 1, len(GRAY)), name="mask"), "relabel", None),
+    # Weights are logits where one end is further from 0 … 1 than rounding goes; differences around
+    # 0 may be anything, unless a layer made them.
+    (drawn([-2.5, 0.5]), "bad_weights", SOFTMAX),
+    (drawn([-0.1, 1.0]), "bad_weights", None, {"softmax makes weights of scores": True}),
+    (drawn([-1e-7, 1.5]), "bad_weights", SOFTMAX),
+    (drawn([-1e-7, 1.0]), "", None),
+    (drawn_of("aten::mul", [-0.5, 0.5]), "bad_weights", None),
+    (drawn_of("aten::addmm", [-0.5, 0.5]), "bad_weights", SOFTMAX),
+    (drawn_of("aten::mul", [-0.5, 1.1]), "bad_weights", SOFTMAX),
+    (drawn_of("aten::mul", [-1.1, 0.5]), "bad_weights", SOFTMAX),
+    # Of a binary loss input or target is named; marks below 0 are told from classes above 1.
+    (bce([0.0, 255.0]), "image_not_divided", "F.binary_cross_entropy(p / 255, t)",
+     {"the input runs from 0 to 255, like the bytes of an image": True}),
+    (bce([0.0, 255.0], "target"), "image_not_divided", "F.binary_cross_entropy(p, t / 255)",
+     {"the target runs from 0 to 255, like the bytes of an image": True}),
+    (bce([-2.0, 1.0], "target"), "labels_as_binary_target", None,
+     {"the target goes down to -2: this loss takes 0 … 1": True}),
+    (bce([0.0, 3.0], "target"), "labels_as_binary_target", None,
+     {"the target has labels up to 3: more than two classes": True}),
+    # -1 and -100 wrap to 255 and 156 in uint8, together too; another value is no mark.
+    (labels([1, 2, 255], 10, dtype="uint8"), "wrapped_in_uint8",
+     "F.cross_entropy(z, y, ignore_index=255)"),
+    (labels([1, 2, 255, 156], 10, dtype="uint8"), "wrapped_in_uint8", None),
+    (labels([1, 2, 255, 90], 10, dtype="uint8"), "", None),
+    # Ids of half the width that were read as whole ones; large halves are mere bits.
+    (halves(7, (1 << 24) - 1), "garbage_ids", None, {"numbers it is 7 and 16777215": True}),
+    (halves(7, 1 << 24), "garbage_ids", None, {"as two int32 numbers": False}),
+    (halves((1 << 24) - 1, 1 << 20), "garbage_ids", None,
+     {"numbers it is 16777215 and 1048576": True}),
+    (halves(1 << 24, 1 << 20), "garbage_ids", None, {"as two int32 numbers": False}),
+    (halves(7, -(1 << 20)), "garbage_ids", None, {"as two int32 numbers": False}),
 ]  # fmt: skip
 
 
