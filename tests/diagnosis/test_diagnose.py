@@ -19,6 +19,7 @@ LONG = "self.embedding_tables[name].weight_of_all"
 
 OUTSIDE = "{argument}[17] = 10 is outside the 10 classes of {related}"
 IN_SCHEMA = "[17] = 10 is outside the 10 classes of input"
+IN_SELF = IN_SCHEMA.replace("input", "self")
 
 
 def finding(template: str = OUTSIDE, **more: Any) -> Violation:
@@ -67,32 +68,26 @@ def test_the_headline_has_the_users_expressions_where_they_are_proven(
     assert format_message(report).startswith(own)
 
 
-def test_a_bad_value_in_a_tensor_of_another_shape_has_its_own_place() -> None:
-    """The op got the user's tensor reshaped; its own place stays in the schema's headline."""
-    evidence = Evidence(violation=finding(), tensors=(fact(None, "y", bad_at=(1, 1)),))
-    report = diagnose(evidence)
-    assert report.headline == "target[17] = 10 is outside the 10 classes of self"
-    assert report.headline_own == "y[1, 1] = 10 is outside the 10 classes of self"
-
-
-def test_the_tensor_at_fault_of_a_list_has_its_own_name() -> None:
-    """``indices[1]`` is one of several; the others' names are not taken for its."""
-    tensors = (fact("target[0]", "rows"), fact("target[1]", "columns"))
-    report = diagnose(
-        Evidence(
-            violation=finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1), tensors=tensors
-        )
-    )
-    assert report.headline == "target[1][17] = 10 is outside the 10 classes of self"
-    assert report.headline_own == "columns[17] = 10 is outside the 10 classes of self"
-
-
-def test_a_template_of_a_users_guard_is_filled_too() -> None:
-    """One that names the argument alone, or nothing at all."""
-    tensors = (fact("target", "y"),)
-    for template, own in (("{argument} sums to 3", "y sums to 3"), ("row {9} is bad",) * 2):
-        report = diagnose(Evidence(violation=finding(template), tensors=tensors))
-        assert report.headline_own == own
+@pytest.mark.parametrize(
+    ("violation", "tensors", "headline", "own"),
+    [
+        # The op got the user's tensor reshaped; its own place stays in the schema's headline.
+        (finding(), [fact(None, "y", bad_at=(1, 1))], f"target{IN_SELF}", f"y[1, 1]{IN_SELF[4:]}"),
+        # ``indices[1]`` is one of several; the others' names are not taken for its.
+        (finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1),
+         [fact("target[0]", "rows"), fact("target[1]", "columns")], f"target[1]{IN_SELF}",
+         f"columns{IN_SELF}"),
+        # A template of a user's guard names the argument alone, or nothing at all.
+        (finding("{argument} sums to 3"), [fact("target", "y")], "target sums to 3", "y sums to 3"),
+        (finding("row {9} is bad"), [fact("target", "y")], "row {9} is bad", "row {9} is bad"),
+    ],
+)  # fmt: skip
+def test_a_template_is_filled_by_what_is_known_of_the_tensor(
+    violation: Violation, tensors: list[TensorFact], headline: str, own: str
+) -> None:
+    """Its name, its place in a list, and the place of the bad value in it."""
+    report = diagnose(Evidence(violation=violation, tensors=tuple(tensors)))
+    assert (report.headline, report.headline_own) == (headline, own)
 
 
 def test_the_exception_names_one_thing_by_one_name() -> None:

@@ -148,9 +148,9 @@ ROWS: list[tuple[str, bool | None, str, str, *tuple[str, ...]]] = [
 TEXTS = [(*row[:4], text) for row in ROWS for text in row[4:]]
 
 
-def report_of(message: str, **known: object) -> Report:
+def report_of(message: str, type_name: str = "RuntimeError", **known: object) -> Report:
     """Diagnose an error from its text alone."""
-    error = ErrorFacts(type_name="AcceleratorError", bases=("RuntimeError",), message=message)
+    error = ErrorFacts(type_name=type_name, message=message)
     usable = not is_sticky(message)
     return diagnose(Evidence(error=error, context_usable=usable, **known))  # type: ignore[arg-type]
 
