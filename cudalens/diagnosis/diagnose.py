@@ -160,39 +160,33 @@ _TOLD_LATER = "and this is told later: do not use what was computed from its res
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
-    if violation.is_nonfinite:
-        return Verdict(
-            kind="nonfinite",
-            certainty="proven",
-            headline=violation.headline,
-            explanation=violation.explanation,
-        )
-    parts = [violation.explanation.strip()]
-    if violation.is_silent:
-        parts.append("No assert fires for this on CUDA: the op runs, and its result is wrong.")
-    elif violation.device_text is None:
-        parts.append(
-            f"The op was given values in bounds in place of those at fault, {_TOLD_LATER}"
-            if evidence.deferred
-            else f"The guard {violation.guard} stopped the op before its launch."
-        )
-    else:
-        parts.append(
-            "On CUDA this stops the kernel with a device-side assert, and every tensor on the "
-            "device is lost; "
-            + (
-                f"the op was given values in bounds in its place, {_TOLD_LATER}"
-                if evidence.deferred
-                else "the value was found before the launch."
-            )
-        )
+    parts = violation.explanation.strip(), _what_became_of_it(evidence, violation)
     return Verdict(
-        kind="silent" if violation.is_silent else "device_assert",
+        kind=_kind_of(violation),
         certainty="proven",
         headline=violation.sentence(related=_name_in_manual(evidence, violation.related)),
         headline_own=_in_own_names(evidence, violation),
-        explanation=" ".join(part for part in parts if part),
+        explanation=" ".join(filter(None, parts)),
         argument=violation.argument or None,
+    )
+
+
+def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
+    """Say what CUDA does about the values, and what was done about them here."""
+    if violation.is_nonfinite:
+        return ""
+    if violation.is_silent:
+        return "No assert fires for this on CUDA: the op runs, and its result is wrong."
+    if violation.device_text is None:
+        if evidence.deferred:
+            return f"The op was given values in bounds in place of those at fault, {_TOLD_LATER}"
+        return f"The guard {violation.guard} stopped the op before its launch."
+    done = "the value was found before the launch."
+    if evidence.deferred:
+        done = f"the op was given values in bounds in its place, {_TOLD_LATER}"
+    return (
+        "On CUDA this stops the kernel with a device-side assert, and every tensor on the device "
+        f"is lost; {done}"
     )
 
 

@@ -80,8 +80,13 @@ def moves(
         return  # what is written to a copy is lost
     yield from _of_device(evidence, fact, others, called.device)
     yield from _of_dtype(evidence, fact, operands, others)
-    if not called.is_model:
-        yield from _of_shape(evidence, fact, operands, called)
+    # Of what is indexed, another order has other elements at the index.
+    if called.is_model or (function == "__getitem__" and fact is operands[0]):
+        return
+    has = f"{fact.expression} has shape {format_shape(fact.shape)}"
+    for rule, template, words, cost in _of_shape(evidence, fact, operands, called):
+        text = has + words.replace("{it}", template.replace("{x}", f"{fact.expression}"))
+        yield Move(rule=rule, template=template, words=text, cost=cost)
 
 
 def _of_device(
@@ -135,14 +140,16 @@ def _of_dtype(
         )
 
 
+_Change = tuple[str, str, str, int]
+"""Of a shape: the rule, the template, the words behind the shape, and what it costs."""
+
+
 def _of_shape(
     evidence: Evidence, fact: TensorFact, operands: Sequence[TensorFact], called: Called
-) -> Iterator[Move]:
+) -> Iterator[_Change]:
     shape, rank = fact.shape, len(fact.shape)
     others = [item for item in operands if item.expression != fact.expression]
     function = api_function(evidence)
-    if function == "__getitem__" and fact is operands[0]:
-        return  # another order has other elements at the index
     is_sequence = (evidence.module_type or "").startswith(_SEQUENCES)
     is_state = is_sequence and fact is not operands[0]
     first = int(function.startswith(_WHOLE_BATCH) or (called.device is not None and not is_state))
@@ -152,12 +159,11 @@ def _of_shape(
     for dim in range(rank - 1, -1, -1):
         if shape[dim] == 1 and rank > 1 and not is_batch:
             left = format_shape((*shape[:dim], *shape[dim + 1 :]))
-            words = f"{_what(fact)}: without its dimension {dim} of size 1 it is {left}"
-            yield Move(rule="extra_dimension", template=f"{{x}}.squeeze({dim})", words=words)
+            words = f": without its dimension {dim} of size 1 it is {left}"
+            yield "extra_dimension", f"{{x}}.squeeze({dim})", words, 1
     yield from _of_missing(evidence, fact, others, called, layer)
     if rank > 2:
-        words = f"{_what(fact)}: make one dimension of all behind the first"
-        yield Move(rule="not_flattened", template="{x}.flatten(1)", words=words)
+        yield "not_flattened", "{x}.flatten(1)", ": make one dimension of all behind the first", 1
     yield from _of_order(evidence, fact, others, called, first)
     if _is_loss(evidence):
         yield from _of_labels(fact, others)
@@ -168,13 +174,9 @@ def _is_loss(evidence: Evidence) -> bool:
     return "loss" in name or "entropy" in name
 
 
-def _what(fact: TensorFact) -> str:
-    return f"{fact.expression} has shape {format_shape(fact.shape)}"
-
-
 def _of_missing(
     evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], called: Called, layer: str
-) -> Iterator[Move]:
+) -> Iterator[_Change]:
     """Add dimensions of size 1: of a batch, of channels, or to line up with another tensor."""
     shape, rank = fact.shape, len(fact.shape)
     is_layer = bool(called.device) and "loss" not in (evidence.module_type or "").lower()
@@ -193,67 +195,58 @@ def _of_missing(
             continue  # what one sample lacks is the batch
         is_beside = any(rank < len(item.shape) for item in others)
         if rank < 4 and (is_wanted or is_beside) and (not lined or dim in lined):
-            words = f"{_what(fact)}: with a dimension of size 1 it is {format_shape(made)}"
-            template = f"{{x}}.unsqueeze({dim})"
-            yield Move(rule="missing_dimension", template=template, words=words, cost=2)
+            words = f": with a dimension of size 1 it is {format_shape(made)}"
+            yield "missing_dimension", f"{{x}}.unsqueeze({dim})", words, 2
     ends = {(item.shape[0], item.shape[-1]) for item in others if len(item.shape) == 4}
     if rank == 2 and fact.dtype == "bool" and shape in ends:
-        words = f"{_what(fact)}: a mask of the keys covers heads and queries as "
-        template = "{x}[:, None, None]"
-        words += template.format(x=fact.expression)
-        yield Move(rule="missing_dimension", template=template, words=words, cost=2)
+        words = ": a mask of the keys covers heads and queries as {it}"
+        yield "missing_dimension", "{x}[:, None, None]", words, 2
     channels = {(item.shape[1:2], len(item.shape)) for item in others if len(item.shape) > 2}
     for rest in (size - 2 for known, size in channels if known == shape):
-        template = "{x}[:" + ", None" * rest + "]"
-        words = f"{_what(fact)}, one number for each channel of dimension 1: "
-        words += f"{template.format(x=fact.expression)} lines it up with them"
-        yield Move(rule="missing_dimension", template=template, words=words, cost=2)
+        words = ", one number for each channel of dimension 1: {it} lines it up with them"
+        yield "missing_dimension", "{x}[:" + ", None" * rest + "]", words, 2
     if is_layer and rank == 2 and layer.startswith(_OF_IMAGES) and layer.endswith("2d"):
-        words = f"{_what(fact)}: one image of one channel is (1, 1, {shape[0]}, {shape[1]})"
-        yield Move(rule="missing_dimension", template="{x}[None, None]", words=words, cost=3)
+        words = f": one image of one channel is (1, 1, {shape[0]}, {shape[1]})"
+        yield "missing_dimension", "{x}[None, None]", words, 3
 
 
 def _of_order(
     evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], called: Called, first: int
-) -> Iterator[Move]:
+) -> Iterator[_Change]:
     """Put the dimensions from ``first`` on in another order."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)
     is_product, name = function in PRODUCTS, f"{function} {evidence.module_type or ''}".lower()
     if rank == 2 and (is_product or not first) and not _is_loss(evidence):
         is_equal = all(len(item.shape) == 2 for item in others)
-        cost = 2 if is_equal or is_product else 3
-        words = f"{_what(fact)}: transpose it"
-        yield Move(rule="transposed_operand", template="{x}.T", words=words, cost=cost)
+        yield "transposed_operand", "{x}.T", ": transpose it", 2 if is_equal or is_product else 3
     for one, two in itertools.combinations(range(first, rank), 2):
         is_common = rank == 3 or (is_product and one > 0 and two - one == 1)
         if rank > 2 and is_common and shape[one] != shape[two]:
-            words = f"{_what(fact)}: exchange its dimensions {one} and {two}"
-            template = f"{{x}}.transpose({one}, {two})"
-            cost = 2 + (one == 0)
-            yield Move(rule="other_order", template=template, words=words, cost=cost)
+            words = f": exchange its dimensions {one} and {two}"
+            yield "other_order", f"{{x}}.transpose({one}, {two})", words, 2 + (one == 0)
     if rank == 3 and called.is_batch_second and shape[0] != shape[1]:
-        words = f"{_what(fact)}, and the layer takes (length, batch, features): exchange its "
-        words += "dimensions 0 and 1, or make the layer with batch_first=True"
-        yield Move(rule="batch_first", template="{x}.transpose(0, 1)", words=words)
+        words = ", and the layer takes (length, batch, features): exchange its dimensions 0 and 1, "
+        words += "or make the layer with batch_first=True"
+        yield "batch_first", "{x}.transpose(0, 1)", words, 1
     is_of_images = any(word.startswith(_OF_IMAGES) for word in name.split())
     if rank in (3, 4, 5) and (is_of_images or _is_loss(evidence)):
         order = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
         if rank == 5:
             order = (0, 4, 1, 2, 3)
-        words = f"{_what(fact)}: move its last dimension, the channels, before the others"
-        yield Move(rule="channels_last", template=f"{{x}}.permute{order}", words=words)
+        words = ": move its last dimension, the channels, before the others"
+        yield "channels_last", f"{{x}}.permute{order}", words, 1
 
 
-def _of_labels(fact: TensorFact, others: Sequence[TensorFact]) -> Iterator[Move]:
+def _of_labels(fact: TensorFact, others: Sequence[TensorFact]) -> Iterator[_Change]:
     shape, rank = fact.shape, len(fact.shape)
     if any(item.shape == shape for item in others) and rank > 1:
         # The cast is tried as well: it succeeds where no digit is lost.
         cast = "" if fact.dtype in INTEGERS else ".long()"
-        words = f"{_what(fact)} and is one-hot: this loss takes class numbers"
-        yield Move(rule="one_hot_target", template=f"{{x}}{cast}.argmax(1)", words=words)
+        words = " and is one-hot: this loss takes class numbers"
+        yield "one_hot_target", f"{{x}}{cast}.argmax(1)", words, 1
     if rank > 1 and any(item.shape[:1] == (prod(shape),) for item in others):
-        words = f"{_what(fact)}, {prod(shape)} labels in all: make one dimension of them"
-        yield Move(rule="labels_not_flat", template="{x}.reshape(-1)", words=words, cost=2)
+        words = f", {prod(shape)} labels in all: make one dimension of them"
+        yield "labels_not_flat", "{x}.reshape(-1)", words, 2
 
 
 # --- of what is no tensor -------------------------------------------------------------------------

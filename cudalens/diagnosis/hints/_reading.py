@@ -11,7 +11,7 @@ from itertools import groupby
 
 from cudalens.core._python import parse
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, Offender, TensorFact
+from cudalens.core.report_types import Hint, LineRef, TensorFact, Violation
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import parsed
@@ -51,12 +51,7 @@ class Ids:
     """How many values there are, ``None`` where some are allowed besides the bound."""
     has_zero_around: bool
     """Whether a tensor that the values were cut out of holds a 0."""
-    offenders: tuple[Offender, ...]
-    all_listed: bool
-
-    def only_bad(self, value: int) -> bool:
-        """Return whether this is the only bad value."""
-        return self.bad == {value}
+    violation: Violation
 
     @property
     def is_above(self) -> bool:
@@ -95,12 +90,13 @@ def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None
 def fills_row_ends(ids: Ids) -> bool:
     """Return whether the only bad number fills the ends of the rows, all on the same side."""
     long = [size for size in ids.fact.shape if size != 1]
-    if len(ids.bad) != 1 or not ids.all_listed or len(long) != 2 or ids.fact.shape[-1] == 1:
+    listed, length = ids.violation.offenders.first, (ids.fact.shape or (1,))[-1]
+    is_listed = len(listed) == ids.violation.offenders.count
+    if len(ids.bad) != 1 or not is_listed or len(long) != 2 or length == 1:
         return False
-    length = ids.fact.shape[-1]
     rows = [
         [item.position[-1] for item in items]
-        for _, items in groupby(ids.offenders, key=lambda item: item.position[:-1])
+        for _, items in groupby(listed, key=lambda item: item.position[:-1])
     ]
     right = all(row == list(range(length - len(row), length)) for row in rows)
     left = all(row == list(range(len(row))) for row in rows)
@@ -145,8 +141,7 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
         bad=bad,
         count=None if unique is None or allowed & set(unique) else numel(fact),
         has_zero_around=any(_holds_zero(item) for item in (named, *_cut_from(evidence, fact))),
-        offenders=violation.offenders.first,
-        all_listed=len(violation.offenders.first) == violation.offenders.count,
+        violation=violation,
     )
 
 
@@ -196,7 +191,7 @@ def cast_source(evidence: Evidence) -> TensorFact | None:
     node = parsed(found[1].expression or "") if found else None
     if found is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    item = _on_line(evidence, node.func.value)
+    item = next(iter(_on_line(evidence, [node.func.value])), None)
     if item is None or node.func.attr not in ("long", "int", "to", "type"):
         return None
     is_cast = "float" in item.dtype and item.shape == found[1].shape
@@ -229,7 +224,7 @@ def shifted_source(evidence: Evidence) -> TensorFact | None:
     node = parsed(found[1].expression)
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
         return None
-    item, high = _on_line(evidence, node.left), found[0].bounds.max
+    item, high = next(iter(_on_line(evidence, [node.left])), None), found[0].bounds.max
     if item is None or not isinstance(high, int) or "float" in item.dtype:
         return None
     ends = (item.summary.min, item.summary.max)
@@ -272,32 +267,27 @@ def _holds_zero(fact: TensorFact | None) -> bool:
 def within(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
     """Return the other tensors of the line that stand inside the expression of ``fact``."""
     node = parsed(fact.expression or "")
-    if node is None:
-        return []
-    parts = {ast.dump(item) for item in ast.walk(node) if item is not node}
-    others = ((item, parsed(item.expression or "")) for item in evidence.tensors)
-    return [item for item, inner in others if inner is not None and ast.dump(inner) in parts]
+    parts = ast.walk(node) if node is not None else ()
+    return _on_line(evidence, (item for item in parts if item is not node))
 
 
-def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterator[TensorFact]:
+def _cut_from(evidence: Evidence, fact: TensorFact) -> Iterable[TensorFact]:
     """Return the line's tensors of which ``fact`` is a part, its values unchanged."""
-    node = parsed(fact.expression or "")
+    node, whole = parsed(fact.expression or ""), []
     while node is not None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             node = node.func.value if node.func.attr in _KEEPING else None
         else:
             node = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
-        if node is not None and (item := _on_line(evidence, node)) is not None:
-            yield item
+        whole += [] if node is None else [node]
+    return _on_line(evidence, whole)
 
 
-def _on_line(evidence: Evidence, node: ast.expr) -> TensorFact | None:
-    """Return the tensor of the line that an expression reads."""
-    for item in evidence.tensors:
-        own = parsed(item.expression or "")
-        if own is not None and ast.dump(own) == ast.dump(node):
-            return item
-    return None
+def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:
+    """Return the tensors of the line that one of these expressions reads."""
+    read = {ast.dump(item) for item in nodes}
+    known = ((item, parsed(item.expression or "")) for item in evidence.tensors)
+    return [item for item, node in known if node is not None and ast.dump(node) in read]
 
 
 # --- where values come from -----------------------------------------------------------------------

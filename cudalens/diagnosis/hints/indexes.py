@@ -248,7 +248,7 @@ def is_length(fact: TensorFact | None) -> bool:
 def length_as_position(evidence: Evidence, ids: Ids) -> Hint | None:
     """The length of a sequence is used as the position of its last element."""
     is_read = evidence.op.name in ("aten::index", "aten::index_select", *_GATHERS)
-    if not is_read or not ids.is_above or not ids.only_bad(ids.size) or not is_length(ids.named):
+    if not is_read or not ids.is_above or ids.bad != {ids.size} or not is_length(ids.named):
         return None
     is_empty = ids.low is None or ids.low < 1
     empty = "; a length of 0 has no last element" if is_empty else ""

@@ -59,7 +59,7 @@ def label_beyond_vocabulary(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     ignored = evidence.scalar("ignore_index") or "-100"
     pad = evidence.call_context.pad_token_id
-    if pad is not None and ids.only_bad(pad):
+    if pad is not None and ids.bad == {pad}:
         mask = f"{{x}}.masked_fill({{x}} == {pad}, {ignored})"
         return Hint(
             text=f"{pad} is the tokenizer's padding id, and the loss ignores {ignored}",
@@ -121,7 +121,8 @@ def far_label(evidence: Evidence, ids: Ids) -> Hint | None:
     if known is not None and known.high == ids.high:
         at = f", row {list_of(known.rows_of_highest)} of {known.name}"
     else:
-        at = f", at {list(ids.offenders[0].position)}" if ids.offenders[0].position else ""
+        position = ids.violation.offenders.first[0].position
+        at = f", at {list(position)}" if position else ""
     return Hint(
         text=f"all other labels are {good[0]} … {good[-1]}, and {ids.high} is far beyond the "
         f"{ids.size} classes: a mark of elements to leave out, or a bad row of data{at}"
@@ -189,9 +190,9 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
 @ids_rule("label", "one_hot", priority=14)
 def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
     """Labels are marked with -1, -100 or 255 to be left out, and are not."""
-    is_255 = ids.only_bad(255) and ids.distinct != (0, 255) and ids.size not in (1, 255)
+    is_255 = ids.bad == {255} and ids.distinct != (0, 255) and ids.size not in (1, 255)
     is_negative = max(ids.bad) < 0 and not shifting_step(evidence)
-    if not (is_255 or is_negative) or _is_sign_coded(evidence, ids):
+    if not (is_255 or is_negative) or _is_sign_coded(ids):
         return None
     if ids.role == "one_hot":
         return Hint(
@@ -219,7 +220,7 @@ def mark_not_ignored(evidence: Evidence, ids: Ids) -> Hint | None:
 @ids_rule("label", "one_hot", priority=14)
 def sign_coded_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     """The two classes are coded -1 and 1, as for a margin loss."""
-    if not _is_sign_coded(evidence, ids) or shifting_step(evidence):
+    if not _is_sign_coded(ids) or shifting_step(evidence):
         return None
     return Hint(
         text="the labels are -1 and 1, and none is 0: the classes are 0 and 1 here",
@@ -227,11 +228,11 @@ def sign_coded_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     )
 
 
-def _is_sign_coded(evidence: Evidence, ids: Ids) -> bool:
+def _is_sign_coded(ids: Ids) -> bool:
     """Return whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
-    if evidence.violation is None or ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
+    if ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
         return False
-    return not ids.has_zero_around and ids.count - evidence.violation.offenders.count >= _ONES
+    return not ids.has_zero_around and ids.count - ids.violation.offenders.count >= _ONES
 
 
 def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
@@ -265,7 +266,7 @@ def gray_mask(evidence: Evidence, ids: Ids) -> Hint | None:
     count = 33 if ids.distinct is None else len(ids.distinct)
     low, high = _GRAYS
     is_image = len(ids.fact.shape) > 2 and low <= ids.high <= high and ids.is_above
-    if not is_image or 2 * ids.size > ids.high or count <= max(ids.size, 2) or ids.only_bad(255):
+    if not is_image or 2 * ids.size > ids.high or count <= max(ids.size, 2) or ids.bad == {255}:
         return None
     if len(ids.bad) <= 2 and ids.size != 2:
         return None

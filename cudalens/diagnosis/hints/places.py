@@ -36,12 +36,12 @@ _STEPWISE = ("aten::index_copy", "aten::index_copy_", "aten::index_put", "aten::
 @ids_rule(*_NEEDS, priority=LAST)
 def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
     """The numbers need more places than there are."""
-    violation, is_class = evidence.violation, ids.role in ("label", "one_hot")
-    if not ids.is_above or violation is None or (is_class and ids.high >= MAX_CLASSES):
+    dim, is_class = ids.violation.dim, ids.role in ("label", "one_hot")
+    if not ids.is_above or (is_class and ids.high >= MAX_CLASSES):
         return None
     if (ids.role == "label" and ids.size < 2) or (is_class and ids.high == _VOID > ids.size):
         return None
-    if ids.role in ("index", "edge") and violation.dim is None:
+    if ids.role in ("index", "edge") and dim is None:
         return None
     known = evidence.dataset_labels if ids.role == "label" else None
     if known is not None and known.high is not None:
@@ -53,7 +53,7 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         need=ids.high + 1,
         size=ids.size,
         last=ids.size - 1,
-        dim=violation.dim,
+        dim=dim,
         bad=f" ({list_of(ids.bad)})" if len(ids.bad) > 1 else "",
     )
     named = "" if known is None else f"; {known.name} names {known.classes} classes"
@@ -88,17 +88,15 @@ def _padding(evidence: Evidence, ids: Ids) -> str:
 
 
 def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:
-    violation = evidence.violation
-    target = evidence.tensor((violation and violation.related) or "self")
-    if target is None or violation is None or violation.dim is None:
+    target, own = evidence.tensor(ids.violation.related or "self"), ids.violation.dim
+    if target is None or own is None or evidence.op.name not in _ALONG:
         return ""
-    picks_one = len(ids.fact.shape) > 1 and ids.fact.shape[violation.dim] == 1
-    if evidence.op.name not in _ALONG or picks_one:
+    if len(ids.fact.shape) > 1 and ids.fact.shape[own] == 1:
         return ""  # one number a row: there are as many rows by chance
     dims = [
         dim
         for dim, size in enumerate(target.shape)
-        if dim != violation.dim % len(target.shape) and size == ids.high + 1
+        if dim != own % len(target.shape) and size == ids.high + 1
     ]
     if len(dims) != 1:
         return ""

@@ -28,14 +28,14 @@ _SIDES = {"x": "x", "y": "y", "h": "height", "w": "width"}
 @ids_rule("token", priority=12)
 def mark_as_id(evidence: Evidence, ids: Ids) -> Hint | None:
     """The sequences are padded with -100, which losses ignore, or -1: no row of the table."""
-    if ids.only_bad(_IGNORED):
+    if ids.bad == {_IGNORED}:
         place = f"{evidence.module_path or ''} {ids.fact.expression or ''}"
         what = "decoder ids" if "decoder" in place else "ids"
         text = f"-100 is the value that losses ignore, not an id: these {what} were made from "
         text += "labels; replace it with the padding id"
         fix = _replaced(evidence, ids, evidence.scalar("padding_idx"))
         return Hint(rule="ignored_label_as_id", text=text, fix=fix)
-    if not ids.only_bad(-1) or shifting_step(evidence):
+    if ids.bad != {-1} or shifting_step(evidence):
         return None
     text = "the table has no row -1: if it pads the sequences, use a padding id that has a row"
     number = evidence.scalar("padding_idx")
@@ -75,7 +75,7 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     is_library, is_near = in_library(evidence, "transformers"), ids.high - ids.size < _JUST_BEYOND
     known = evidence.call_context.tokenizer_length
-    if ids.only_bad(evidence.call_context.pad_token_id or -1) or fills_row_ends(ids):
+    if ids.bad == {evidence.call_context.pad_token_id or -1} or fills_row_ends(ids):
         text = f"{ids.high} stands only at the ends of the rows: it is a padding id, and the table "
         text += f"of {ids.size} rows has no row for it"
         is_added = is_library and is_near and is_vocabulary(evidence)
