@@ -6,7 +6,6 @@ line.  The cell that is changed so ends without an error.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import textwrap
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import cudalens
 from cudalens import simulate
 from cudalens.core.report import Report
 from cudalens.core.report_types import Hint
+from cudalens.diagnosis.user_code import parsed
 from cudalens.source.files import forget_cell, register_cell
 
 _numbers = itertools.count(1)
@@ -97,27 +97,19 @@ def applied(code: str, report: Report, hint: Hint) -> str:
     source, fix = report.source, hint.fix
     assert source is not None and source.line is not None and fix is not None
     lines = code.split("\n")
-    if hint.at is not None:
-        at = hint.at.end_line
-        assert at is not None
-        is_loop = lines[at - 1].rstrip().endswith(":")
-        beside = lines[at if is_loop else at - 1]
-        lines.insert(at, beside[: len(beside) - len(beside.lstrip())] + fix)
-        return "\n".join(lines)
-    try:
-        ast.parse(fix, mode="eval")
-    except SyntaxError:
-        beside = lines[source.line - 1]
-        room = beside[: len(beside) - len(beside.lstrip())]
-        lines[source.line - 1 : source.line - 1] = [room + line for line in fix.split("\n")]
-        return "\n".join(lines)
-    if lines[source.line - 1].startswith("for "):
-        head, _, _ = lines[source.line - 1].partition(" in ")
-        lines[source.line - 1] = f"{head} in {fix}:"
-        return "\n".join(lines)
-    assert source.line == source.end_line
     line = lines[source.line - 1]
-    lines[source.line - 1] = line[: source.column] + fix + line[source.end_column :]
+    if hint.at is not None or parsed(fix) is None:
+        at = source.line - 1 if hint.at is None else hint.at.end_line
+        assert at is not None
+        is_behind = hint.at is not None and not lines[at - 1].rstrip().endswith(":")
+        beside = lines[at - is_behind]
+        room = beside[: len(beside) - len(beside.lstrip())]
+        lines[at:at] = [room + item for item in fix.split("\n")]
+    elif line.startswith("for "):
+        lines[source.line - 1] = f"{line.partition(' in ')[0]} in {fix}:"
+    else:
+        assert source.line == source.end_line
+        lines[source.line - 1] = line[: source.column] + fix + line[source.end_column :]
     return "\n".join(lines)
 
 

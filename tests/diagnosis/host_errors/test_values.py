@@ -104,27 +104,6 @@ def test_values_at_the_bound_are_taken(good: str, sim: simulate.Simulation) -> N
     assert_silent(good)
 
 
-def test_an_expression_that_is_not_proven_is_not_named(sim: simulate.Simulation) -> None:
-    """``p`` is on the line, and is not what Bernoulli was given."""
-    report = cell("p = t(0.5, 1.0)\nBernoulli(p + 1)").shown
-    assert report.headline.startswith("probs[0] = 1.5 does not satisfy Interval")
-    assert (report.argument, report.expression) == ("probs", None)
-
-
-def test_a_condition_on_a_row_names_no_element(sim: simulate.Simulation) -> None:
-    """Every element of the row is fine; only their sum is not 1."""
-    report = cell("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))").shown
-    assert report.headline == "value (2,) does not satisfy Simplex(), which Dirichlet requires"
-    assert report.offenders is None
-
-
-def test_another_error_of_a_distribution_keeps_its_words(sim: simulate.Simulation) -> None:
-    """Shapes that do not fit are no matter of values."""
-    report = cell("Normal(t(0.0, 1.0), t(1.0, 1.0, 1.0))").shown
-    assert report.offenders is None
-    assert "does not satisfy" not in report.headline
-
-
 # --- dtypes of targets ----------------------------------------------------------------------------
 
 
@@ -169,15 +148,6 @@ y = torch.ones(2, 3, device="cuda").long()
     assert (outcome.shown.argument, outcome.shown.expression) == ("target", "y")
     assert outcome.fixes == ["head(input_ids=ids(8), labels=y.float())"]
     assert cell(f"{setup}{outcome.fixes[0]}").error is None
-
-
-def test_scores_of_integers_are_not_blamed_on_the_target(sim: simulate.Simulation) -> None:
-    """Here the target is right, and torch's words name its dtype as the one that came."""
-    report = cell("y = t(0, 1)\nnn.BCELoss()(y, y.float())").shown
-    assert report.headline == "binary_cross_entropy got float32 where it takes int64"
-    assert report.argument is None
-    assert [hint.fix for hint in report.hints] == ["nn.BCELoss()(y.float(), y.float())"]
-    assert "backward" not in report.explanation
 
 
 def test_a_gradient_s_dtype_is_told_in_backward(sim: simulate.Simulation) -> None:
@@ -261,26 +231,44 @@ def test_what_an_item_is_made_of_is_not_the_item(sim: simulate.Simulation) -> No
     assert {item.argument: item.expression for item in direct.tensors}["self"] == "x"
 
 
-# --- NumPy ----------------------------------------------------------------------------------------
+# --- nothing is named that is not proven ----------------------------------------------------------
 
 
-def test_numpy_names_the_tensor_or_none(sim: simulate.Simulation) -> None:
-    """``net(x)`` has gone when np.asarray looks at it, and ``x`` is another tensor."""
-    report = cell("import numpy as np\nnp.asarray(net(x).detach())").shown
-    assert report.headline == "the tensor is on cuda:0; NumPy reads host memory only"
-    assert report.expression is None
-    assert [hint.fix for hint in report.hints] == [None]
-
-
-def test_numpy_in_a_function_of_the_user_s_is_not_taken_for_torch_s(
+@pytest.mark.parametrize(
+    ("code", "headline", "argument", "fixes", "is_listed"),
+    [
+        # ``p`` is on the line, and is not what Bernoulli was given.
+        ("p = t(0.5, 1.0)\nBernoulli(p + 1)", "probs[0] = 1.5 does not satisfy Interval", "probs",
+         [], True),
+        # Every element of the row is fine; only their sum is not 1.
+        ("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))",
+         "value (2,) does not satisfy Simplex(), which Dirichlet requires", "value", [], False),
+        # Shapes that do not fit are no matter of values, also in a distribution.
+        ("Normal(t(0.0, 1.0), t(1.0, 1.0, 1.0))", "sizes 2 and 3 meet", None, [], False),
+        # The target is right here, and torch's words name its dtype as the one that came.
+        ("y = t(0, 1)\nnn.BCELoss()(y, y.float())",
+         "binary_cross_entropy got float32 where it takes int64", None,
+         ["nn.BCELoss()(y.float(), y.float())"], False),
+        # ``net(x)`` has gone when np.asarray looks at it, and ``x`` is another tensor.
+        ("import numpy as np\nnp.asarray(net(x).detach())",
+         "the tensor is on cuda:0; NumPy reads host memory only", "self", [None], False),
+        # A method of the user's is not taken for torch's: the line that called torch counts.
+        ("class Box:\n    def numpy(self):\n        return (x + 1).numpy()\nBox().numpy()",
+         "(x + 1) is on cuda:0; NumPy reads host memory only", "self",
+         ["(x + 1).detach().cpu().numpy()"], False),
+    ],
+)  # fmt: skip
+def test_what_is_not_proven_is_not_named(
+    code: str, headline: str, argument: str | None, fixes: list[str | None], is_listed: bool,
     sim: simulate.Simulation,
-) -> None:
-    """The receiver is the one of the line that called torch."""
-    code = "class Box:\n    def numpy(self):\n        return (x + 1).numpy()\nBox().numpy()"
+) -> None:  # fmt: skip
+    """No expression, and of the values only those that are at fault."""
     outcome = cell(code)
     report = outcome.shown
-    assert outcome.fixes == ["(x + 1).detach().cpu().numpy()"]
-    assert report.headline == "(x + 1) is on cuda:0; NumPy reads host memory only"
+    assert report.headline.startswith(headline)
+    assert (report.argument, report.expression, outcome.fixes) == (argument, None, fixes)
+    assert (report.offenders is not None) is is_listed
+    assert "backward" not in report.explanation
 
 
 # --- more tokens than positions -------------------------------------------------------------------
