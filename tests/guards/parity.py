@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cudalens.core.report_types import Violation
-from cudalens.guards import GUARDS
-from cudalens.guards._base import schema_parameters
 from tests.cpu_guards import strided, transposed
 
 Bad = list[tuple[tuple[int, ...], Any]]
@@ -79,16 +77,6 @@ def case(
         return make
 
     return enter
-
-
-def ask(op: Any, *args: Any, **options: Any) -> list[tuple[str, Violation]]:
-    """Return the guards that find something in a call, and what; the call is not made."""
-    places = {item.name: item for item in schema_parameters(op)}
-    asked = (
-        (entry.name, entry.check(*(places[name].of(args, options) for name in entry.parameters)))
-        for entry in GUARDS[op]
-    )
-    return [(name, found) for name, found in asked if found is not None]
 
 
 # --- loops ----------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from cudalens.core.report_types import Violation
 from cudalens.guards import Guard, pending
 from cudalens.guards.deferred import is_deferred
 from cudalens.guards.pending import PENDING
+from tests.calls import CASES, Case
 from tests.cpu_guards import Collector, Stopped, deterministic, guarded, positions
 from tests.guards.test_catalogue import CATALOGUE, evaluate, every_guard, passing_arguments
 from tests.guards.test_contexts import BAD, GOOD, TABLE, lookup
-from tests.simulate.assert_cases import CASES, Case
-from tests.simulate.test_asserts import call
+from tests.verdicts import call
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from cudalens import simulate
 from cudalens.core.deterministic_ops import kernel_without_determinism
 from tests.cpu_guards import deterministic
 from tests.simulate.test_asserts import CALLS as ASSERTING
-from tests.simulate.test_asserts import call, moved
+from tests.simulate.test_asserts import moved
+from tests.verdicts import call
 
 aten = torch.ops.aten
 BAD = 99

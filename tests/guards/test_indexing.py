@@ -16,8 +16,8 @@ from cudalens.guards import GUARDS, along_dim, full_name
 from cudalens.guards._ranges import FEW
 from cudalens.guards.indexing import _writes_by_sorting
 from tests.cpu_guards import Collector, assert_said, deterministic, guarded
-from tests.guards.parity import ask
 from tests.guards.test_catalogue import Ops
+from tests.verdicts import ask
 
 tensor, zeros, ones, aten = torch.tensor, torch.zeros, torch.ones, torch.ops.aten
 
@@ -245,65 +245,6 @@ def test_one_value_is_written_without_sorting(is_deterministic: bool) -> None:
         assert _writes_by_sorting(ones(1), accumulate=True)
 
 
-FEW_ROWS, MANY_ROWS, WIDE = tensor([3] * 16), tensor([3] * 17), tensor([2**32])
-REDUCED = (aten.index_reduce_.default, zeros(3), 0)
-SCATTERED = (aten.scatter_reduce_.two, zeros(3), 0, tensor([3]), ones(1), "amax")
-BAGS = (aten._embedding_bag.default, zeros(3, 2), tensor([0, 2]))
-PUT = (aten.scatter_.src, zeros(3), 0)
-COPIED = (aten.index_copy_.default, zeros(3), 0)
-FRACTIONAL = (aten.fractional_max_pool2d_backward.default, ones(1, 1, 1), zeros(1, 2, 2))
-REST = {"include_self": False}
-LINES: list[tuple[str | None, bool, tuple[Any, ...]]] = [
-    # Up to 16 indices, more of them, and whole aligned rows are three kernels.
-    ("indexSelectSmallIndex", False, (aten.embedding.default, zeros(3, 4), FEW_ROWS)),
-    ("vectorized_gather_kernel", False, (aten.embedding.default, zeros(3, 4), MANY_ROWS)),
-    ("ScatterGatherKernel.cu:203", False, (aten.embedding.default, zeros(3, 3), MANY_ROWS)),
-    ("Indexing.cu:1030", False, (aten.index_add_.default, zeros(3), 0, FEW_ROWS, ones(16))),
-    ("Indexing.cu:1089", False, (aten.index_add_.default, zeros(3), 0, MANY_ROWS, ones(17))),
-    # Bags that end before they start.
-    ("sum_mean", False, (*BAGS, tensor([0, 3]), False, 0)),
-    ("max", False, (*BAGS, tensor([0, 3]), False, 2)),
-    # Without include_self rows and places are filled first; that fill knows negatives.
-    ("Indexing.cu:1030", False, (*REDUCED, tensor([3]), ones(1), "amax")),
-    ("IndexKernel.cu:154", False, (*REDUCED, tensor([3]), ones(1), "amax", REST)),
-    ("Indexing.cu:1030", False, (*REDUCED, tensor([-1]), ones(1), "amax", REST)),
-    ("ScatterGatherKernel.cu:203", False, SCATTERED),
-    ("ScatterGatherKernel.cu:449", False, (*SCATTERED, REST)),
-    # Deterministic algorithms sort, or put a single value.
-    ("IndexKernel.cu:111", True, (*PUT, tensor([3]), ones(1))),
-    ("TensorCompare.cu:109", True, (*PUT, tensor([3, 3]), ones(2))),
-    ("TensorCompare.cu:109", True, (aten.scatter_add_.default, *PUT[1:], tensor([3]), ones(1))),
-    ("IndexKernel.cu:111", True, (*COPIED, tensor([3]), ones(1))),
-    ("TensorCompare.cu:109", True, (*COPIED, tensor([3, 3]), ones(2))),
-    # A negative index and one beyond the plane stop at different lines.
-    ("FractionalMaxPool2d.cu:120: ", False, (*FRACTIONAL, [2, 2], [1, 1], tensor([[[-1]]]))),
-    ("FractionalMaxPool2d.cu:123: ", False, (*FRACTIONAL, [2, 2], [1, 1], tensor([[[4]]]))),
-    # These kernels compare all bits, as do others with many indices, and those of large tables.
-    ("", False, (aten.gather.default, zeros(3), 0, WIDE)),
-    ("", False, (aten.index.Tensor, zeros(3), [WIDE])),
-    ("", False, (aten.index_select.default, zeros(3), 0, WIDE.expand(17))),
-    ("", False, (aten.embedding.default, zeros(3, 2), WIDE.expand(17))),
-    ("", False, (*COPIED, WIDE, ones(1))),
-    ("", False, (aten.max_unpool3d.default, ones(1, 1, 1, 1), WIDE.view(1, 1, 1, 1), [1, 1, 3])),
-    ("", False, (aten.index_select.default, zeros(1, 1).expand(3, 2**30), 0, WIDE)),
-    (None, False, (aten.index_select.default, zeros(1, 1).expand(3, 2**29), 0, WIDE)),
-    # The fill before a reduction compares all bits, the reduction 32.
-    (None, False, (*REDUCED[:1], zeros(2, 3), 1, WIDE, ones(2, 1), "amax")),
-    ("IndexKernel.cu:154", False, (*REDUCED[:1], zeros(2, 3), 1, WIDE, ones(2, 1), "amax", REST)),
-]
-
-
-@pytest.mark.parametrize(("line", "is_deterministic", "call"), LINES)
-def test_device_text_is_that_of_the_kernel_that_runs(
-    line: str | None, is_deterministic: bool, call: tuple[Any, ...]
-) -> None:
-    """Sizes, layout, mode and values pick the kernel; ``None``: it asserts nothing here."""
-    *args, options = call if call[-1] is REST else (*call, {})
-    with deterministic() if is_deterministic else nullcontext():
-        text = only(*args, **options).device_text
-    assert text is None if line is None else text is not None and line in text
-
-
 NARROW = {
     "index_select": lambda i: (aten.index_select.default, zeros(4, 3), 1, i),
     "embedding": lambda i: (aten.embedding.default, zeros(3, 2), i),
@@ -350,6 +291,13 @@ def test_rows_that_are_scattered_are_compared_by_all_bits(
     assert only(op, zeros(2, 3), 1, index, ones(2, 1)).device_text is None
 
 
+@pytest.mark.parametrize(("columns", "asserts"), [(2**29, False), (2**30, True)])
+def test_rows_of_large_tables_are_compared_by_all_bits(columns: int, asserts: bool) -> None:
+    table = zeros(1, 1).expand(3, columns)
+    found = only(aten.index_select.default, table, 0, tensor([2**32]))
+    assert (found.device_text is not None) == asserts
+
+
 @pytest.mark.parametrize(
     ("shape", "indices", "fitting", "other"),
     [
@@ -378,108 +326,6 @@ def test_values_that_do_not_fit_are_refused_first(
     op(zeros(shape), good, ones(fitting))
     with pytest.raises(RuntimeError, match="shape mismatch"):
         op(zeros(shape), good, ones(other))
-
-
-@pytest.mark.parametrize(
-    ("op", "reduce", "include_self", "wraps"),
-    [
-        (aten.index_add_.default, (), True, True),
-        (aten.index_copy_.default, (), True, True),
-        (aten.scatter_add_.default, (), True, True),
-        (aten.scatter_.src, (), True, True),
-        *((aten.scatter_reduce_.two, (name,), True, True) for name in ("sum", "mean")),
-        *((aten.scatter_reduce_.two, (name,), True, False) for name in ("amax", "prod")),
-        (aten.scatter_reduce_.two, ("sum",), False, False),
-    ],
-)
-def test_deterministic_writes_let_negatives_wrap(
-    op: Any, reduce: tuple[str, ...], include_self: bool, wraps: bool
-) -> None:
-    """Those by index_put_: rows, sums and means; a fill before them knows no negatives."""
-    options = {} if include_self else REST
-
-    def count(value: int) -> int:
-        return len(findings(op, zeros(3), 0, tensor([value]), ones(1), *reduce, **options))
-
-    assert count(-3) == 1
-    with deterministic():
-        assert (count(-3), count(-4)) == (int(not wraps), 1)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        (aten.gather.default, zeros(3), 1, tensor([9])),
-        (aten.gather.default, zeros(3), 0, tensor([9], dtype=torch.int16)),
-        (aten.gather.default, zeros(2, 3), 1, tensor([[9], [9], [9]])),
-        (aten.scatter_.src, zeros(3), 0, tensor([9, 9]), ones(1)),
-        (aten.scatter_.src, zeros(3), 0, tensor([9]), ones(1).double()),
-        (aten.index_select.default, zeros(3), 0, tensor([[9]])),
-        (aten.index_select.default, zeros(()), 0, tensor([0, 9])),
-        (aten.take_along_dim.default, zeros(3), tensor([9]).int(), 0),
-        (aten.take_along_dim.default, zeros(3), tensor([[9]]), 0),
-        (aten.take_along_dim.default, zeros(3, 2), tensor([[9, 9, 9]]), 0),
-        (aten.take_along_dim.default, zeros(3, 2), tensor([[9, 9]]), 2),
-        (aten.nll_loss_forward.default, zeros(2, 3), tensor([0, 9]), ones(3).double(), 1, -100),
-        (aten.nll_loss_forward.default, zeros(2), tensor([0, 9]), None, 1, -100),
-        (
-            *(aten.nll_loss_backward.default, ones(()), zeros(3), tensor([9]), None, 1, -100),
-            ones(()),
-        ),
-        (aten.index_add_.default, zeros(3), 0, tensor([9, 9]), ones(1)),
-        (aten.index_add_.default, zeros(3, 2), 0, tensor([9]), ones(1, 3)),
-        (aten.index_copy_.default, zeros(3), 0, tensor([9]).int(), ones(1)),
-        (aten.index_fill_.int_Scalar, zeros(3), 0, tensor([9]).int(), 1.0),
-        (aten.take.default, zeros(3), tensor([9]).int()),
-        (aten.take.default, zeros(0), tensor([9])),
-        (aten.put_.default, zeros(3), tensor([9, 9]), ones(1)),
-        (aten.masked_scatter.default, zeros(3), tensor([1, 1, 1]), ones(1)),
-        (aten.embedding.default, zeros(3), tensor([9])),
-        (aten.embedding.default, zeros(3, 2), tensor([9], dtype=torch.int16)),
-        (aten.index_put_.default, zeros(3), [tensor([9])], ones(1).double()),
-        (aten.max_unpool2d.default, ones(1, 1, 2), tensor([[[9]]]), [2, 2]),
-        (aten.index.Tensor, zeros(3), [tensor([9], dtype=torch.int16)]),
-        (aten.index.Tensor, zeros(3), [tensor([0]), tensor([9])]),
-        (aten.index.Tensor, zeros(3, 4), [tensor([9, 9]), tensor([0, 0, 0])]),
-        (aten.index.Tensor, zeros(3, 4), [tensor([True, True]), tensor([9])]),
-        (aten.index.Tensor, zeros(3, 4), [tensor([True, True, True]), tensor([9, 9])]),
-    ],
-    ids=by_op,
-)
-def test_host_errors_are_left_to_torch(call: tuple[Any, ...]) -> None:
-    """Arguments that torch refuses by shape or dtype are not ours, whatever their values."""
-    assert findings(*call) == []
-    with pytest.raises((RuntimeError, IndexError, ValueError)):
-        call[0](*call[1:])
-
-
-NOTHING = tensor([], dtype=torch.long)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        (aten.index_add_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
-        (aten.index_copy_.default, zeros(3, 0), 0, tensor([9]), zeros(1, 0)),
-        (aten.index_copy_.default, zeros(1, 0), 0, tensor([1]), zeros(1, 0)),
-        (aten.index_fill_.int_Scalar, zeros(3, 0), 0, tensor([9]), 1.0),
-        (aten.index_select.default, zeros(3, 0), 0, tensor([9])),
-        (aten.max_unpool2d.default, ones(1, 1, 1), tensor([[[9]]]), [0, 2]),
-        (aten.embedding.default, zeros(3, 0), tensor([-1, 3, 2**40, -(2**40)])),
-        (aten._embedding_bag.default, zeros(3, 2), tensor([9]), NOTHING),
-        (aten._embedding_bag.default, zeros(3, 0), tensor([9]), tensor([0, 9])),
-        (aten.index.Tensor, zeros(3), [NOTHING]),
-        (aten.index.Tensor, zeros(3, 0), [tensor([9])]),
-        (aten.index.Tensor, zeros(3, 4), [tensor([[9]]), NOTHING]),
-        (aten.index.Tensor, zeros(3, 4), [tensor([False, False, False]), tensor([9])]),
-        (aten.index.Tensor, zeros(3), [tensor([True, False, True])]),
-        (aten.index.Tensor, zeros(0), [tensor([9])]),
-    ],
-    ids=by_op,
-)
-def test_nothing_is_launched(call: tuple[Any, ...]) -> None:
-    """Where no element is read or written CUDA looks at no index, whatever it says."""
-    assert findings(*call) == []
 
 
 def test_expanded_index_is_reduced_once() -> None:

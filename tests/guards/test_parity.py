@@ -15,8 +15,8 @@ from torch import Tensor, tensor
 
 from cudalens.core.report_types import Violation
 from cudalens.guards import _ranges, engine, full_name, sampling
-from cudalens.guards._base import schema_parameters
 from cudalens.simulate import ASSERTS
+from tests.calls import by_name
 from tests.guards.parity import (
     CASES,
     FEW,
@@ -27,7 +27,6 @@ from tests.guards.parity import (
     Draw,
     advanced,
     along_a_dim,
-    ask,
     case,
     elements,
     falling,
@@ -47,6 +46,7 @@ from tests.guards.parity import (
     spans,
 )
 from tests.guards.test_catalogue import CATALOGUE
+from tests.verdicts import ask, outcome
 
 aten = torch.ops.aten
 ones, zeros = torch.ones, torch.zeros
@@ -81,15 +81,6 @@ def agree(found: Violation | None, wanted: Tensor | None, bad: Bad | bool) -> No
             assert tensor(item.value, dtype=wanted.dtype).item() == value
 
 
-def arguments(op: Any, call: Call) -> dict[str, Any]:
-    """Return the arguments of a call by schema name."""
-    return {
-        slot.name: slot.of(call.args, call.options)
-        for slot in schema_parameters(op)
-        if slot.name != "out"
-    }
-
-
 def is_refused(op: Any, call: Call) -> bool:
     """Return whether the loop, or the CPU kernel in its place, finds anything bad in a call."""
     return raises(op, *call.args) if call.bad is None else bool(call.bad)
@@ -112,15 +103,16 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
                 patch.setattr(module, "FEW", -1)
             found = ask(case.op, *call.args, **call.options)
         assert len(found) <= 1
-        name, violation = found[0] if found else (None, None)
-        told.append(name)
+        guard, violation = found[0] if found else (None, None)
+        told.append(guard)
         bad = is_refused(case.op, call) if call.bad is None else call.bad
         agree(violation, call.tensor, bad)
         assert violation is None or call.says(violation)
         if call.on_cpu:
             assert raises(case.op, *call.args, **call.options) == bool(bad)
-            if (rule := ASSERTS.get(full_name(case.op))) is not None:
-                assert (rule(arguments(case.op, call)) is not None) == bool(bad)
+            if (name := full_name(case.op)) in ASSERTS:
+                given = by_name(name.removeprefix("aten::"), *call.args, **call.options)
+                assert (outcome(name, given) is not None) == bool(bad)
 
     half = settings(
         max_examples=case.examples // 2,

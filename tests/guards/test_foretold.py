@@ -1,0 +1,209 @@
+"""What guard and rehearsal alike foretell: CUDA's line, an error of torch's, or nothing at all."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from torch import eye, ones, tensor, zeros
+
+from cudalens.core._torch import op_of
+from cudalens.simulate import Simulation
+from cudalens.simulate.asserts import ASSERTS, AssertHit
+from tests.calls import MEAN, floats, ints, many, one, rows
+from tests.cpu_guards import deterministic
+from tests.simulate.test_asserts import moved
+from tests.verdicts import ask, call, foretold, outcome
+
+Given = tuple[str, dict[str, Any]]
+WIDE = tensor([2**32])
+BAG = ("_embedding_bag", zeros(3, 2), ints(0, 2))
+FRACTIONAL = ("fractional_max_pool2d_backward", ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1])
+ROWS = ("index_reduce_", zeros(3), 0)
+COLUMNS = ("index_reduce_", zeros(2, 3), 1, WIDE, ones(2, 1), "amax")
+PLACE = ("scatter_reduce_.two", zeros(3), 0, ints(3), ones(1))
+LINES: list[tuple[str | None, bool, Given]] = [
+    # Up to 16 indices, more of them, and whole aligned rows are three kernels.
+    ("indexSelectSmallIndex", False, one("embedding", zeros(3, 4), ints(*[3] * 16))),
+    ("ScatterGatherKernel.cu:203", False, one("embedding", zeros(3, 3), many(3, 3))),
+    ("Indexing.cu:1030", False, one("index_add_", zeros(3), 0, ints(*[3] * 16), ones(16))),
+    # Bags that end before they start.
+    ("sum_mean", False, one(*BAG, ints(0, 3), False, 0)),
+    ("max", False, one(*BAG, ints(0, 3), False, 2)),
+    # Without include_self rows and places are filled first; that fill knows negatives.
+    ("Indexing.cu:1030", False, one(*ROWS, ints(3), ones(1), "amax")),
+    ("IndexKernel.cu:154", False, one(*ROWS, ints(3), ones(1), "amax", include_self=False)),
+    ("Indexing.cu:1030", False, one(*ROWS, ints(-1), ones(1), "amax", include_self=False)),
+    *(
+        (f"ScatterGatherKernel.cu:{line}", False, one(*PLACE, reduce, include_self=has_self))
+        for line, has_self in ((203, True), (449, False))
+        for reduce in ("amax", "sum")
+    ),
+    # Deterministic algorithms sort, or put a single value.
+    ("TensorCompare.cu:109", True, one("index_put_", rows(), [ints(0, 5)], ones(2, 3))),
+    ("IndexKernel.cu:111", True, one("scatter_.src", zeros(3), 0, ints(3), ones(1))),
+    ("TensorCompare.cu:109", True, one("scatter_.src", zeros(3), 0, ints(3, 3), ones(2))),
+    ("TensorCompare.cu:109", True, one("scatter_add_", zeros(3), 0, ints(3), ones(1))),
+    ("IndexKernel.cu:111", True, one("index_copy_", zeros(3), 0, ints(3), ones(1))),
+    ("TensorCompare.cu:109", True, one("index_copy_", zeros(3), 0, ints(3, 3), ones(2))),
+    # A negative index and one beyond the plane stop at different lines.
+    ("FractionalMaxPool2d.cu:120: ", False, one(*FRACTIONAL, tensor([[[-1]]]))),
+    ("FractionalMaxPool2d.cu:123: ", False, one(*FRACTIONAL, tensor([[[4]]]))),
+    # These kernels compare all bits, as do others with many indices.
+    ("", False, one("gather", zeros(3), 0, WIDE)),
+    ("", False, one("index.Tensor", zeros(3), [WIDE])),
+    ("", False, one("index_select", zeros(3), 0, WIDE.expand(17))),
+    ("", False, one("embedding", zeros(3, 2), WIDE.expand(17))),
+    ("", False, one("index_copy_", zeros(3), 0, WIDE, ones(1))),
+    ("", False, one("max_unpool3d", ones(1, 1, 1, 1), WIDE.view(1, 1, 1, 1), [1, 1, 3])),
+    # The fill before a reduction compares all bits, the reduction 32.
+    (None, False, one(*COLUMNS)),
+    ("IndexKernel.cu:154", False, one(*COLUMNS, include_self=False)),
+]
+
+
+@pytest.mark.parametrize(("line", "is_deterministic", "given"), LINES)
+def test_the_line_is_that_of_the_kernel_that_runs(
+    line: str | None, is_deterministic: bool, given: Given
+) -> None:
+    """Sizes, layout, mode and values pick the kernel; ``None``: it asserts nothing here."""
+    with deterministic() if is_deterministic else nullcontext():
+        _, found = foretold(*given)
+    assert found is not None and (found.device_text is None) == (line is None)
+    assert (line or "") in (found.device_text or "")
+
+
+@pytest.mark.parametrize(
+    ("op", "reduce", "include_self", "wraps"),
+    [
+        ("index_add_", (), True, True),
+        ("index_copy_", (), True, True),
+        ("scatter_add_", (), True, True),
+        ("scatter_.src", (), True, True),
+        *(("scatter_reduce_.two", (name,), True, True) for name in ("sum", "mean")),
+        *(("scatter_reduce_.two", (name,), True, False) for name in ("amax", "prod")),
+        ("scatter_reduce_.two", ("sum",), False, False),
+    ],
+)
+def test_deterministic_writes_let_negatives_wrap(
+    op: str, reduce: tuple[str, ...], include_self: bool, wraps: bool
+) -> None:
+    """Those by index_put_: rows, sums and means; a fill before them knows no negatives."""
+    options = {} if include_self else {"include_self": False}
+    last, before = (
+        one(op, zeros(3), 0, ints(0, value), ones(2), *reduce, **options) for value in (-3, -4)
+    )
+    assert isinstance(foretold(*last)[0], AssertHit)
+    with deterministic():
+        hit, found = foretold(*last)
+        assert (found is None) == wraps == (not isinstance(hit, AssertHit))
+        assert not wraps or (hit is not None and hit.repaired["index"].tolist() == [0, 0])
+        assert isinstance(foretold(*before)[0], AssertHit)
+
+
+REFUSED: list[Given] = [
+    one("gather", zeros(3), 1, ints(9)),
+    one("gather", rows(), 2, ints(9).view(1, 1)),
+    one("gather", zeros(3), 0, ints(9).short()),
+    one("gather", zeros(2, 3), 1, tensor([[9], [9], [9]])),
+    one("scatter_.src", zeros(3), 0, ints(9, 9), ones(1)),
+    one("index_select", zeros(3), 0, tensor([[9]])),
+    one("index_select", rows(), 2, ints(9)),
+    one("take_along_dim", zeros(3), ints(9).int(), 0),
+    one("take_along_dim", zeros(3), tensor([[9]]), 0),
+    one("take_along_dim", zeros(3, 2), tensor([[9, 9, 9]]), 0),
+    one("take_along_dim", zeros(3, 2), tensor([[9, 9]]), 2),
+    one("nll_loss_forward", zeros(3, 4), ints(9), *MEAN),
+    one("nll_loss_forward", zeros(3, 4), floats(9.0, 0.0, 0.0), *MEAN),
+    one("nll_loss2d_forward", zeros(1, 4, 1, 3), ints(9).view(1, 1, 1), *MEAN),
+    one("nll_loss2d_forward", zeros(1, 4, 1, 3), floats(9.0).view(1, 1, 1), *MEAN),
+    one("nll_loss_backward", ones(()), zeros(3), ints(9), *MEAN, ones(())),
+    one("binary_cross_entropy", ints(9), floats(9.0)),
+    one("index_add_", zeros(3), 0, ints(9, 9), ones(1)),
+    one("index_add", rows(0), 0, ints(9), ones(2, 3)),
+    one("index_reduce", rows(0), 0, ints(9), ones(2, 3), "amax"),
+    one("index_copy_", zeros(3), 0, ints(9).int(), ones(1)),
+    one("index_copy", rows(0), 0, ints(2), rows(1)),
+    one("index_fill_.int_Scalar", zeros(3), 0, ints(9).int(), 1.0),
+    one("take", zeros(3), ints(9).int()),
+    one("take", zeros(0), ints(9)),
+    one("masked_scatter", zeros(3), ints(1, 1, 1), ones(1)),
+    one("masked_scatter_", rows(), ones(4).bool(), rows()),
+    one("embedding", zeros(3), ints(9)),
+    one("embedding", zeros(3, 2), ints(9).short()),
+    one("embedding", rows(), floats(9.0)),
+    one("index.Tensor", zeros(3), [ints(9).short()]),
+    one("index.Tensor", zeros(3), [ints(0), ints(9)]),
+    one("index.Tensor", zeros(3, 4), [ints(9, 9), ints(0, 0, 0)]),
+    one("index.Tensor", zeros(3, 4), [tensor([True, True]), ints(9)]),
+    one("index.Tensor", zeros(3, 4), [tensor([True, True, True]), ints(9, 9)]),
+    one("index.Tensor", rows(), [ints(9), ints(0, 1, 2), ints(0)]),
+    one("index.Tensor", rows(), [ones(4).bool(), ints(9)]),
+    one("index.Tensor", rows(0), [ints(9)]),
+    one("multinomial", floats(-1.0), 2),
+    one("multinomial", floats(-1.0), 0),
+    one("multinomial", ints(-1), 1),
+    one("repeat_interleave.Tensor", ints(1, -1)),
+    one("segment_reduce", rows(6, 2), "sum", lengths=ints(-1, 7)),
+    one("segment_reduce", rows(6, 2), "sum", lengths=floats(9.0), unsafe=True),
+    one("_segment_reduce_backward", ones(2), ones(2), ones(6), "sum", offsets=floats(0.0, 9.0)),
+    one("linalg_lu_solve", eye(2), ints(9, 9), rows(2, 1)),
+    one("_convert_indices_from_csr_to_coo", floats(0.0, 9.0), floats(0.0)),
+    one("_jagged_to_padded_dense_forward", rows(3, 1), [ints(0, 9), ints(0, 1)], [2, 2]),
+]
+
+
+REFUSED_LATER: list[Given] = [
+    one("scatter_.src", zeros(3), 0, ints(9), ones(1).double()),
+    one("index_select", zeros(()), 0, ints(0, 9)),
+    one("nll_loss_forward", zeros(2, 3), ints(0, 9), ones(3).double(), 1, -100),
+    one("nll_loss_forward", zeros(2), ints(0, 9), *MEAN),
+    one("index_add_", zeros(3, 2), 0, ints(9), ones(1, 3)),
+    one("put_", zeros(3), ints(9, 9), ones(1)),
+    one("index_put_", zeros(3), [ints(9)], ones(1).double()),
+    one("max_unpool2d", ones(1, 1, 2), tensor([[[9]]]), [2, 2]),
+]
+"""Here the rehearsal's kernel looks at the values first, and forgets them when torch refuses."""
+
+
+@pytest.mark.parametrize(
+    ("given", "is_later"),
+    [*((given, False) for given in REFUSED), *((given, True) for given in REFUSED_LATER)],
+)
+def test_host_errors_are_left_to_torch(given: Given, is_later: bool, sim: Simulation) -> None:
+    """Arguments that torch refuses by shape or dtype are not ours, whatever their values."""
+    name, arguments = given
+    assert ask(op_of(name), **arguments) == []
+    assert name not in ASSERTS or (outcome(name, arguments) is not None) == is_later
+    for there in (arguments, {key: moved(value) for key, value in arguments.items()}):
+        with pytest.raises((RuntimeError, IndexError, ValueError)):
+            call(name, there)
+    assert sim.pending is None
+
+
+NOTHING = ints()
+IDLE: list[Given] = [
+    one("max_unpool2d", ones(1, 1, 1), tensor([[[9]]]), [0, 2]),
+    one("embedding", rows(0), NOTHING),
+    one("index.Tensor", zeros(3), [NOTHING]),
+    one("index.Tensor", rows(), [NOTHING, None]),
+    one("index.Tensor", zeros(3), [tensor([True, False, True])]),
+    one("index.Tensor", rows(), [tensor([True] * 5)]),
+    one("index.Tensor", zeros(0), [ints(9)]),
+    one("gather", rows(), 0, NOTHING.view(0, 3)),
+    one("nll_loss_forward", zeros(0, 4), NOTHING, *MEAN),
+    one("repeat_interleave.Tensor", NOTHING, output_size=4),
+    one("_convert_indices_from_csr_to_coo", NOTHING, NOTHING),
+]
+
+
+@pytest.mark.parametrize("given", IDLE, ids=lambda given: given[0])
+def test_nothing_is_launched(given: Given) -> None:
+    """Where no element is read or written CUDA looks at no index, whatever it says."""
+    assert foretold(*given) == (None, None)
+
+
+def test_too_few_categories_are_found_though_nothing_asserts() -> None:
+    hit, found = foretold(*one("multinomial", floats(1.0, 0.0, 0.0), 2))
+    assert hit is None and found is not None and found.is_silent
