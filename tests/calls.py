@@ -54,15 +54,11 @@ def _is_numbers(value: Any) -> bool:
     )
 
 
-def by_name(op: str, /, *args: Any, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a call by the names of the schema."""
-    names = [argument.name for argument in op_of(f"aten::{op}")._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **options}
-
-
 def one(op: str, /, *args: Any, **options: Any) -> tuple[str, dict[str, Any]]:
-    """Return a single call: its op and its arguments by name."""
-    return f"aten::{op}", by_name(op, *args, **options)
+    """Return a single call: its op, and its arguments by the names of the schema."""
+    name = f"aten::{op}"
+    names = [argument.name for argument in op_of(name)._schema.arguments]
+    return name, {**dict(zip(names, args, strict=False)), **options}
 
 
 def case(
@@ -81,7 +77,7 @@ def case(
     """
     record, _, ops = of.partition(": ")
     ops = ops or record
-    given = by_name(ops.split()[0], *args, **options)
+    _, given = one(ops.split(maxsplit=1)[0], *args, **options)
     varied = {name: value.values for name, value in given.items() if isinstance(value, At)}
     at_bound = {**given, **{name: values[0] for name, values in varied.items()}}
     beyond = [{name: value} for name, values in varied.items() for value in values[1:]]
@@ -90,7 +86,7 @@ def case(
 
 def silent(ops: str, args: tuple[Any, ...], /, **options: Any) -> SilentCase:
     """Return a silent case; what is :class:`At` is repaired."""
-    given = by_name(ops.split(maxsplit=1)[0], *args, **options)
+    _, given = one(ops.split(maxsplit=1)[0], *args, **options)
     varied = {name: value.values for name, value in given.items() if isinstance(value, At)}
     first, repaired = ({name: pair[i] for name, pair in varied.items()} for i in (0, 1))
     return SilentCase(all_forms(ops), {**given, **first}, repaired)

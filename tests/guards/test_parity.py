@@ -16,7 +16,7 @@ from torch import Tensor, tensor
 from cudalens.core.report_types import Violation
 from cudalens.guards import _ranges, engine, full_name, sampling
 from cudalens.simulate import ASSERTS
-from tests.calls import by_name
+from tests.calls import one
 from tests.guards.parity import (
     CASES,
     FEW,
@@ -111,8 +111,8 @@ def test_a_guard_finds_what_a_loop_finds(case: Case) -> None:
         if call.on_cpu:
             assert raises(case.op, *call.args, **call.options) == bool(bad)
             if (name := full_name(case.op)) in ASSERTS:
-                given = by_name(name.removeprefix("aten::"), *call.args, **call.options)
-                assert (outcome(name, given) is not None) == bool(bad)
+                given = one(name.removeprefix("aten::"), *call.args, **call.options)
+                assert (outcome(*given) is not None) == bool(bad)
 
     half = settings(
         max_examples=case.examples // 2,

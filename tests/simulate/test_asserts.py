@@ -23,8 +23,8 @@ from tests.calls import (
     UNREAD,
     Case,
     SilentCase,
-    by_name,
     ints,
+    one,
     rows,
 )
 from tests.inventory import REACHABLE, RECORDS
@@ -151,10 +151,9 @@ def test_what_cuda_takes_in_silence_is_repaired_without_a_hit(
 
 def test_padding_idx_and_ignore_index_are_no_exemption_from_range() -> None:
     """padding_idx is range-checked like any index; ignore_index may itself be out of range."""
-    padded = by_name("embedding", rows(), ints(5), 5)
-    assert isinstance(outcome("aten::embedding", padded), AssertHit)
-    void = by_name("nll_loss_forward", zeros(3, 4), ints(255, 0, 3), None, 1, 255)
-    assert outcome("aten::nll_loss_forward", void) is None
+    assert isinstance(outcome(*one("embedding", rows(), ints(5), 5)), AssertHit)
+    void = one("nll_loss_forward", zeros(3, 4), ints(255, 0, 3), None, 1, 255)
+    assert outcome(*void) is None
 
 
 ROW_OF_THREE = ints(2, 0, 1).view(1, 3)
@@ -175,10 +174,10 @@ def test_a_table_without_rows_keeps_the_result_shape(
     name: str, args: tuple[Any, ...], length: int
 ) -> None:
     """It asserts; a look-up still has a row for each index, a write leaves no row."""
-    given = by_name(name, *args)
-    hit = outcome(f"aten::{name}", given)
+    op, given = one(name, *args)
+    hit = outcome(op, given)
     assert isinstance(hit, AssertHit)
-    (result,) = call(f"aten::{name}", {**given, **hit.repaired})
+    (result,) = call(op, {**given, **hit.repaired})
     assert result.shape == (length, 3)
 
 
@@ -187,8 +186,8 @@ def test_a_table_without_rows_keeps_the_result_shape(
 def test_only_windows_of_padding_have_negative_positions(rank: int, low: int) -> None:
     """-1 is dropped by the max pools; the adaptive ones of the CPU would write before the plane."""
     pool, shape = {2: (POOL, (1, 1, 1, 1)), 3: (POOL_3D, (1, 1, 1, 1, 1))}[rank]
-    given = by_name(f"max_pool{rank}d_with_indices_backward", *pool, torch.full(shape, low))
-    pooled = outcome(f"aten::max_pool{rank}d_with_indices_backward", given)
+    op, given = one(f"max_pool{rank}d_with_indices_backward", *pool, torch.full(shape, low))
+    pooled = outcome(op, given)
     adaptive = outcome(f"aten::adaptive_max_pool{rank}d_backward", given)
     assert (pooled is None) == (low == -1)
     assert adaptive is not None and adaptive.repaired["indices"].flatten().tolist() == [0]
@@ -197,10 +196,10 @@ def test_only_windows_of_padding_have_negative_positions(rank: int, low: int) ->
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
 def test_targets_without_a_class_are_repaired_into_ignored_ones(dtype: torch.dtype) -> None:
     """8 bits hold no -100: what takes the place of a target is ignored whatever its dtype."""
-    given = by_name("nll_loss_forward", zeros(3, 0), ints(0, 7, 1).to(dtype), *MEAN)
-    hit = outcome("aten::nll_loss_forward", given)
+    op, given = one("nll_loss_forward", zeros(3, 0), ints(0, 7, 1).to(dtype), *MEAN)
+    hit = outcome(op, given)
     assert isinstance(hit, AssertHit)
-    assert call("aten::nll_loss_forward", {**given, **hit.repaired})[1].item() == 0
+    assert call(op, {**given, **hit.repaired})[1].item() == 0
 
 
 def moved(value: Any) -> Any:
