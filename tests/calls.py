@@ -122,7 +122,7 @@ def columns(*values: int) -> Tensor:
 
 LABELS = At([0, -100, 3], [0, 4, 3], [0, -1, 3])
 LABELS_2D = At([[[0, -100, 3]]], [[[0, 4, 3]]], [[[0, -1, 3]]])
-MEAN, EACH = (None, 1, -100), (None, 0, -100)
+EACH, MEAN, SUM = ((None, reduction, -100) for reduction in range(3))
 """Weight, reduction and ``ignore_index`` of a negative log likelihood."""
 WORDS = "t >= 0 && t < n_classes"
 EACH_WORDS = "cur_target >= 0 && cur_target < n_classes"
@@ -216,10 +216,18 @@ CASES = [
         for mode, kernel in ((0, "sum_mean"), (2, "max"))
     ),
     case("nll_loss_forward_reduced: nll_loss_forward", (zeros(3, 4), LABELS, *MEAN), WORDS),
+    *(
+        case(
+            "nll_loss_forward_reduced: nll_loss_forward",
+            (zeros(4), At(tensor(3), tensor(4), tensor(-1)), *reduction),
+            "nll_loss_forward_reduce_cuda_kernel_1d",
+        )
+        for reduction in (EACH, MEAN)
+    ),
     case(
         "nll_loss_forward_reduced: nll_loss_forward",
-        (zeros(4), At(tensor(3), tensor(4), tensor(-1)), *EACH),
-        "nll_loss_forward_reduce_cuda_kernel_1d",
+        (zeros(3, 4), LABELS, *SUM),
+        "nll_loss_forward_reduce_cuda_kernel_2d",
     ),
     case(
         "nll_loss_forward_reduced: nll_loss_forward",
@@ -392,9 +400,7 @@ POOLS = "max_pool{0}d_with_indices_backward adaptive_max_pool{0}d_backward"
 REPAIRS = [
     silent("index_select", (rows(), 0, At([WRAPPING], [1]))),
     silent(
-        "index_add index_reduce",
-        (rows(), 0, At([0, WRAPPING], [0, 1]), ones(2, 3)),
-        reduce="amax",
+        "index_add index_reduce", (rows(), 0, At([0, WRAPPING], [0, 1]), ones(2, 3)), reduce="amax"
     ),
     silent("max_unpool2d", (ones(1, 1, 1), At([[[WRAPPING]]], [[[1]]]), [2, 2])),
     silent(
@@ -409,11 +415,7 @@ REPAIRS = [
     silent("multi_margin_loss_backward", (ONE, rows(2, 4), At([0, 4], [0, 3]), 1, 1.0)),
     silent(
         "multilabel_margin_loss_forward",
-        (
-            rows(2, 4),
-            At([[0, 4, -1, 0], [0, -2, -1, 0]], [[0, 3, -1, 0], [0, -1, -1, 0]]),
-            1,
-        ),
+        (rows(2, 4), At([[0, 4, -1, 0], [0, -2, -1, 0]], [[0, 3, -1, 0], [0, -1, -1, 0]]), 1),
     ),
     silent(
         "multilabel_margin_loss_backward",
@@ -479,12 +481,7 @@ UNREAD = [
     silent("index_copy index_add", (rows(3, 0), 0, ints(3), rows(1, 0))),
     silent(BAGS, (*BAG[:2], At([1, 3], [0, 3]))),
     silent(BAGS, (*BAG[:2], At([0, 2, 9], [0, 2, 3])), include_last_offset=True),
-    silent(
-        BAGS,
-        (BAG[0], At([0, 4, 1], ints()), ints(0)),
-        include_last_offset=True,
-        mode=2,
-    ),
+    silent(BAGS, (BAG[0], At([0, 4, 1], ints()), ints(0)), include_last_offset=True, mode=2),
     silent(BAGS, (ones(3, 0), At([0, 4, 1], [0, 2, 1]), BAG[2])),
     silent("_jagged_to_padded_dense_forward", (ones(3, 1), [ints(0, 1, 9)], [2])),
 ]

@@ -30,12 +30,6 @@ def uint8(*target: int, ignored: int = -100) -> torch.Tensor:
     return F.nll_loss(SCORES, tensor(target, dtype=torch.uint8), ignore_index=ignored)
 
 
-def of_three(scores: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Return the loss of targets that are all 3."""
-    shape = () if scores.dim() == 1 else (1, *scores.shape[2:])
-    return F.nll_loss(scores, full(shape, 3), reduction=reduction)
-
-
 SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
     # The standard mistake reads exactly as the interface says.
     (
@@ -86,18 +80,6 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
     ),
     # Targets that are distributions do not meet the assertion.
     (lambda: F.cross_entropy(SCORES, full((2, 3), 9.0)), None),
-    # Shape and reduction decide which kernel would have asserted.
-    *(
-        (lambda scores=scores, how=how: of_three(scores, how), {"line": line})
-        for scores, how, line in (
-            (zeros(3), "mean", "Loss.cu:200: nll_loss_forward_reduce_cuda_kernel_1d"),
-            (zeros(3), "none", "Loss.cu:200: nll_loss_forward_reduce_cuda_kernel_1d"),
-            (zeros(1, 3), "sum", "Loss.cu:244: nll_loss_forward_reduce_cuda_kernel_2d"),
-            (zeros(1, 3), "none", "Loss.cu:179: nll_loss_forward_no_reduce_cuda_kernel"),
-            (zeros(1, 3, 1, 1), "mean", "NLLLoss2d.cu:108: nll_loss2d_forward_kernel"),
-            (zeros(1, 3, 1, 1), "none", "NLLLoss2d.cu:75: nll_loss2d_forward_no_reduce_kernel"),
-        )
-    ),
     # Scores without a dimension of samples are those of one sample.
     *(
         (lambda n=n, y=y: F.multi_margin_loss(zeros(n), tensor(y)), said)
