@@ -400,7 +400,7 @@ POOLS = "max_pool{0}d_with_indices_backward adaptive_max_pool{0}d_backward"
 REPAIRS = [
     silent("index_select", (rows(), 0, At([WRAPPING], [1]))),
     silent(
-        "index_add index_reduce", (rows(), 0, At([0, WRAPPING], [0, 1]), ones(2, 3)), reduce="amax"
+        "index_add index_reduce", (rows(), 1, At([0, WRAPPING], [0, 1]), ones(5, 2)), reduce="amax"
     ),
     silent("max_unpool2d", (ones(1, 1, 1), At([[[WRAPPING]]], [[[1]]]), [2, 2])),
     silent(
