@@ -318,15 +318,13 @@ _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def is_unseen() -> bool:
-    """Return whether nobody sees our own torch calls without any block, as below most calls."""
+    """Return whether nobody sees our torch calls on plain tensors without any block, as usual."""
     is_watched = has_dispatch_modes() or _has_function_modes() or _own_waits.count
     return not is_watched and _is_excluded(_AUTOGRAD) and not _sync_debug_mode()
 
 
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of ours where modes, subclasses and autograd do not see its torch calls."""
-    if is_unseen():
-        return function(*args)
     with NoTorchFunction(), BelowAutograd():
         # The modes of an ordinary call have all had their turn before it came here.
         if not has_dispatch_modes():
@@ -366,21 +364,21 @@ def own_wait() -> AbstractContextManager[Any]:
     return _own_waits.block() if _sync_debug_mode() or _own_waits.count else nullcontext()
 
 
-def unseen_without_wait() -> AbstractContextManager[Any]:
-    """Return a block for our own torch calls where nobody sees them, and none of them waits."""
-    if not (has_dispatch_modes() or _has_function_modes()) and _is_excluded(_AUTOGRAD):
-        return nullcontext()  # as below most calls
-    return _unseen_without_wait()
-
-
 @contextmanager
-def _unseen_without_wait() -> Iterator[None]:
+def unseen_without_wait() -> Iterator[None]:
+    """Run our own torch calls where nobody sees them, and none of them waits."""
     with torch._C.DisableTorchFunction(), BelowAutograd():
         if not has_dispatch_modes():
             yield
         else:
             with no_dispatch_modes():
                 yield
+
+
+def device_type(tensor: Tensor) -> str:
+    """Return the type of a tensor's device, asked in a way that a subclass does not see."""
+    with torch._C.DisableTorchFunction():
+        return tensor.device.type
 
 
 @contextmanager

@@ -377,7 +377,7 @@ def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], 
                     if isinstance(item, Tensor):
                         if not is_plain(item):
                             return False
-                        acts = acts or item.device.type in devices
+                        acts = acts or _torch.device_type(item) in devices
         return acts and (not is_capturing() or (guards.is_deferred and CAPTURED.is_open))
 
     return acts_on

@@ -59,22 +59,26 @@ class NonFiniteWatch:
         skip = self._skipped.get(facts)
         if skip is None:
             skip = self._skipped[facts] = _makes_no_values(facts)
-        if not skip:
-            _torch.unseen(self._look, facts, args, kwargs, result)
+        if skip or (result.__class__ is Tensor and _torch.is_unseen() and self._is_good(result)):
+            return
+        _torch.unseen(self._look, facts, args, kwargs, result)
 
     def _look(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
-        if result.__class__ is Tensor:  # in one step, as of almost every call
-            tensors = [result] if _has_floats(result) else []
-        else:
-            tensors = _floats((result,) if result is not None else args[:1])
-        for tensor in tensors:
-            if _is_finite(tensor):
-                self._remember(tensor)
-            else:
+        for tensor in tensors_in((result,) if result is not None else args[:1]):
+            if not self._is_good(tensor):
                 with torch.no_grad():
                     self._judge(facts, args, kwargs, tensor)
+
+    def _is_good(self, tensor: Tensor) -> bool:
+        """Return whether a tensor holds no NaN and no infinity, and remember so."""
+        if not _has_floats(tensor):
+            return True
+        is_finite = _is_finite(tensor)
+        if is_finite:
+            self._remember(tensor)
+        return is_finite
 
     def _judge(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor

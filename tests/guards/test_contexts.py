@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.cpu_guards import Collector
+from tests.cpu_guards import Collector, guarded
 
 TABLE = torch.rand(3, 2)
 GOOD, BAD = tensor([0, 2]), tensor([0, 3])
@@ -126,3 +126,41 @@ def test_positions_changed_before_backward(guards: Collector, name: str) -> None
         places.data.reshape(-1)[0] = value
         found = guards.look(lambda: values.sum().backward())  # noqa: B023
         assert (found is not None) == (value == 99)
+
+
+class Noting(Tensor):
+    """Notes each function of torch's that is called with it."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+CHOSEN: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda table, ids: F.embedding(ids, table),
+    lambda table, ids: table[ids],
+    lambda table, ids: table.T[:, ids],
+]
+
+
+@pytest.mark.parametrize("choose", CHOSEN)
+def test_a_subclass_does_not_see_the_look(choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Alone or in a list of indices, it sees the calls of the program alone; a bad one is found.
+
+    In backward of a plain tensor nothing has switched off what it defines.
+    """
+
+    def train(ids: Tensor) -> None:
+        found = choose(TABLE.clone().requires_grad_(), ids.as_subclass(Noting))
+        found.as_subclass(Tensor).sum().backward()
+
+    Noting.seen.clear()
+    train(GOOD)
+    alone = Noting.seen.copy()
+    with guarded() as guards:
+        assert guards.look(lambda: train(GOOD)) is None
+        assert [*alone, *alone] == Noting.seen
+        assert guards.look(lambda: train(BAD)) is not None
