@@ -146,8 +146,11 @@ CHOSEN: list[Callable[[Tensor, Tensor], Tensor]] = [
 ]
 
 
+@pytest.mark.parametrize("is_deferred", [False, True])
 @pytest.mark.parametrize("choose", CHOSEN)
-def test_a_subclass_does_not_see_the_look(choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_a_subclass_does_not_see_the_look(
+    choose: Callable[[Tensor, Tensor], Tensor], is_deferred: bool
+) -> None:
     """Alone or in a list of indices, it sees the calls of the program alone; a bad one is found.
 
     In backward of a plain tensor nothing has switched off what it defines.
@@ -155,12 +158,12 @@ def test_a_subclass_does_not_see_the_look(choose: Callable[[Tensor, Tensor], Ten
 
     def train(ids: Tensor) -> None:
         found = choose(TABLE.clone().requires_grad_(), ids.as_subclass(Noting))
-        found.as_subclass(Tensor).sum().backward()
+        found.as_subclass(Tensor).backward(ones(found.shape).as_subclass(Noting))
 
     Noting.seen.clear()
     train(GOOD)
     alone = Noting.seen.copy()
-    with guarded() as guards:
+    with guarded(is_deferred=is_deferred) as guards:
         assert guards.look(lambda: train(GOOD)) is None
         assert [*alone, *alone] == Noting.seen
         assert guards.look(lambda: train(BAD)) is not None
