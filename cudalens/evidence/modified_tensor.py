@@ -21,7 +21,7 @@ def with_modified(evidence: Evidence, recorder: Any, message: str) -> Evidence:
         return evidence
     forward = locate_entries(list(found.saved_at)) if found.saved_at else None
     modified = InPlaceChange(
-        modified=found.written_by[-1].step if found.written_by else None,
+        modified=found.written_by[-1] if found.written_by else None,
         made=found.made_by,
         read=found.read_by[-1] if found.read_by else None,
         savers=tuple(dict.fromkeys(replace(step, note=None) for step in found.saved_by)),

@@ -8,7 +8,7 @@ left out.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cudalens.core.report_types import ProvenanceStep
@@ -37,23 +37,15 @@ class Lineage:
 
     def newest(self, tensor: Ref, before: int | None = None) -> Call | None:
         """Return the last call that made a tensor or may have written to it, or to its base."""
-        base = self.base_of(tensor)
-        found = [
-            call
-            for item in ((tensor,) if base is None else (tensor, base))
-            for calls in (self._made, self._among)
-            for call in calls.get(self._twin(item), ())
-            if before is None or call.seq < before
-        ]
+        calls = self._touching(tensor)
+        found = [call for call in calls if before is None or call.seq < before]
         return max(found, key=lambda call: call.seq, default=None)
 
     # --- what became of it -----------------------------------------------------------------------
 
     def is_untouched(self, tensor: Ref, since: int) -> bool:
         """Return whether no recorded call has written to a tensor since call number ``since``."""
-        base = self.base_of(tensor)
-        touched = (tensor,) if base is None else (tensor, base)
-        return all(self._written.get(self._twin(item), -1) < since for item in touched)
+        return not any(call.facts.writes and call.seq >= since for call in self._touching(tensor))
 
     def base_of(self, tensor: Ref) -> Ref | None:
         """Return what a tensor is a view of, as autograd or the recorded calls tell it."""
@@ -90,47 +82,33 @@ class Lineage:
                     twins[id(item)] = twins.get(original, original)
         return twins
 
+    def _touching(self, tensor: Ref) -> Iterator[Call]:
+        """Yield the calls that made a tensor or may have written to it, or to its base."""
+        base = self.base_of(tensor)
+        for item in (tensor,) if base is None else (tensor, base):
+            yield from self._touched.get(self._twin(item), ())
+
     # The calls hold the references, so an id belongs to one of them only.
 
     @functools.cached_property
-    def _made(self) -> dict[int, list[Call]]:
-        """The calls that made or overwrote each tensor, oldest first."""
-        made: dict[int, list[Call]] = {}
+    def _touched(self) -> dict[int, list[Call]]:
+        """The calls that made each tensor or may have written to it, oldest first."""
+        touched: dict[int, list[Call]] = {}
         for call in self.calls:
             if call.facts.name in _TWINS and call.inputs:
                 continue  # it shows what was made elsewhere
-            for item in self._written_by(call):
-                made.setdefault(self._twin(item), []).append(call)
-        return made
+            for item in self._touched_by(call):
+                touched.setdefault(self._twin(item), []).append(call)
+        return touched
 
-    @functools.cached_property
-    def _among(self) -> dict[int, list[Call]]:
-        """The calls that were given each tensor with others, and wrote to some of them."""
-        given: dict[int, list[Call]] = {}
-        for call in self.calls:
-            if writes_among(call):
-                for item in call.inputs:
-                    given.setdefault(self._twin(item), []).append(call)
-        return given
-
-    @functools.cached_property
-    def _written(self) -> dict[int, int]:
-        """The number of the last call that wrote to each tensor, or may have."""
-        written: dict[int, int] = {}
-        for call in self.calls:
-            if call.facts.writes:
-                several = call.inputs if writes_among(call) else ()
-                for item in (*self._written_by(call), *several):
-                    written[self._twin(item)] = call.seq
-        return written
-
-    def _written_by(self, call: Call) -> list[Ref]:
-        """Return the results of a call, and what they are views of where it wrote to them."""
+    def _touched_by(self, call: Call) -> list[Ref]:
+        """Return what a call gave back, and what it wrote to or may have, views by their bases."""
         if not call.facts.writes:
             return list(call.outputs)
+        several = call.inputs if writes_among(call) else ()
         bases = [call.base, *(self._bases.get(id(item)) for item in call.outputs)]
         # By id: the hash of a weak reference goes with its tensor.
-        found = {id(item): item for item in (*call.outputs, *bases) if item is not None}
+        found = {id(item): item for item in (*call.outputs, *bases, *several) if item is not None}
         return list(found.values())
 
     @functools.cached_property

@@ -24,21 +24,12 @@ _COMPLAINT: Final = re.compile(
     r"\[(?P<shape>[\d, ]*)\]\](?:, which is output (?P<output>\d+) of (?P<node>[\w:]+),)? "
     r"is at version (?P<found>\d+); expected version (?P<saved>\d+)"
 )
-_DTYPES: Final = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
+_COMPLEX: Final = {
     "ComplexHalf": torch.complex32,
     "ComplexFloat": torch.complex64,
     "ComplexDouble": torch.complex128,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
 }
+"""The types for which torch has no class such as ``torch.FloatTensor``."""
 
 _SAVING_NOTHING: Final = aten(
     "add sub rsub neg sum mean cat stack clone copy_ _to_copy empty_like zeros_like ones_like "
@@ -66,21 +57,12 @@ class Complaint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Write:
-    """A recorded call that changed a tensor in place."""
-
-    step: ProvenanceStep
-    version: int
-    """The version of the tensor before the call."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModifiedTensor:
     """A tensor that autograd had saved and found changed."""
 
     made_by: ProvenanceStep | None
     """The call that made the tensor, ``None`` when it was made before the recording."""
-    written_by: tuple[Write, ...]
+    written_by: tuple[ProvenanceStep, ...]
     """The calls that took it from the saved version to the found one, oldest first."""
     read_by: tuple[ProvenanceStep, ...] = ()
     """The calls that read it before the first of these writes and can have saved it."""
@@ -97,11 +79,15 @@ class ModifiedTensor:
 def read_complaint(message: str) -> Complaint | None:
     """Read autograd's message; ``None`` when it is another one."""
     match = _COMPLAINT.search(message)
-    if match is None or match["type"] not in _DTYPES:
+    if match is None:
+        return None
+    named = getattr(torch, f"{match['type']}Tensor", None)
+    dtype = _COMPLEX.get(match["type"]) if named is None else named.dtype
+    if dtype is None:
         return None
     return Complaint(
         shape=tuple(int(size) for size in match["shape"].split(",") if size.strip()),
-        dtype=_DTYPES[match["type"]],
+        dtype=dtype,
         made_by=match["node"],
         saved=int(match["saved"]),
         found=int(match["found"]),
@@ -124,17 +110,16 @@ def find_modified(lineage: Lineage, complaint: Complaint) -> ModifiedTensor | No
     ]
     if len(fitting) == 1:
         return fitting[0]
-    if len({tuple(write.step.source for write in item.written_by) for item in fitting}) != 1:
+    if len({tuple(step.source for step in item.written_by) for item in fitting}) != 1:
         return None
     written_by = tuple(map(_of_one_line, zip(*(item.written_by for item in fitting), strict=True)))
     return ModifiedTensor(made_by=None, written_by=written_by)
 
 
-def _of_one_line(writes: tuple[Write, ...]) -> Write:
+def _of_one_line(writes: tuple[ProvenanceStep, ...]) -> ProvenanceStep:
     """Return what writes of one line have in common: the op only where all have the same."""
-    if len({write.step.op for write in writes}) == 1:
-        return writes[0]
-    return replace(writes[0], step=replace(writes[0].step, op=None))
+    is_one_op = len({step.op for step in writes}) == 1
+    return writes[0] if is_one_op else replace(writes[0], op=None)
 
 
 def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, int]]]]:
@@ -179,10 +164,7 @@ def _fit(
     savers = _savers(earlier, maker, readers, complaint)
     return ModifiedTensor(
         made_by=None if maker is None else describe_step(maker, lineage.reader),
-        written_by=tuple(
-            Write(step=describe_step(call, lineage.reader), version=version)
-            for call, version in between
-        ),
+        written_by=tuple(describe_step(call, lineage.reader) for call, _ in between),
         read_by=tuple(describe_step(call, lineage.reader) for call in readers),
         saved_by=tuple(describe_step(call, lineage.reader) for call in savers),
         saved_at=_one_place(savers),
