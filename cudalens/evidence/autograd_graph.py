@@ -134,21 +134,21 @@ class _GraphWalk:
         self._visited += 1
         self._beside -= 1  # this node is the call
         self._ids[node] = FOCUS
-        for position, (following, _) in enumerate(node.next_functions):
-            if following is not None:
-                self._edge(self._discover(following), FOCUS, first_input + position)
+        self._look_behind(node, first_input)
 
     def run(self) -> None:
         """Walk on towards the leaves until everything was seen, or enough."""
-        while self._waiting:
-            node = self._waiting.popleft()
-            for position, (following, _) in enumerate(node.next_functions):
-                if following is None:
-                    continue
-                if following not in self._ids and self._visited >= MAX_VISITED:
-                    self._is_cut = True
-                    return
-                self._edge(self._discover(following), self._ids[node], position)
+        while self._waiting and not self._is_cut:
+            self._look_behind(self._waiting.popleft())
+
+    def _look_behind(self, node: Any, first_input: int = 0) -> None:
+        for position, (following, _) in enumerate(node.next_functions, first_input):
+            if following is None:
+                continue
+            if following not in self._ids and self._visited >= MAX_VISITED:
+                self._is_cut = True
+                return
+            self._edge(self._discover(following), self._ids[node], position)
 
     def site_of(self, node: Any) -> tuple[LineRef | None, str | None]:
         """Return the forward line and module of a node."""

@@ -13,7 +13,7 @@ import copy
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -27,7 +27,7 @@ from cudalens.core.report_types import Violation
 from cudalens.evidence.tensors import tensors_of_output
 from cudalens.guards import GUARDS
 from cudalens.guards._base import schema_parameters
-from cudalens.source.running_call import ABSENT, of_value
+from cudalens.source.running_call import ABSENT, method_of, of_value
 from cudalens.source.safe_eval import SafeEvaluator, instance_dict, items_of, value_or
 
 _MAX_ENTRIES = 40
@@ -48,27 +48,6 @@ _READS = frozenset(
 )
 _ANY_DEVICE = frozenset({"__getitem__", "pack_padded_sequence", "size", "dim", "numel"})
 """Calls that take an argument of the host beside one of a device."""
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.MatMult: operator.matmul,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.USub: operator.neg,
-    ast.Invert: operator.invert,
-}
 
 
 class RefusedError(Exception):
@@ -151,10 +130,11 @@ class CopiedCall:
         """Apply the one operator of a node to its operands."""
         parts = list(ast.iter_child_nodes(node))
         operands = [item for item in parts if isinstance(item, ast.expr)]
-        (kind, *more) = [type(item) for item in parts if not isinstance(item, ast.expr)]
-        if more or kind not in _OPERATORS:
+        (kind, *more) = [item for item in parts if not isinstance(item, ast.expr)]
+        function = getattr(operator, f"__{method_of(kind)}__", None)
+        if more or function in (None, operator.contains):  # its operands stand the other way round
             raise CannotTryError
-        return self._applied(_OPERATORS[kind], *map(self.value, operands))
+        return self._applied(function, *map(self.value, operands))
 
     _unaryop = _binop = _compare = _operation
 
@@ -293,7 +273,7 @@ class CopiedCall:
     def _applied(self, function: Any, *args: Any, name: str = "", **kwargs: Any) -> Any:
         if function is operator.getitem and not isinstance(args[0], Tensor):
             return args[0][args[1]]
-        tensors = list(_tensors([*args, *kwargs.values()]))
+        tensors = _tensors([*args, *kwargs.values()])
         if isinstance(function, nn.Module):
             tensors += [*function.parameters(), *function.buffers()]
         device = self._check_devices(tensors, name)
@@ -471,11 +451,6 @@ def _is_builtin(value: object) -> bool:
     return any(value is getattr(builtins, name) for name in _BUILTINS)
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(list(value.values()))
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    leaves = _torch.pytree.tree_leaves(list(values))
+    return [item for item in leaves if isinstance(item, Tensor)]

@@ -41,7 +41,7 @@ from cudalens.evidence.tensors import bad_key, of_meta, scalars_of, tensors_of_o
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.bindings import attribute_binding, binding_of
 from cudalens.source.files import is_user_file
-from cudalens.source.running_call import ABSENT
+from cudalens.source.running_call import ABSENT, RunningCall
 from cudalens.source.running_node import Running, running
 from cudalens.source.safe_eval import (
     SafeEvaluator,
@@ -134,7 +134,7 @@ class CopyTrial(candidates.Trial):
 
     def _tried(self) -> Iterator[TensorFact]:
         run = CopiedCall(self._evaluator, self.known, on_meta=True)
-        for node in (*_operands(self._node), *self._unpacked()):
+        for node in (*_operands(self.running), *self._unpacked()):
             try:
                 value = run.value(node)
             except Exception as error:  # it is no operand then
@@ -160,7 +160,7 @@ class CopyTrial(candidates.Trial):
         found = []
         call = self._node if isinstance(self._node, ast.Call) else None
         keywords = [item.value for item in call.keywords] if call is not None else []
-        nodes = _operands(self._node) if call is None else (call, *call.args, *keywords)
+        nodes = _operands(self.running) if call is None else (call, *call.args, *keywords)
         for node in nodes:
             kind, parts = self._kind_of(node)
             if kind is not None:
@@ -344,19 +344,15 @@ def _kind(value: object) -> str | None:
     return "method" if is_bound and callable(value) else None
 
 
-def _operands(node: ast.AST | None) -> Iterator[ast.expr]:
+def _operands(run: Running) -> Iterator[ast.expr]:
+    node = run.node
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             yield node.func.value
         for item in (*node.args, *(keyword.value for keyword in node.keywords)):
             yield from item.elts if isinstance(item, ast.List | ast.Tuple) else (item,)
-    elif isinstance(node, ast.BinOp):
-        yield from (node.left, node.right)
-    elif isinstance(node, ast.AugAssign):
-        yield from (node.target, node.value)
-    elif isinstance(node, ast.Subscript):
-        yield node.value
-        yield from node.slice.elts if isinstance(node.slice, ast.Tuple) else (node.slice,)
+    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
+        yield from RunningCall(run.place, node).operands().values()
 
 
 def _reason(error: Exception) -> str:

@@ -252,15 +252,15 @@ class RunningCall:
         elif isinstance(node, ast.BinOp) and not self._is_pythons(node.left):
             left = self._is_tensor(node.left)
             if left or (left is False and self._is_tensor(node.right)):
-                return f"{'' if left else 'r'}{_method_of(node.op)}"
+                return f"{'' if left else 'r'}{method_of(node.op)}"
         elif isinstance(node, ast.AugAssign) and self._is_tensor(node.target):
-            return f"i{_method_of(node.op)}"
+            return f"i{method_of(node.op)}"
         elif isinstance(node, ast.Compare):
             is_search = isinstance(node.ops[0], ast.In | ast.NotIn)
             if self._is_tensor(node.comparators[0] if is_search else node.left):
-                return _method_of(node.ops[0])
+                return method_of(node.ops[0])
         elif isinstance(node, ast.UnaryOp) and self._is_tensor(node.operand):
-            return _method_of(node.op)
+            return method_of(node.op)
         return None
 
     def _is_tensor(self, node: ast.expr) -> bool | None:
@@ -351,7 +351,8 @@ def _flat(bound: Mapping[str, Any], signature: inspect.Signature) -> Iterator[tu
             yield name, given
 
 
-def _method_of(operator: ast.AST) -> str | None:
+def method_of(operator: ast.AST) -> str | None:
+    """Return the method behind an operator: ``matmul`` for ``@``."""
     name = type(operator).__name__
     return _METHODS.get(name, name.lower())
 
