@@ -56,21 +56,21 @@ def _joined(samples: list[Any]) -> str | None:
     first = samples[0]
     if any(type(item) is not type(first) for item in samples):
         return None
-    if type(first) is dict:
-        if any(item.keys() != first.keys() for item in samples) or len(first) > _MAX_FIELDS:
-            return None
-        made = {key: _field([item[key] for item in samples], f"[{key!r}]") for key in first}
-        texts = [f"{key!r}: {text}" for key, text in made.items()]
-        return "{" + ", ".join(texts) + "}" if all(made.values()) else None
-    if type(first) in (tuple, list):
-        count = len(first)
-        is_record = all(len(item) == count for item in samples) and 0 < count <= _MAX_FIELDS
-        if not is_record or _is_row(list(first)):
-            return None
-        fields = [_field([item[n] for item in samples], f"[{n}]") for n in range(count)]
-        texts = [text for text in fields if text]
-        return f"({', '.join(texts)}{',' * (count == 1)})" if len(texts) == count else None
-    return _field(samples, "") if isinstance(first, Tensor) else None
+    is_dict = type(first) is dict
+    if not is_dict and type(first) not in (tuple, list):
+        return _field(samples, "") if isinstance(first, Tensor) else None
+    keys = [item.keys() if is_dict else range(len(item)) for item in samples]
+    if any(item != keys[0] for item in keys) or not 0 < len(first) <= _MAX_FIELDS:
+        return None
+    if not is_dict and _is_row(list(first)):
+        return None
+    texts = [_field([item[key] for item in samples], f"[{key!r}]") or "" for key in keys[0]]
+    if not all(texts):
+        return None
+    if is_dict:
+        entries = [f"{key!r}: {text}" for key, text in zip(first, texts, strict=True)]
+        return "{" + ", ".join(entries) + "}"
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 def _field(values: list[Any], key: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -21,7 +21,7 @@ from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
-from cudalens.recorder.history import FreedPart
+from cudalens.recorder.history import FreedPart, Snapshot, find_freed, is_of_earlier_graph
 from cudalens.source.locate import locate_entries, locate_line
 from cudalens.source.running_node import expressions_in, running
 from cudalens.source.safe_eval import evaluator_for, value_or
@@ -79,18 +79,18 @@ def with_freed(
 
 def _known(roots: Iterable[Any], recorder: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Return the ways to the freed parts of which the recorder knows, each with the part."""
-    ways = _ways(roots, recorder.is_of_earlier_graph)
-    found = [(way, recorder.freed_part(way)) for way in ways]
+    snapshot = recorder.snapshot()
+    found = [(way, find_freed(snapshot, way)) for way in _ways(roots, snapshot)]
     return [(way, part) for way, part in found if part is not None]
 
 
-def _ways(roots: Iterable[Any], is_of_earlier: Callable[[Any], bool]) -> list[tuple[Any, ...]]:
+def _ways(roots: Iterable[Any], snapshot: Snapshot) -> list[tuple[Any, ...]]:
     """Return the shortest ways from where backward began to the first nodes freed earlier."""
     before: dict[Any, Any] = dict.fromkeys(roots)
     waiting, found = deque(before), list[tuple[Any, ...]]()
     while waiting and len(before) < MAX_VISITED and len(found) < _MAX_WAYS:
         node = waiting.popleft()
-        if is_freed(node) and is_of_earlier(node):
+        if is_freed(node) and is_of_earlier_graph(snapshot, node):
             found.append(_way_to(node, before))
             continue
         for following, _ in node.next_functions:

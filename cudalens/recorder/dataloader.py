@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, GeneratorType
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from cudalens.core._python import raise_if_outside
 from cudalens.source.files import is_user_file, torch_path
+from cudalens.source.stack import stack_of
 
 LOADER_RANGE = "enumerate(DataLoader)#"
 """How the name of the profiler range around a loader's ``next()`` begins."""
@@ -158,7 +159,7 @@ def describe(batch: Batch, row: int | None) -> str:
     Args:
         row: the row at fault within the batch, when it is known.
     """
-    stack = list(_user_frames())
+    stack = _user_frames()
     name = _name_of(lambda value: _is_loader_of(batch, value), stack) or "a DataLoader"
     text = f"batch {batch.number} of {name}"
     if row is None:
@@ -201,15 +202,8 @@ def _name_of(is_it: Callable[[Any], bool], frames: Iterable[FrameType]) -> str |
     return None
 
 
-def _user_frames() -> Iterator[FrameType]:
+def _user_frames() -> list[FrameType]:
     """Return the user's frames of all threads, innermost first, this thread's before others."""
-    here = sys._getframe(1)
-    others = [frame for frame in sys._current_frames().values() if frame is not here]
-    seen: set[int] = set()
-    for start in (here, *others):
-        frame: FrameType | None = start
-        while frame is not None:
-            if id(frame) not in seen and is_user_file(frame.f_code.co_filename):
-                seen.add(id(frame))
-                yield frame
-            frame = frame.f_back
+    stacks = map(stack_of, (sys._getframe(1), *sys._current_frames().values()))
+    frames = dict.fromkeys(frame for stack in stacks for frame in reversed(stack))
+    return [frame for frame in frames if is_user_file(frame.f_code.co_filename)]

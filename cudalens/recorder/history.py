@@ -169,10 +169,6 @@ def _shapes(call: Call, metas: dict[int, tuple[Any, Any]]) -> str:
 # --- which recorded backward pass freed a part of the graph, and what leads back into it ----------
 
 
-Node = tuple[int, str]
-"""Sequence number and name of an autograd node."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class FreedPart:
     """A part of the graph that a backward pass has freed, by the user's lines, outermost first."""
@@ -194,18 +190,22 @@ class FreedPart:
     """Whether an optimizer has changed parameters since the pass."""
 
 
-def is_of_earlier_graph(snapshot: Snapshot, node: Node) -> bool:
+def is_of_earlier_graph(snapshot: Snapshot, node: Any) -> bool:
     """Return whether a node was made before an earlier pass: the failing one has not freed it.
 
     What the failing pass has run through, it has freed as well.
     """
-    call = snapshot.forward_call(*node)
+    call = _maker(snapshot, node)
     return call is not None and any(item.first.seq > call.seq for item in snapshot.earlier_passes)
 
 
-def find_freed(snapshot: Snapshot, way: Sequence[Node]) -> FreedPart | None:
-    """Return how a way came to lead into a freed part; ``None`` if its last call is not known."""
-    calls = [snapshot.forward_call(*node) for node in way]
+def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
+    """Return how a way came to lead into a freed part; ``None`` if its last call is not known.
+
+    Args:
+        way: autograd's nodes, from the one that backward was asked of to the freed one.
+    """
+    calls = [_maker(snapshot, node) for node in way]
     made = calls[-1]
     if made is None:
         return None
@@ -231,3 +231,7 @@ def find_freed(snapshot: Snapshot, way: Sequence[Node]) -> FreedPart | None:
         kept=kept,
         is_made_again=any(entries_of(item.site) == line for item in after),
     )
+
+
+def _maker(snapshot: Snapshot, node: Any) -> Call | None:
+    return snapshot.forward_call(int(node._sequence_nr()), str(node.name()))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch, saved_tensor
 from cudalens.recorder.failure import OpRecord
-from cudalens.recorder.history import FreedPart, Node, Snapshot, find_freed, is_of_earlier_graph
+from cudalens.recorder.history import Snapshot
 from cudalens.recorder.inplace_writes import IsBad
 from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
@@ -49,11 +48,11 @@ class Recorder(RecordingMode):
 
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last ops, oldest first."""
-        return self._snapshot().history(limit)
+        return self.snapshot().history(limit)
 
     def module_roots(self) -> dict[str, set[int]]:
         """Return for each module path of the recorded ops the ``id`` of each module it is below."""
-        return self._snapshot().module_roots()
+        return self.snapshot().module_roots()
 
     def forward_site(
         self, sequence_nr: int, node_name: str | None = None
@@ -64,7 +63,7 @@ class Recorder(RecordingMode):
             sequence_nr: the node's sequence number.
             node_name: its name, such as ``MulBackward0``; with it a mistake is recognised.
         """
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         call = snapshot.forward_call(sequence_nr, node_name)
         if call is None:
             return None
@@ -104,24 +103,12 @@ class Recorder(RecordingMode):
             return None
         return saved_tensor.find_modified(self.lineage(), complaint)
 
-    def freed_part(self, way: Sequence[Any]) -> FreedPart | None:
-        """Return how a way through the graph came to lead into a part that was freed.
-
-        Args:
-            way: autograd's nodes, from the one that backward was asked of to the freed one.
-        """
-        return find_freed(self._snapshot(), list(map(_numbered, way)))
-
-    def is_of_earlier_graph(self, node: Any) -> bool:
-        """Return whether a node was made before an earlier backward pass than the failing one."""
-        return is_of_earlier_graph(self._snapshot(), _numbered(node))
-
     def lineage(self) -> Lineage:
         """Return the recorded calls in the form that answers questions about tensors."""
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         return Lineage(snapshot.calls, self._batches, snapshot.reader)
 
-    def _snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another op is recorded."""
         number, snapshot = self._asked
         if snapshot is None or number != self.recorded_ops:
@@ -134,7 +121,3 @@ class Recorder(RecordingMode):
             )
             self._asked = (number, snapshot)
         return snapshot
-
-
-def _numbered(node: Any) -> Node:
-    return int(node._sequence_nr()), str(node.name())

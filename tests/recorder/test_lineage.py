@@ -378,7 +378,7 @@ def test_the_state_of_an_optimizer_is_in_no_graph() -> None:
     with Recorder() as recorder, torch.no_grad():
         torch._foreach_add_([weight, state], 1)
         torch._foreach_add_([weight, state], 1)
-    noted = [call.written for call in recorder._snapshot().calls]
+    noted = [call.written for call in recorder.snapshot().calls]
     assert [[(item[0](), item[1]) for item in written] for written in noted] == [
         [(weight, 0)],
         [(weight, 1)],

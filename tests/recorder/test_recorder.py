@@ -111,7 +111,7 @@ def test_a_write_to_a_view_tells_which_elements_and_the_version_before() -> None
     with Recorder() as recorder:
         base.add_(1)
         base[1].mul_(2)
-    whole, _, part = recorder._snapshot().calls
+    whole, _, part = recorder.snapshot().calls
     assert (whole.version, whole.view) == (0, None)
     assert part.version == 1
     assert part.view.base() is base
