@@ -60,12 +60,15 @@ def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_sequential_order_is_computed(workers: int) -> None:
-    """Batch 6 of 4 begins at item 20; batches of workers were made by no op of this process."""
-    samples = Samples()
-    note, number, row, _ = first_note(samples, batch_size=4, num_workers=workers)
+    """Batch 6 of 4 begins at item 20; batches of workers were made by no op of this process.
+
+    The names are those of the innermost function: the caller has another one for the samples.
+    """
+    outer = Samples()
+    note, number, row, _ = first_note(outer, batch_size=4, num_workers=workers)
     assert (number, row) == (6, 3)
     assert note == "batch 6 of train_loader, row 3 = samples[23]"
-    assert samples.read == ([] if workers else list(range(24)))
+    assert outer.read == ([] if workers else list(range(24)))
 
 
 WEIGHTED = WeightedRandomSampler([1.0] * 40, 400)
