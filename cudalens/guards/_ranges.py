@@ -110,16 +110,9 @@ def out_of_range(
     high: int,
     place: str,
     why: str = "",
-    device_text: str | None = None,
     also: tuple[tuple[int, str], ...] = (),
     bad: Tensor | None = None,
-    related: str | None = None,
-    size: int | None = None,
-    dim: int | None = None,
-    list_position: int | None = None,
-    is_index: bool = True,
-    is_silent: bool = False,
-    is_replay_safe: bool = True,
+    **fields: Any,
 ) -> Violation:
     """Describe the elements of ``tensor`` outside ``[low, high]``; called only when there are some.
 
@@ -129,32 +122,20 @@ def out_of_range(
         why: one sentence on what the kernel does with the value.
         also: single values allowed besides the interval, with the name of each.
         bad: bool mask of the bad elements, where the interval alone does not tell.
+        fields: the other fields of the violation, such as ``related`` and ``size``.
     """
     if bad is None:
         bad = outside(tensor, low, high)
         for value, _ in also:
             bad &= tensor != value
-    return violation_at(
-        tensor,
-        bad,
-        f"is outside {place}",
-        argument=argument,
-        explanation=why,
-        bounds=Bounds(
-            min=low,
-            max=high,
-            also_allowed=tuple(value for value, _ in also),
-            text=format_interval(low, high, also),
-        ),
-        is_index=is_index,
-        related=related,
-        size=size,
-        dim=dim,
-        list_position=list_position,
-        device_text=device_text,
-        is_silent=is_silent,
-        is_replay_safe=is_replay_safe,
+    bounds = Bounds(
+        min=low,
+        max=high,
+        also_allowed=tuple(value for value, _ in also),
+        text=format_interval(low, high, also),
     )
+    fields |= {"argument": argument, "explanation": why, "bounds": bounds}
+    return violation_at(tensor, bad, f"is outside {place}", **fields)
 
 
 # --- probabilities, weights and rates -------------------------------------------------------------
