@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cudalens.core.device_asserts import AssertSite, assert_site
+from cudalens.core.device_asserts import assert_site
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
@@ -16,6 +16,7 @@ from cudalens.guards.engine import Holds, Need
 
 _MESSAGE_LIMIT = 255
 """Longer messages are refused on the host."""
+_SITES = {torch.complex64: "assert_async_complex64", torch.complex128: "assert_async_complex128"}
 
 
 @guard("aten::_assert_async.default", records=("assert_async",), waits=True)
@@ -53,6 +54,7 @@ def _broken(condition: Tensor, message: str) -> Violation | None:
         return None
     real = condition.real if condition.is_complex() else condition
     offenders = find_offenders(real, torch.ones_like(real, dtype=torch.bool))
+    site = assert_site(_SITES.get(condition.dtype, "assert_async"))
     return Violation(
         argument="self",
         headline=f"{format_offender('self', offenders)}, "
@@ -61,13 +63,5 @@ def _broken(condition: Tensor, message: str) -> Violation | None:
         offenders=offenders,
         bounds=Bounds(text="anything but 0"),
         is_index=False,
-        device_text=replace(_site(condition), expression=message).text(),
+        device_text=replace(site, expression=message).text(),
     )
-
-
-def _site(condition: Tensor) -> AssertSite:
-    by_dtype = {
-        torch.complex64: "assert_async_complex64",
-        torch.complex128: "assert_async_complex128",
-    }
-    return assert_site(by_dtype.get(condition.dtype, "assert_async"))

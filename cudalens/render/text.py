@@ -191,10 +191,7 @@ def _causes(page: _TextPage, report: Report) -> None:
             page.item("or" if at else "try", Text.assemble((fix, "bold"), "   ", text))
         else:
             page.item("hint", text)
-    if report.forward_source is not None:
-        where = words.format_place(report.forward_source)
-        text = one_line(report.forward_source.text or "")
-        page.item("forward", " ".join(filter(None, (where, text))))
+    page.item("forward", words.format_line(report.forward_source))
     _way(page, report)
 
 

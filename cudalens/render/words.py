@@ -200,7 +200,7 @@ def format_place(where: SourceSpan | LineRef | None) -> str:
     return " ".join(parts)
 
 
-def format_line(ref: LineRef | None) -> str:
+def format_line(ref: SourceSpan | LineRef | None) -> str:
     """Return a line of a list: its place and its text."""
     if ref is None:
         return ""

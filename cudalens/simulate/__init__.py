@@ -56,7 +56,7 @@ _LAZY = {
 def current() -> Simulation | None:
     """Return the running simulation, without importing torch when there is none."""
     activation = sys.modules.get(f"{__name__}.activation")
-    return activation.current() if activation is not None else None
+    return activation.Simulation.running if activation is not None else None
 
 
 def __getattr__(name: str) -> Any:

@@ -46,9 +46,8 @@ def _refuse_where_untested() -> None:
 
 
 def _has_gpu() -> bool:
-    with warnings.catch_warnings():
-        # A CUDA build without a driver warns that it found none: exactly what is asked here.
-        warnings.simplefilter("ignore")
+    # A CUDA build without a driver warns that it found none: exactly what is asked here.
+    with warnings.catch_warnings(action="ignore"):
         return torch.cuda.is_available()
 
 
@@ -198,11 +197,6 @@ def start(
     if announce:
         print(ANNOUNCEMENT)
     return simulation
-
-
-def current() -> Simulation | None:
-    """Return the running simulation."""
-    return Simulation.running
 
 
 def register_assert(op_name: str, rule: Rule) -> None:
