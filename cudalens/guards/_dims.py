@@ -78,15 +78,9 @@ def index_of_dim(
     # Kernels that count from the end run after a host check for a dimension without elements.
     if wraps and size == 0:
         return None
+    low, why = (-size, NEGATIVES_WRAP) if wraps else (0, NEGATIVES_STOP)
     return Within(
-        "index",
-        -size if wraps else 0,
-        size - 1,
-        of="self",
-        dim=dim,
-        why=NEGATIVES_WRAP if wraps else NEGATIVES_STOP,
-        asserts=asserts,
-        narrows=narrows,
+        "index", low, size - 1, of="self", dim=dim, why=why, asserts=asserts, narrows=narrows
     )
 
 

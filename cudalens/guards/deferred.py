@@ -156,7 +156,21 @@ class LaterLook:
     def _look(self, guard: Guard, need: Deferrable) -> None:
         name, item, tensor = need.argument, getattr(need, "item", None), self._tensor(need)
         is_replaced = not guard.is_composite and not isinstance(need, Spans)
-        safe = look_later(need, tensor, partial(self._note, guard, need, is_replaced, tensor))
+
+        def note(seen: Tensor, low: float, high: float) -> None:
+            call = self._call
+            if call is None:
+                call = self._call = PendingCall(self._op, self._given, self._tell)
+            deciding = [tensor, *self._beside(guard, need)]
+            held = sum(map(call.hold, deciding))
+            found = partial(call.found, guard, is_replaced, [call.kept(one) for one in deciding])
+            check = Check(low, high, found, held)
+            PENDING.note(
+                seen.device, seen.dtype, lambda *pair: torch.aminmax(seen, out=pair), check
+            )
+            self.checks.append(check)
+
+        safe = look_later(need, tensor, note)
         if not is_replaced or safe is tensor:
             return
         if item is None:
@@ -175,23 +189,3 @@ class LaterLook:
             names = (need.argument,)
         found = (item for name in names for item in items_of(self._given[name]))
         return [item for item in found if isinstance(item, Tensor) and not item.is_floating_point()]
-
-    def _note(
-        self,
-        guard: Guard,
-        need: Deferrable,
-        is_replaced: bool,
-        tensor: Tensor,
-        seen: Tensor,
-        low: float,
-        high: float,
-    ) -> None:
-        call = self._call
-        if call is None:
-            call = self._call = PendingCall(self._op, self._given, self._tell)
-        deciding = [tensor, *self._beside(guard, need)]
-        held = sum(map(call.hold, deciding))
-        found = partial(call.found, guard, is_replaced, [call.kept(item) for item in deciding])
-        check = Check(low, high, found, held)
-        PENDING.note(seen.device, seen.dtype, lambda *pair: torch.aminmax(seen, out=pair), check)
-        self.checks.append(check)
