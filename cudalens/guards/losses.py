@@ -164,7 +164,7 @@ def multi_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Need:
     Passes:   aten.multi_margin_loss(zeros(2, 3), tensor([0, 2]))
     Violates: aten.multi_margin_loss(zeros(2, 3), tensor([0, 3]))
     """
-    return _margin_class(self, target, asserts="multi_margin_loss", narrows=True)
+    return _margin_class(self, target, asserts="multi_margin_loss")
 
 
 @guard("aten::multi_margin_loss_backward", is_silent=True)
@@ -179,9 +179,7 @@ def multi_margin_loss_backward_target_in_range(self: Tensor, target: Tensor) -> 
     return _margin_class(self, target)
 
 
-def _margin_class(
-    scores: Tensor, target: Tensor, *, asserts: str | None = None, narrows: bool = False
-) -> Need:
+def _margin_class(scores: Tensor, target: Tensor, *, asserts: str | None = None) -> Need:
     if target.dtype != torch.int64 or target.device != scores.device:
         return None
     if scores.dim() > 2 or target.dim() > 1:
@@ -191,7 +189,7 @@ def _margin_class(
     if not classes or target.numel() != samples:
         return None
     need = Within("target", 0, classes - 1, of="self", unit="class", why=PER_CLASS)
-    need.asserts, need.narrows = asserts, narrows
+    need.asserts, need.narrows = asserts, asserts is not None
     return need
 
 
@@ -216,18 +214,11 @@ def multilabel_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Need
         rows = target if target.dim() else target.reshape(1)
         return ((rows < 0).cumsum(-1) == 0).reshape(target.shape)
 
-    return Within(
-        "target",
-        0,
-        (self.size(-1) if self.dim() else 1) - 1,
-        is_upper=True,
-        besides=-1,
-        besides_name="end of the row",
-        only=is_read,
-        of="self",
-        unit="class",
-        why="Each target is a class's number; CUDA reads and writes beyond the scores unchecked.",
-    )
+    why = "Each target is a class's number; CUDA reads and writes beyond the scores unchecked."
+    last = (self.size(-1) if self.dim() else 1) - 1
+    need = Within("target", 0, last, of="self", unit="class", why=why, is_upper=True, only=is_read)
+    need.besides, need.besides_name = -1, "end of the row"
+    return need
 
 
 # --- CTC ------------------------------------------------------------------------------------------
@@ -256,18 +247,12 @@ def ctc_loss_labels_in_alphabet(
     classes = log_probs.size(-1) if log_probs.dim() == 3 else 0
     if classes == 0 or targets.dtype not in (torch.int64, torch.int32) or targets.numel() == 0:
         return None
-    return Within(
-        "targets",
-        0,
-        classes - 1,
-        only=lambda: _labels_read(targets, log_probs.size(1), input_lengths, target_lengths),
-        masks_first=True,
-        of="log_probs",
-        dim=2,
-        place=f"the alphabet of {classes} in {{related}}",
-        why="Each label picks one of the probabilities of a step; the kernels read beyond them.",
-        is_replay_safe=False,
-    )
+    why = "Each label picks one of the probabilities of a step; the kernels read beyond them."
+    need = Within("targets", 0, classes - 1, of="log_probs", dim=2, why=why)
+    need.place = f"the alphabet of {classes} in {{related}}"
+    need.only = lambda: _labels_read(targets, log_probs.size(1), input_lengths, target_lengths)
+    need.masks_first, need.is_replay_safe = True, False
+    return need
 
 
 def _labels_read(
