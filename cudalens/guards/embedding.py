@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -29,10 +28,6 @@ _ADDS_A_ROW = (
 )
 
 
-_ROW = partial(Within, "indices", 0, of="weight", dim=0, unit="row")
-"""Requires a row of the table, given the last one's number."""
-
-
 def _lookup_key(weight: Tensor, indices: Tensor) -> str:
     return lookup_key(weight, 0, indices)
 
@@ -57,7 +52,9 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Need:
     shape = weight.shape
     if len(shape) != 2 or shape[1] == 0 or indices.dtype not in INDEX_DTYPES:
         return None
-    return _ROW(shape[0] - 1, why=_READS_A_ROW, asserts=_lookup_key, narrows=compares_32_bits)
+    row = Within("indices", 0, shape[0] - 1, of="weight", dim=0, unit="row", why=_READS_A_ROW)
+    row.asserts, row.narrows = _lookup_key, compares_32_bits
+    return row
 
 
 @guard("aten::embedding_renorm_", "aten::embedding_renorm", records=("embedding_renorm",))
@@ -96,7 +93,8 @@ def embedding_bag_indices_in_range(
     bags = offsets.numel() - int(include_last_offset)
     if weight.dim() != 2 or weight.size(1) == 0 or bags <= 0 or indices.dtype not in INDEX_DTYPES:
         return None
-    return _ROW(weight.size(0) - 1, why=_ADDS_A_ROW, asserts=_bag_key(mode, "index"))
+    last, key = weight.size(0) - 1, _bag_key(mode, "index")
+    return Within("indices", 0, last, of="weight", dim=0, unit="row", why=_ADDS_A_ROW, asserts=key)
 
 
 @guard(
@@ -179,7 +177,7 @@ def quantized_bag_indices_in_range(
     if pruned_weights or indices.dim() != (2 if offsets is None else 1):
         return None
     why = "Each index reads one row of the table, from outside its memory here."
-    row = _ROW(weight.size(0) - 1, why=why)
+    row = Within("indices", 0, weight.size(0) - 1, of="weight", dim=0, unit="row", why=why)
     row.only = lambda: _lies_in_bag(offsets, indices.numel(), include_last_offset)
     row.is_replay_safe = False
     return row
@@ -286,7 +284,7 @@ def _gradient_row(
 ) -> Need:
     if indices.dtype not in INDEX_DTYPES:
         return None
-    row = _ROW(rows - 1, of=of, why=why)
+    row = Within("indices", 0, rows - 1, of=of, dim=0, unit="row", why=why)
     row.besides, row.besides_name = padding_idx, "padding_idx"
     row.whole, row.is_replay_safe = "{related}" if of else "the gradient", False
     return row

@@ -97,21 +97,13 @@ def _selection(
         return values is not None and not _fits_selection(values, source, indices)
 
     why = NEGATIVES_WRAP if asserts else _UNCHECKED
-    sizes = source.shape
-    return [
-        Within(
-            "indices",
-            -sizes[dim],
-            sizes[dim] - 1,
-            item=place,
-            unless=is_refused,
-            of="self",
-            dim=dim,
-            why=why,
-            asserts=asserts,
-        )
-        for place, dim in selectors
-    ]
+    needs = []
+    for place, dim in selectors:
+        size = source.size(dim)
+        need = Within("indices", -size, size - 1, item=place, of="self", dim=dim, why=why)
+        need.unless, need.asserts = is_refused, asserts
+        needs.append(need)
+    return needs
 
 
 def _writes_by_sorting(values: Tensor, accumulate: bool) -> bool:
