@@ -196,16 +196,10 @@ def _probabilities(p: Tensor, shape: torch.Size, drawn: torch.dtype, *, argument
         return None
     if 0 in shape or broadcast((p.shape, shape)) != tuple(shape):
         return None
-    return Between(
-        argument,
-        0,
-        1,
-        bounds=_UNIT,
-        # The kernel converts p before it compares: 1 + 1e-12 in float64 is a valid float32.
-        dtype=torch.float64 if drawn == torch.float64 else torch.float32,
-        why="Each element is drawn as 1 with its probability.",
-        asserts="bernoulli_p1",
-    )
+    # The kernel converts p before it compares: 1 + 1e-12 in float64 is a valid float32.
+    dtype = torch.float64 if drawn == torch.float64 else torch.float32
+    why = "Each element is drawn as 1 with its probability."
+    return Between(argument, 0, 1, bounds=_UNIT, dtype=dtype, why=why, asserts="bernoulli_p1")
 
 
 @guard("aten::poisson", records=("poisson",), covers_inner=True)
