@@ -76,16 +76,16 @@ def came_from_outside(error: BaseException) -> bool:
     what another thread sets has no text, and no ``raise`` stands where it came.
     """
     frames: list[FrameType] = []
-    entry, last = error.__traceback__, -1
-    while entry is not None:
-        frame, last = entry.tb_frame, entry.tb_lasti
+    entries = entries_from_traceback(error.__traceback__)
+    for entry in entries:
+        frame = entry.tb_frame
         if frames and (_is_given(frame, frames) or frame.f_code in _handler_codes()):
             return True
         frames.append(frame)
-        entry = entry.tb_next
     if not frames or error.args or isinstance(error, _WITHOUT_TEXT):
         return False
-    return not dis.opname[frames[-1].f_code.co_code[last]].startswith(("RAISE", "RERAISE"))
+    last = frames[-1].f_code.co_code[entries[-1].tb_lasti]
+    return not dis.opname[last].startswith(("RAISE", "RERAISE"))
 
 
 def raise_if_outside(error: BaseException) -> None:
@@ -178,15 +178,22 @@ def is_raised_in_op(error: BaseException) -> bool:
 def _of_others(error: BaseException) -> TracebackType | None:
     """Return a traceback from where it leaves torch and this package, without frames of ours."""
     kept: list[TracebackType] = []
-    entry = error.__traceback__
-    while entry is not None:
+    for entry in entries_from_traceback(error.__traceback__):
         package = package_of(entry.tb_frame)
         if package != "cudalens" and (kept or package != "torch"):
             kept.append(entry)
-        entry = entry.tb_next
     if kept and came_from_outside(error):
         return error.__traceback__  # only the frame that was interrupted tells so
     return linked(kept)
+
+
+def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
+    """Return the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return tuple(found)
 
 
 def linked(entries: Sequence[TracebackType]) -> TracebackType | None:
@@ -195,6 +202,11 @@ def linked(entries: Sequence[TracebackType]) -> TracebackType | None:
     for entry in reversed(entries):
         made = TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return made
+
+
+def innermost(is_wanted: Callable[[FrameType], bool]) -> FrameType | None:
+    """Return the innermost running frame that is wanted, ``None`` where there is none."""
+    return next((frame for frame, _ in walk_stack(sys._getframe(1)) if is_wanted(frame)), None)
 
 
 def package_of(frame: FrameType) -> str | None:

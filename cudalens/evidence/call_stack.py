@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._python import linked
+from cudalens.core._python import entries_from_traceback, linked
 from cudalens.core.report_types import LineRef, Phase, Violation
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.recorder import eager
@@ -30,14 +30,7 @@ from cudalens.source.files import (
 from cudalens.source.locate import CallSite
 from cudalens.source.locate import locate as locate_call
 from cudalens.source.running_node import line_text
-from cudalens.source.stack import (
-    Entry,
-    StackEntry,
-    entries_from_traceback,
-    frame_of,
-    line_of,
-    stack_of,
-)
+from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
 
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64

@@ -11,6 +11,7 @@ import re
 import torch
 
 from cudalens.core import _torch
+from cudalens.core._python import entries_from_traceback
 from cudalens.core.evidence_types import DeviceFault
 from cudalens.core.report import ErrorFacts, Report, is_of_cell
 from cudalens.diagnosis.diagnose import format_place, is_device_assert
@@ -19,7 +20,6 @@ from cudalens.evidence import context
 from cudalens.evidence.finding import error_facts
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import running_shell, torch_path
-from cudalens.source.stack import entries_from_traceback
 
 STICKY_CODES = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 """CUDA's error codes after which a process has to be started anew: memory and link faults, illegal

@@ -12,13 +12,13 @@ from types import FrameType, TracebackType
 
 from torch import Tensor
 
-from cudalens.core._python import is_raised_in_op, package_of
+from cudalens.core._python import entries_from_traceback, is_raised_in_op, package_of
 from cudalens.core.report import Report
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import runs_torch
 from cudalens.source.running_call import RunningCall
-from cudalens.source.stack import entries_from_traceback, place_of
+from cudalens.source.stack import place_of
 
 _NEVER = (
     OSError,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass, field, replace
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from cudalens.core._python import entries_from_traceback, innermost
 from cudalens.notebook.display import finish
 from cudalens.notebook.input_transform import MAGIC
 from cudalens.notebook.traceback import ShellHandling, without_machinery
@@ -141,10 +142,10 @@ class CellWatch:
 
         Of these the shell tells nothing; the function that runs them knows the text.
         """
-        frame: FrameType | None = sys._getframe(1)
-        while self._cells and frame is not None and frame.f_code.co_name != "run_cell_async":
-            frame = frame.f_back
-        info = frame.f_locals.get("info") if self._cells and frame is not None else None
+        if not self._cells:
+            return
+        frame = innermost(lambda frame: frame.f_code.co_name == "run_cell_async")
+        info = None if frame is None else frame.f_locals.get("info")
         if info is not None and info.silent:
             cell = _RunningCell(info.raw_cell, 0, self.shell.execution_count)
             self._note_name(cell, info, is_inner=True)
@@ -289,8 +290,6 @@ def shown_since(before: int) -> BaseException | None:
     mark = error.__dict__.get(_SEEN)
     if mark is not None and mark <= before:
         return None
-    from cudalens.source.stack import entries_from_traceback
-
     links = entries_from_traceback(error.__traceback__)
     is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
     return error if is_timed else None

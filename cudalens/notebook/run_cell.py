@@ -12,12 +12,12 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+from cudalens.core._python import innermost
 from cudalens.source.cell_text import (
     comment_out,
     ends_in_semicolon,
@@ -78,7 +78,7 @@ class Unit:
 def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
     """Prepare the body of a cell magic; ``raw`` is the cell as typed, if that is known."""
     above = lines_above(raw, body)
-    frame = _cell_frame(shell, sys._getframe(1))
+    frame = _cell_frame(shell)
     text = transformed(shell, body)
     typed = typed_lines(body, text)
     if above is None or frame is None:
@@ -95,9 +95,9 @@ def cell_unit(shell: Any, raw: str | None, line: str, body: str) -> Unit:
 def statement_unit(shell: Any, statement: str, user_locals: dict[str, Any]) -> Unit:
     """Prepare the statement behind a line magic, at the line of the cell that it stands on."""
     text = shell.transform_cell(statement).rstrip("\n")
-    frame = _caller_of_magic(shell, sys._getframe(1))
+    frame = _caller_of_magic(shell)
     if frame is None or "\n" in text:
-        filename = _new_name(shell, text, _cell_frame(shell, sys._getframe(1)))
+        filename = _new_name(shell, text, _cell_frame(shell))
         _remember(shell, filename, text)
         return _parsed(shell, filename, text, user_locals)
     home = home_of(frame.f_code) or Home(frame.f_code.co_filename)
@@ -168,18 +168,15 @@ def _new_name(shell: Any, text: str, frame: FrameType | None) -> str:
     return filename
 
 
-def _cell_frame(shell: Any, frame: FrameType | None) -> FrameType | None:
+def _cell_frame(shell: Any) -> FrameType | None:
     """Find the innermost frame that runs the text of a cell."""
     names = cells_of(shell)
-    while frame is not None and frame.f_code.co_filename not in names:
-        frame = frame.f_back
-    return frame
+    return innermost(lambda frame: frame.f_code.co_filename in names)
 
 
-def _caller_of_magic(shell: Any, frame: FrameType | None) -> FrameType | None:
+def _caller_of_magic(shell: Any) -> FrameType | None:
     """Find the frame that called the line magic, when it is a line of a cell."""
-    while frame is not None and frame.f_code.co_name != "run_line_magic":
-        frame = frame.f_back
+    frame = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
     caller = frame.f_back if frame is not None else None
     if caller is None:
         return None

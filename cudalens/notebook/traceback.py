@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudalens.core._python import linked
+from cudalens.core._python import entries_from_traceback, linked
 from cudalens.notebook.input_transform import MAGIC
 from cudalens.source.files import is_top
 
@@ -56,8 +56,6 @@ def without_machinery(trace: TracebackType, cells: Container[str]) -> TracebackT
 
     ``cells`` are the file names of cells.
     """
-    from cudalens.source.stack import entries_from_traceback  # loading the extension stays cheap
-
     entries = entries_from_traceback(trace)
     kept: list[TracebackType] = []
     for entry in entries:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cudalens.core._python import is_raised_in_op
+from cudalens.core._python import entries_from_traceback, is_raised_in_op
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
@@ -21,7 +21,6 @@ from cudalens.evidence.finding import error_facts, timed
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
-from cudalens.source.stack import entries_from_traceback
 
 
 def explained(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._python import parse
+from cudalens.core._python import entries_from_traceback, parse
 from cudalens.core.device_asserts import fold
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
@@ -25,7 +25,7 @@ from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_source, source_lines
-from cudalens.source.stack import entries_from_traceback, places_of
+from cudalens.source.stack import places_of
 
 MAX_TENSORS = 40
 _NEXT = (

@@ -16,8 +16,9 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from types import FrameType
 from typing import Any, cast
+
+from cudalens.core._python import innermost
 
 _numbers: dict[str, int | None] = {}
 _typed: dict[str, tuple[str, ...]] = {}
@@ -73,9 +74,7 @@ def note_cell(filename: str, number: int) -> None:
 
 def note_running(shell: Any) -> None:
     """Tell the number of the cell that is running, where nobody else will."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_name.startswith(_CELL_NAME):
-        frame = frame.f_back
+    frame = innermost(lambda frame: frame.f_code.co_name.startswith(_CELL_NAME))
     if frame is not None:
         note_cell(frame.f_code.co_filename, shell.execution_count)
 

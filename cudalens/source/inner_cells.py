@@ -11,13 +11,12 @@ IPython is only talked to, never imported.
 from __future__ import annotations
 
 import json
-import sys
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from cudalens.core._python import innermost
 from cudalens.source.cell_text import comment_out, lines_above, split_lines
 from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.timed_cells import Home, as_python, counted_lines
@@ -86,9 +85,7 @@ def _code_cells(notebook: Any) -> list[str]:
 
 def _place_in_file(raw: str) -> str | None:
     """Return which file under ``%run`` a text is, or which code cell of a notebook has it alone."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "safe_execfile_ipy":
-        frame = frame.f_back
+    frame = innermost(lambda frame: frame.f_code.co_name == "safe_execfile_ipy")
     path = frame.f_locals.get("fname") if frame is not None else None
     if not isinstance(path, Path):
         return None

@@ -195,15 +195,6 @@ def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType
     return next((item for item in reversed(frames) if item.f_code is code), None)
 
 
-def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:
-    """Return the links of a traceback, outermost first, as :func:`cudalens.source.locate` takes."""
-    found = []
-    while traceback is not None:
-        found.append(traceback)
-        traceback = traceback.tb_next
-    return tuple(found)
-
-
 def places_of(entries: Sequence[Entry]) -> list[Place]:
     """Read a stack, outermost first, without the frames of whoever is looking at it."""
     places = [place for place in map(place_of, entries) if not is_own_file(place.filename)]

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cudalens
+from cudalens.core._python import entries_from_traceback
 from cudalens.source.locate import locate, runs_torch
-from cudalens.source.stack import entries_from_traceback, stack_of
+from cudalens.source.stack import stack_of
 from tests.blocks import cuda, report_of
 from tests.probes import Probe, cell, run_cell, same, site_of
 

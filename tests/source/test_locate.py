@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import CodeLine
 from cudalens.source.files import forget_cell, register_cell
 from cudalens.source.locate import locate, locate_entries
-from cudalens.source.stack import StackEntry, entries_from_traceback, stack_of
+from cudalens.source.stack import StackEntry, stack_of
 from tests.probes import Probe, Untouchable, cell, named, run_cell, same, site_of
 from tests.shells import new_shell
 

@@ -7,6 +7,7 @@ from types import FrameType
 
 import pytest
 
+from cudalens.core._python import entries_from_traceback
 from cudalens.source import stack
 from cudalens.source.stack import MAX_FRAMES, OUTERMOST, StackEntry
 from tests.probes import cell
@@ -38,10 +39,10 @@ def test_frames_are_outermost_first_and_start_at_the_users() -> None:
 def test_a_traceback_is_read_like_a_stack() -> None:
     with pytest.raises(RuntimeError) as caught:
         failing()
-    described = stack.frames_of(stack.entries_from_traceback(caught.tb))
+    described = stack.frames_of(entries_from_traceback(caught.tb))
     assert [frame.function for frame in described[1:]] == ["failing"]
     assert described[-1].text == 'raise RuntimeError("stop")'
-    assert stack.frames_of(stack.entries_from_traceback(None)) == ()
+    assert stack.frames_of(entries_from_traceback(None)) == ()
 
 
 def test_a_recorded_entry_needs_no_frame() -> None:
