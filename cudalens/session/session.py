@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from cudalens.session.printed import OwnFramesHidden
 from cudalens.session.ranks import Ranks, combined, named_by, of_launcher, silent_ends
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CheckSession:
     """One checked block of code: guards, recorder and synchronous CUDA while it is open.
 
@@ -53,27 +54,19 @@ class CheckSession:
         widgets: whether a front end may show the interactive view.
     """
 
-    def __init__(
-        self,
-        *,
-        fast: bool = False,
-        deferred: bool = False,
-        nan: bool = False,
-        sync: bool = True,
-        max_ops: int = 4096,
-        html: str | Path | None = None,
-        json: str | Path | None = None,
-        force_eager: bool = True,
-        widgets: bool = True,
-    ) -> None:
-        _require_positive(max_ops)
-        self.fast = fast or deferred
-        self.deferred = deferred
-        self.nan = nan
-        self.sync = sync
-        self.max_ops = max_ops
-        self.widgets = widgets
-        self.force_eager = force_eager
+    fast: bool = False
+    deferred: bool = False
+    nan: bool = False
+    sync: bool = True
+    max_ops: int = 4096
+    html: InitVar[str | Path | None] = None
+    json: InitVar[str | Path | None] = None
+    force_eager: bool = True
+    widgets: bool = True
+
+    def __post_init__(self, html: str | Path | None, json: str | Path | None) -> None:
+        _require_positive(self.max_ops)
+        self.fast = self.fast or self.deferred
         # The block may leave the directory.
         self._files = [name and expanded(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
