@@ -266,10 +266,11 @@ def test_an_assertion_that_a_release_has_not_is_not_missed(release: str, is_olde
 def test_texts_are_harvested_in_the_form_that_is_read(tmp_path: Path) -> None:
     report.write(SEEN, ABOUT, tmp_path)
     file = tmp_path / "cudalens" / "core" / "data" / "assert_texts_9.9.9.json"
-    (text,) = json.loads(file.read_text(encoding="utf-8"))["texts"]
+    harvest = json.loads(file.read_text(encoding="utf-8"))
+    (text,) = harvest["texts"]
     assert (text["record"], text["function"], text["line"]) == ("take", "kern", 7)
     assert text["arguments"] == [["aten::take", "index"]]
-    read = assert_meanings.read_harvest(file.read_text(encoding="utf-8"))
+    read = assert_meanings.read_harvest(harvest)
     assert read[assert_meanings.folded(TAKE)].argument == "index"
     assert (tmp_path / "docs" / "verified.md").read_text(encoding="utf-8") == report.page(
         SEEN, ABOUT

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable
 
 from cudalens.core.text_files import packaged
 
@@ -17,7 +16,8 @@ def api_names(op: str) -> tuple[str, ...]:
     Args:
         op: such as ``aten::index_put_``, with or without namespace and overload.
     """
-    return _table().get(op.rpartition("::")[2].partition(".")[0].rstrip("_"), ())
+    name = op.rpartition("::")[2].partition(".")[0].rstrip("_")
+    return tuple(packaged("api_names.json").get(name, ()))
 
 
 def api_names_of_all(ops: Iterable[str]) -> tuple[str, ...]:
@@ -29,8 +29,3 @@ def api_names_of_all(ops: Iterable[str]) -> tuple[str, ...]:
     names = dict.fromkeys([names[0] for names in each] + [name for names in each for name in names])
     forward = tuple(name for name in names if not name.startswith(BACKWARD))
     return forward or tuple(names)
-
-
-@cache
-def _table() -> Mapping[str, tuple[str, ...]]:
-    return {op: tuple(names) for op, names in packaged("api_names.json").items()}

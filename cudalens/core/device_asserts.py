@@ -2,13 +2,14 @@
 
 Thousands of equal printed lines become one.  The table, ``data/asserts.json``, is the one place for
 the texts: the guards and the simulated device take theirs from it by key, the diagnosis reads what
-they mean.  ``data/assert_sites.json`` says what other releases of torch print instead.
+they mean.  ``data/assert_sites.json`` says what other releases of torch print instead:
+file with line, device function and expression, by release and by torch 2.13.0's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -118,7 +119,6 @@ class AssertSite:
         return f"{self.place}: {self.function}: {thread}Assertion `{self.expression}` failed."
 
 
-@cache
 def assert_table() -> tuple[Mapping[str, Any], ...]:
     """Return the rows of ``data/asserts.json``: assertions with one meaning share a row.
 
@@ -171,7 +171,7 @@ def as_printed_by(release: str | None, text: str) -> str | None:
     found = _PRINTED.fullmatch(text)
     if public == KNOWN_RELEASE or found is None:
         return text
-    moved = _moved().get(public)
+    moved = packaged("assert_sites.json").get(public)
     if moved is None:
         return text.replace(f"{found['file']}:{found['line']}:", f"{found['file']}:", 1)
     place = f"{found['file']}:{found['line']}"
@@ -183,15 +183,6 @@ def as_printed_by(release: str | None, text: str) -> str | None:
     if site is None:
         before = _BEFORE.get(place)
         return as_printed_by(release, assert_site(before).text(thread)) if before else None
-    where, function, expression = site
-    moved_site = AssertSite(
-        place=where, function=function, expression=expression or found["expression"]
-    )
-    return moved_site.text(thread)
-
-
-@cache
-def _moved() -> Mapping[str, Mapping[str, Sequence[str] | None]]:
-    """Return file with line, device function and expression, by release and by torch 2.13.0's."""
-    sites: dict[str, dict[str, list[str] | None]] = packaged("assert_sites.json")
-    return sites
+    place, function, expression = site
+    expression = expression or found["expression"]
+    return AssertSite(place=place, function=function, expression=expression).text(thread)

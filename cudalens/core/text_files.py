@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ LONGEST_LINE = 1 << 16
 """Characters that are read at once: a log may hold gigabytes without a line break."""
 
 
+@cache
 def packaged(name: str) -> Any:
-    """Return what a JSON file of ``core/data`` holds."""
+    """Return what a JSON file of ``core/data`` holds; it is read once, and nobody changes it."""
     file = resources.files("cudalens") / "core" / "data" / name
     return json.loads(file.read_text(encoding="utf-8"))
 

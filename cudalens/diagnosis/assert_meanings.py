@@ -7,16 +7,15 @@ present; they fill gaps and replace nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 from cudalens.core.device_asserts import AssertLine, assert_table
+from cudalens.core.text_files import packaged
 
 __all__ = ["Meaning", "folded", "harvested", "known_texts", "meaning_of"]
 
@@ -119,16 +118,16 @@ def _compiled(match: re.Match[str]) -> Meaning:
 def harvested(torch_version: str | None) -> Mapping[str, Meaning]:
     """Return the texts met on hardware with a torch release; empty where none were harvested."""
     release = (torch_version or "").partition("+")[0]
-    file = resources.files("cudalens") / "core" / "data" / f"assert_texts_{release}.json"
-    if not release or not file.is_file():
+    try:
+        return read_harvest(packaged(f"assert_texts_{release}.json"))
+    except FileNotFoundError:
         return MappingProxyType({})
-    return read_harvest(file.read_text(encoding="utf-8"))
 
 
-def read_harvest(text: str) -> Mapping[str, Meaning]:
-    """Read the file of texts that the GPU suite writes."""
+def read_harvest(harvest: Mapping[str, Any]) -> Mapping[str, Meaning]:
+    """Read what the file of texts holds that the GPU suite writes."""
     found: dict[str, Meaning] = {}
-    for item in json.loads(text)["texts"]:
+    for item in harvest["texts"]:
         known = found.get(folded(item["expression"]))
         pairs = (*(known.arguments if known else ()), *map(tuple, item["arguments"]))
         found[folded(item["expression"])] = Meaning(

@@ -6,13 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 
-from cudalens.core import device_asserts
+from cudalens.core import device_asserts, text_files
 from cudalens.core.device_asserts import (
     KNOWN_RELEASE,
     MAX_LINES,
@@ -236,7 +235,7 @@ HARVEST = json.dumps(
 
 def test_texts_of_one_kernel_are_joined() -> None:
     """Two ops that printed one expression are both its ops."""
-    read = assert_meanings.read_harvest(HARVEST)
+    read = assert_meanings.read_harvest(json.loads(HARVEST))
     assert read == {
         "new_idx<limit": Meaning(
             arguments=(("aten::take", "index"), ("aten::put", "index")), sentence="an index is bad"
@@ -250,7 +249,7 @@ def test_harvested_texts_are_used_for_their_release(
     """They fill gaps for the release that they were met on, whatever its build."""
     (tmp_path / "core" / "data").mkdir(parents=True)
     (tmp_path / "core" / "data" / "assert_texts_9.1.0.json").write_text(HARVEST, encoding="utf-8")
-    monkeypatch.setattr(assert_meanings.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(text_files.resources, "files", lambda package: tmp_path)
     assert_meanings.harvested.cache_clear()
     try:
         known = meaning_of(line("new_idx < limit"), "9.1.0+cu130")
@@ -273,7 +272,8 @@ THREAD = LINE.replace("operator(): ", "operator(): block: [0,0,0], thread: [3,0,
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     sites: dict[str, object] = {}
-    monkeypatch.setattr(device_asserts, "_moved", lambda: MappingProxyType({"9.1.0": sites}))
+    files = {"assert_sites.json": {"9.1.0": sites}, "asserts.json": assert_table()}
+    monkeypatch.setattr(device_asserts, "packaged", files.__getitem__)
     yield sites
 
 
@@ -339,7 +339,7 @@ def test_other_text_comes_back_as_it_is() -> None:
 
 def test_the_data_speaks_of_assertions_that_there_are() -> None:
     there = {key_of(site) for site in known_sites()}
-    assert set(device_asserts._moved()) == set(MOVED)
+    assert set(text_files.packaged("assert_sites.json")) == set(MOVED)
     for release, sites in MOVED.items():
         assert re.fullmatch(r"\d+\.\d+\.\d+", release)
         assert set(sites) <= there, release
