@@ -136,7 +136,7 @@ class FrontEnd:
         if options.help:
             print(HELP)
             return
-        getattr(self, f"_do_{command.word}")(options, command.argument)
+        getattr(self, f"_do_{command.word.replace(' ', '_')}")(options)
 
     def _checked(self, options: Options, unit: Unit) -> Any:
         """Run under a session and show its report; an exception of the code passes through."""
@@ -175,28 +175,28 @@ class FrontEnd:
     def _rewrite(self, lines: list[str]) -> list[str]:
         return rewritten(self.shell, "".join(lines)).splitlines(keepends=True)
 
-    def _do_on(self, options: Options, argument: str) -> None:
+    def _do_on(self, options: Options) -> None:
         _require_torch()
         self._watch.always = options
         print("cudacheck is on: every following cell is checked")
 
-    def _do_off(self, options: Options, argument: str) -> None:
+    def _do_off(self, options: Options) -> None:
         self._watch.always = None
         print("cudacheck is off")
 
-    def _do_status(self, options: Options, argument: str) -> None:
+    def _do_status(self, options: Options) -> None:
         _require_torch()
         from cudalens.session.process import status
 
         print("every cell:   " + ("not checked" if self._watch.always is None else "checked"))
         print(status())
 
-    def _do_last(self, options: Options, argument: str) -> None:
+    def _do_last(self, options: Options) -> None:
         import cudalens
 
         self._show_again(cudalens.last_report(), options, "no report yet")
 
-    def _do_explain(self, options: Options, argument: str) -> None:
+    def _do_explain(self, options: Options) -> None:
         _require_torch()
         from cudalens.session.explain import explain
 
@@ -218,20 +218,23 @@ class FrontEnd:
         if options.report is not None:
             self.shell.user_ns[options.report] = report
 
-    def _do_simulate(self, options: Options, argument: str) -> None:
-        if argument != "off" and not {"torch", _ACTIVATION} <= sys.modules.keys():
+    def _do_simulate(self, options: Options) -> None:
+        if not {"torch", _ACTIVATION} <= sys.modules.keys():
             # Loading torch takes seconds in which nothing else would be said.
             print("starting the rehearsal device ...", flush=True)
         _require_torch()
-        from cudalens.session import process
+        from cudalens.session.process import start_simulation
 
-        if argument == "off":
-            print("rehearsal device off" if process.stop_simulation() else "no rehearsal device")
-            return
         try:
-            self._simulation = process.start_simulation() or self._simulation
+            self._simulation = start_simulation() or self._simulation
         except SimulationError as error:
             raise UsageError(str(error)) from None
+
+    def _do_simulate_off(self, options: Options) -> None:
+        _require_torch()
+        from cudalens.session.process import stop_simulation
+
+        stop_simulation()
 
 
 def _split(line: str, *given: Options) -> tuple[Options, str]:

@@ -19,6 +19,7 @@ from cudalens.evidence import exception, host_value, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
 from cudalens.evidence.finding import error_facts, timed
 from cudalens.evidence.torch_errors import is_torch_error
+from cudalens.session.printed import with_causes
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
 
@@ -128,14 +129,7 @@ def report_of_own(
 
 def leads_to(finding: Report, error: BaseException, link: str) -> bool:
     """Return whether the exception of ``finding`` is behind ``error``, by cause or by context."""
-    met: dict[int, BaseException] = {}
-    following = getattr(error, link)
-    while following is not None and id(following) not in met:
-        if getattr(following, "report", None) is finding:
-            return True
-        met[id(following)] = following
-        following = getattr(following, link)
-    return False
+    return any(getattr(item, "report", None) is finding for item in with_causes(error, link))
 
 
 def complete_from_traceback(

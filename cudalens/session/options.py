@@ -25,9 +25,9 @@ DESCRIPTION = """Find the bad value before the CUDA kernel asserts.
 The cell runs as it would without this line.  When something is wrong, one report says
 which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""
 
-_WORDS = frozenset({"on", "off", "status", "last", "simulate", "explain"})
 _COMMAND = re.compile(
-    r"(?P<word>\w+)(?: +(?P<argument>off))?(?: +(?P<options>(?:--\w|-[rh]\b).*))?"
+    r"(?P<word>on|off|status|last|explain|simulate(?: +off)?)"
+    r"(?: +(?P<options>(?:--\w|-[rh]\b).*))?"
 )
 _TOKEN = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
 _QUOTED = re.compile(r""""([^"]*)"|'([^']*)'""")
@@ -171,8 +171,7 @@ class Command(NamedTuple):
     """A sub-command of ``%cudacheck`` as it was typed."""
 
     word: str
-    argument: str = ""
-    """``off`` behind ``simulate``."""
+    """One of the help's, such as ``last`` or ``simulate off``."""
     options: str = ""
     """The options behind it, which count as those before it do."""
 
@@ -184,11 +183,9 @@ def subcommand(rest: str) -> Command | None:
     ``last = 3`` is not one.
     """
     match = _COMMAND.fullmatch(rest.strip())
-    if match is None or match["word"] not in _WORDS:
+    if match is None:
         return None
-    if match["argument"] and match["word"] != "simulate":
-        return None
-    return Command(match["word"], match["argument"] or "", match["options"] or "")
+    return Command(" ".join(match["word"].split()), match["options"] or "")
 
 
 def help_text(usage: str = USAGE, description: str = DESCRIPTION) -> str:

@@ -49,7 +49,7 @@ class OwnFramesHidden:
 
 def hide_in_all(error: BaseException) -> None:
     """Take our frames out of the traceback of an exception, and of those that led to it."""
-    for item in _with_causes(error):
+    for item in with_causes(error, "__cause__", "__context__"):
         hide_own_frames(item)
         item.__traceback__ = without_own_frames(item.__traceback__)
 
@@ -67,7 +67,8 @@ def shown_by_shell(error: BaseException, trace: TracebackType | None) -> Traceba
     return users
 
 
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
+def with_causes(error: BaseException, *links: str) -> Iterator[BaseException]:
+    """Yield an exception, those that ``links`` lead to, and those of a group; each once."""
     todo, met = [error], set()
     while todo:
         item = todo.pop()
@@ -76,7 +77,8 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         met.add(id(item))
         yield item
         parts = item.exceptions if isinstance(item, BaseExceptionGroup) else ()
-        todo += [part for part in (item.__cause__, item.__context__, *parts) if part is not None]
+        behind = (getattr(item, link) for link in links)
+        todo += [part for part in (*behind, *parts) if part is not None]
 
 
 def replace_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:

@@ -224,12 +224,12 @@ def start_simulation() -> Simulation | None:
     return started
 
 
-def stop_simulation() -> bool:
-    """Stop the simulated device; return whether it was running."""
+def stop_simulation() -> None:
+    """Stop the simulated device, and print whether it was running."""
     running = simulate.current()
     if running is not None:
         running.stop()
-    return running is not None
+    print("no rehearsal device" if running is None else "rehearsal device off")
 
 
 def ensure_cuda() -> torch.device:
