@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from cudalens.core._python import replace_attribute
+
 COMPILER = "torch._dynamo"
 COMPILER_CONFIG = "torch._inductor.config"
 """Imported, it has the compiler loaded, which takes a second."""
@@ -47,8 +49,6 @@ def rewrite_compiled_graphs(
         raise NotImplementedError(msg)
     from torch._inductor import custom_graph_pass as passes
 
-    before = entry.env_value_force
-
     def others() -> list[Any]:
         found = entry.user_override
         found = found.get() if hasattr(found, "get") else found
@@ -72,13 +72,8 @@ def rewrite_compiled_graphs(
                 known.append(identity())
             return None if None in known else tuple(known)
 
-    made = entry.env_value_force = RewritePass()
-
-    def undo() -> None:
-        if entry.env_value_force is made:
-            entry.env_value_force = before
-
-    return undo
+    made = RewritePass()
+    return replace_attribute(entry, "env_value_force", made)
 
 
 def tell_of_backends(told: Callable[[str], None]) -> Callable[[], None]:
@@ -102,13 +97,7 @@ def tell_of_backends(told: Callable[[str], None]) -> Callable[[], None]:
             told(name)
         return original(self, *args, **kwargs)
 
-    wrapper.__call__ = call
-
-    def undo() -> None:
-        if wrapper.__call__ is call:
-            wrapper.__call__ = original
-
-    return undo
+    return replace_attribute(wrapper, "__call__", call)
 
 
 def _is_for_another_process() -> bool:

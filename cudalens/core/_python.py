@@ -51,6 +51,18 @@ class Uninterrupted:
         self._came = True
 
 
+def replace_attribute(owner: Any, name: str, ours: object) -> Callable[[], None]:
+    """Replace an attribute, and return what puts it back unless somebody else has replaced it."""
+    before = getattr(owner, name)
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if getattr(owner, name) is ours:
+            setattr(owner, name, before)
+
+    return undo
+
+
 @contextmanager
 def same_random_state() -> Iterator[None]:
     """Leave the state of Python's ``random`` as it was: rich draws from it when it is imported."""

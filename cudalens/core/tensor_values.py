@@ -43,11 +43,7 @@ def number(value: float) -> Number:
     """Return a Python number that JSON can hold: NaN and infinities as text."""
     if isinstance(value, (bool, int)):
         return int(value)
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return float(f"{value:.7g}")
+    return float(f"{value:.7g}") if math.isfinite(value) else str(value)
 
 
 # --- bad positions -------------------------------------------------------------------------------
@@ -205,9 +201,8 @@ def summarise(tensor: Tensor) -> TensorSummary:
 
     Empty, complex, quantised and sparse tensors give an empty summary.
     """
-    if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
-        return TensorSummary()
-    if tensor.numel() == 0:
+    is_dense = tensor.layout == torch.strided and not tensor.is_quantized
+    if not is_dense or tensor.is_complex() or tensor.numel() == 0:
         return TensorSummary()
     values = tensor.detach()
     if values.numel() <= HOST_NUMEL:

@@ -270,17 +270,17 @@ class _Reader:
         known = self._open.get(source)
         match = _RAISED.match(text)
         if match is not None and (known is not None or _BARE.search(text)):
-            frames = tuple(known.frames) if known is not None else ()
+            seen = known or _Open()
             failure = Failure(
                 type_name=match["type"].rpartition(".")[2],
                 message=match["message"] or "",
-                frames=frames,
-                is_mixed=known is not None and known.is_mixed,
+                frames=tuple(seen.frames),
+                is_mixed=seen.is_mixed,
                 ranks=self._whose(source, text),
                 number=self._log.lines,
             )
-            if known is not None and known.waiting:
-                known.waiting -= 1
+            if seen.waiting:
+                seen.waiting -= 1
             else:
                 self._open.pop(source, None)
             self._told = (failure, _MESSAGE_LINES, source)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 MODES: dict[str, dict[str, bool]] = {
     "on": {},
-    "fast": {"fast": True},
-    "nan": {"nan": True},
-    "deferred": {"deferred": True},
+    **{name: {name: True} for name in ("fast", "nan", "deferred")},
 }
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 _IS_LOST = pytest.StashKey[bool]()

@@ -10,9 +10,11 @@ import functools
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from cudalens.core._python import replace_attribute
 from cudalens.evidence.call_stack import hide_own_frames, without_own_frames
 from cudalens.guards.process import PROCESS
 
@@ -22,18 +24,16 @@ class OwnFramesHidden:
 
     _lock = threading.RLock()
     _open = 0
-    _undo: tuple[Callable[[], None], ...] = ()
+    _undo = ExitStack()
 
     def __enter__(self) -> None:
         """Take the places where Python makes text of a traceback, unless that is done."""
         kind = OwnFramesHidden
         with kind._lock:
             if kind._open == 0:
-                kind._undo = (
-                    replace_attribute(traceback.TracebackException, "__init__", _init),
-                    replace_attribute(traceback, "extract_tb", _extract_tb),
-                    replace_attribute(threading, "excepthook", _excepthook),
-                )
+                kind._undo.callback(wrap_function(traceback.TracebackException, "__init__", _init))
+                kind._undo.callback(wrap_function(traceback, "extract_tb", _extract_tb))
+                kind._undo.callback(wrap_function(threading, "excepthook", _excepthook))
             kind._open += 1
 
     def __exit__(self, *_: object) -> None:
@@ -42,9 +42,7 @@ class OwnFramesHidden:
         with own._lock:
             own._open -= 1
             if own._open == 0:
-                undo, own._undo = own._undo, ()
-                for step in undo:
-                    step()
+                own._undo.close()
 
 
 def hide_in_all(error: BaseException) -> None:
@@ -81,17 +79,10 @@ def with_causes(error: BaseException, *links: str) -> Iterator[BaseException]:
         todo += [part for part in (*behind, *parts) if part is not None]
 
 
-def replace_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replace an attribute, and return what puts it back unless somebody else has replaced it."""
+def wrap_function(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Put what ``make`` makes of a function in its place, and return what undoes it."""
     before = getattr(owner, name)
-    ours = functools.wraps(before)(make(before))
-    setattr(owner, name, ours)
-
-    def undo() -> None:
-        if getattr(owner, name) is ours:
-            setattr(owner, name, before)
-
-    return undo
+    return replace_attribute(owner, name, functools.wraps(before)(make(before)))
 
 
 def _init(init: Any) -> Any:

@@ -27,7 +27,7 @@ from cudalens import simulate
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.core.report import RankResult, Report
-from cudalens.session.printed import replace_attribute
+from cudalens.session.printed import wrap_function
 from cudalens.source.files import is_user_source
 
 OTHERS_S = 1.0
@@ -65,7 +65,7 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         """Take the place where processes start."""
-        self._undo = replace_attribute(BaseProcess, "start", self._wrap)
+        self._undo = wrap_function(BaseProcess, "start", self._wrap)
         return self
 
     def __exit__(self, *_: object) -> None:
