@@ -22,14 +22,7 @@ from cudalens.notebook.display import finish, publish, say_written
 from cudalens.notebook.input_transform import MAGIC, rewritten
 from cudalens.notebook.printed_asserts import PrintedAsserts
 from cudalens.notebook.run_cell import Unit, cell_unit, statement_unit
-from cudalens.session.options import (
-    Command,
-    Options,
-    OptionsError,
-    help_text,
-    split_line,
-    subcommand,
-)
+from cudalens.session.options import Options, OptionsError, help_text, split_line, subcommand
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
@@ -123,20 +116,20 @@ class FrontEnd:
             raise UsageError(msg)
         command = subcommand(rest)
         if command is not None:
-            return self._command(command, options)
+            return self._command(*command, options)
         _require_torch()
         user_locals = self.shell.user_ns if local_ns is None else local_ns
         return self._checked(options, statement_unit(self.shell, rest, user_locals))
 
-    def _command(self, command: Command, options: Options) -> None:
-        options, rest = _split(command.options, options)
+    def _command(self, words: str, behind: str, options: Options) -> None:
+        options, rest = _split(behind, options)
         if rest:
-            msg = f"%{MAGIC} {command.word} takes options only, not {rest!r}"
+            msg = f"%{MAGIC} {words} takes options only, not {rest!r}"
             raise UsageError(msg)
         if options.help:
             print(HELP)
             return
-        getattr(self, f"_do_{command.word.replace(' ', '_')}")(options)
+        getattr(self, f"_do_{words.replace(' ', '_')}")(options)
 
     def _checked(self, options: Options, unit: Unit) -> Any:
         """Run under a session and show its report; an exception of the code passes through."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 USAGE = """%%cudacheck [options]           over a cell: run it checked
        %cudacheck [options] statement  run one statement checked
@@ -26,7 +26,7 @@ The cell runs as it would without this line.  When something is wrong, one repor
 which value, where, which bound it breaks and on which line of yours; CUDA stays usable."""
 
 _COMMAND = re.compile(
-    r"(?P<word>on|off|status|last|explain|simulate(?: +off)?)"
+    r"(?P<words>on|off|status|last|explain|simulate(?: +off)?)"
     r"(?: +(?P<options>(?:--\w|-[rh]\b).*))?"
 )
 _TOKEN = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
@@ -167,25 +167,19 @@ def split_line(line: str, given: Options = _DEFAULT) -> tuple[Options, str]:
     return options, rest.rstrip()
 
 
-class Command(NamedTuple):
-    """A sub-command of ``%cudacheck`` as it was typed."""
-
-    word: str
-    """One of the help's, such as ``last`` or ``simulate off``."""
-    options: str = ""
-    """The options behind it, which count as those before it do."""
-
-
-def subcommand(rest: str) -> Command | None:
+def subcommand(rest: str) -> tuple[str, str] | None:
     """Read what follows the options of ``%cudacheck`` as a sub-command.
 
     ``None`` means that it is a statement to check: only the exact words are sub-commands, so
     ``last = 3`` is not one.
+
+    Returns:
+        the words, such as ``simulate off``, and the options behind, which count as those before do.
     """
     match = _COMMAND.fullmatch(rest.strip())
     if match is None:
         return None
-    return Command(" ".join(match["word"].split()), match["options"] or "")
+    return " ".join(match["words"].split()), match["options"] or ""
 
 
 def help_text(usage: str = USAGE, description: str = DESCRIPTION) -> str:

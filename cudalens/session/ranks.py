@@ -90,22 +90,18 @@ class Ranks:
 
     def _prepare(self, process: BaseProcess) -> None:
         number = next(self._numbers)  # several threads may start some
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="cudalens-ranks-"))
+        (self._folder / f"{number}.started").touch()  # for others, which wait for its report
         run = RankRun(
             process=process,
             number=number,
-            folder=self._place(number),
+            folder=self._folder,
             make=self._make,
             is_simulated=simulate.current() is not None,
         )
         self._started[number] = (_index_of(process, number), process)
         process.run = run  # type: ignore[method-assign]
-
-    def _place(self, number: int) -> Path:
-        """Return the folder of the reports, with a mark of this process."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="cudalens-ranks-"))
-        (self._folder / f"{number}.started").touch()
-        return self._folder
 
     @property
     def has_started(self) -> bool:

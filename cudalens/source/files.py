@@ -195,7 +195,8 @@ def is_torch_file(filename: str) -> bool:
 
 def torch_path(filename: str) -> str:
     """Return a torch file's path below the package, with forward slashes: ``nn/functional.py``."""
-    root = _torch_root()
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    root = None if file is None else str(PurePath(file).parent)
     if root is None or not _is_below(filename, root):
         return ""
     return filename[len(root) + 1 :].replace(os.sep, "/")
@@ -221,11 +222,6 @@ def running_shell() -> Any:
     ipython = sys.modules.get("IPython")
     get_shell = getattr(ipython, "get_ipython", None)
     return get_shell() if get_shell is not None else None
-
-
-def _torch_root() -> str | None:
-    file = getattr(sys.modules.get("torch"), "__file__", None)
-    return None if file is None else str(PurePath(file).parent)
 
 
 def _line_caches() -> tuple[dict[str, Any], ...]:

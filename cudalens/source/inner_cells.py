@@ -78,11 +78,6 @@ def _alone(shell: Any, raw: str, number: int, count: int) -> Home:
     return Home(name)
 
 
-def _code_cells(notebook: Any) -> list[str]:
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return ["".join(cell["source"]) for cell in cells]
-
-
 def _place_in_file(raw: str) -> str | None:
     """Return which file under ``%run`` a text is, or which code cell of a notebook has it alone."""
     frame = innermost(lambda frame: frame.f_code.co_name == "safe_execfile_ipy")
@@ -94,7 +89,8 @@ def _place_in_file(raw: str) -> str | None:
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".ipynb":
             return path.name if text == raw else None
-        texts = _code_cells(json.loads(text))
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        texts = ["".join(cell["source"]) for cell in cells]
         if texts.count(raw) == 1:
             return f"code cell {texts.index(raw) + 1} of {path.name}"
     return None

@@ -118,7 +118,9 @@ class RunningCall:
             which, as ``**`` does where all must be given.
         """
         node = self.node
-        if not isinstance(node, ast.Call) or any(map(_is_starred, node.args)):
+        if not isinstance(node, ast.Call):
+            return None
+        if any(isinstance(item, ast.Starred) for item in node.args):
             return None
         given = dict(_keywords(node, signature))
         if is_whole and len(given) < len(node.keywords):
@@ -355,10 +357,6 @@ def method_of(operator: ast.AST) -> str | None:
     """Return the method behind an operator: ``matmul`` for ``@``."""
     name = type(operator).__name__
     return _METHODS.get(name, name.lower())
-
-
-def _is_starred(node: ast.expr) -> bool:
-    return isinstance(node, ast.Starred)
 
 
 # --- the name under which torch offers a function or class to its ---------------------------------

@@ -9,6 +9,7 @@ import dis
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from traceback import walk_stack
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -179,11 +180,8 @@ def place_of(entry: Entry) -> Place:
 
 def stack_of(frame: FrameType | None) -> tuple[FrameType, ...]:
     """Return a frame and all its callers, outermost first."""
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return tuple(reversed(found))
+    frames = [] if frame is None else [item for item, _ in walk_stack(frame)]
+    return tuple(reversed(frames))
 
 
 def running_frame(code: CodeType, entries: Sequence[TracebackType]) -> FrameType | None:
