@@ -218,7 +218,10 @@ def linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 def innermost(is_wanted: Callable[[FrameType], bool]) -> FrameType | None:
     """Return the innermost running frame that is wanted, ``None`` where there is none."""
-    return next((frame for frame, _ in walk_stack(sys._getframe(1)) if is_wanted(frame)), None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_wanted(frame):
+        frame = frame.f_back
+    return frame
 
 
 def package_of(frame: FrameType) -> str | None:
