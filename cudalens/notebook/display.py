@@ -5,10 +5,8 @@ The shell is only talked to, never imported.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +52,7 @@ def publish(shell: Any, report: Report, *, widgets: bool) -> None:
     """Show a report as one bundle of text, HTML and, where it can live, the interactive view."""
     bundle: dict[str, Any] = dict(report._repr_mimebundle_())
     # The name of the output, by which the view can be replaced with its static twins.
-    named = {"display_id": uuid.uuid4().hex}
+    named = {"display_id": os.urandom(16).hex()}
 
     def keep() -> None:
         static = dict(report._repr_mimebundle_())
@@ -91,8 +89,10 @@ def _has_new_widgets() -> bool:
 
     Seen so: JupyterLab 4 draws none of its widgets, and an error in place of the whole bundle.
     """
+    from importlib.metadata import version  # loading the extension stays cheap
+
     try:
-        return int(importlib.metadata.version("ipywidgets").partition(".")[0]) >= _WIDGETS
+        return int(version("ipywidgets").partition(".")[0]) >= _WIDGETS
     except (ImportError, ValueError):
         return False
 

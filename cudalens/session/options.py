@@ -10,7 +10,6 @@ import keyword
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeAlias
 
 USAGE = """%%cudacheck [options]           over a cell: run it checked
@@ -81,6 +80,8 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the error, with the option that was probably meant."""
+        from difflib import get_close_matches  # loading the extension stays cheap
+
         known = [name for name in self._option_string_actions if name.startswith("--")]
         unknown = re.findall(r"(?<=\s)--[\w-]+", message) if "unrecognized" in message else []
         close = [name for word in unknown[:1] for name in get_close_matches(word, known, 1)]
