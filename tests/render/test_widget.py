@@ -33,6 +33,7 @@ MAX_NOTEBOOK_BYTES = 250_000
 @pytest.fixture(autouse=True)
 def no_widget_is_left() -> Iterator[None]:
     """Widgets live in a registry of the process until they are closed."""
+    ipywidgets.Widget.close_all()  # those of other tests
     yield
     ipywidgets.Widget.close_all()
 
