@@ -120,6 +120,18 @@ def device_ends_with_its_module() -> Iterator[None]:
     assert torch.cuda.is_available() == HAS_GPU
 
 
+@pytest.fixture
+def no_callback_of_the_collector() -> Iterator[None]:
+    """Let no collection call back: Python drops what a signal handler raises in there.
+
+    Hypothesis measures collections so, in each process that has run one of its tests.
+    """
+    kept = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = kept
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_installed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Assert, after every test, that no guard, session, mode or simulated device is left.

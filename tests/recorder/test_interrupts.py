@@ -1,4 +1,4 @@
-"""What a signal handler raises leaves the block, at whatever instant it comes (issue 17, 1).
+"""What a signal handler raises leaves the block, at whatever instant it comes.
 
 The recorder, the guards and the rehearsal device run between any two steps of the user's, and
 swallow the failures of their own.
@@ -28,7 +28,7 @@ from cudalens import simulate
 from cudalens.core._python import came_from_outside
 
 # What a handler raises inside coverage's own tracer leaves its lock held for ever.
-pytestmark = pytest.mark.no_cover
+pytestmark = [pytest.mark.no_cover, pytest.mark.usefixtures("no_callback_of_the_collector")]
 
 ROOT = Path(cudalens.__file__).parent
 
@@ -156,7 +156,7 @@ def test_no_instant_loses_what_a_handler_raises(
     ],
 )
 def test_a_timer_stops_a_loop_of_small_ops(sim: simulate.Simulation, options: Any) -> None:
-    """Item 1 with real signals: each of a hundred timers ends the loop that would run on."""
+    """With real signals: each of a hundred timers ends the loop that would run on."""
 
     def handler(number: int, frame: Any) -> None:
         raise TimeOutError

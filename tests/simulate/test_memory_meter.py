@@ -212,8 +212,9 @@ def track_and_free(meter: MemoryMeter) -> None:
         meter.track(item)
 
 
+@pytest.mark.usefixtures("no_callback_of_the_collector")
 def test_timers_leave_nothing_locked() -> None:
-    """Issue 22: another thread still tracks after real signals have stopped the main thread."""
+    """Another thread still tracks after real signals have stopped the main thread."""
     meter, kept, came = MemoryMeter(), [], 0
 
     def handler(number: int, frame: Any) -> None:
