@@ -65,6 +65,8 @@ def chromium(playwright: Playwright) -> Iterator[Browser]:
 def open_notebook(page: Page, lab: Lab, name: str, *, classic: bool = False) -> None:
     """Open a notebook, in JupyterLab or in Notebook 7, and wait until its kernel listens."""
     lab.start_kernel(name)
+    # JupyterLab may ask something of its own, which nobody here would answer.
+    page.add_locator_handler(page.locator(".jp-Dialog"), lambda _: page.keyboard.press("Escape"))
     page.goto(lab.classic(name) if classic else lab.notebook(name))
     page.wait_for_selector(".jp-CodeCell .cm-content", timeout=WAIT_MS)
     page.wait_for_function(
