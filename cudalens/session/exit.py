@@ -129,7 +129,9 @@ def report_of_own(
 
 def leads_to(finding: Report, error: BaseException, link: str) -> bool:
     """Return whether the exception of ``finding`` is behind ``error``, by cause or by context."""
-    return any(getattr(item, "report", None) is finding for item in with_causes(error, link))
+    # A list: an interrupt while an unfinished generator is cleared away would be lost.
+    behind = [item for item in with_causes(error, link) if item is not error]
+    return id(finding) in [id(getattr(item, "report", None)) for item in behind]
 
 
 def complete_from_traceback(

@@ -55,7 +55,8 @@ class Findings:
 
     def has(self, report: Report) -> bool:
         """Return whether this very finding was taken in: one that is kept, or the last."""
-        return any(item is report for item in (*self.raised.kept, self.raised.last))
+        known = (*self.raised.kept, self.raised.last)
+        return id(report) in [id(item) for item in known]
 
     def fired(self) -> str:
         """Say how often a guard fired."""
