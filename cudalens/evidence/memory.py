@@ -54,7 +54,7 @@ def _holder(name: str, value: object, seen: set[int]) -> tuple[int, str] | None:
         what = f", state of {kind}"
     elif isinstance(value, (list, tuple, dict)):
         held = list(value.values() if isinstance(value, dict) else value)
-        what = f" in {len(held)} items"
+        what = f" in {len(held)} item{'s' * (len(held) > 1)}"
     size = _new_bytes((item for item in held if isinstance(item, Tensor)), seen)
     return (size, f"{name}: {format_bytes(size)}{what}") if size else None
 
