@@ -18,6 +18,8 @@ export CUDALENS_TESTS ?= quick
 COVER ?= $(if $(filter thorough,$(CUDALENS_TESTS)),--cov=cudalens --cov-branch --cov-report=)
 # One more than there are cores: some tests wait for a process of their own.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
+# Minutes that each half of `make mutate` goes on; 10000 are enough for every mutant.
+MINUTES ?= 25
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-gpu clean colab docs
@@ -132,8 +134,18 @@ $(VENV)/.mutate: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutate]"
 	touch $@
 
-mutate: $(VENV)/.mutate ## mutation score of guards/ and hints/: a sample in 25 minutes; MUTATE=--all for hours
-	$(BIN)/python -m tests.mutation $(MUTATE)
+mutate: $(VENV)/.mutate ## mutants of the guards, hints and host errors that no test notices: a random sample in MINUTES=25
+	$(MAKE) --jobs=2 --output-sync mutate-guards mutate-diagnosis
+
+mutate-%:
+	rm -rf build/mutate/$* && mkdir -p build/mutate/$*
+	tar --create --exclude='./.[a-z]*' --exclude=./build --exclude=./notebooks . | tar --extract --directory=build/mutate/$*
+	cd build/mutate/$* && export PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. && set -e; \
+	cosmic-ray init tests/mutation/$*.toml session.sqlite; \
+	python -m tests.mutants session.sqlite; \
+	cosmic-ray baseline tests/mutation/$*.toml; \
+	timeout $(MINUTES)m cosmic-ray exec tests/mutation/$*.toml session.sqlite || test $$? = 124; \
+	cr-report --surviving-only --show-diff session.sqlite
 
 soak: $(STAMP) ## a thousand generated cells in one shell, at most 25 minutes
 	$(BIN)/python -m benchmarks.soak
