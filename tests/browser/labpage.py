@@ -29,7 +29,11 @@ SWITCHES = (
     "--disable-sync",
 )
 LENS = ".cl-lens"
+KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
 CONTRAST = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8")
+WORDS = """root => [...root.querySelectorAll('svg text')]
+    .filter(at => at.getClientRects().length)
+    .map(at => at.getAttribute('font-size') * at.getScreenCTM().a)"""
 TABS = ("Values", "Tensors", "History", "Replay on CPU", "Call stack", "Environment")
 WAIT_MS = 120_000
 STEP_MS = 30_000
@@ -65,14 +69,10 @@ def chromium(playwright: Playwright) -> Iterator[Browser]:
 def open_notebook(page: Page, lab: Lab, name: str, *, classic: bool = False) -> None:
     """Open a notebook, in JupyterLab or in Notebook 7, and wait until its kernel listens."""
     lab.start_kernel(name)
-    # JupyterLab may ask something of its own, which nobody here would answer.
-    page.add_locator_handler(page.locator(".jp-Dialog"), lambda _: page.keyboard.press("Escape"))
     page.goto(lab.classic(name) if classic else lab.notebook(name))
     page.wait_for_selector(".jp-CodeCell .cm-content", timeout=WAIT_MS)
-    page.wait_for_function(
-        "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'",
-        timeout=WAIT_MS,
-    )
+    # The page says "idle" before it has a kernel, and a cell run then starts a second one.
+    page.wait_for_function(f"{KERNEL}?.status === 'idle'", timeout=WAIT_MS)
 
 
 def run_cell(page: Page, number: int) -> Locator:
@@ -97,12 +97,12 @@ def wait_for_lens(page: Page) -> None:
 
 
 SETTLE = """async wait => {
-    const kernel = window.jupyterapp?.shell.currentWidget.sessionContext.session.kernel;
+    const kernel = KERNEL;
     // A widget sends what has changed meanwhile as soon as its last message is answered.
     const late = new Promise((_, fail) => setTimeout(() => fail(new Error('no answer')), wait));
     for (let round = 0; kernel && round < 2; round++)
         await Promise.race([kernel.requestKernelInfo(), late]);
-}"""
+}""".replace("KERNEL", KERNEL)
 
 
 class Reader:

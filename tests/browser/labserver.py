@@ -115,6 +115,7 @@ def running_lab(directory: Path) -> Iterator[Lab]:
         "--LabApp.news_url=",
         "--LabApp.extension_manager=readonly",
         "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
     ]
     with (directory / "server.log").open("wb") as log:
         server = subprocess.Popen(

@@ -15,6 +15,7 @@ from tests.browser.labpage import (
     CONTRAST,
     LENS,
     TABS,
+    WORDS,
     Reader,
     open_notebook,
     run_cell,
@@ -459,10 +460,7 @@ def test_what_matters_is_in_view(width: int, reader: Reader, pictures: Path) -> 
     assert scrolled == 0
     assert right > 0
     assert left > 0
-    words = """root => [...root.querySelectorAll('svg text')]
-        .filter(at => at.getClientRects().length)
-        .map(at => at.getAttribute('font-size') * at.getScreenCTM().a)"""
-    assert min(reader.lens.evaluate(words)) >= 8.99
+    assert min(reader.lens.evaluate(WORDS)) >= 8.99
     reader.node("addmm").click()
     reader.settle()
     reader.lens.get_by_role("button", name="Unfold").click()

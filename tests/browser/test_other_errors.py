@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.labpage import TABS, Reader, write_notebook
+from tests.browser.labpage import TABS, WORDS, Reader, write_notebook
 from tests.browser.labserver import Lab
 
 pytestmark = pytest.mark.browser
@@ -75,9 +75,6 @@ with torch.no_grad():
         "1568",
     ),
 }
-WORDS = """root => [...root.querySelectorAll('svg text')]
-    .filter(at => at.getClientRects().length)
-    .map(at => at.getAttribute('font-size') * at.getScreenCTM().a)"""
 MARKED = ".cl-code .cl-bad, .cl-code .cl-hot [class]:not(.cl-gutter)"
 ROOM = """(root, marked) => [...root.querySelectorAll(marked)]
     .filter(at => at.getClientRects().length)
