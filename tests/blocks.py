@@ -42,14 +42,11 @@ def own_op(
     schema: str, kernel: Callable[..., torch.Tensor], key: str = "CompositeExplicitAutograd"
 ) -> Iterator[Any]:
     """Register an op of the user's own, ``mine::…``, for the length of a block."""
-    library = torch.library.Library("mine", "FRAGMENT")
-    library.define(schema)
     name = schema.partition("(")[0]
-    library.impl(name, kernel, key)
-    try:
+    with torch.library._scoped_library("mine", "FRAGMENT") as library:
+        library.define(schema)
+        library.impl(name, kernel, key)
         yield getattr(torch.ops.mine, name)
-    finally:
-        library._destroy()
 
 
 def line_of(function: Callable[..., Any], fragment: str) -> int:

@@ -513,15 +513,7 @@ def nonfinite() -> Report:
         "    )",
         "    loss = weights.mean()",
     )
-    span = SourceSpan(
-        cell=21,
-        line=2,
-        end_line=4,
-        column=14,
-        end_column=5,
-        text="weights = torch.exp(",
-        context=tuple(CodeLine(line=1 + at, text=text) for at, text in enumerate(lines)),
-    )
+    span = source(lines, 1, "torch.exp(", first=1, cell=21)
     summary = TensorSummary(min=-3.5, max=120.0, mean=0.5, nan=0, inf=0)
     infinite = tuple(int(at in (3, 90)) for at in range(64))
     return make_report(
@@ -545,7 +537,7 @@ def nonfinite() -> Report:
             ),
         ),
         bounds=None,
-        source=span,
+        source=replace(span, end_line=4, end_column=5),
         tensors=(tensor(lines[2], 3, "self", "scores", "bfloat16[128]", summary=summary),),
         **NOTHING_ELSE,
     )

@@ -83,9 +83,6 @@ class Lane:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
         return lines[-1].strip("= ").partition(" in ")[0]
 
-    def row(self, said: str) -> str:
-        return f"| {self.python} | {self.torch} | {said} |"
-
 
 def _version_of(python: str) -> str:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -116,7 +113,7 @@ def main(words: list[str]) -> int:
             is_good = is_good and "passed" in said and "failed" not in said and "error" not in said
         except NotRunError as error:
             said = f"not run: {error}"
-        rows.append(lane.row(said))
+        rows.append(f"| {lane.python} | {lane.torch} | {said} |")
         print(f"{rows[-1]}  {time.monotonic() - began:.0f} s", flush=True)
     if not words:
         before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])

@@ -144,3 +144,15 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     holder = tensor.new_zeros((*tensor.shape, 2))
     holder[..., 0] = tensor
     return holder[..., 0]
+
+
+def bits(tensor: torch.Tensor | None) -> Any:
+    """Return everything that tells one result from another."""
+    if tensor is None:
+        return None
+    meta = (tensor.layout, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.requires_grad)
+    if tensor.layout != torch.strided:
+        return (*meta, bits(tensor.detach().cpu().to_dense()))
+    host = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    host = host.clone(memory_format=torch.contiguous_format)
+    return (*meta, tensor.stride(), host.view(torch.uint8).numpy().tobytes())

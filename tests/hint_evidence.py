@@ -198,16 +198,15 @@ def lookup(
     padding: int = -1,
     **rest: Any,
 ) -> Evidence:
-    settings: dict[str, Any] = {
+    rest = {
         "call": f"net({name})" if name else "net(x)",
         "api": "torch.nn.functional.embedding",
         "scalars": {"padding_idx": str(padding)},
         "module_path": path,
         "module_type": kind,
+        **rest,
     }
-    return out_of_range(
-        "aten::embedding", "indices", values, rows, expression=name, **{**settings, **rest}
-    )
+    return out_of_range("aten::embedding", "indices", values, rows, expression=name, **rest)
 
 
 def cast(values: Sequence[int], rows: int, before: TensorFact) -> Evidence:
@@ -334,16 +333,11 @@ def drawn(values: Sequence[float], **rest: Any) -> Evidence:
 
 def empty_rows() -> Evidence:
     """Return the evidence of a multinomial with one row of zeros out of two."""
+    values = [0.0, 1.0, 1.0, 1.0]
     return finding(
         "aten::multinomial",
-        TensorFact(
-            argument="self",
-            expression="p",
-            shape=(2, 2),
-            dtype="float32",
-            summary=TensorSummary(min=0.0, max=1.0, nan=0, inf=0),
-        ),
-        [0.0, 1.0, 1.0, 1.0],
+        tensor("self", "p", values, (2, 2)),
+        values,
         lambda value: value == 0,
         Bounds(min=0.0, text="rows with a sum above 0 and finite"),
         call="torch.multinomial(p, 1)",
@@ -356,8 +350,6 @@ def step(op: str, text: str, note: str | None = None, line: int = 4) -> Provenan
 
 
 MASK = (2, 4, 4)
-SOFTMAX = ProvenanceStep(
-    op="aten::_softmax", source=LineRef(line=4, text="p = z.softmax(-1)", cell=1), note=FIRST_BAD
-)
+SOFTMAX = step("aten::_softmax", "p = z.softmax(-1)", FIRST_BAD)
 MASKED = step("aten::masked_fill.Scalar", "z = z.masked_fill(far, -inf)", line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]

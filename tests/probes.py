@@ -23,7 +23,7 @@ _numbers = itertools.count(1000)
 
 
 class Untouchable:
-    """Fails the test when anything of it is asked or called."""
+    """Raises when anything of it is asked or called."""
 
     @property
     def __class__(self) -> Any:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,18 +28,23 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def python(
-    *words: str, timeout: float = 240, cwd: Path = ROOT, fresh: bool = False, **more: str
+    *words: str,
+    timeout: float = 240,
+    cwd: Path = ROOT,
+    fresh: bool = False,
+    streams: Mapping[str, Any] | None = None,
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with these words, this checkout on its path, and its output captured.
 
     The process is a fork of one that has imported torch, which takes most of the time of a start.
-    A test of the start itself asks for a ``fresh`` one.
+    A test of the start itself asks for a ``fresh`` one, or for ``streams`` of its own.
     """
-    if not (fresh or any(name.startswith("PYTHON") for name in more)):
+    if not (fresh or streams or any(name.startswith("PYTHON") for name in more)):
         return _server().run(words, timeout, cwd, environment(**more))
     return subprocess.run(
         [sys.executable, *words],
-        capture_output=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **(streams or {})},
         text=True,
         encoding="utf-8",
         timeout=timeout,

@@ -60,11 +60,7 @@ class Page(HTMLParser):
     def handle_comment(self, data: str) -> None:
         self.strange.append(data)
 
-    def handle_pi(self, data: str) -> None:
-        self.strange.append(data)
-
-    def unknown_decl(self, data: str) -> None:
-        self.strange.append(data)
+    handle_pi = unknown_decl = handle_comment
 
     def text(self, *, without: tuple[str, ...] = ("style",)) -> str:
         return "".join(text for inside, text in self.texts if not set(without) & set(inside))
@@ -89,20 +85,10 @@ class Page(HTMLParser):
 
 
 def selectors(css: str) -> list[str]:
-    """Return every selector of a style sheet, those inside at-rules included."""
-    found = []
-    for prelude in re.findall(r"([^{}]+)\{", css):
-        if not prelude.strip().startswith("@"):
-            depth, one = 0, ""
-            for char in prelude.strip():
-                depth += (char == "(") - (char == ")")
-                if char == "," and depth == 0:
-                    found.append(one)
-                    one = ""
-                else:
-                    one += char
-            found.append(one)
-    return found
+    """Return every selector of a style sheet, in at-rules too; parentheses are not nested."""
+    preludes = [found.strip() for found in re.findall(r"([^{}]+)\{", css)]
+    lists = [prelude for prelude in preludes if not prelude.startswith("@")]
+    return [one for several in lists for one in re.split(r",(?![^()]*\))", several)]
 
 
 # The elements that GitHub keeps in HTML of a user's, from its published allowlist.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.processes import python
@@ -44,31 +46,31 @@ def unit(name: str) -> str:
     return name.split(".", maxsplit=1)[0]
 
 
-def imports_of(tree: ast.AST) -> set[str]:
-    """The modules of cudalens that a module imports when it is imported or used."""
-    found: set[str] = set()
+def imported(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """The modules that a module imports when it is imported or used, with the names from each."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {item.name for item in node.names if item.name.startswith("cudalens.")}
+            yield from ((item.name, []) for item in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            if node.module == "cudalens":
-                found |= {f"cudalens.{item.name}" for item in node.names}
-            elif node.module.startswith("cudalens."):
-                names = {f"{node.module}.{item.name}" for item in node.names}
-                inner = {name for name in names if name.removeprefix("cudalens.") in TREES}
-                found |= inner if inner == names else {node.module, *inner}
+            yield node.module, [item.name for item in node.names]
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """The modules of cudalens that a module imports."""
+    found: set[str] = set()
+    for module, names in imported(tree):
+        inner = {f"{module}.{name}" for name in names}
+        if module.startswith("cudalens."):
+            known = {name for name in inner if name.removeprefix("cudalens.") in TREES}
+            found |= known if inner and known == inner else {module, *known}
+        elif module == "cudalens":
+            found |= inner
     return {name.removeprefix("cudalens.") for name in found}
 
 
 def external_imports(tree: ast.AST) -> set[str]:
     """The top-level packages that a module imports from outside."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {item.name.split(".")[0] for item in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+    return {module.partition(".")[0] for module, _ in imported(tree)}
 
 
 def private_torch(tree: ast.AST) -> set[str]:
@@ -121,22 +123,10 @@ def test_the_table_can_be_broken() -> None:
 
 def test_there_are_no_import_cycles() -> None:
     """Not even for annotations: shared types live in layer 0."""
-    graph = {}
-    for name, tree in TREES.items():
-        package = name.removesuffix(".__init__")
-        targets = imports_of(tree)
-        graph[package] = {item for item in targets if item != package}
-    for start, targets in graph.items():
-        if start in ("__init__", "simulate"):
-            continue  # the public face names everything, and is imported by name only
-        seen: set[str] = set()
-        todo = list(targets)
-        while todo:
-            item = todo.pop()
-            assert item != start, f"{start} imports itself through {sorted(seen)}"
-            if item not in seen and item in graph and not start.startswith(f"{item}."):
-                seen.add(item)
-                todo.extend(graph[item])
+    graph = {name.removesuffix(".__init__"): imports_of(tree) for name, tree in TREES.items()}
+    # The public face names everything, and is imported by name only.
+    graph |= {"__init__": set(), "simulate": set()}
+    TopologicalSorter({name: graph[name] - {name} for name in graph}).prepare()
 
 
 def test_the_centre_knows_no_torch() -> None:

@@ -6,7 +6,6 @@ What concerns options, syntax and shells alone is in ``test_magics.py``.
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from torch.nn import functional as F
 
 import cudalens
 from cudalens import DeviceIndexError
+from tests.probes import Untouchable
 from tests.processes import python
 
-HAS_GPU = torch.cuda.is_available()
-without_gpu = pytest.mark.skipif(HAS_GPU, reason="about machines without a GPU")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 
 
 SHELL = """
@@ -33,9 +32,10 @@ def cell(text):
 """
 
 
-def in_shell(*cells: str) -> subprocess.CompletedProcess[str]:
-    lines = [SHELL, *(f"cell({text!r})" for text in cells)]
-    return python("-c", "\n".join(lines), NO_COLOR="1")
+def in_shell(*cells: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run cells in a shell of a process of its own, a fresh one where it does something before."""
+    lines = [before, SHELL, *(f"cell({text!r})" for text in cells)]
+    return python("-c", "\n".join(lines), fresh=bool(before), NO_COLOR="1")
 
 
 # --- no GPU --------------------------------------------------------------------------------------
@@ -87,16 +87,13 @@ def test_simulation_after_a_backward_is_refused_in_one_sentence() -> None:
 
 def test_without_torch_every_form_is_one_usage_line() -> None:
     forms = ("%%cudacheck\nprint('ran')", "%cudacheck 1", "%cudacheck simulate", "%cudacheck on")
-    cells = "".join(f"cell({text!r})\n" for text in ("%load_ext cudalens", *forms, "print(6 * 7)"))
-    without = "import sys\nsys.modules['torch'] = None\n"
-    ran = python("-c", without + SHELL + cells, fresh=True, NO_COLOR="1")
-    lines = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
-    usage = [line for line in lines if "UsageError" in line]
-    assert len(usage) == len(forms)
-    assert all("needs torch" in line for line in usage), usage
+    without = "import sys\nsys.modules['torch'] = None"
+    ran = in_shell("%load_ext cudalens", *forms, "print(6 * 7)", before=without)
+    usage = [line for line in (ran.stdout + ran.stderr).splitlines() if "UsageError" in line]
+    assert ["needs torch" in line for line in usage] == [True] * len(forms), usage
     assert "ran" not in ran.stdout
     assert ran.stdout.splitlines()[-1] == "42"
-    assert "Traceback" not in "".join(lines)
+    assert "Traceback" not in ran.stdout + ran.stderr
 
 
 # --- values that fight back ----------------------------------------------------------------------
@@ -111,29 +108,11 @@ class Nasty(Tensor):
     __str__ = __repr__
 
 
-class Grim:
-    """An object that raises whatever is asked of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"no {name} of mine")
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr of mine")
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError("no comparison of mine")
-
-    def __bool__(self) -> bool:
-        raise RuntimeError("no truth of mine")
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 @pytest.mark.usefixtures("sim")
 def test_a_tensor_whose_repr_raises() -> None:
     table = torch.ones(5, 2, device="cuda")
     ids = torch.tensor([1, 7], device="cuda").as_subclass(Nasty)
-    grim = Grim()
+    grim = Untouchable()
     with pytest.raises(DeviceIndexError) as caught, cudalens.check() as session:
         F.embedding(ids, table), grim
     assert session.report.headline == "indices[1] = 7 is outside the 5 rows of weight"
@@ -145,7 +124,7 @@ def test_a_tensor_whose_repr_raises() -> None:
 @pytest.mark.usefixtures("sim")
 def test_a_host_error_among_objects_that_fight_back() -> None:
     """The exception is torch's own, and our looking around raises nothing."""
-    grim, left = Grim(), torch.ones(2, 3, device="cuda").as_subclass(Nasty)
+    grim, left = Untouchable(), torch.ones(2, 3, device="cuda").as_subclass(Nasty)
     with pytest.raises(RuntimeError, match="multiplied") as caught, cudalens.check() as session:
         torch.mm(left, torch.ones(2, 3, device="cuda")), grim
     assert session.report.to_html()

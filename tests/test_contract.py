@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import cudalens
 from tests import report_schema
-from tests.blocks import cuda
+from tests.blocks import cuda, report_of
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -29,13 +29,6 @@ class Net(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.head(self.body(rows).relu())
-
-
-def report_of(run: Callable[[], object], **options: Any) -> dict[str, Any]:
-    """The JSON of what a checked block that fails reports."""
-    with pytest.raises(RuntimeError), cudalens.check(**options) as session:
-        run()
-    return json.loads(session.report.to_json())
 
 
 def one_based() -> None:
@@ -86,7 +79,7 @@ def test_every_kind_has_every_key_with_its_type(
     run: Callable[[], object], options: dict[str, Any], kind: str
 ) -> None:
     """And its graph names no nodes but its own."""
-    data = report_of(run, **options)
+    data = json.loads(report_of(run, RuntimeError, **options).to_json())
     assert data["kind"] == kind
     report_schema.validator().validate(data)
     graph = data["graph"]
@@ -96,7 +89,7 @@ def test_every_kind_has_every_key_with_its_type(
 
 
 def test_the_documented_example_reads_as_documented() -> None:
-    data = report_of(one_based)
+    data = json.loads(report_of(one_based).to_json())
     assert data["schema_version"] == 2
     assert data["headline"] == "target[17] = 10 is outside the 10 classes of input"
     assert data["headline_own"] == "y[17] = 10 is outside the 10 classes of logits"

@@ -26,13 +26,8 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def blocks(text: str, language: str) -> list[str]:
-    """Return the code blocks of a language, without the indentation of the list they stand in."""
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(body) for _, body in found]
-
-
-PYTHON = blocks(TEXT, "python")
+BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+PYTHON = [textwrap.dedent(body) for body in BLOCK.findall(TEXT)]
 
 
 def holding(text: str) -> str:

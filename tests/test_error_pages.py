@@ -32,7 +32,7 @@ ABOUT_THE_DEVICE = "  note    Rehearsal device"
 WIDTH = 100
 
 
-@dataclass
+@dataclass(frozen=True)
 class Block:
     """One fenced block of a page, and where its body lies in the page."""
 
@@ -48,6 +48,18 @@ def blocks_of(page: str) -> list[Block]:
         Block(found["language"], found["body"], found.start("body"), found.end("body"))
         for found in BLOCK.finditer(page)
     ]
+
+
+def steps_of(page: str) -> pairwise[tuple[Block, Block]]:
+    """Return each block of a page with the one behind it, an empty one behind the last."""
+    return pairwise([*blocks_of(page), Block("", "", 0, 0)])
+
+
+def with_bodies(page: str, bodies: dict[Block, str]) -> str:
+    """Return the page with other bodies in these blocks of it."""
+    for block, body in reversed(bodies.items()):
+        page = f"{page[: block.start]}{body}\n{page[block.end :]}"
+    return page
 
 
 DRIVER = compile(
@@ -89,37 +101,28 @@ def words(page: str) -> list[str]:
 
 def as_printed_here(page: str) -> str:
     """Return the page with the kernels' lines in its reports as the installed torch prints them."""
-    blocks = blocks_of(page)
-    fresh, copied = "", 0
-    for code, block in pairwise(blocks):
+    fresh = {}
+    for code, block in steps_of(page):
         if (code.language, block.language) == ("python", "text"):
             report = " ".join(block.body.split())  # lines are folded at any blank
-            report = QUOTED.sub(lambda found: here(found[0]), report)
-            fresh += f"{page[copied : block.start]}{report}\n"
-            copied = block.end
-    return fresh + page[copied:]
+            fresh[block] = QUOTED.sub(lambda found: here(found[0]), report)
+    return with_bodies(page, fresh)
 
 
 def rerun(page: str) -> str:
     """Return the page with the reports that its blocks make now."""
     torch.manual_seed(0)
-    blocks = blocks_of(page)
     names: dict[str, object] = {}
-    fresh, copied = "", 0
-    cell = 0
-    for at, block in enumerate(blocks):
-        if block.language != "python":
-            continue
-        cell += 1
+    fresh = {}
+    python = [step for step in steps_of(page) if step[0].language == "python"]
+    for cell, (block, follower) in enumerate(python, start=1):
         report = report_of(block.body, names, cell=cell)
-        follower = blocks[at + 1] if at + 1 < len(blocks) else None
-        if follower is None or follower.language != "text":
+        if follower.language != "text":
             assert report is None, f"this block is said to run:\n{block.body}\n{report}"
-            continue
-        assert report is not None, f"this block is said to fail:\n{block.body}"
-        fresh += page[copied : follower.start] + report + "\n"
-        copied = follower.end
-    return fresh + page[copied:]
+        else:
+            assert report is not None, f"this block is said to fail:\n{block.body}"
+            fresh[follower] = report
+    return with_bodies(page, fresh)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -9,8 +9,9 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from cudalens import simulate  # noqa: E402
 from cudalens.core.report import Report  # noqa: E402
-from tests.hostcells import run_cell  # noqa: E402
+from tests.hostcells import check_fixes, run_cell  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -261,31 +262,30 @@ def test_a_model_trains_and_generates_as_on_the_cpu(name: str) -> None:
 
 
 PAGE = """
-boxes, words = torch.zeros(2, 4, 4).long(), ids(2, 4)
+boxes = torch.zeros(2, 4, 4).long()
 page = {"input_ids": words, "bbox": boxes}
 """
+BY_NAME = "model(input_ids=words, bbox=boxes)"
+BOTH = 'model(input_ids=words.to("cuda:0"), bbox=boxes.to("cuda:0"))'
 
 
 @pytest.mark.parametrize(
-    ("call", "fix"),
+    ("words", "call", "fix"),
     [
-        ("model(input_ids=words, bbox=boxes)", "boxes = boxes.to(words.device)"),
-        ("model(**page)", 'page["bbox"] = page["bbox"].to("cuda:0")'),
+        ("ids(2, 4)", BY_NAME, "boxes = boxes.to(words.device)"),
+        ("ids(2, 4)", "model(**page)", 'page["bbox"] = page["bbox"].to("cuda:0")'),
+        # The neighbour: the words lie on the CPU, too.
+        ("ids(2, 4).cpu()", BY_NAME, BOTH),
     ],
 )
-def test_the_only_tensor_left_behind_is_moved(call: str, fix: str) -> None:
+def test_what_was_left_behind_is_moved(
+    words: str, call: str, fix: str, sim: simulate.Simulation
+) -> None:
     """The model takes slices of it to its tables: those have no name on the user's line."""
-    setup = f"{SETUP}model = {MODELS['layoutlmv3']}.cuda()\n{PAGE}"
-    assert fix in run_cell(setup + call).fixes
-    assert run_cell(f"{setup}{fix}\n{call}").error is None
-
-
-def test_two_left_behind_are_moved_together() -> None:
-    """The neighbour: the words lie on the CPU, too."""
-    setup = f"{SETUP}model = {MODELS['layoutlmv3']}.cuda()\n{PAGE}\nwords = words.cpu()\n"
-    fix = 'model(input_ids=words.to("cuda:0"), bbox=boxes.to("cuda:0"))'
-    assert run_cell(f"{setup}model(input_ids=words, bbox=boxes)").fixes == [fix]
-    assert run_cell(f"{setup}{fix}").error is None
+    code = f"{SETUP}model = {MODELS['layoutlmv3']}.cuda()\nwords = {words}\n{PAGE}{call}".strip()
+    outcome = run_cell(code)
+    assert outcome.fixes == [fix]
+    check_fixes(code, outcome, sim)
 
 
 def test_inside_a_trainer(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from cudalens.core.report_types import Environment, SourceSpan
 from cudalens.core.version import __version__
 from cudalens.guards import catalogue_rows
 from cudalens.render.tables import guard_list
-from tests.processes import ROOT, environment, python
+from tests.processes import ROOT, python
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -46,8 +45,7 @@ def run(tmp_path: Path) -> Run:
     """Run ``python -m cudalens`` in a folder of its own."""
 
     def run_it(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        environment = {"COLUMNS": "100", **environment}
-        return python("-m", "cudalens", *words, cwd=tmp_path, **environment)
+        return python("-m", "cudalens", *words, cwd=tmp_path, **{"COLUMNS": "100", **environment})
 
     return run_it
 
@@ -94,17 +92,13 @@ def test_a_script_named_from_here_sees_what_python_would_show_it(run: Run, tmp_p
 
 def test_a_script_sees_what_it_would_see_alone(run_here: Run, tmp_path: Path) -> None:
     script(tmp_path, "answer = 42\n", "below/helper.py")
-    script(
-        tmp_path,
-        "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\n",
-        "below/train.py",
-    )
+    text = "import sys, helper\nprint(__name__, sys.argv, helper.answer, sys.path[0])\n"
+    script(tmp_path, text, "below/train.py")
     done = run_here("--fast", "below/train.py", "--fast", "-m", "x")
     folder = (tmp_path / "below").resolve()
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     expected = ["below/train.py", "--fast", "-m", "x"]
     assert done.stdout == f"__main__ {expected!r} 42 {folder}\n"
-    assert done.stderr == ""
 
 
 def test_a_module_runs_as_with_python_m(run_here: Run, tmp_path: Path) -> None:
@@ -163,29 +157,38 @@ def test_an_error_without_torch_is_pythons_own(run: Run, tmp_path: Path) -> None
     assert done.stderr.replace(f"{tmp_path}{os.sep}", "") == shorter
 
 
-def test_a_syntax_error_is_one_of_the_script(run_here: Run, tmp_path: Path) -> None:
-    script(tmp_path, "a = 1\nb = (\n")
-    done = run_here("train.py")
-    assert done.returncode == 1
-    assert 'train.py", line 2' in done.stderr
-    assert "runpy" not in done.stderr
+SUPPRESSING = "import contextlib\nwith contextlib.suppress(IndexError):\n    step(torch"
+SUPPRESSED = FAILING.replace("step(torch", SUPPRESSING)
+OF_NAN = """\
+import cudalens, torch
+p = torch.full((3,), float("nan"), device=cudalens.ensure_cuda())
+torch.bernoulli(p)
+"""
+ADVICE = r"python -m cudalens --nan, or cudalens\.check\(nan=True\), stops at the first one"
+ENDS = {
+    "a syntax error of the script": ("a = 1\nb = (\n", 1, r'train\.py", line 2'),
+    "interrupted": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n",
+        128 + signal.SIGINT,
+        "KeyboardInterrupt$",
+    ),
+    "a swallowed finding": (SUPPRESSED, 0, "10 is outside the 10 classes"),
+    "item 15, advice for a script": (OF_NAN, 1, ADVICE),
+}
+"""A script, its exit status, and what is said on stderr."""
 
 
 @pytest.mark.usefixtures("sim")
-def test_a_swallowed_finding_is_reported_and_the_status_kept(run_here: Run, tmp_path: Path) -> None:
-    with_suppress = "import contextlib\nwith contextlib.suppress(IndexError):\n    step(torch"
-    script(tmp_path, FAILING.replace("step(torch", with_suppress))
+@pytest.mark.parametrize(("text", "status", "says"), ENDS.values(), ids=ENDS)
+def test_how_a_script_ends(
+    run_here: Run, tmp_path: Path, text: str, status: int, says: str
+) -> None:
+    """Nothing is said of how it was run, nor what can be done in a notebook alone (issue 17)."""
+    script(tmp_path, text)
     done = run_here("train.py")
-    assert done.returncode == 0, done.stderr
-    assert "10 is outside the 10 classes" in done.stderr
-
-
-def test_an_interrupted_script_ends_with_130(run_here: Run, tmp_path: Path) -> None:
-    script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('no')\n")
-    done = run_here("train.py")
-    assert done.returncode == 128 + signal.SIGINT
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "no" not in done.stdout
+    assert done.returncode == status and "went on" not in done.stdout
+    said = " ".join(done.stderr.split())
+    assert re.search(says, said) and not re.search("runpy|%cudacheck|restart the kernel", said)
 
 
 def assert_one_line(
@@ -343,15 +346,13 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
         (bad_kind, "is not a report"),
         (bad_kind[:-3] + "{}}", "is not a report"),
         ('{"schema_version": 2, "op": 3}', "another type"),
+        ("\x89PNG\xff", "it is no text"),
     ):
-        (tmp_path / "other.json").write_text(text, encoding="utf-8")
+        (tmp_path / "other.json").write_text(text, encoding="latin-1")
         begin = "other.json is not a report"
         assert_one_line(run_here("show", "other.json"), 1, said, begin=begin)
-    (tmp_path / "other.json").write_bytes(b"\x89PNG\xff")
-    assert "it is no text" in run_here("show", "other.json").stderr
-    done = run_here("show", "missing.json")
-    assert done.stderr.endswith("that can be shown: No such file or directory\n")
-    assert done.returncode == 1
+    said = "that can be shown: No such file or directory\n"
+    assert_one_line(run_here("show", "missing.json"), 1, said)
 
 
 def test_show_lists_several_reports(run_here: Run, tmp_path: Path) -> None:
@@ -410,11 +411,9 @@ def test_explain_reads_a_log(run_here: Run, tmp_path: Path, encoding: str) -> No
 @pytest.mark.parametrize("words", [["explain"], ["explain", "-"]])
 def test_explain_reads_standard_input_without_torch(tmp_path: Path, words: list[str]) -> None:
     script(tmp_path, "raise ModuleNotFoundError('No module named torch', name='torch')", "torch.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "cudalens", *words], input=LOG, encoding="utf-8",
-        capture_output=True, timeout=240, check=False, cwd=tmp_path,
-        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", PYTHONIOENCODING="utf-8"),
-    )  # fmt: skip
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    command = ("-m", "cudalens", *words)
+    done = python(*command, cwd=tmp_path, streams={"input": LOG}, PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "a label is neither one of the classes" in " ".join(done.stdout.split())
 
@@ -450,24 +449,5 @@ def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as gone:
-        done = subprocess.run(
-            [sys.executable, "-m", "cudalens", *words],
-            stdout=gone, stderr=subprocess.PIPE, text=True, timeout=240, check=False,
-            cwd=tmp_path, env=environment(),
-        )  # fmt: skip
+        done = python("-m", "cudalens", *words, cwd=tmp_path, streams={"stdout": gone})
     assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.usefixtures("sim")
-def test_item_15_in_a_script_no_text_speaks_of_a_magic(run_here: Run, tmp_path: Path) -> None:
-    """Issue 17: what is advised can be done with a script."""
-    code = """\
-    import cudalens, torch
-    p = torch.full((3,), float("nan"), device=cudalens.ensure_cuda())
-    torch.bernoulli(p)
-    """
-    (tmp_path / "fails.py").write_text(textwrap.dedent(code), encoding="utf-8")
-    done = run_here("fails.py")
-    advice = "python -m cudalens --nan, or cudalens.check(nan=True), stops at the first one"
-    assert advice in " ".join(done.stderr.split())
-    assert "%cudacheck" not in done.stderr and "restart the kernel" not in done.stderr

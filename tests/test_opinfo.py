@@ -22,6 +22,7 @@ import cudalens
 from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from tests.amount import AMOUNT
+from tests.cpu_guards import bits
 from tests.guarded_ops import GUARDED
 from tests.probes import SeenOps
 
@@ -123,18 +124,6 @@ def on_device(tree: Any, device: str = "cuda") -> Any:
 
 def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def bits(tensor: Tensor | None) -> Any:
-    """Return everything that tells one result from another."""
-    if tensor is None:
-        return None
-    meta = (tensor.layout, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.requires_grad)
-    if tensor.layout != torch.strided:
-        return (*meta, bits(tensor.detach().cpu().to_dense()))
-    host = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
-    host = host.clone(memory_format=torch.contiguous_format)
-    return (*meta, tensor.stride(), host.view(torch.uint8).numpy().tobytes())
 
 
 def complaints(case: Case, limit: int | None, **options: Any) -> Iterator[str]:

@@ -21,7 +21,7 @@ import cudalens
 from benchmarks import pages
 from cudalens import simulate
 from tests.shells import run, shell_with_cudalens
-from tests.test_error_pages import WIDTH, Block, blocks_of
+from tests.test_error_pages import WIDTH, blocks_of, steps_of
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -125,9 +125,7 @@ def test_every_code_block_runs_as_pasted(
         shell.run_line_magic("load_ext", "cudalens")
         shell.run_line_magic("cudacheck", "on")
     assert paste(shell, GIVEN.get(path, "")) is None
-    blocks = blocks_of(path.read_text(encoding="utf-8"))
-    followers = [*blocks[1:], Block(language="", body="", start=0, end=0)]
-    for block, follower in zip(blocks, followers, strict=True):
+    for block, follower in steps_of(path.read_text(encoding="utf-8")):
         if block.language in CODE:
             error = paste(shell, block.body)
             assert (error is None) == (follower.language != "text"), f"{block.body}\n{error!r}"

@@ -13,6 +13,7 @@ whole of it, by file and function, or by file and expression, if just one candid
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import struct
@@ -276,10 +277,8 @@ def _grouped(
 
 
 def release_of(packages: Path) -> str:
-    text = (packages / "torch" / "version.py").read_text(encoding="utf-8")
-    found = re.search(r"__version__ = '([^'+]+)", text)
-    assert found is not None, "torch/version.py names no version"
-    return found[1]
+    (found,) = importlib.metadata.distributions(name="torch", path=[str(packages)])
+    return found.version.partition("+")[0]
 
 
 def main(arguments: list[str]) -> None:

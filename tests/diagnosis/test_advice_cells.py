@@ -16,6 +16,7 @@ from tests.amount import AMOUNT
 from tests.hostcells import SETUP, check_fixes, run_cell
 from tests.releases import release
 
+pytestmark = pytest.mark.usefixtures("sim")
 DATA = Path(__file__).parents[1] / "data"
 ALWAYS = ("chosen_cells.txt",)
 """Where a fix stands, what is meant, and where nothing is offered: answered in every run."""
@@ -89,9 +90,7 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
         ("for data in (data, data): step(data)", None),
     ],
 )
-def test_the_caller_that_made_an_argument_is_named(
-    given: str, origin: str | None, sim: simulate.Simulation
-) -> None:
+def test_the_caller_that_made_an_argument_is_named(given: str, origin: str | None) -> None:
     """By the same object, bound once: of an expression, or a loop's value, nothing is said."""
     code = "model = nn.Linear(4, 2).cuda()\ndef step(x):\n    return model(x)\n"
     outcome = run_cell(f"{SETUP}{code}data = torch.randn(3, 4)\n{given}")
@@ -100,19 +99,19 @@ def test_the_caller_that_made_an_argument_is_named(
     assert origin in text if origin else "made" not in text
 
 
-def test_a_trial_leaves_nothing_behind(sim: simulate.Simulation) -> None:
+def test_a_trial_leaves_nothing_behind() -> None:
     """Neither the user's tensors nor the random numbers nor a module's statistics change."""
     setup = "m, x = nn.BatchNorm2d(3), torch.randn(3, 16, 16)\nbefore = torch.get_rng_state()\n"
     outcome = run_cell(f"{SETUP}{setup}m(x)")
     assert outcome.fixes == ["m(x.unsqueeze(0))"]
     names = outcome.names
-    assert int(names["m"].num_batches_tracked) == 0
+    assert names["m"].num_batches_tracked == 0
     assert bool((names["m"].running_mean == 0).all())
     assert names["before"].equal(names["torch"].get_rng_state())
     assert tuple(names["x"].shape) == (3, 16, 16)
 
 
-def test_large_tensors_are_tried_without_their_values(sim: simulate.Simulation) -> None:
+def test_large_tensors_are_tried_without_their_values() -> None:
     """Shapes on the meta device; a cast, whose values count there, is not promised."""
     setup = "x = torch.empty(1, 1, 1).expand(4000, 28, 2000)\nw = torch.empty(1, 1).expand(28, 5)\n"
     assert run_cell(f"{SETUP}{setup}x @ w").fixes[:1] == ["x.transpose(1, 2) @ w"]
@@ -120,7 +119,7 @@ def test_large_tensors_are_tried_without_their_values(sim: simulate.Simulation) 
     assert not any(run_cell(f"{SETUP}{setup}m(x)").fixes)
 
 
-def test_the_users_own_code_is_not_run_again(sim: simulate.Simulation) -> None:
+def test_the_users_own_code_is_not_run_again() -> None:
     """What a call of theirs gave is not known, and is not computed a second time."""
     setup = "n = []\ndef f(x):\n    n.append(1)\n    return x\nx = torch.randn(2, 3)\n"
     outcome = run_cell(f"{SETUP}{setup}torch.mm(f(x), x)")

@@ -95,8 +95,7 @@ def test_certainty_and_headline(name: str) -> None:
     """Only a replay on true values proves; a text and an op that disagree prove nothing."""
     given, certainty, headline = CASES[name]
     report = diagnose(given)
-    assert report.kind == "device_assert"
-    assert report.certainty == certainty
+    assert (report.kind, report.certainty) == ("device_assert", certainty)
     assert report.headline.startswith(headline)
     assert "restart the kernel" in report.explanation.lower()
     assert report.context_usable is False

@@ -6,6 +6,7 @@ cut down to the lines that count, and folders of the writers are shortened.
 
 from __future__ import annotations
 
+import textwrap
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,7 @@ def ended(error: str) -> str:
 
 
 def marked(rank: int, text: str) -> str:
-    return "\n".join(f"[rank{rank}]: {line}" for line in text.splitlines())
+    return textwrap.indent(text, f"[rank{rank}]: ", lambda line: True).removesuffix("\n")
 
 
 def interleaved(*texts: str) -> str:
@@ -102,11 +103,8 @@ def interleaved(*texts: str) -> str:
 
 def test_a_traceback_that_ends_in_the_op_names_it_and_the_line() -> None:
     report = explained(f"{ASSERT.format(1, 2)}\n{TRACE}")
-    assert (report.op.name, report.op.api, report.argument) == (
-        "aten::embedding",
-        "nn.Embedding",
-        "indices",
-    )
+    found = (report.op.name, report.op.api, report.argument)
+    assert found == ("aten::embedding", "nn.Embedding", "indices")
     assert "the line is likely the one" in report.explanation
     assert report.source is not None and report.source.ref.where == "/work/train.py:30"
     assert [frame.is_user for frame in report.frames] == [True, True, False]
@@ -196,6 +194,10 @@ def test_a_job_that_ran_under_the_check_has_its_finding_in_the_log() -> None:
     assert report.source is not None and report.source.line == 30
 
 
+RUN = ("/work/train.py", 30, "x = self.words(ids)")
+GROUP = textwrap.indent(TRACE, "  | ").replace("  | Traceback", "  + Exception Group Traceback")
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -207,25 +209,9 @@ def test_a_job_that_ran_under_the_check_has_its_finding_in_the_log() -> None:
             "RuntimeError: CUDA error: device-side assert triggered\n",
             (5, None, 3, "step(x, y)"),
         ),
-        (
-            "  + Exception Group Traceback (most recent call last):\n"
-            '  |   File "/work/run.py", line 4, in <module>\n'
-            "  |     run()\n"
-            "  | RuntimeError: CUDA error: device-side assert triggered\n",
-            (None, "/work/run.py", 4, "run()"),
-        ),
-        (
-            "[default1]:Traceback (most recent call last):\n"
-            '[default1]:  File "/work/run.py", line 4, in <module>\n'
-            "[default1]:    run()\n"
-            "[default1]:RuntimeError: CUDA error: device-side assert triggered\n",
-            (None, "/work/run.py", 4, "run()"),
-        ),
-        (
-            '1: Traceback (most recent call last):\n1:   File "/work/run.py", line 4, in <module>\n'
-            "1:     run()\n1: RuntimeError: CUDA error: device-side assert triggered\n",
-            (None, "/work/run.py", 4, "run()"),
-        ),
+        (GROUP, (None, *RUN)),
+        (textwrap.indent(TRACE, "[default1]:"), (None, *RUN)),
+        (textwrap.indent(TRACE, "1: "), (None, *RUN)),
     ],
     ids=["notebook", "exception group", "torchrun --tee", "srun -l"],
 )

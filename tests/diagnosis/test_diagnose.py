@@ -17,9 +17,9 @@ LONG = "self.embedding_tables[name].weight_of_all"
 """One character more than a name may have."""
 
 
+KEYS = ("argument", "expression", "bad_at")
 OUTSIDE = "{argument}[17] = 10 is outside the 10 classes of {related}"
 IN_SCHEMA = "[17] = 10 is outside the 10 classes of input"
-IN_SELF = IN_SCHEMA.replace("input", "self")
 
 
 def finding(template: str = OUTSIDE, **more: Any) -> Violation:
@@ -32,62 +32,44 @@ def finding(template: str = OUTSIDE, **more: Any) -> Violation:
     )
 
 
-def fact(argument: str | None, expression: str | None, **more: Any) -> TensorFact:
-    return TensorFact(argument=argument, expression=expression, shape=(32,), **more)
-
-
 @pytest.mark.parametrize(
-    ("facts", "own"),
+    "row",
     [
-        ((), "target[17] = 10 is outside the 10 classes of input"),
+        ((), f"target{IN_SCHEMA}"),
         ([("target", "y")], f"y{IN_SCHEMA}"),
-        ([("target", "y - 1")], "(y - 1)[17] = 10 is outside the 10 classes of input"),
-        ([("target", "b['y']")], "b['y'][17] = 10 is outside the 10 classes of input"),
-        ([("target", "net(x)")], "net(x)[17] = 10 is outside the 10 classes of input"),
-        ([("target", LONG)], "target[17] = 10 is outside the 10 classes of input"),
-        ([("target", LONG[1:])], f"{LONG[1:]}[17] = 10 is outside the 10 classes of input"),
+        ([("target", "y - 1")], f"(y - 1){IN_SCHEMA}"),
+        ([("target", "b['y']")], f"b['y']{IN_SCHEMA}"),
+        ([("target", "net(x)")], f"net(x){IN_SCHEMA}"),
+        ([("target", LONG)], f"target{IN_SCHEMA}"),
+        ([("target", LONG[1:])], f"{LONG[1:]}{IN_SCHEMA}"),
         ([("target", "d['{related}']")], f"d['{{related}}']{IN_SCHEMA}"),
         ([("input", "z")], "target[17] = 10 is outside the 10 classes of z"),
         ([("self", "p"), ("input", "z")], "target[17] = 10 is outside the 10 classes of p"),
         ([("input", "z * 2")], "target[17] = 10 is outside the 10 classes of (z * 2)"),
-        ([(None, "y"), (None, "z")], "target[17] = 10 is outside the 10 classes of input"),
-    ],
-)
-def test_the_headline_has_the_users_expressions_where_they_are_proven(
-    facts: list[tuple[str | None, str]], own: str
-) -> None:
-    """And the schema's names in the form that tools read, whatever is known."""
-    evidence = Evidence(
-        violation=finding(),
-        op=OpName(name="aten::nll_loss_forward", api="torch.nn.functional.cross_entropy"),
-        tensors=tuple(fact(*item) for item in facts),
-    )
-    report = diagnose(evidence)
-    assert report.headline == "target[17] = 10 is outside the 10 classes of input"
-    assert report.headline_own == own
-    assert format_message(report).startswith(own)
-
-
-@pytest.mark.parametrize(
-    ("violation", "tensors", "headline", "own"),
-    [
+        ([(None, "y"), (None, "z")], f"target{IN_SCHEMA}"),
         # The op got the user's tensor reshaped; its own place stays in the schema's headline.
-        (finding(), [fact(None, "y", bad_at=(1, 1))], f"target{IN_SELF}", f"y[1, 1]{IN_SELF[4:]}"),
+        ([(None, "y", (1, 1))], f"y[1, 1]{IN_SCHEMA[4:]}"),
         # ``indices[1]`` is one of several; the others' names are not taken for its.
-        (finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1),
-         [fact("target[0]", "rows"), fact("target[1]", "columns")], f"target[1]{IN_SELF}",
-         f"columns{IN_SELF}"),
+        ([("target[0]", "rows"), ("target[1]", "columns")], f"columns{IN_SCHEMA}",
+         f"target[1]{IN_SCHEMA}", finding(OUTSIDE.replace("}[", "}[1][", 1), list_position=1)),
         # A template of a user's guard names the argument alone, or nothing at all.
-        (finding("{argument} sums to 3"), [fact("target", "y")], "target sums to 3", "y sums to 3"),
-        (finding("row {9} is bad"), [fact("target", "y")], "row {9} is bad", "row {9} is bad"),
+        ([("target", "y")], "y sums to 3", "target sums to 3", finding("{argument} sums to 3")),
+        ([("target", "y")], "row {9} is bad", "row {9} is bad", finding("row {9} is bad")),
     ],
 )  # fmt: skip
-def test_a_template_is_filled_by_what_is_known_of_the_tensor(
-    violation: Violation, tensors: list[TensorFact], headline: str, own: str
-) -> None:
-    """Its name, its place in a list, and the place of the bad value in it."""
-    report = diagnose(Evidence(violation=violation, tensors=tuple(tensors)))
+def test_the_headline_has_the_users_expressions_where_they_are_proven(row: tuple[Any, ...]) -> None:
+    """And the schema's names in the form that tools read, whatever is known of the tensor."""
+    facts, own, headline, violation = (*row, f"target{IN_SCHEMA}", finding())[:4]
+    evidence = Evidence(
+        violation=violation,
+        op=OpName(name="aten::nll_loss_forward", api="torch.nn.functional.cross_entropy"),
+        tensors=tuple(
+            TensorFact(shape=(32,), **dict(zip(KEYS, item, strict=False))) for item in facts
+        ),
+    )
+    report = diagnose(evidence)
     assert (report.headline, report.headline_own) == (headline, own)
+    assert format_message(report).startswith(own)
 
 
 def test_the_exception_names_one_thing_by_one_name() -> None:

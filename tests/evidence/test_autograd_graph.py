@@ -37,16 +37,13 @@ def test_nodes_edges_and_roles_of_a_loss() -> None:
         names={id(parameter): f"head.{name}" for name, parameter in layer.named_parameters()},
     )
     assert graph.focus == FOCUS
-    focus = graph.nodes[-1]
-    assert (focus.id, focus.role, focus.op) == (FOCUS, "failed", "aten::nll_loss_forward")
-    assert [node.id for node in graph.nodes[:-1]] == [f"n{i}" for i in range(5)]
-    product = by_name(graph, "AddmmBackward0")
-    assert (product.op, product.shape, product.dtype) == ("aten::addmm", (2, 3), "float32")
-    assert product.role == "upstream"
-    labels = by_name(graph, "target")
-    assert (labels.role, labels.shape, labels.dtype) == ("bad_input", (2,), "int64")
-    weight = by_name(graph, "head.weight")
-    assert (weight.role, weight.shape, weight.module_path) == ("parameter", (3, 4), "head")
+    assert [node.id for node in graph.nodes] == [*(f"n{i}" for i in range(5)), FOCUS]
+    assert (graph.nodes[-1].role, graph.nodes[-1].op) == ("failed", "aten::nll_loss_forward")
+    known = {node.name: (node.role, node.shape, node.dtype, node.op) for node in graph.nodes}
+    assert known["AddmmBackward0"] == ("upstream", (2, 3), "float32", "aten::addmm")
+    assert known["target"][:3] == ("bad_input", (2,), "int64")
+    assert known["head.weight"][:2] == ("parameter", (3, 4))
+    assert by_name(graph, "head.weight").module_path == "head"
     assert edges(graph) == {
         ("AddmmBackward0", "aten::nll_loss_forward", 0),
         ("target", "aten::nll_loss_forward", 1),
@@ -61,9 +58,8 @@ def test_nodes_edges_and_roles_of_a_loss() -> None:
 def test_leaves_that_are_no_parameters() -> None:
     x = torch.ones(2, requires_grad=True)
     graph = neighbourhood({"self": x, "other": x.exp()}, op_name="aten::add", bad=None)
-    assert by_name(graph, "self").role == "leaf"
-    assert by_name(graph, "AccumulateGrad").role == "leaf"
-    assert by_name(graph, "AccumulateGrad").shape == (2,)
+    found = by_name(graph, "AccumulateGrad")
+    assert (by_name(graph, "self").role, found.role, found.shape) == ("leaf", "leaf", (2,))
 
 
 def test_a_bad_tensor_with_a_history_is_the_bad_input() -> None:
@@ -198,9 +194,7 @@ def test_item_24_parameters_keep_their_names_in_a_straight_cell(sim: simulate.Si
     }
     exec("out = net(x)", made)
     made["last"] = made["out"] * torch.ones(2, device="cuda", requires_grad=True)
-    shown = run_cell("F.cross_entropy(last, y)", made).shown
-    names = {node.name for node in shown.graph.nodes}
-    assert {"2.weight", "2.bias", "0.weight"} <= names
-    assert "AccumulateGrad" in names  # what no variable holds has no name
-    shown = run_cell("last + x", made).shown
-    assert {"2.weight", "2.bias", "0.weight"} <= {node.name for node in shown.graph.nodes}
+    for line in ("F.cross_entropy(last, y)", "last + x"):
+        names = {node.name for node in run_cell(line, made).shown.graph.nodes}
+        # What no variable holds has no name.
+        assert {"2.weight", "2.bias", "0.weight", "AccumulateGrad"} <= names

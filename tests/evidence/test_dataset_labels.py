@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from cudalens import simulate
 from tests.hostcells import run_cell
 
+pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """\
 import torch
 from torch import nn
@@ -24,63 +26,52 @@ class Own(Dataset):
         return torch.zeros(4), int(self.targets[at])
 head = nn.Linear(4, {outputs}).cuda()
 {made}
-for x, y in DataLoader(ds, {size}, shuffle={shuffle}):
+for x, y in DataLoader(ds, 30, shuffle={shuffle}):
     F.cross_entropy(head(x.cuda()), y.cuda())
 """
 ALL = "40 labels of ds go up to 39: they need 40 outputs, the head has 10"
-
-
-def hints(made: str, *, outputs: int = 10, size: int = 30, shuffle: bool = True) -> list[str]:
-    """The texts of a report on a loop over a data set."""
-    code = SETUP.format(made=made, outputs=outputs, size=size, shuffle=shuffle)
-    outcome = run_cell(code, fast=False)
-    assert outcome.shown.limits == ()
-    return [item.text for item in outcome.shown.hints]
+OWN = "ds = Own({})\nOwn.__getitem__ = lambda self, at: (torch.zeros(4), {})"
 
 
 @pytest.mark.parametrize(
-    "made",
+    ("made", "options", "says"),
     [
-        "ds = TensorDataset(torch.randn(40, 4), torch.arange(40))",
-        "ds = [(torch.randn(4), n) for n in range(40)]",
-        "ds = [(torch.randn(4), torch.tensor(n)) for n in range(40)]",
-        "ds = Own(list(range(40)))",
-        "ds = Own(torch.arange(40).numpy())",
-        "ds = Subset(Own(torch.arange(50).flip(0)), range(10, 50))",
+        # A batch of 30 does not hold the largest label of 40 for certain.
+        ("ds = TensorDataset(torch.randn(40, 4), torch.arange(40))", {}, ALL),
+        ("ds = [(torch.randn(4), n) for n in range(40)]", {}, ALL),
+        ("ds = [(torch.randn(4), torch.tensor(n)) for n in range(40)]", {}, ALL),
+        ("ds = Own(list(range(40)))", {}, ALL),
+        ("ds = Own(torch.arange(40).numpy())", {}, ALL),
+        ("ds = Subset(Own(torch.arange(50).flip(0)), range(10, 50))", {}, ALL),
+        # Labels that are computed have no column; the names of the classes are there.
+        (OWN.format("[range(n) for n in range(40)], classes=[str(n) for n in range(40)]",
+                    "len(self.targets[at])"), {"shuffle": False},
+         "labels up to 29 (10, 11, 12, 13 and 16 more) need at least 30 outputs (this batch), the "
+         "head has 10; ds names 40 classes"),
+        # Labels that were shifted on the way are not those that are stored.
+        (OWN.format("list(range(40))", "self.targets[at] + 1"), {"shuffle": False},
+         "labels up to 30 (10, 11, 12, 13 and 17 more) need at least 31 outputs (this batch), the "
+         "head has 10"),
+        # One label is far beyond the others: the row, and no larger head.
+        ("y = torch.arange(40) % 3\ny[17] = 999\nds = TensorDataset(torch.randn(40, 4), y)",
+         {"outputs": 3, "shuffle": False}, "all other labels are 0 … 2, and 999 is far beyond the "
+         "3 classes: a mark of elements to leave out, or a bad row of data, row 17 of ds"),
     ],
-)
-def test_the_number_of_outputs_is_that_of_the_data_set(made: str, sim: simulate.Simulation) -> None:
-    """A batch of 30 does not hold the largest label of 40 for certain."""
-    assert hints(made)[0] == ALL
+)  # fmt: skip
+def test_the_data_set_is_asked_for_its_labels(
+    made: str, options: dict[str, Any], says: str
+) -> None:
+    """For what it stores: the largest of all, the number of classes, the row of a bad one."""
+    code = SETUP.format(made=made, **{"outputs": 10, "shuffle": True, **options})
+    report = run_cell(code, fast=False).shown
+    assert report.limits == ()
+    assert [item.text for item in report.hints] == [says]
 
 
-def test_no_sample_is_asked_for(sim: simulate.Simulation) -> None:
+def test_no_sample_is_asked_for() -> None:
     """Only the loader has called the data set's own code."""
-    code = SETUP.format(made="ds = Own(list(range(40)))", outputs=10, size=30, shuffle=False)
+    code = SETUP.format(made="ds = Own(list(range(40)))", outputs=10, shuffle=False)
     assert run_cell(code, fast=False).names["ds"].calls == 30
-
-
-def test_classes_are_counted_where_no_labels_are_stored(sim: simulate.Simulation) -> None:
-    """Labels that are computed have no column; the names of the classes are there."""
-    made = "ds = Own([range(n) for n in range(40)], classes=[str(n) for n in range(40)])\n"
-    made += "Own.__getitem__ = lambda self, at: (torch.zeros(4), len(self.targets[at]))"
-    text = hints(made, shuffle=False)[0]
-    assert text.endswith("need at least 30 outputs (this batch), the head has 10; ds names 40 "
-                         "classes")  # fmt: skip
-
-
-def test_another_column_is_not_taken_for_the_labels(sim: simulate.Simulation) -> None:
-    """Labels that were shifted on the way are not those that are stored."""
-    made = "ds = Own(list(range(40)))\n"
-    made += "Own.__getitem__ = lambda self, at: (torch.zeros(4), self.targets[at] + 1)"
-    assert "(this batch)" in hints(made, shuffle=False)[0]
-
-
-def test_a_bad_row_of_data_is_named(sim: simulate.Simulation) -> None:
-    """One label is far beyond the others: the row, and no larger head."""
-    made = "y = torch.arange(40) % 3\ny[17] = 999\nds = TensorDataset(torch.randn(40, 4), y)"
-    (text,) = hints(made, outputs=3, shuffle=False)
-    assert text.endswith("a bad row of data, row 17 of ds")
 
 
 LABELS = "y = torch.tensor([10, 20, 30]).cuda()"
@@ -94,14 +85,11 @@ LABELS = "y = torch.tensor([10, 20, 30]).cuda()"
          "F.cross_entropy(z, torch.unique(y, return_inverse=True)[1])"),
     ],
 )  # fmt: skip
-def test_labels_of_a_batch_are_not_numbered_alone(
-    line: str, fix: str | None, sim: simulate.Simulation
-) -> None:
+def test_labels_of_a_batch_are_not_numbered_alone(line: str, fix: str | None) -> None:
     """Another batch may hold fewer labels, and its numbers would be other ones."""
     code = "import torch\nfrom torch.nn import functional as F\nz = torch.zeros(3, 3).cuda()\n"
     hint = run_cell(code + line).shown.hints[0]
-    assert hint.rule == "relabel"
-    assert hint.fix == fix
+    assert (hint.rule, hint.fix) == ("relabel", fix)
     assert ("in the whole data set" in hint.text) is (fix is None)
 
 
@@ -133,6 +121,6 @@ conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
          "the layer is conv[0], made in line 13: nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()"),
     ],
 )  # fmt: skip
-def test_the_layer_to_change_is_named(line: str, says: str, sim: simulate.Simulation) -> None:
+def test_the_layer_to_change_is_named(line: str, says: str) -> None:
     """With its line, and what shares its weight."""
     assert run_cell(LAYERS + line).shown.hints[0].text.endswith(says)

@@ -97,8 +97,7 @@ def test_an_op_of_an_extension_is_named_with_its_true_arguments(extension: Any) 
     report = outcome.shown
     assert isinstance(outcome.error, torch.AcceleratorError)
     assert (report.kind, report.certainty, report.prevented) == ("device_assert", "proven", False)
-    assert report.context_usable is False
-    assert report.op.name == f"{OPS}::lookup"
+    assert (report.op.name, report.context_usable) == (f"{OPS}::lookup", False)
     assert report.source.text == "out = ops.lookup(weights, picked)"
     assert "index 9 is out of bounds" in report.headline
     facts = {item.argument: item for item in report.tensors}
@@ -259,13 +258,6 @@ def asserted(said: str = OWN) -> str:
     return ASSERTED.format(TEXT.format(block=0, thread=0, said=said))
 
 
-def test_a_later_op_is_not_blamed_for_what_ran_past_the_ops() -> None:
-    used = "try:\n    x + 1\nexcept RuntimeError:\n    torch.ones(3, device='cuda')"
-    report = cell(asserted() + used).shown
-    assert (report.op.name, report.certainty) == (None, "unknown")
-    assert "launched past torch's ops" in report.explanation
-
-
 def test_a_session_inside_another_leaves_the_report_to_be_shown(extension: Any) -> None:
     """The outer block shows it; only a block that began after the loss points back."""
     with pytest.raises(RuntimeError), cudalens.check() as outer, cudalens.check():
@@ -305,30 +297,6 @@ def test_a_hook_inside_backward(extension: Any) -> None:
     assert report.certainty == "proven"
 
 
-def test_without_waiting_the_op_is_not_blamed_for_certain(extension: Any) -> None:
-    """With ``--no-sync`` the error comes from a later call: no proof, and no wrong op as fact."""
-    report = cell(LOOKUP + "later.sum().item()", sync=False).shown
-    assert (report.kind, report.certainty) == ("device_assert", "unknown")
-    assert report.context_usable is False
-    assert "an earlier one can be at fault" in report.explanation
-    assert "run the cell without --no-sync" in report.explanation
-    assert f"not of torch, and called before: {OPS}::lookup." in report.explanation
-
-
-def test_without_waiting_an_extension_s_op_just_before_is_named(extension: Any) -> None:
-    report = cell(LOOKUP.replace("later = out + 1", "out.cpu()"), sync=False).shown
-    assert (report.certainty, report.source.text) == ("unknown", "out.cpu()")
-    assert f"{OPS}::lookup ran just before and may be the cause" in report.explanation
-
-
-def test_an_op_on_a_side_stream_is_named(extension: Any) -> None:
-    stream = "with torch.cuda.stream(torch.cuda.Stream()):\n    out"
-    report = cell(LOOKUP.replace("out =", f"{stream} =").replace("later = out + 1\n", "")).shown
-    assert report.op.name == f"{OPS}::lookup"
-    assert report.source.text == "out = ops.lookup(weights, picked)"
-    assert report.certainty == "proven"
-
-
 THREAD = """\
 from concurrent.futures import ThreadPoolExecutor
 weights = torch.arange(8.0, device="cuda").reshape(4, 2)
@@ -341,15 +309,52 @@ with ThreadPoolExecutor(1) as pool:
     pool.submit(work).result()
 """
 
+STATUS = 'raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasX()`")'
+USED = "try:\n    x + 1\nexcept RuntimeError:\n    torch.ones(3, device='cuda')"
+STREAM = "with torch.cuda.stream(torch.cuda.Stream()):\n    out ="
+MADE = "out = ops.lookup(weights, picked)"
+LOST: dict[str, tuple[str, dict[str, Any], dict[str, object], *tuple[str, ...]]] = {
+    # With ``--no-sync`` the error comes from a later call: no proof, and no wrong op as fact.
+    "not waited for": (LOOKUP + "later.sum().item()", {"sync": False},
+        {"kind": "device_assert", "certainty": "unknown", "usable": False},
+        "an earlier one can be at fault", "run the cell without --no-sync",
+        f"not of torch, and called before: {OPS}::lookup."),
+    "just before": (LOOKUP.replace("later = out + 1", "out.cpu()"), {"sync": False},
+        {"certainty": "unknown", "line": "out.cpu()"},
+        f"{OPS}::lookup ran just before and may be the cause"),
+    "on a side stream": (LOOKUP.replace("out =", STREAM).replace("later = out + 1\n", ""), {},
+        {"op": f"{OPS}::lookup", "certainty": "proven", "line": MADE}),
+    # No op of a thread is recorded: the line is where it surfaced, and no op is made up.
+    "in a thread of the user's": (THREAD, {}, {"kind": "device_assert", "certainty": "unknown",
+        "op": None, "usable": False, "line": "return ops.lookup(weights, picked).tolist()"},
+        f"✗ CUDA asserted `{OWN}`", "another thread did"),
+    # A later op is not blamed for what ran past the ops.
+    "past the ops": (asserted() + USED, {}, {"op": None, "certainty": "unknown"},
+        "launched past torch's ops"),
+    # An exception of the host's stays what it is, and the lost context is told.
+    "a host error on a dead device": (asserted() + "y @ y", {"fast": True},
+        {"kind": "host_error", "usable": False}, "the device had failed before"),
+    # cuBLAS reports a status of its own after an assert: the device itself is asked.
+    "a status that hides an assert": (asserted("srcIndex < srcSelectDimSize") + STATUS, {},
+        {"kind": "device_assert", "usable": False}, "it hides an assert",
+        "✗ index_select or embedding asserted on the device"),
+    "a status on a living device": (STATUS, {}, {"kind": "cuda_error", "usable": True}),
+}  # fmt: skip
 
-def test_a_failure_in_a_user_s_thread_has_the_thread_s_line(extension: Any) -> None:
-    """No op of a thread is recorded: the line is where it surfaced, and no op is made up."""
-    report = cell(THREAD).shown
-    assert report.source.text == "return ops.lookup(weights, picked).tolist()"
-    assert (report.kind, report.context_usable) == ("device_assert", False)
-    assert report.op.name is None and report.certainty == "unknown"
-    assert f"`{OWN}`" in report.headline
-    assert "another thread did" in report.explanation
+
+@pytest.mark.parametrize(("code", "options", "known", "said"),
+                         [(*row[:3], row[3:]) for row in LOST.values()], ids=LOST)  # fmt: skip
+def test_as_much_is_said_as_is_known(
+    extension: Any, code: str, options: Any, known: dict[str, object], said: tuple[str, ...]
+) -> None:
+    """The op where it is proven; where it is not, what may be the cause."""
+    report = cell(code, **options).shown
+    line = report.source and report.source.text
+    seen = {"kind": report.kind, "certainty": report.certainty, "usable": report.context_usable}
+    seen |= {"op": report.op.name, "line": line}
+    assert {key: seen[key] for key in known} == known
+    told = f"✗ {report.headline}\n{report.explanation}"
+    assert [text for text in said if text not in told] == []
 
 
 # --- the device is left alone ---------------------------------------------------------------------
@@ -438,29 +443,3 @@ def test_an_assert_of_an_unchecked_cell_is_not_blamed_on_the_next(
     assert (report.kind, report.context_usable) == ("device_assert", False)
     assert "before this cell" in report.headline + report.explanation
     assert report.certainty != "proven"
-
-
-def test_a_host_error_on_a_dead_device_says_both() -> None:
-    """An exception of the host's stays what it is, and the lost context is told."""
-    report = cell(asserted() + "y @ y", fast=True).shown
-    assert report.kind == "host_error"
-    assert report.context_usable is False
-    assert "the device had failed before" in report.explanation
-
-
-STATUS = """\
-raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`")
-"""
-
-
-def test_a_library_status_that_hides_an_assert() -> None:
-    """cuBLAS reports a status of its own after an assert: the device itself is asked."""
-    report = cell(asserted("srcIndex < srcSelectDimSize") + STATUS).shown
-    assert (report.kind, report.context_usable) == ("device_assert", False)
-    assert "it hides an assert" in report.explanation
-    assert "index_select or embedding asserted on the device" in report.headline
-
-
-def test_the_same_status_on_a_living_device_stays_what_it_is() -> None:
-    report = cell(STATUS).shown
-    assert (report.kind, report.context_usable) == ("cuda_error", True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ for x in data:
     loss = head(out[-1]).square().mean()
     loss.backward()
     optimizer.step()
-    {fix}
+    pass
 """
 CELL = """
 h = torch.zeros(3, 8, device="cuda")
@@ -38,7 +40,7 @@ for x in data:
     h = cell_(x[0], h)
     loss = head(h).square().mean()
     loss.backward()
-    {fix}
+    pass
 """
 ATTRIBUTE = """
 class Model(nn.Module):
@@ -53,7 +55,7 @@ model.state = model.state.cuda()
 for x in data:
     loss = model(x[0]).square().mean()
     loss.backward()
-    {fix}
+    pass
 """
 STATES = """
 states = [torch.zeros(3, 8, device="cuda")] * 2
@@ -61,25 +63,25 @@ for x in data:
     states = [cell_(x[0], states[0]), cell_(x[0], states[1])]
     loss = sum(map(torch.sum, states))
     loss.backward()
-    {fix}
+    pass
 """
 RUNNING = """
 total = 0
 for x in data:
     total {assign}head(rnn(x)[0][-1]).square().mean()
     total.backward()
-    {fix}
+    pass
 """
 ONCE = """
 out = rnn(data[0])[0]
 for row in range(2):
-    {fix}
+    pass
     loss = head(out[row]).square().mean()
     loss.backward()
 """
 GAN = """
 fake = maker(data[0][0])
-judge(fake{fix}).mean().backward()
+judge(fake).mean().backward()
 optimizer.step()
 (-judge(fake)).mean().backward()
 """
@@ -91,109 +93,87 @@ def cell(code: str) -> Outcome:
 
 
 def line_of(code: str, text: str) -> int:
-    """Return the number of the only line with a text, as a report counts."""
+    """Return the number of the first line with a text, as a report counts."""
     lines = (SETUP + code).strip().split("\n")
-    (found,) = [at for at, line in enumerate(lines, 1) if text in line]
-    return found
+    return next(at for at, line in enumerate(lines, 1) if text in line)
 
 
-@pytest.mark.parametrize(
-    ("code", "read", "fix"),
-    [
-        (LSTM, "rnn(x, h)", "h = tuple(item.detach() for item in h)"),
-        (CELL, "cell_(x[0], h)", "h = h.detach()"),
-        (STATES, "cell_(x[0], states[0])", "states = [item.detach() for item in states]"),
-        (RUNNING.replace("{assign}", "= total + "), "= total + ", "total = total.detach()"),
-        (RUNNING.replace("{assign}", "+= "), "total +=", "total = total.detach()"),
-    ],
-    ids=["tuple", "tensor", "list", "sum", "sum in place"],
+Row = tuple[str, tuple[str, str], str, str, *tuple[str, ...]]
+
+
+def carried(code: str, name: str, read: str, fix: str) -> Row:
+    """Return the row of what is carried from step to step under a name."""
+    advice = f"{name} goes on to the next step with the graph of this one: {DETACH}"
+    said = f" of line <{read}> (", f"After that, line <{read}> read {name} "
+    return (code, ("pass", f"{name} = {fix}"), "carried_state", advice, *said)
+
+
+DETACH = "detach it after the backward in line <.backward(>"
+KEEP = (
+    "keep the graph in line <.backward(> (retain_graph=True), or add the losses and run backward "
+    "once"
 )
-def test_what_is_carried_from_step_to_step_is_named(code: str, read: str, fix: str) -> None:
-    failing = code.replace("{fix}", "pass")
-    outcome = cell(failing)
-    reading, freeing = line_of(failing, read), line_of(failing, ".backward()")
+AGAIN = (
+    "{0} of line <{0} => serves one backward: make it again before line <{1}>, or give {0}.detach()"
+    " to the pass that does not train it"
+)
+EITHER = (
+    "{0} of line <{0} => serves one backward: keep its graph in line <.backward(> (retain_graph="
+    "True), or make it again before line <{1}>; a pass that is not to train what made {0} takes "
+    "{0}.detach()"
+)
+# Of each: the code, what mends it, the rule and the text of the only hint, and what else is said;
+# ``<text>`` is the number of the first line with the text.
+FREED: dict[str, Row] = {
+    "tuple": carried(LSTM, "h", "rnn(x, h)", "tuple(item.detach() for item in h)"),
+    "tensor": carried(CELL, "h", "cell_(x[0], h)", "h.detach()"),
+    "list": carried(STATES, "states", "cell_(x[0], ", "[item.detach() for item in states]"),
+    "sum": carried(RUNNING.format(assign="= total + "), "total", "= total + ", "total.detach()"),
+    "sum in place": carried(RUNNING.format(assign="+= "), "total", "total +=", "total.detach()"),
+    # Its line stands in forward, whose frame is gone: the lines are told, and no name.
+    "state of a module": (ATTRIBUTE, ("pass", "model.state = model.state.detach()"),
+        "carried_state", "line <self.cell(x> reads what line <self.cell(x> made in an earlier step:"
+        f" {DETACH}"),
+    # Read on both sides of a backward, it is made by a line that has not run again.
+    "made once": (ONCE, ("backward()", "backward(retain_graph=True)"), "made_once",
+        EITHER.format("out", "loss ="),
+        "line <loss => (loss = head(out[row]).square().mean()) read out as line <out => had"),
+    "made once, with steps": (f"{ONCE}    optimizer.step()\n", ("pass", "out = rnn(data[0])[0]"),
+        "made_once", AGAIN.format("out", "loss =")),
+    # The other way out: the first pass does not train the maker.
+    "a fake and its judge": (GAN, ("\njudge(fake)", "\njudge(fake.detach())"), "made_once",
+        AGAIN.format("fake", "(-judge")),
+    # Nothing was computed in between that the second pass needs.
+    "one loss": ("\nloss = w.exp().sum()\nloss.backward()\n(loss).backward()",
+        ("\nloss.backward()", "\nloss.backward(retain_graph=True)"), "backward_twice", KEEP),
+    "two losses": ("\nz = w.exp()\na, b = z.sum(), z.mean()\na.backward()\nb.backward()",
+        ("a.backward()", "a.backward(retain_graph=True)"), "backward_twice", KEEP),
+    "with a gradient": ("\nz = w.exp()\nz.backward(gradient=w.detach())\nz.sum().backward()",
+        ("(grad", "(retain_graph=True, grad"), "made_once", EITHER.format("z", "z.sum()")),
+    # The parameters are others by then: a kept graph would be refused, too.
+    "after a step": (
+        "loss = head(torch.rand(3, 8).cuda()).sum()\nloss.backward()\noptimizer.step()\n"
+        "loss.backward()", ("step()", "step()\nloss = head(torch.rand(3, 8).cuda()).sum()"),
+        "backward_twice", "the optimizer has changed the parameters since the backward in line "
+        "<.backward(>: run the forward pass again before this one"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FREED.values(), ids=FREED)
+def test_what_was_freed_is_named_and_the_advice_works(row: Row) -> None:
+    code, (old, new), rule, *texts = row
+    outcome = cell(code)
     report = outcome.shown
-    assert report.kind == "autograd_error" and report.certainty == "proven"
+    assert (report.kind, report.certainty) == ("autograd_error", "proven")
+    freeing = line_of(code, ".backward(")
     assert report.headline.endswith(f"which backward in line {freeing} has freed")
-    assert f" of line {reading} (" in report.explanation
-    assert f"After that, line {reading} read " in report.explanation
-    (hint,) = [item for item in report.hints if item.rule == "carried_state"]
-    assert hint.text.endswith(f"detach it after the backward in line {freeing}")
+    advice, *said = [
+        re.sub("<(.+?)>", lambda found: str(line_of(code, found[1])), text) for text in texts
+    ]
+    assert [(hint.rule, hint.fix, hint.text) for hint in report.hints] == [(rule, None, advice)]
+    assert [text for text in said if text not in report.explanation] == []
     assert report.forward_source is not None
-    assert cell(code.replace("{fix}", fix)).error is None
-
-
-def test_a_state_of_a_module_is_carried_too() -> None:
-    """Its line stands in forward, whose frame is gone: the lines are told, and no name."""
-    failing = ATTRIBUTE.replace("{fix}", "pass")
-    outcome = cell(failing)
-    reading = line_of(failing, "self.cell(x, self.state)")
-    (hint,) = [item for item in outcome.shown.hints if item.rule == "carried_state"]
-    assert hint.fix is None
-    assert hint.text.startswith(f"line {reading} reads what line {reading} made in an earlier step")
-    fixed = ATTRIBUTE.replace("{fix}", "model.state = model.state.detach()")
-    assert cell(fixed).error is None
-
-
-def test_what_is_made_once_is_to_be_made_again() -> None:
-    """Read on both sides of a backward, it is made by a line that has not run again."""
-    failing = ONCE.replace("{fix}", "pass")
-    outcome = cell(failing)
-    made, reading = line_of(failing, "out = rnn"), line_of(failing, "loss = head")
-    reads = f"line {reading} (loss = head(out[row]).square().mean()) read out"
-    assert f"{reads} as line {made} had" in outcome.shown.explanation
-    (hint,) = [item for item in outcome.shown.hints if item.rule == "made_once"]
-    assert "(retain_graph=True), or make it again" in hint.text
-    assert (
-        cell(failing.replace("loss.backward()", "loss.backward(retain_graph=True)")).error is None
-    )
-    stepping = ONCE + "    optimizer.step()\n"
-    (hint,) = cell(stepping.replace("{fix}", "pass")).shown.hints
-    assert "make it again before line" in hint.text and "retain_graph" not in hint.text
-    assert cell(stepping.replace("{fix}", "out = rnn(data[0])[0]")).error is None
-
-
-def test_a_fake_goes_to_its_judge_detached() -> None:
-    """The other way out: the first pass does not train the maker."""
-    outcome = cell(GAN.replace("{fix}", ""))
-    (hint,) = [item for item in outcome.shown.hints if item.rule == "made_once"]
-    assert "or give fake.detach() to the pass that does not train it" in hint.text
-    assert cell(GAN.replace("{fix}", ".detach()")).error is None
-
-
-@pytest.mark.parametrize(
-    ("code", "fix"),
-    [
-        ("loss = w.exp().sum()\n{}\n(loss).backward()", "loss.backward(retain_graph=True)"),
-        (
-            "y = w.exp()\na, b = y.sum(), y.mean()\n{}\nb.backward()",
-            "a.backward(retain_graph=True)",
-        ),
-        (
-            "y = w.exp()\n{}\ny.sum().backward()",
-            "y.backward(retain_graph=True, gradient=torch.ones(3, device='cuda'))",
-        ),
-    ],
-    ids=["one loss", "two losses", "with a gradient"],
-)
-def test_one_graph_for_two_passes_is_kept(code: str, fix: str) -> None:
-    """Nothing was computed in between that the second pass needs."""
-    first = fix.replace("retain_graph=True, ", "").replace("retain_graph=True", "")
-    failing = "\n" + code.format(first)
-    outcome = cell(failing)
-    (hint,) = outcome.shown.hints
-    assert f" graph in line {line_of(failing, first)} (retain_graph=True)" in hint.text
-    assert f"which backward in line {line_of(failing, first)} has freed" in outcome.shown.headline
-    assert cell("\n" + code.format(fix)).error is None
-
-
-def test_after_a_step_no_graph_is_to_be_kept() -> None:
-    """The parameters are others by then: a kept graph would be refused, too."""
-    code = "loss = head(torch.rand(3, 8).cuda()).sum()\nloss.backward()\n{}loss.backward()"
-    stepped = cell(code.format("optimizer.step()\n"))
-    assert stepped.fixes == [None]
-    assert any("run the forward pass again" in hint.text for hint in stepped.shown.hints)
-    assert "retain_graph=True" in cell(code.format("")).shown.hints[0].text
+    assert cell(code.replace(old, new)).error is None
 
 
 def test_of_several_passes_none_is_blamed() -> None:

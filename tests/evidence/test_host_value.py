@@ -5,20 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn, tensor
 
-from tests.hostcells import run_cell
+from tests.hostcells import Outcome, run_cell
 
-NAMES: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "tensor": tensor}
 SETUP = """
-ids = tensor([0, 9])
+import torch
+from torch import nn, tensor
+from torch.nn import functional as F
+ids, first, number = tensor([0, 9]), tensor([0, 1]), 9
 column = tensor([[5]])
 table = torch.zeros(3, 2)
 weights = tensor([2.0, -1.0])
 scores = torch.zeros(3, 2)
+wide = torch.zeros(2, 4, 5)
 """
+
+
+def cell(line: str, **options: Any) -> Outcome:
+    """Run a line of its own, with the names of the first lines."""
+    exec(SETUP, names := dict[str, Any]())
+    return run_cell(line, names, **{"fast": False, **options})
 
 
 @pytest.mark.parametrize(
@@ -44,21 +50,16 @@ scores = torch.zeros(3, 2)
 def test_value_and_position(
     line: str, argument: str, position: Any, value: Any, allowed: str
 ) -> None:
-    space = dict(NAMES)
-    exec(SETUP, space)
-    found = run_cell(line, space, fast=False).shown
-    assert found.kind == "host_error"
-    assert not found.prevented
+    found = cell(line).shown
+    assert (found.kind, found.prevented, found.argument) == ("host_error", False, argument)
     assert found.explanation.endswith("the GPU is not involved.")
-    assert found.argument == argument
     assert (found.offenders.first[0].position, found.offenders.first[0].value) == (position, value)
     assert allowed in str(found.bounds.text)
 
 
 def test_the_users_exception_is_his_own() -> None:
     """Type and text of torch's exception are untouched; a note says what was found."""
-    space = {**NAMES, "labels": tensor([0, 255])}
-    outcome = run_cell("F.cross_entropy(torch.zeros(2, 3), labels)", space, fast=False)
+    outcome = cell("labels = tensor([0, 255])\nF.cross_entropy(torch.zeros(2, 3), labels)")
     assert isinstance(outcome.error, IndexError)
     assert str(outcome.error) == "Target 255 is out of bounds."
     assert "labels[1] = 255 is outside the 3 classes of " in outcome.error.__notes__[0]
@@ -77,22 +78,21 @@ def test_the_users_exception_is_his_own() -> None:
 )
 def test_other_errors_keep_their_words(line: str) -> None:
     """Errors about shapes, dtypes and plain numbers get no value, nor do tensors nobody holds."""
-    found = run_cell(line, dict(NAMES), fast=False).shown
+    found = cell(line).shown
     assert (found.kind, found.prevented, found.offenders) == ("host_error", False, None)
     assert ("before any kernel" in found.explanation) is (".take(" not in line)
 
 
 def test_without_a_recorder_nothing_is_known_of_the_op() -> None:
-    space = {**NAMES, "ids": tensor([9])}
-    found = run_cell("F.embedding(ids, torch.zeros(3, 2))", space).shown
+    found = cell("F.embedding(ids, torch.zeros(3, 2))", fast=True).shown
     assert found.headline == "index out of range in self"
 
 
 def test_alike_tensors_are_not_confused() -> None:
     """Which of two alike tensors the op was given is told by the name, or not at all."""
-    space = {**NAMES, "good": tensor([0.5, 0.5]), "bad": tensor([0.5, 2.0])}
+    made = "good, bad = tensor([0.5, 0.5]), tensor([0.5, 2.0])\n"
     for given, argument in (("good, bad", "target"), ("bad, good", "self")):
-        found = run_cell(f"F.binary_cross_entropy({given})", space, fast=False).shown
+        found = cell(f"{made}F.binary_cross_entropy({given})").shown
         assert (found.argument, found.expression) == (argument, "bad")
 
 
@@ -108,10 +108,8 @@ def test_alike_tensors_are_not_confused() -> None:
 )
 def test_an_index_keeps_its_place_between_the_brackets(line: str, said: str) -> None:
     """The dimension is that of the tensor the op was given; the CPU counts indexed ones only."""
-    space = dict(NAMES, first=tensor([0, 1]))
-    exec(SETUP + "wide = torch.zeros(2, 4, 5)", space)
-    assert run_cell(line, space, fast=False).shown.to_text().startswith(f"✗ {said}")
-    assert run_cell(line.replace("ids", "ids % 2"), space, fast=False).report is None
+    assert cell(line).shown.to_text().startswith(f"✗ {said}")
+    assert cell(line.replace("ids", "ids % 2")).report is None
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -128,7 +126,5 @@ def test_a_dimension_is_numbered_only_where_torch_counts_right(
     line: str, dimension: str, fast: bool
 ) -> None:
     """Lists, and ``...`` before a number, make torch name another dimension than the one meant."""
-    space = dict(NAMES, number=9)
-    exec("wide = torch.zeros(2, 4, 5)", space)
-    headline = run_cell(line, space, fast=fast).shown.headline
+    headline = cell(line, fast=fast).shown.headline
     assert headline.startswith(f"index 9 is out of bounds for {dimension}:")

@@ -29,10 +29,18 @@ def reported(code: str) -> Report:
     return run_cell(code, {"x": torch.ones(3, requires_grad=True)}, fast=False).shown
 
 
-@pytest.mark.parametrize("code", [NEAR, FAR])
-def test_item_23_the_line_at_fault_stands_in_the_code(code: str) -> None:
+@pytest.mark.parametrize(("code", "line"), [(NEAR, 2), (FAR, 3)])
+def test_item_23_the_line_at_fault_stands_in_the_code(code: str, line: int) -> None:
     """Both lines are drawn, when far apart with a sign that some are left out."""
     report = reported(code)
+    assert report.kind == "autograd_error"
+    change = f"line {line}: y += 1 changed a tensor that backward needs"
+    assert report.headline == f"{change}: version 1, saved at version 0"
+    assert "aten::exp" in report.explanation
+    assert [hint.text for hint in report.hints] == [
+        f"In [{report.source.cell}] line {line}: make a new tensor instead of changing the one "  # type: ignore[union-attr]
+        "that backward needs"
+    ]
     for text in (report.to_text(), report.to_html()):
         assert "y += 1" in text
         assert CHANGED in text

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
 
 from cudalens.core.report import Report
 from cudalens.render.calls import module_types, with_calls, with_module_names
 from cudalens.render.graph import graph_svg
 from cudalens.render.html import history_entries
-from tests.blocks import report_of
+from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
+SETUP = """
+import torch
+from torch import nn
+net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 2)).cuda()
+x = torch.ones(2, 3, device="cuda")
+"""
 
 
-def layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 2)).cuda()
+def reported(code: str) -> Report:
+    return run_cell(SETUP + code, nan=True, fast=False).shown
 
 
 def test_the_variable_stands_before_the_path_everywhere() -> None:
-    net, x = layers(), torch.ones(2, 3, device="cuda")
-    report = report_of(lambda: net(x), RuntimeError, nan=True)
+    report = reported("net(x)")
     assert report.module_path == "2"
     assert dict(report.graph.module_names) == {"0": "net.0", "1": "net.1", "2": "net.2"}
     assert Report.from_dict(report.to_dict()) == report
@@ -33,24 +36,25 @@ def test_the_variable_stands_before_the_path_everywhere() -> None:
     assert "net.2" in report.to_text() and "Linear net.0" in report.to_html()
 
 
-def test_a_finding_names_the_module_of_each_node() -> None:
-    """The failing call is a function of the user's cell, the graph has the model's modules."""
-    net, x = layers()[:2], torch.ones(2, 3, device="cuda")
-    report = report_of(lambda: torch.log(net(x) * 0 - 1), RuntimeError, nan=True)
-    assert dict(report.graph.module_names) == {"0": "net.0", "1": "net.1"}
-    assert "net.0" in report.to_html()
-
-
-def test_two_variables_name_none() -> None:
-    net, x = layers(), torch.ones(2, 3, device="cuda")
-    other = net
-    report = report_of(lambda: other(x) if net is other else None, RuntimeError, nan=True)
-    assert (report.module_path, report.graph.module_names) == ("2", ())
-
-
-def test_a_path_of_two_models_names_none() -> None:
-    """Both nets have a module 0; only one has a module 2."""
-    net, critic = layers(), nn.Sequential(nn.Linear(3, 3)).cuda()
-    x = torch.ones(2, 3, device="cuda")
-    report = report_of(lambda: net(critic(x)), RuntimeError, nan=True)
-    assert dict(report.graph.module_names) == {"1": "net.1", "2": "net.2"}
+@pytest.mark.parametrize(
+    ("code", "path", "names"),
+    [
+        # The failing call is a function of the user's cell, the graph has the model's modules.
+        ("net = net[:2]\ntorch.log(net(x) * 0 - 1)", None, {"0": "net.0", "1": "net.1"}),
+        # Two variables name none.
+        ("other = net\nother(x)", "2", {}),
+        # A variable of a function proves it, too.
+        ("def train(held):\n    held(x)\nmade = [net]\ndel net\ntrain(made.pop())", "2",
+         {"0": "held.0", "1": "held.1", "2": "held.2"}),
+        # Both nets have a module 0; only one has a module 2.
+        ("critic = nn.Sequential(nn.Linear(3, 3)).cuda()\nnet(critic(x))", "2",
+         {"1": "net.1", "2": "net.2"}),
+    ],
+)  # fmt: skip
+def test_a_module_has_a_name_where_one_variable_proves_it(
+    code: str, path: str | None, names: dict[str, str]
+) -> None:
+    report = reported(code)
+    assert (report.module_path, dict(report.graph.module_names)) == (path, names)
+    shown = [name for name in ("net.0", "held.0") if name in report.to_html()]
+    assert shown == [name for key, name in names.items() if key == "0"]

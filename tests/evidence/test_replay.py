@@ -56,56 +56,47 @@ def test_too_much_to_copy_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert replay(aten.embedding.default, (table, ids), {}).outcome == "returned"
     monkeypatch.setattr(module, "MAX_BYTES", size - 1)
     refused = replay(aten.embedding.default, (table, ids), {})
-    assert (refused.outcome, refused.reason) == (
-        "unavailable",
-        "the arguments are too large to copy to the CPU",
-    )
+    reason = "the arguments are too large to copy to the CPU"
+    assert (refused.outcome, refused.reason) == ("unavailable", reason)
 
 
-UNSAFE = {
-    "nll_loss backward": """
-        x = torch.randn(64, 5, device="cuda", requires_grad=True)
-        t = torch.zeros(64, dtype=torch.long, device="cuda")
-        loss = F.nll_loss(x.log_softmax(1), t, reduction="none").sum()
-        t.data.fill_(1 << 20)
-        loss.backward()
-    """,
-    "nll_loss2d backward": """
-        x = torch.randn(2, 5, 8, 8, device="cuda", requires_grad=True)
-        t = torch.zeros(2, 8, 8, dtype=torch.long, device="cuda")
-        loss = F.cross_entropy(x, t, reduction="none").sum()
-        t.data.fill_(1 << 20)
-        loss.backward()
-    """,
-    "repeat_interleave": """
-        repeats = torch.tensor([40, -10], device="cuda")
-        torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=30)
-    """,
-}
+LOSS = """
+x = torch.randn({}, device="cuda", requires_grad=True)
+t = torch.zeros({}, dtype=torch.long, device="cuda")
+loss = F.cross_entropy(x, t, reduction="none").sum()
+t.data.fill_(1 << 20)
+loss.backward()
+"""
+REPEATS = """
+repeats = torch.tensor([40, -10], device="cuda")
+torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=30)
+"""
+TURNS = """
+import torch, cudalens
+import torch.nn.functional as F
+cudalens.simulate(announce=False)
+for turn in range(3):
+    try:
+        with cudalens.check():
+            exec({!r})
+    except cudalens.DeviceAssertError as error:
+        print(error.report.replay.outcome, error.report.replay.reason)
+torch.randn(100, 100).sum()
+print("alive")
+"""
 
 
 @pytest.mark.parametrize(
-    "name",
+    "body",
     [
-        name if name == "repeat_interleave" else pytest.param(name, marks=pytest.mark.thorough)
-        for name in UNSAFE
+        pytest.param(LOSS.format("64, 5", "64"), marks=pytest.mark.thorough),
+        pytest.param(LOSS.format("2, 5, 8, 8", "2, 8, 8"), marks=pytest.mark.thorough),
+        REPEATS,
     ],
+    ids=["nll_loss backward", "nll_loss2d backward", "repeat_interleave"],
 )
-def test_the_process_survives_what_the_cpu_kernel_would_corrupt(name: str) -> None:
-    body = "".join(f"        {line.strip()}\n" for line in UNSAFE[name].strip().splitlines())
-    code = (
-        "import torch, cudalens\nimport torch.nn.functional as F\n"
-        "cudalens.simulate(announce=False)\n"
-        "for turn in range(3):\n"
-        "    try:\n"
-        "      with cudalens.check() as session:\n"
-        f"{body}"
-        "    except cudalens.DeviceAssertError as error:\n"
-        "        print(error.report.replay.outcome, error.report.replay.reason)\n"
-        "torch.randn(100, 100).sum()\n"
-        "print('alive')\n"
-    )
-    done = python("-c", code)
+def test_the_process_survives_what_the_cpu_kernel_would_corrupt(body: str) -> None:
+    done = python("-c", TURNS.format(body))
     *told, last = done.stdout.splitlines()
     assert (done.returncode, last, len(told)) == (0, "alive", 3), done.stderr
     assert all(line.startswith("unavailable the CPU kernel does not check") for line in told)

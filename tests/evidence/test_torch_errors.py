@@ -6,12 +6,12 @@ import types
 
 import pytest
 
-from cudalens import simulate
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.evidence import torch_errors
 from cudalens.evidence.torch_errors import is_torch_error, visible_entries
 from tests.hostcells import run_cell
 
+pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """
 import torch, json, functools, types, numpy as np
 from torch import nn
@@ -156,27 +156,25 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize("line", FOREIGN)
-def test_what_is_not_torchs_passes_untouched(line: str, sim: simulate.Simulation) -> None:
+def test_what_is_not_torchs_passes_untouched(line: str) -> None:
     outcome = run_cell(SETUP + line)
     assert outcome.error is not None
     assert outcome.report is None
-    assert not hasattr(outcome.error, "__notes__")
-    assert not hasattr(outcome.error, "__cudalens_report__")
+    assert not {"__notes__", "__cudalens_report__"} & {*dir(outcome.error)}
 
 
-@pytest.mark.parametrize("line", TORCHS)
-def test_what_torch_raises_is_reported(line: str, sim: simulate.Simulation) -> None:
-    outcome = run_cell(SETUP + line)
-    report = outcome.shown
-    assert report.kind in ("host_error", "autograd_error", "cuda_error")
-    assert report.source is not None and report.source.text == line
-
-
-@pytest.mark.parametrize("line", HIDDEN)
-def test_torch_is_known_where_the_line_does_not_show_it(line: str) -> None:
-    """A result of the user's own functions cannot be read again: the op itself tells."""
-    report = run_cell(ON_CPU + line, fast=False).shown
-    assert report.kind == "host_error"
+@pytest.mark.parametrize(
+    ("code", "line", "fast"),
+    [
+        *((SETUP, line, True) for line in TORCHS),
+        # A result of the user's own functions cannot be read again: the op itself tells.
+        *((ON_CPU, line, False) for line in HIDDEN),
+    ],
+)
+def test_what_torch_raises_is_reported(code: str, line: str, fast: bool) -> None:
+    report = run_cell(code + line, fast=fast).shown
+    kinds = ("host_error", "autograd_error", "cuda_error") if fast else ("host_error",)
+    assert report.kind in kinds
     assert report.source is not None and report.source.text == line
 
 
@@ -192,7 +190,7 @@ def test_torch_is_known_where_the_line_does_not_show_it(line: str) -> None:
     ],
 )
 def test_an_op_that_raised_is_seen_in_the_dispatcher(
-    line: str, device: str, fast: bool, is_seen: bool, sim: simulate.Simulation
+    line: str, device: str, fast: bool, is_seen: bool
 ) -> None:
     """Neither the line nor the message tells; without whoever saw the op nothing is certain."""
     moved = f"x, y = x.to('{device}'), y.to('{device}')\n"
@@ -232,9 +230,7 @@ NOT_TORCHS = {
 
 @pytest.mark.parametrize(("code", "said"), NOT_TORCHS.items(), ids=NOT_TORCHS.values())
 @pytest.mark.parametrize("fast", [True, False])
-def test_what_says_itself_what_is_wrong_gets_no_report(
-    code: str, said: str, fast: bool, sim: simulate.Simulation
-) -> None:
+def test_what_says_itself_what_is_wrong_gets_no_report(code: str, said: str, fast: bool) -> None:
     outcome = run_cell(code.replace("OP", f"own_{fast}"), fast=fast)
     assert said in str(outcome.error)
     assert outcome.report is None
@@ -278,11 +274,10 @@ def test_a_module_that_is_not_initialised_refuses_its_parts(
     assert isinstance(outcome.error, AttributeError)
     if what is None:
         assert outcome.report is None
-    else:
-        report = outcome.shown
-        assert report.kind == "host_error"
-        assert report.headline == f"cannot assign {what} before Module.__init__() call"
-        assert report.source is not None and report.source.text == f"self.part = {assigned}"
+        return
+    report, headline = outcome.shown, f"cannot assign {what} before Module.__init__() call"
+    assert (report.kind, report.headline) == ("host_error", headline)
+    assert report.source is not None and report.source.text == f"self.part = {assigned}"
 
 
 SENTENCES = """
@@ -311,7 +306,7 @@ def test_a_sentence_of_torchs_is_told_from_its_neighbour(said: str, nearly: str)
     assert not is_known_message(nearly)
 
 
-def test_a_torch_error_raised_again_is_torchs(sim: simulate.Simulation) -> None:
+def test_a_torch_error_raised_again_is_torchs() -> None:
     """``raise`` and ``raise error`` keep the traceback that leads to torch."""
     for again in ("raise", "raise error"):
         code = f"try:\n    x @ x\nexcept RuntimeError as error:\n    {again}"
@@ -319,7 +314,7 @@ def test_a_torch_error_raised_again_is_torchs(sim: simulate.Simulation) -> None:
         assert report.source is not None and report.source.text == "x @ x"
 
 
-def test_a_simulated_kernel_stands_for_the_kernel(sim: simulate.Simulation) -> None:
+def test_a_simulated_kernel_stands_for_the_kernel() -> None:
     """Frames below the simulation are nobody's: no frame of the report lies in this package."""
     report = run_cell(SETUP + "nn.Linear(4, 2).cuda()(x)").shown
     assert report.frames

@@ -21,11 +21,12 @@ class Cell:
     """Whether the rehearsal device can run it too."""
 
 
-_START = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
-_LABELS = "target = torch.arange(8, device='cuda') % 3\n"
-_STEP = (
-    _LABELS
-    + """x = torch.randn(8, 4, device="cuda")
+_START = """import torch
+from torch import nn
+from torch.nn import functional as F
+
+target = torch.arange(8, device="cuda") % 3
+x = torch.randn(8, 4, device="cuda")
 layer = nn.Linear(4, 3).to("cuda")
 
 def step():
@@ -33,13 +34,12 @@ def step():
     loss.backward()
     return loss
 """
-)
+"""What every cell may use."""
 
 HARMLESS: tuple[Cell, ...] = (
     Cell(
         name="a graph is captured, with its backward, and replayed",
-        code=_STEP
-        + """side = torch.cuda.Stream()
+        code="""side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 with torch.cuda.stream(side):
     for _ in range(3):
@@ -57,8 +57,7 @@ assert loss.isfinite()
     ),
     Cell(
         name="synchronising is forbidden",
-        code=_STEP
-        + """torch.cuda.set_sync_debug_mode("error")
+        code="""torch.cuda.set_sync_debug_mode("error")
 try:
     step()
     F.embedding(target, torch.ones(3, 2, device="cuda"))
@@ -69,8 +68,7 @@ finally:
     ),
     Cell(
         name="algorithms are deterministic",
-        code=_STEP
-        + """torch.use_deterministic_algorithms(True)
+        code="""torch.use_deterministic_algorithms(True)
 try:
     table = torch.ones(3, 2, device="cuda", requires_grad=True)
     F.embedding(target, table).sum().backward()
@@ -84,7 +82,6 @@ finally:
         name="a loader with workers pins its batches",
         code="""data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.arange(32) % 3)
 loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2, pin_memory=True)
-layer = nn.Linear(4, 3).to("cuda")
 for inputs, labels in loader:
     inputs, labels = (item.to("cuda", non_blocking=True) for item in (inputs, labels))
     F.cross_entropy(layer(inputs), labels).backward()
@@ -92,8 +89,7 @@ for inputs, labels in loader:
     ),
     Cell(
         name="streams wait for events",
-        code=_LABELS
-        + """side, event = torch.cuda.Stream(), torch.cuda.Event()
+        code="""side, event = torch.cuda.Stream(), torch.cuda.Event()
 event.record()
 with torch.cuda.stream(side):
     side.wait_event(event)
@@ -105,8 +101,7 @@ assert rows.sum().item() == 16
     ),
     Cell(
         name="checkpointing under autocast",
-        code=_STEP
-        + """from torch.utils.checkpoint import checkpoint
+        code="""from torch.utils.checkpoint import checkpoint
 with torch.autocast("cuda", dtype=torch.bfloat16):
     hidden = checkpoint(layer, x.requires_grad_(), use_reentrant=False)
     F.cross_entropy(hidden.float(), target).backward()
@@ -122,8 +117,7 @@ assert q.grad.isfinite().all()
     ),
     Cell(
         name="a recurrent layer of cuDNN",
-        code=_STEP
-        + """rnn = nn.LSTM(4, 3, num_layers=2, dropout=0.1).to("cuda")
+        code="""rnn = nn.LSTM(4, 3, num_layers=2, dropout=0.1).to("cuda")
 out, _ = rnn(torch.randn(8, 1, 4, device="cuda"))
 F.cross_entropy(out.squeeze(1), target).backward()
 nn.Conv1d(4, 3, 3, padding=1).to("cuda")(torch.randn(2, 4, 8, device="cuda")).sum().backward()
@@ -131,8 +125,7 @@ nn.Conv1d(4, 3, 3, padding=1).to("cuda")(torch.randn(2, 4, 8, device="cuda")).su
     ),
     Cell(
         name="sparse tensors",
-        code=_LABELS
-        + """places = torch.stack([target, torch.arange(8, device="cuda")])
+        code="""places = torch.stack([target, torch.arange(8, device="cuda")])
 matrix = torch.sparse_coo_tensor(places, torch.ones(8, device="cuda"), (3, 8))
 assert (matrix @ torch.ones(8, 2, device="cuda")).sum().item() == 16
 assert (torch.zeros(3, 8, device="cuda") + matrix).sum().item() == 8
@@ -144,8 +137,7 @@ table(target).sum().backward()
     ),
     Cell(
         name="complex numbers and eight bits",
-        code=_LABELS
-        + """torch.fft.ifft(torch.fft.fft(torch.randn(8, device="cuda"))).abs().sum().item()
+        code="""torch.fft.ifft(torch.fft.fft(torch.randn(8, device="cuda"))).abs().sum().item()
 small = torch.randn(3, 16, device="cuda").to(torch.float8_e4m3fn)
 small.float().index_select(0, target).sum().item()
 torch.randint(0, 3, (8,), device="cuda", dtype=torch.uint8).long().bincount()
@@ -153,8 +145,7 @@ torch.randint(0, 3, (8,), device="cuda", dtype=torch.uint8).long().bincount()
     ),
     Cell(
         name="fused optimizers",
-        code=_STEP
-        + """for make in (
+        code="""for make in (
     lambda p: torch.optim.AdamW(p, fused=True),
     lambda p: torch.optim.Adam(p, capturable=True),
     lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
@@ -177,12 +168,11 @@ assert taken[-1].item() == 3
     ),
     Cell(
         name="a function of torch.compile's",
-        code=_STEP + "torch.compile(step)()\n",
+        code="torch.compile(step)()\n",
     ),
     Cell(
         name="vmap, and no gradients",
-        code=_LABELS
-        + """table = torch.randn(3, 2, device="cuda")
+        code="""table = torch.randn(3, 2, device="cuda")
 torch.func.vmap(lambda i: table[i])(target)
 with torch.inference_mode():
     F.embedding(target, table)

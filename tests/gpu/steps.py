@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,28 +36,22 @@ def run_step(kind: str, size: Size = BERT_BASE, device: str = "cuda") -> dict[st
             dtype; under autocast a bad label follows and must be stopped.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
     import cudalens
 
     checks: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "plain": nullcontext,
         "guards": cudalens.guard,
     }
-    with _deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
         result = train(size, device, checks.get(kind, cudalens.check), kind)
+    finally:
+        torch.use_deterministic_algorithms(False)
     if kind in ("float16", "bfloat16"):
         result["stopped"] = _bad_label_is_stopped(kind, device)
     return result
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def train(

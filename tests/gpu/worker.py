@@ -23,9 +23,12 @@ def run_case(record: str, *, guarded: bool, device: str = "cuda") -> dict[str, A
     import torch
     from cases import CASES, namespace
 
+    from cudalens.source.files import register_cell
+
     case = next(item for item in CASES if item.record == record)
     names = namespace()
-    code = compile(_registered(case.code), "<case>", "exec")
+    register_cell("<case>", 1, case.code.splitlines())  # so that the report knows its text
+    code = compile(case.code, "<case>", "exec")
     if not guarded:
         found = _outcome(lambda: _execute(code, names, device))
         if found["error"] is not None and device == "cuda":
@@ -46,14 +49,6 @@ def run_case(record: str, *, guarded: bool, device: str = "cuda") -> dict[str, A
     found["report"] = session.report.to_dict() if session.report is not None else None
     found["alive"] = _is_alive(torch, device)
     return found
-
-
-def _registered(code: str) -> str:
-    """Let the report know the text of the case as that of a cell."""
-    from cudalens.source.files import register_cell
-
-    register_cell("<case>", 1, code.splitlines())
-    return code
 
 
 def _execute(code: Any, names: dict[str, Any], device: str) -> None:

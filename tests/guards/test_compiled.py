@@ -196,14 +196,9 @@ def test_backward(findings: Findings) -> None:
     assert told == [("aten::index", False), ("aten::index_put", True)]
 
 
-def test_indices_that_the_compiler_makes_are_not_looked_at(findings: Findings) -> None:
-    guarded = findings.compile(lambda x: F.interpolate(x[None, None], scale_factor=2.0))
-    guarded(ROWS)
-    assert PENDING.count == 0
-
-
-def test_masks_and_empty_indices_pass(findings: Findings) -> None:
-    """Neither has an extreme: a mask selects by position, an empty index selects nothing."""
+def test_what_is_not_looked_at(findings: Findings) -> None:
+    """What the compiler itself makes, a mask, which selects by position, and an empty index."""
+    findings.compile(lambda x: F.interpolate(x[None, None], scale_factor=2.0))(ROWS)
     guarded = findings.compile(lambda x, i, mask: (x[i], torch.where(mask, x, 0)))
     guarded(ROWS, torch.zeros(0, dtype=torch.int64), ROWS > 3)
     assert PENDING.count == 0

@@ -44,70 +44,6 @@ def test_what_is_no_index_is_torch_s_matter(guards: Collector, dtype: torch.dtyp
         assert guards.found == []
 
 
-def ctc(steps: int, lengths: int) -> Tensor:
-    scores = torch.zeros(5, 2, 4).log_softmax(2)
-    return F.ctc_loss(scores, tensor([[9, 9]] * 2), tensor([5] * steps), tensor([2] * lengths))
-
-
-def grouped(offsets: Tensor) -> Tensor:
-    left, right = torch.zeros(32, 16).bfloat16(), torch.zeros(3, 16, 8).bfloat16()
-    return torch._grouped_mm(left, right, offs=offsets)
-
-
-def segments(*lengths: int) -> Tensor:
-    return torch.segment_reduce(torch.rand(4), "sum", lengths=tensor(lengths))
-
-
-aten, ones, zeros = torch.ops.aten, torch.ones, torch.zeros
-bce, margin = F.binary_cross_entropy, F.multi_margin_loss
-PLACES = tensor([0, 99, 1])
-REFUSED: list[Callable[[], Any]] = [
-    lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]).int()),
-    lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9, 9])),
-    lambda: F.nll_loss(torch.zeros(2, 3), tensor([0, 9]), torch.ones(2)),
-    lambda: F.nll_loss(torch.zeros(2, 3, 1, 1), tensor([[[9]]])),
-    lambda: bce(torch.full((3,), 7.0), torch.ones(2)),
-    lambda: bce(torch.full((2,), 7.0), torch.ones(2).double()),
-    lambda: margin(torch.zeros(2, 3), tensor([9, 9]).int()),
-    lambda: margin(torch.zeros(3), tensor([0, 3])),
-    *(lambda steps=a, lengths=b: ctc(steps, lengths) for a, b in ((3, 2), (2, 3), (1, 2), (2, 1))),
-    lambda: torch.multinomial(tensor([-1.0, 1.0]), 3),
-    lambda: torch.multinomial(tensor([-1.0, 1.0]), 0),
-    lambda: torch.multinomial(tensor([-1, 1]), 1),
-    lambda: torch.poisson(tensor([-1])),
-    lambda: torch.zeros(2).bernoulli_(tensor([2.0, 2.0, 2.0])),
-    lambda: torch.zeros(2).bernoulli_(1.5),
-    lambda: torch.zeros(2).bernoulli_(tensor([2, 2])),
-    lambda: torch.zeros(2).bernoulli_(tensor([True, True])),
-    lambda: torch.normal(torch.zeros(2), tensor([1.0, -1.0])),
-    lambda: torch.repeat_interleave(tensor([1, -1])),
-    lambda: torch.repeat_interleave(tensor([1, -1]), output_size=-1),
-    lambda: segments(3, 2),
-    lambda: segments(5, -1),
-    lambda: torch._assert_async(tensor([0, 1]), "x"),
-    lambda: torch._assert_async(tensor([]), "x"),
-    lambda: torch._assert_async(tensor(0), "x" * 255),
-    lambda: grouped(tensor([1, 5, 99])),
-    lambda: grouped(tensor([1, 99], dtype=torch.int32)),
-    # More positions than values.
-    lambda: aten.max_unpool2d(ones(1, 1, 2), PLACES.view(1, 1, 3), [2, 2]),
-    lambda: aten.max_unpool3d(
-        ones(1, 1, 1, 2), PLACES.view(1, 1, 1, 3), [2, 2, 2], [2, 2, 2], [0, 0, 0]
-    ),
-    lambda: aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), PLACES.view(1, 1, 3)),
-    lambda: aten.adaptive_max_pool3d_backward(
-        ones(1, 1, 1, 1), zeros(1, 2, 2, 2), PLACES.view(1, 1, 1, 3)
-    ),
-]
-
-
-@pytest.mark.parametrize("call", REFUSED)
-def test_what_torch_refuses_is_torch_s_own(guards: Collector, call: Callable[[], Any]) -> None:
-    """By shape, dtype or number, before any kernel: no value is blamed."""
-    assert isinstance(guards.unguarded(call), RuntimeError | ValueError)
-    assert guards.found == guards.trouble == []
-
-
 CHOICES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "max": lambda x: x.max(1),
     "sort": lambda x: x.sort(1),
@@ -158,7 +94,7 @@ def test_a_subclass_does_not_see_the_look(
 
     def train(ids: Tensor) -> None:
         found = choose(TABLE.clone().requires_grad_(), ids.as_subclass(Noting))
-        found.as_subclass(Tensor).backward(ones(found.shape).as_subclass(Noting))
+        found.as_subclass(Tensor).backward(torch.ones(found.shape).as_subclass(Noting))
 
     Noting.seen.clear()
     train(GOOD)

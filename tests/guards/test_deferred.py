@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from cudalens.core.report_types import Violation
@@ -21,7 +22,7 @@ from cudalens.guards import Guard, pending
 from cudalens.guards.deferred import is_deferred
 from cudalens.guards.pending import PENDING
 from tests.calls import CASES, Case
-from tests.cpu_guards import Collector, Stopped, deterministic, guarded, positions
+from tests.cpu_guards import Collector, Stopped, bits, deterministic, guarded, positions
 from tests.guards.test_catalogue import CATALOGUE, evaluate, every_guard, passing_arguments
 from tests.guards.test_contexts import BAD, GOOD, TABLE, lookup
 from tests.verdicts import call
@@ -61,18 +62,15 @@ class Found:
 
 def same(left: Any, right: Any) -> bool:
     """Whether two results are the same bit by bit, NaN included."""
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        if left.is_nested:
-            return same(left.values(), right.values())
-        if left.layout is not torch.strided or left.is_quantized:
-            return str(left) == str(right)
-        if (left.shape, left.dtype) != (right.shape, right.dtype):
-            return False
-        bits = [item.detach().resolve_conj().resolve_neg().contiguous() for item in (left, right)]
-        return torch.equal(*(item.reshape(-1).view(torch.uint8) for item in bits))
-    if isinstance(left, (tuple, list)):
-        return len(left) == len(right) and all(map(same, left, right))
-    return getattr(left, "code", type(left)) == getattr(right, "code", type(right))
+
+    def told(item: Any) -> Any:
+        if not isinstance(item, Tensor):
+            return getattr(item, "code", type(item))
+        values = item.values() if item.is_nested else item
+        is_plain = values.layout is torch.strided and not values.is_quantized
+        return bits(values) if is_plain else str(values)
+
+    return [*map(told, tree_leaves(left))] == [*map(told, tree_leaves(right))]
 
 
 def agree(guards: Collector, run: Callable[[], Any]) -> Found:
@@ -169,6 +167,10 @@ BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "scatter_add": lambda x, ids, rows: x.scatter_add(0, ids.unsqueeze(1).expand(2, 3), rows),
     "put": lambda x, ids, rows: x.put(ids, rows[:, 0]),
     "embedding": lambda x, ids, rows: F.embedding(ids, x),
+    "embedding_bag": lambda x, ids, rows: F.embedding_bag(ids, x, tensor([0]), mode="mean"),
+    "weighted embedding_bag": lambda x, ids, rows: F.embedding_bag(
+        ids, x, tensor([0]), mode="sum", per_sample_weights=torch.ones(2)
+    ),
     "cross_entropy": lambda x, ids, rows: F.cross_entropy(rows, ids),
     "cross_entropy none": lambda x, ids, rows: F.cross_entropy(rows, ids, reduction="none"),
     "multi_margin": lambda x, ids, rows: F.multi_margin_loss(rows, ids),

@@ -35,7 +35,11 @@ LINES: list[tuple[str | None, bool, Given]] = [
         for line, has_self in ((203, True), (449, False))
         for reduce in ("amax", "sum")
     ),
-    # Deterministic algorithms sort, or put a single value.
+    # Deterministic algorithms sort, or put a single value; sums are sorted always, those of one
+    # value too.
+    ("IndexKernel.cu:111", False, one("index_put_", rows(), [ints(0, 5)], ones(2, 3))),
+    ("IndexKernel.cu:111", True, one("index_put_", rows(), [ints(5)], ones(()))),
+    ("TensorCompare.cu:109", False, one("index_put_", rows(), [ints(5)], ones(()), True)),
     ("TensorCompare.cu:109", True, one("index_put_", rows(), [ints(0, 5)], ones(2, 3))),
     ("IndexKernel.cu:111", True, one("scatter_.src", zeros(3), 0, ints(3), ones(1))),
     ("TensorCompare.cu:109", True, one("scatter_.src", zeros(3), 0, ints(3, 3), ones(2))),
@@ -143,9 +147,26 @@ REFUSED: list[Given] = [
     one("linalg_lu_solve", eye(2), ints(9, 9), rows(2, 1)),
     one("_convert_indices_from_csr_to_coo", floats(0.0, 9.0), floats(0.0)),
     one("_jagged_to_padded_dense_forward", rows(3, 1), [ints(0, 9), ints(0, 1)], [2, 2]),
+    one("nll_loss_forward", zeros(2, 3), ints(0, 9).int(), *MEAN),
+    one("nll_loss_forward", zeros(2, 3), ints(0, 9, 9), *MEAN),
+    one("nll_loss2d_forward", zeros(2, 3, 1, 1), tensor([[[9]]]), *MEAN),
+    one("multi_margin_loss", zeros(2, 3), ints(9, 9).int()),
+    one("poisson", ints(-1)),
+    one("bernoulli_.float", zeros(2), 1.5),
+    *(one("bernoulli_.Tensor", zeros(2), p) for p in (ints(2, 2), ones(2).bool())),
+    one("normal.Tensor_Tensor", zeros(2), floats(1.0, -1.0)),
+    one("repeat_interleave.Tensor", ints(1, -1), output_size=-1),
+    one("segment_reduce", ones(4), "sum", lengths=ints(3, 2)),
+    *(
+        one("_assert_async.msg", condition, message)
+        for condition, message in ((ints(0, 1), "x"), (floats(), "x"), (tensor(0), "x" * 255))
+    ),
+    *(
+        one("_grouped_mm", zeros(32, 16).bfloat16(), zeros(3, 16, 8).bfloat16(), offsets)
+        for offsets in (ints(1, 5, 99), ints(1, 99).int())
+    ),
 ]
-
-
+PLACES = ints(0, 99, 1)
 REFUSED_LATER: list[Given] = [
     one("scatter_.src", zeros(3), 0, ints(9), ones(1).double()),
     one("index_select", zeros(()), 0, ints(0, 9)),
@@ -155,6 +176,23 @@ REFUSED_LATER: list[Given] = [
     one("put_", zeros(3), ints(9, 9), ones(1)),
     one("index_put_", zeros(3), [ints(9)], ones(1).double()),
     one("max_unpool2d", ones(1, 1, 2), tensor([[[9]]]), [2, 2]),
+    one("nll_loss_forward", zeros(2, 3), ints(0, 9), ones(2), 1, -100),
+    one("binary_cross_entropy", floats(7.0, 7.0, 7.0), ones(2)),
+    one("binary_cross_entropy", floats(7.0, 7.0), ones(2).double()),
+    one("multi_margin_loss", zeros(3), ints(0, 3)),
+    *(
+        one("_ctc_loss", zeros(5, 2, 4), tensor([[9, 9]] * 2), [5] * steps, [2] * lengths)
+        for steps, lengths in ((3, 2), (2, 3), (1, 2), (2, 1))
+    ),
+    one("bernoulli_.Tensor", zeros(2), floats(2.0, 2.0, 2.0)),
+    # More positions than values.
+    one("max_unpool2d", ones(1, 1, 2), PLACES.view(1, 1, 3), [2, 2]),
+    one("max_unpool3d", ones(1, 1, 1, 2), PLACES.view(1, 1, 1, 3), [2] * 3, [2] * 3, [0] * 3),
+    one("adaptive_max_pool2d_backward", ones(1, 1, 1), zeros(1, 2, 2), PLACES.view(1, 1, 3)),
+    one(
+        "adaptive_max_pool3d_backward",
+        *(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), PLACES.view(1, 1, 1, 3)),
+    ),
 ]
 """Here the rehearsal's kernel looks at the values first, and forgets them when torch refuses."""
 

@@ -14,8 +14,7 @@ import cudalens
 from cudalens.core.report_types import Offender, Violation
 from cudalens.guards import GUARDS, along_dim, full_name
 from cudalens.guards._ranges import FEW
-from cudalens.guards.indexing import _writes_by_sorting
-from tests.cpu_guards import Collector, assert_said, deterministic, guarded
+from tests.cpu_guards import Collector, assert_said, guarded
 from tests.guards.test_catalogue import Ops
 from tests.verdicts import ask
 
@@ -37,10 +36,6 @@ def findings(op: Any, *args: Any, **options: Any) -> list[Violation]:
 def only(op: Any, *args: Any, **kwargs: Any) -> Violation:
     (found,) = findings(op, *args, **kwargs)
     return found
-
-
-def by_op(call: tuple[Any, ...]) -> str:
-    return str(call[0])
 
 
 MASK = zeros(3, 4, dtype=torch.bool).fill_(True)
@@ -234,15 +229,6 @@ def test_each_sparse_invariant(
     assert found == ([(argument, position)] if argument else [])
     with pytest.raises(RuntimeError, match="is not satisfied") if argument else nullcontext():
         op(*call)
-
-
-@pytest.mark.parametrize("is_deterministic", [False, True])
-def test_one_value_is_written_without_sorting(is_deterministic: bool) -> None:
-    """Two are sorted first where the order counts, and always when they are added up."""
-    with deterministic() if is_deterministic else nullcontext():
-        assert not _writes_by_sorting(ones(1), accumulate=False)
-        assert _writes_by_sorting(ones(2), accumulate=False) is is_deterministic
-        assert _writes_by_sorting(ones(1), accumulate=True)
 
 
 NARROW = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cudalens.guards import GUARDS, Guard, _ranges, engine, interceptor, sampling
+from cudalens.guards import GUARDS, Guard, interceptor
 from cudalens.guards._ranges import FEW, FLOATS, extremes
 from cudalens.guards.plans import UsualCall
 from tests.cpu_guards import Collector, positions
@@ -22,33 +22,31 @@ aten = torch.ops.aten
 @pytest.mark.parametrize("left_out", ["few", "usual_call"])
 @every_guard
 def test_every_look_finds_the_same(
-    entry: Guard, left_out: str, monkeypatch: pytest.MonkeyPatch
+    entry: Guard, left_out: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """A reduction, as large tensors get it, and the look at calls with keywords, modes or lists."""
     if left_out == "usual_call":
         no_call = UsualCall(frozenset(), 0, None)
         monkeypatch.setattr(interceptor, "usual_call", lambda op: no_call)
-    for module in (_ranges, engine, sampling) if left_out == "few" else ():
-        monkeypatch.setattr(module, "FEW", -1)
+    else:
+        request.getfixturevalue("nothing_is_few")
     stopped_by(entry)
 
 
-@pytest.mark.parametrize(("count", "buffers"), [(FEW, 0), (FEW + 1, 1)])
-def test_so_many_elements_are_reduced_on_the_host(count: int, buffers: int) -> None:
-    """At the limit no buffer is made on the device, one beyond there is one; one reduction each."""
+@pytest.mark.parametrize(("count", "more"), [(FEW, 0), (FEW + 1, 1)])
+def test_so_many_elements_are_reduced_on_the_host(count: int, more: int) -> None:
+    """At the limit no buffer is made on the device, and where labels are ignored none is masked.
+
+    One beyond it there is one buffer, and one mask; one reduction each.
+    """
     with Ops() as ops:
         assert extremes(torch.arange(count) - 3) == (-3, count - 4)
-    assert (ops.counts["new_empty"], ops.reduced) == (buffers, [count])
-
-
-@pytest.mark.parametrize(("count", "masks"), [(FEW, 0), (FEW + 1, 1)])
-def test_so_many_labels_are_not_masked(count: int, masks: int) -> None:
-    """Where some are ignored, nothing is masked up to there."""
-    check = GUARDS[torch.ops.aten.nll_loss_forward.default][0].check
+    assert (ops.counts["new_empty"], ops.reduced) == (more, [count])
+    check = GUARDS[aten.nll_loss_forward.default][0].check
     target = torch.arange(count).where(torch.arange(count) % 2 > 0, -100)
     with Ops() as ops:
         assert check(torch.zeros(count, count), target, None, 1, -100) is None
-    assert (ops.counts["masked_fill"], ops.reduced) == (masks, [count])
+    assert (ops.counts["masked_fill"], ops.reduced) == (more, [count])
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (1, 3, 2)])

@@ -97,9 +97,8 @@ def test_the_report_lies_beside_the_checkpoints(tmp_path: Path, host: str) -> No
     assert "RAISED DeviceIndexError" in done.stdout, done.stdout + done.stderr
     assert "= 7 is outside the 3 classes" in done.stdout
     assert "LEFT False 0" in done.stdout
-    assert "cudalens: the report is in out/cudalens-step2.html\n" in done.stderr.replace(
-        f"{tmp_path}/", ""
-    )
+    said = done.stderr.replace(f"{tmp_path}/", "")
+    assert "cudalens: the report is in out/cudalens-step2.html\n" in said
     found = json.loads((tmp_path / "out" / "cudalens-step2.json").read_text("utf-8"))
     assert found["kind"] == "device_assert"
     names = {path.name for path in (tmp_path / "out").iterdir()}

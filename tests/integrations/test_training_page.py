@@ -25,9 +25,7 @@ def test_a_plain_loop_of_accelerate(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_bad_trial_is_pruned_and_the_next_one_runs(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    end = (
-        "\nfor trial in study.trials:\n    print(trial.state.name, trial.params, trial.user_attrs)"
-    )
+    end = "\nfor one in study.trials:\n    print(one.state.name, one.params, one.user_attrs)"
     done = python("-c", STUDY + end, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines()[1:])

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cudalens import DeviceIndexError, last_report
 from cudalens.guards.pending import PENDING
 from tests.shells import BAD, Notebook
 
-LAST = f"result = {BAD}"
 
+@pytest.mark.parametrize("how", ["%%cudacheck --deferred\n", "%cudacheck on --deferred"])
+def test_a_finding_is_told_where_its_cell_ends(notebook: Notebook, how: str) -> None:
+    """Also when its last op is the bad one: with a report at its line, and an empty queue.
 
-def test_a_finding_leaves_the_cell_that_made_it(notebook: Notebook) -> None:
-    """Also when its last op is the bad one: with a report at its line, and an empty queue."""
-    notebook.run(f"%%cudacheck --deferred\n{LAST}\nprint('ran on')")
-    error = notebook.error
-    assert isinstance(error, DeviceIndexError)
-    assert error.report is not None and error.report.deferred
-    assert error.report.source is not None and error.report.source.line == 2
+    Below the magic it is raised; under ``on`` the cell has ended by then.
+    """
+    magic = notebook.under(how)
+    notebook.run(f"{magic}result = {BAD}\nprint('ran on')")
+    report, error = last_report(), notebook.error
+    assert report is not None and report.deferred
+    assert report.source is not None and report.source.line == (2 if magic else 1)
+    assert isinstance(error, DeviceIndexError) and error.report is report if magic else not error
     assert any("7 is outside the 5 rows" in item.get("text/plain", "") for item in notebook.shown)
     assert not PENDING
-    notebook.run("%%cudacheck --deferred\nresult = table[:2].sum().item()")
+    notebook.run(f"{magic}result = table[:2].sum().item()")
     assert (notebook.error, notebook.shown) == (None, [])
-
-
-def test_cells_under_on_show_what_was_pending(notebook: Notebook) -> None:
-    """The cell has ended by then: its report is shown, and nothing is raised."""
-    notebook.run("%cudacheck on --deferred")
-    notebook.run(LAST)
-    report = last_report()
-    assert notebook.error is None and report is not None and report.deferred
-    assert any("7 is outside the 5 rows" in item.get("text/plain", "") for item in notebook.shown)
-    assert not PENDING

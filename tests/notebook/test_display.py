@@ -57,9 +57,16 @@ def test_the_view_lies_in_one_bundle_with_its_twins_which_can_take_its_place(vie
     assert set(static["data"]) == {"text/plain", "text/html"}
 
 
-@pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended", "old"])
-def test_static_output(view: Any, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """It has no name: nobody will replace it, and a name would make no two runs alike."""
+@pytest.mark.parametrize("why", ["option", "environment", "terminal", "unattended", "old", "fails"])
+def test_static_output(
+    view: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
+) -> None:
+    """It has no name: nobody will replace it, and a name would make no two runs alike.
+
+    A view that fails leaves it too, with one line on stderr.
+    """
+    if why == "fails":
+        monkeypatch.setattr("cudalens.render.widget.build", Mock(side_effect=ImportError("none")))
     if why == "environment":
         monkeypatch.setenv("CUDALENS_WIDGETS", "0")
     if why == "old":  # an ipywidgets that the lens was not seen with
@@ -67,13 +74,10 @@ def test_static_output(view: Any, monkeypatch: pytest.MonkeyPatch, why: str) -> 
     kernel = None if why == "terminal" else object()
     shell = screen(kernel=kernel, allow_stdin=why != "unattended")
     display.publish(shell, REPORT, widgets=why != "option")
-    assert_static(shell)
-
-
-def assert_static(shell: Any) -> None:
     (call,) = sent(shell)
     assert set(call) == {"data", "metadata"}
     assert set(call["data"]) == {"text/plain", "text/html"}
+    assert capsys.readouterr().err.count("\n") == (why == "fails")
 
 
 def test_the_environment_can_ask_for_the_view(view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +87,6 @@ def test_the_environment_can_ask_for_the_view(view: Any, monkeypatch: pytest.Mon
     shell = screen(kernel=object(), allow_stdin=False)
     display.publish(shell, REPORT, widgets=True)
     assert display.WIDGET_TYPE in sent(shell)[0]["data"]
-
-
-def test_a_view_that_fails_leaves_the_static_report(
-    view: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("cudalens.render.widget.build", Mock(side_effect=ImportError("none")))
-    shell = screen(kernel=object())
-    display.publish(shell, REPORT, widgets=True)
-    assert_static(shell)
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_nothing_is_shown_when_nothing_is_wrong() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import cudalens
 from cudalens.diagnosis.diagnose import format_message
@@ -63,16 +64,6 @@ def test_item_8_a_text_that_the_cell_does_not_hold_has_no_number(notebook: Noteb
     assert place() == (f"<cell 2 run by In [{notebook.count}]>", 1, BAD)
 
 
-def write_notebook(path: Path, *texts: str | list[str]) -> None:
-    """Write a notebook of a heading and these code cells."""
-    cells = [{"cell_type": "markdown", "source": "# A", "metadata": {}}]
-    for text in texts:
-        code = {"cell_type": "code", "source": text, "outputs": [], "execution_count": 9}
-        cells.append({**code, "metadata": {}})
-    notebook = {"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": cells}
-    path.write_text(json.dumps(notebook))
-
-
 FAILING = f"x = 1\n{BAD}"
 
 
@@ -89,7 +80,8 @@ def test_item_8_a_cell_of_a_notebook_that_was_run_is_named_by_its_notebook(
 ) -> None:
     """The how manieth code cell it is; of two with one text, the how manieth that was run."""
     path = tmp_path / "other.ipynb"
-    write_notebook(path, *texts)
+    cells = [new_markdown_cell("# A"), *(new_code_cell(text, execution_count=9) for text in texts)]
+    path.write_text(json.dumps(new_notebook(cells=cells)))
     notebook.run(f"%%cudacheck\n%run {path}")
     name = f"<{known} run by In [{notebook.count}]>"
     assert place() == (name, 2, BAD)

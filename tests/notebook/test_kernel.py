@@ -98,12 +98,10 @@ def kernel(running: Kernel) -> Iterator[Kernel]:
 
 def test_a_cell_that_runs_again_has_its_new_number(kernel: Kernel) -> None:
     """The kernel names a cell by its text, which is the same."""
-    for _ in range(2):
-        reply = kernel.run(f"%%cudacheck --no-widgets\nloss = {BAD}")
-        assert f"In [{reply.count}] line 2" in reply.shown[0]["text/plain"]
-    for _ in range(2):
-        reply = kernel.run(f"%cudacheck --no-widgets loss = {BAD}")
-        assert f"In [{reply.count}] line 1" in reply.shown[0]["text/plain"]
+    body, line = f"%%cudacheck --no-widgets\nloss = {BAD}", f"%cudacheck --no-widgets loss = {BAD}"
+    for cell, number in ((body, 2), (body, 2), (line, 1), (line, 1)):
+        reply = kernel.run(cell)
+        assert f"In [{reply.count}] line {number}" in reply.shown[0]["text/plain"]
 
 
 def test_a_failing_cell_is_an_error_and_the_next_one_trains(kernel: Kernel) -> None:

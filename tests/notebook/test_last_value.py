@@ -47,10 +47,8 @@ def test_item_4_a_display_that_fails_is_stopped_before_its_launch(
     """The context survives and there is one report, which names the line of the display."""
     before = sys.displayhook
     notebook.run(notebook.under(how) + f"{kind}()")
-    assert (
-        notebook.error is None
-    )  # the shell prints what a display raises, and the cell has ended well
-    assert not sim.is_poisoned and sim.pending is None
+    # The shell prints what a display raises, and the cell has ended well.
+    assert (notebook.error, sim.is_poisoned, sim.pending) == (None, False, None)
     reports = [item for item in notebook.shown if "ids[1] = 7 is outside" in item["text/plain"]]
     assert len(reports) == 1
     report = cudalens.last_report()

@@ -104,20 +104,21 @@ BODIES = {
 @pytest.mark.parametrize("options", ["", " --fast", " --no-widgets --nan"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 def test_a_cell_behaves_as_without_the_magic(notebook: Notebook, body: str, options: str) -> None:
-    plain = notebook.run(body)
-    plain_out, plain_names = notebook.out, set(notebook.names)
-    plain_last = notebook.names["_"]
-    checked = notebook.run(f"%%cudacheck{options}\n{body}")
+    assert behaviour(notebook, body) == behaviour(notebook, f"%%cudacheck{options}\n{body}")
 
-    assert checked.success == plain.success
-    assert repr(checked.result) == repr(plain.result)
-    assert _without_numbers(notebook.out) == _without_numbers(plain_out)
-    assert repr(notebook.names["_"]) == repr(plain_last)
-    assert {name for name in notebook.names if not name.startswith("_")} == {
-        name for name in plain_names if not name.startswith("_")
-    }
-    assert essence(checked.error_before_exec) == essence(plain.error_before_exec)
-    assert essence(checked.error_in_exec) == essence(plain.error_in_exec)
+
+def behaviour(notebook: Notebook, cell: str) -> list[object]:
+    """Run a cell; return all that it did."""
+    result = notebook.run(cell)
+    return [
+        result.success,
+        repr(result.result),
+        _without_numbers(notebook.out),
+        repr(notebook.names["_"]),
+        {name for name in notebook.names if not name.startswith("_")},
+        essence(result.error_before_exec),
+        essence(result.error_in_exec),
+    ]
 
 
 def essence(error: BaseException | None) -> tuple[str, str]:
@@ -130,27 +131,17 @@ def _without_numbers(output: str) -> list[str]:
     """Output lines without what differs from run to run: times, counters and tracebacks."""
     if "Traceback" in output or "Error" in output:
         return []
-    return [line for line in output.splitlines() if not line.startswith(("CPU", "Wall", "Out["))]
+    lines = [line for line in output.splitlines() if not line.startswith(("CPU", "Wall"))]
+    return [re.sub(r"Out\[\d+\]", "Out", line) for line in lines]
 
 
 @pytest.mark.parametrize("mode", ["last_expr", "all", "last", "none", "last_expr_or_assign"])
 @pytest.mark.parametrize("body", ["1\n2", "1\na = 5", "1\nfor i in (6, 7):\n    i", "3;\n4;"])
 def test_the_shells_interactivity_is_respected(notebook: Notebook, mode: str, body: str) -> None:
     notebook.shell.ast_node_interactivity = mode
-    plain = notebook.run(body)
-    expected = [line.split("]: ")[-1] for line in notebook.out.splitlines()]
-    checked = notebook.run(f"%%cudacheck\n{body}")
     # With "none" the shell does not even display what a magic returns.
-    assert [line.split("]: ")[-1] for line in notebook.out.splitlines()] == expected
-    assert checked.success
-    assert plain.success
-
-
-def test_await_without_autoawait_is_the_usual_error(notebook: Notebook) -> None:
-    notebook.run("%autoawait off")
-    result = notebook.run("%%cudacheck\nimport asyncio\nawait asyncio.sleep(0)")
-    assert isinstance(result.error_before_exec, SyntaxError)
-    assert "asyncio" not in notebook.names
+    assert behaviour(notebook, body) == behaviour(notebook, f"%%cudacheck\n{body}")
+    assert notebook.error is None
 
 
 @pytest.mark.parametrize(
@@ -169,14 +160,16 @@ def test_await_without_autoawait_is_the_usual_error(notebook: Notebook) -> None:
         ("def f(n):\n    %cudacheck n / 0\nf(1)", ["line 3", "line 2, in f(n)", "line 2"]),
         ("%%cudacheck\na = 1\n%cudacheck a / 0", ["line 3"]),
         ("def f():\n    return 1 / 0\n%cudacheck 1\nf()", ["line 4", "line 2, in f()"]),
+        (f"%%cudacheck\ndef f():\n    return {BAD}\nf()", ["line 4", "line 3, in f()"]),
     ],
 )
 def test_the_traceback_shows_the_users_frames_at_the_lines_of_the_cell(
     notebook: Notebook, cell: str, lines: list[str]
 ) -> None:
     """As without the magic: neither its call nor the machinery below it."""
-    result = notebook.run(cell)
-    filename, number, _ = innermost(result.error_in_exec.__traceback__)
+    notebook.run(cell)
+    filename, number, _ = innermost(sys.last_traceback)  # where the debugger lands
+    assert innermost(sys.last_value.__traceback__)[:2] == (filename, number)
     assert blocks(notebook) == lines
     assert lines[-1].split(",")[0] == f"line {number}"
     text = cell.split("\n")[number - 1].replace("%cudacheck ", "")
@@ -186,35 +179,26 @@ def test_the_traceback_shows_the_users_frames_at_the_lines_of_the_cell(
     assert notebook.shell.custom_exceptions == ()
 
 
-@pytest.mark.parametrize(
-    ("cell", "line"), [("%%cudacheck\nb = 1\na = (", 3), ("%%cudacheck\nb = 1\nreturn b", 3)]
-)
-def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, cell: str, line: int) -> None:
-    result = notebook.run(cell)
+@pytest.mark.parametrize("last", ["a = (", "return b", "await b"])
+def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, last: str) -> None:
+    notebook.shell.autoawait = last != "await b"
+    result = notebook.run(f"%%cudacheck\nb = 1\n{last}")
     assert isinstance(result.error_before_exec, SyntaxError)
-    assert result.error_before_exec.lineno == line
+    assert result.error_before_exec.lineno == 3
     assert "b" not in notebook.names
     assert "cudalens" not in notebook.out
 
 
-@pytest.mark.parametrize(("wait", "line"), [("await look_up(5)", 6), ("plain(5)", 6)])
+@pytest.mark.parametrize(("wait", "lines"), [("await look_up()", [5, 4, 3]), ("plain()", [5, 3])])
 def test_a_finding_names_the_calls_of_the_cell_only(
-    notebook: Notebook, on_cpu: None, wait: str, line: int
+    notebook: Notebook, wait: str, lines: list[int]
 ) -> None:
     """Whether the cell awaits or not, the line of the magic called nothing."""
-    cell = [
-        "%%cudacheck",
-        "import torch",
-        "def plain(at):",
-        "    return torch.nn.functional.embedding(torch.tensor([at]), torch.ones(5, 2))",
-        "async def look_up(at): return plain(at)",
-        wait,
-    ]
-    notebook.run("\n".join(cell))
+    body = f"def plain():\n    return {BAD}\nasync def look_up(): return plain()\n{wait}"
+    stopped(notebook, f"%%cudacheck\n{body}")
     report = cudalens.last_report()
-    assert report is not None and report.prevented
-    lines = [frame.line for frame in report.frames if frame.is_user]
-    assert lines == ([line, 5, 4] if "await" in wait else [line, 4])
+    assert report.prevented
+    assert [frame.line for frame in report.frames if frame.is_user] == lines
 
 
 def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
@@ -434,12 +418,6 @@ def test_a_statement_finding_names_its_line(notebook: Notebook) -> None:
     assert report.source.column == len("rows = ")
 
 
-def test_the_debugger_lands_in_the_users_frame(notebook: Notebook) -> None:
-    notebook.run(f"%%cudacheck\ndef lookup(ids):\n    return {BAD}\nlookup(ids)")
-    assert innermost(sys.last_traceback)[1:] == (3, "lookup")
-    assert blocks(notebook) == ["line 4", "line 3, in lookup(ids)"]
-
-
 def test_a_swallowed_finding_is_a_warning(notebook: Notebook) -> None:
     """An error behind it is not blamed on the clause."""
     caught = f"%%cudacheck\ntry:\n    {BAD}\nexcept RuntimeError:\n    "
@@ -456,16 +434,6 @@ def test_a_swallowed_finding_is_a_warning(notebook: Notebook) -> None:
     assert len(notebook.shown) == 1
     notebook.run(f"{caught}{failing}")
     assert "RuntimeError was raised while this error was being handled\n" in notebook.err
-
-
-def test_the_report_is_bound_and_written(notebook: Notebook, tmp_path: Path) -> None:
-    page, data = tmp_path / "a page.html", tmp_path / "report.json"
-    notebook.run(f"%%cudacheck -r found --html '{page}' --json {data}\n{BAD}")
-    assert notebook.names["found"].argument == "indices"
-    assert json.loads(data.read_text(encoding="utf-8"))["argument"] == "indices"
-    assert "<html" in page.read_text(encoding="utf-8")
-    notebook.run("%%cudacheck -r found\n1")
-    assert notebook.names["found"] is None
 
 
 # --- sub-commands ---------------------------------------------------------------------------------
@@ -596,6 +564,7 @@ def test_a_report_shown_again_is_bound_and_written_too(
     assert list(tmp_path.iterdir()) == []
     notebook.run(f"%%cudacheck\n{BAD}")
     assert notebook.run(f"%cudacheck {word} -r again --html {page} --json {data}").success
+    assert notebook.out == "".join(f"cudalens: the report is in {at}\n" for at in (page, data))
     report = cudalens.last_report()
     assert notebook.names["again"] is report
     assert page.read_text("utf-8") == report.to_html()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,22 +20,23 @@ def last_check(notebook: Notebook) -> str:
 
 
 @pytest.mark.parametrize("how", ["%%cudacheck {}\n", "%cudacheck {} ", "%cudacheck on {}"])
-def test_item_29_the_files_of_a_report_are_named(
+def test_item_29_a_report_is_bound_and_its_files_are_written_and_named(
     notebook: Notebook, how: str, tmp_path: Path
 ) -> None:
     """With their whole paths, one line each; a good cell writes nothing and says nothing."""
-    page, data = tmp_path / "out.html", tmp_path / "out.json"
-    magic = notebook.under(how.format(f"--html {page} --json {data}"))
+    page, data = tmp_path / "a page.html", tmp_path / "out.json"
+    magic = notebook.under(how.format(f"-r found --html '{page}' --json {data}"))
+    notebook.names["found"] = "an older one"
     notebook.run(magic + GOOD)
     assert "report" not in notebook.out
+    assert notebook.names["found"] is None
     assert list(tmp_path.iterdir()) == []
     notebook.run(magic + BAD)
     said = [line for line in notebook.out.splitlines() if line.startswith("cudalens")]
     assert said == [f"cudalens: the report is in {path}" for path in (page, data)]
-    assert page.exists() and data.exists()
-    notebook.run("%cudacheck off")
-    notebook.run(f"%cudacheck last --json {tmp_path / 'again.json'}")
-    assert f"cudalens: the report is in {tmp_path / 'again.json'}" in notebook.out
+    assert notebook.names["found"].argument == "indices"
+    assert json.loads(data.read_text(encoding="utf-8"))["argument"] == "indices"
+    assert "<html" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck ", "%cudacheck on"])

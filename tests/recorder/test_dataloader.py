@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -15,6 +16,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from cudalens.recorder import Recorder
@@ -40,6 +42,26 @@ def is_bad(labels: torch.Tensor) -> bool:
     return bool(((labels < 0) | (labels > 2)).any())
 
 
+class Odd(BatchSampler):
+    """A batch sampler of the user's own: only torch's have an order that is known."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch = [1, 2]
+        yield [BAD, 5]
+        yield batch
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        for index in range(6):
+            yield torch.tensor([index]), 99 if index == 3 else 0
+
+
+def nested(items: list[Any]) -> dict[str, Any]:
+    own, labels = default_collate(items)
+    return {"rest": [{"own": own, "labels": labels}]}
+
+
 def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, int, list[int]]:
     """Load until a bad label comes, and ask where it came from.
 
@@ -48,7 +70,8 @@ def first_note(samples: Dataset[Any], **options: Any) -> tuple[str | None, int, 
     """
     train_loader = DataLoader(samples, **options)
     with Recorder() as recorder:
-        for number, (own, labels) in enumerate(train_loader, 1):
+        for number, batch in enumerate(train_loader, 1):
+            own, labels = tree_leaves(batch)
             if is_bad(labels):
                 moved = labels.to(torch.int32)
                 steps = recorder.provenance(moved.view(-1), is_bad).steps
@@ -105,9 +128,7 @@ def test_an_older_batch_stays_known() -> None:
     loader = DataLoader(samples, batch_size=40, sampler=WeightedRandomSampler([1.0] * 40, 4000))
     with Recorder() as recorder:
         batches = iter(loader)
-        own, labels = next(batches)
-        while not is_bad(labels):
-            own, labels = next(batches)
+        own, labels = next(pair for pair in batches if is_bad(pair[1]))
         row = int((labels > 2).nonzero()[0])
         next(batches)
         del batches
@@ -116,48 +137,31 @@ def test_an_older_batch_stays_known() -> None:
     assert own[row] == BAD
 
 
-def test_an_unknown_order_ahead_has_no_index() -> None:
-    """With workers, what the batch sampler holds belongs to a batch that is yet to come."""
-    note, number, row, _ = first_note(Samples(), batch_size=4, sampler=WEIGHTED, num_workers=1)
-    assert note == f"batch {number} of train_loader, row {row}"
+LOADED: dict[str, tuple[dict[str, Any], str]] = {
+    # With workers, what the batch sampler holds belongs to a batch that is yet to come.
+    "an unknown order ahead has no index": (
+        {"batch_size": 4, "sampler": WEIGHTED, "num_workers": 1},
+        "batch {} of train_loader, row {}",
+    ),
+    "a batch sampler of the user's own is not guessed": (
+        {"batch_sampler": Odd(SequentialSampler(range(40)), 2, False)},
+        "batch 1 of train_loader, row 0",
+    ),
+    "a stream has batches and rows only": (
+        {"samples": Stream(), "batch_size": 2},
+        "batch 2 of train_loader, row 1",
+    ),
+    "dictionaries are looked into": (
+        {"batch_size": 8, "collate_fn": nested},
+        "batch 3 of train_loader, row 7 = samples[23]",
+    ),
+}
 
 
-def test_a_batch_sampler_of_the_user_s_own_is_not_guessed() -> None:
-    """Only torch's own batch samplers have an order that is known."""
-
-    class Odd(BatchSampler):
-        def __iter__(self) -> Iterator[list[int]]:
-            batch = [1, 2]
-            yield [BAD, 5]
-            yield batch
-
-    odd = Odd(SequentialSampler(range(40)), 2, False)
-    note, *_ = first_note(Samples(), batch_sampler=odd)
-    assert note == "batch 1 of train_loader, row 0"
-
-
-def test_a_stream_has_batches_and_rows_only() -> None:
-    class Stream(IterableDataset[tuple[torch.Tensor, int]]):
-        def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-            for index in range(6):
-                yield torch.tensor([index]), 99 if index == 3 else 0
-
-    assert first_note(Stream(), batch_size=2)[0] == "batch 2 of train_loader, row 1"
-
-
-def test_dictionaries_are_looked_into() -> None:
-    def collate(items: list[tuple[torch.Tensor, int]]) -> dict[str, Any]:
-        return {"rest": [{"labels": torch.tensor([label for _, label in items])}]}
-
-    samples = Samples()
-    loader = DataLoader(samples, batch_size=8, collate_fn=collate)
-    with Recorder() as recorder:
-        for batch in loader:
-            labels = batch["rest"][0]["labels"]
-            if is_bad(labels):
-                break
-        note = recorder.provenance(labels, is_bad).steps[-1].note
-    assert note == "batch 3 of loader, row 7 = samples[23]"
+@pytest.mark.parametrize(("options", "text"), LOADED.values(), ids=LOADED)
+def test_the_item_is_named_where_the_order_is_known(options: dict[str, Any], text: str) -> None:
+    note, number, row, _ = first_note(**{"samples": Samples(), **options})
+    assert note == text.format(number, row)
 
 
 def test_a_dead_batch_is_known_through_its_copy() -> None:
@@ -165,10 +169,7 @@ def test_a_dead_batch_is_known_through_its_copy() -> None:
     samples = Samples()
     loader = DataLoader(samples, batch_size=8)
     with Recorder() as recorder:
-        for _, labels in loader:
-            labels = labels.clone()  # noqa: PLW2901
-            if is_bad(labels):
-                break
+        labels = next(copied for _, y in loader if is_bad(copied := y.clone()))
         steps = recorder.provenance(labels, is_bad).steps
     assert [step.op for step in steps] == ["aten::clone", None]
     assert steps[-1].note == "batch 3 of loader, row 7 = samples[23]"

@@ -270,10 +270,6 @@ def _raising(*given: object) -> None:
     raise TimeOutError("now")
 
 
-def _with_helper(number: int, frame: object) -> None:
-    _raising()
-
-
 def _forgetting(number: int, frame: object) -> None:
     del number, frame
     _raising()
@@ -289,7 +285,7 @@ class Handler:
 
 HANDLERS: dict[str, bool] = {
     "any arguments": interrupted(_raising),
-    "raised in a function of its own": interrupted(_with_helper),
+    "raised in a function of its own": interrupted(lambda number, frame: _raising()),
     "a method": interrupted(Handler().method),
     "an object": interrupted(Handler()),
     "a partial": interrupted(functools.partial(Handler().method)),

@@ -13,6 +13,7 @@ from cudalens.core.report import Report
 from cudalens.core.report_types import FIRST_BAD
 from cudalens.render.html import render_page
 from cudalens.render.text import render
+from tests.blocks import cuda, report_of
 from tests.probes import SeenOps
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -22,7 +23,7 @@ INF, NAN = float("inf"), float("nan")
 
 def found(code: object, **options: bool) -> Report | None:
     """Run a function under ``nan=True`` and give the report, with its exception checked."""
-    session = cudalens.check(nan=True, **options)
+    session = cudalens.check(**{"nan": True, **options})
     try:
         with session:
             code()  # type: ignore[operator]
@@ -39,6 +40,10 @@ def masked_scores(places: int) -> torch.Tensor:
     return scores.masked_fill(torch.stack([torch.zeros_like(mask), mask]), -INF)
 
 
+def labelled(*labels: int) -> torch.Tensor:
+    return F.cross_entropy(torch.zeros(len(labels), 3, device="cuda"), cuda(*labels))
+
+
 def hints(report: Report | None) -> list[str]:
     return [item.rule for item in report.hints]
 
@@ -46,11 +51,9 @@ def hints(report: Report | None) -> list[str]:
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_division_by_zero_is_named_with_its_inputs(fast: bool) -> None:
     """In the schema's names, and in the user's."""
-    x = torch.tensor([1.0, -2.0, 3.0], device="cuda")
-    y = torch.tensor([1.0, 0.0, 2.0], device="cuda")
+    x, y = cuda(1.0, -2.0, 3.0), cuda(1.0, 0.0, 2.0)
     report = found(lambda: x / y, fast=fast)
-    assert report.kind == "nonfinite"
-    assert report.certainty == "proven"
+    assert (report.kind, report.certainty) == ("nonfinite", "proven")
     assert report.headline == "aten::div made -inf at [1] from self = -2.0, other = 0.0"
     assert report.headline_own == "aten::div made -inf at [1] from x = -2.0, y = 0.0"
     assert (report.offenders.count, report.offenders.total) == (1, 3)
@@ -97,12 +100,7 @@ def test_backward_names_the_forward_line() -> None:
         (lambda: masked_scores(3).softmax(-1), "all_masked"),
         (lambda: masked_scores(3).t().log_softmax(0), "all_masked"),
         (lambda: torch.full((2,), 6e4, device="cuda").half() * 2, "overflow"),
-        (
-            lambda: F.cross_entropy(
-                torch.zeros(4, 3, device="cuda"), torch.full((4,), -100, device="cuda")
-            ),
-            "all_labels_ignored",
-        ),
+        (lambda: labelled(-100, -100, -100, -100), "all_labels_ignored"),
     ],
 )
 def test_each_cause_has_its_hint(code: object, rule: str) -> None:
@@ -141,9 +139,7 @@ def test_a_nan_out_of_infinities_is_new() -> None:
         lambda: torch.full((2,), 88.0, device="cuda").exp(),
         lambda: masked_scores(2).softmax(-1),
         lambda: torch.full((2,), 3e4, device="cuda").half() * 2,
-        lambda: F.cross_entropy(
-            torch.zeros(4, 3, device="cuda"), torch.tensor([-100, -100, -100, 0], device="cuda")
-        ),
+        lambda: labelled(-100, -100, -100, 0),
     ],
 )
 def test_what_was_asked_for_and_the_neighbour_of_each_cause_are_silent(code: object) -> None:
@@ -152,23 +148,22 @@ def test_what_was_asked_for_and_the_neighbour_of_each_cause_are_silent(code: obj
 
 def test_a_guard_that_meets_nan_finds_its_first_op() -> None:
     """Without the option too: the line that made the NaN, not one that was merely beyond [0, 1]."""
-    raw = torch.tensor([-1.0, 2.0], device="cuda")
-    session = cudalens.check()
-    with pytest.raises(cudalens.DeviceValueError), session:
+    raw = cuda(-1.0, 2.0)
+
+    def code() -> None:
         logs = raw.log()
         chances = torch.sigmoid(logs)
         F.binary_cross_entropy(chances, torch.ones(2, device="cuda"))
-    notes = {step.op: step.note for step in session.report.provenance}
+
+    notes = {step.op: step.note for step in report_of(code, cudalens.DeviceValueError).provenance}
     assert notes == {"aten::sigmoid": None, "aten::log": FIRST_BAD}
 
 
 def told(code: Callable[[], object], **options: bool) -> list[tuple[str, str, str | None]]:
     """Rule, text and fix of each hint about NaN that a guard met."""
-    session = cudalens.check(**{"nan": True, **options})
-    with pytest.raises(cudalens.DeviceAssertError), session:
-        code()
+    report = report_of(code, cudalens.DeviceAssertError, **{"nan": True, **options})
     rules = ("nan_came_in", "nan_before", "nan_cast_to_integer")
-    return [(item.rule, item.text, item.fix) for item in session.report.hints if item.rule in rules]
+    return [(item.rule, item.text, item.fix) for item in report.hints if item.rule in rules]
 
 
 def draw(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -234,9 +229,7 @@ def test_nan_that_came_in_explains_no_other_finding() -> None:
 
 
 def test_without_the_option_nothing_is_looked_at() -> None:
-    with cudalens.check() as session:
-        torch.zeros(3, device="cuda").log()
-    assert session.report is None
+    assert found(lambda: torch.zeros(3, device="cuda").log(), nan=False) is None
 
 
 def test_the_watch_is_not_seen_by_the_users_modes() -> None:
@@ -287,16 +280,15 @@ def test_what_went_in_stands_beside_each_bad_value() -> None:
     assert "[0, 1] = nan from x = -4" in render(report)
 
 
-@pytest.mark.parametrize("kind", ["product", "in place", "alias"])
-def test_no_value_went_in_where_none_is_known(kind: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: x @ (x + 0.5), lambda x: x.sub_(1.0).sqrt_(), lambda x: x.sub_(1.0).div_(x.sub_(x))],
+    ids=["product", "in place", "alias"],
+)
+def test_no_value_went_in_where_none_is_known(call: Callable[[torch.Tensor], object]) -> None:
     """A square product is not elementwise, and what an op wrote over is gone."""
     x = torch.tensor([[3e38, -1.0], [1.0, 1.0]], device="cuda")
-    calls = {
-        "product": lambda: x @ (x + 0.5),
-        "in place": lambda: x.sub_(1.0).sqrt_(),
-        "alias": lambda: x.sub_(1.0).div_(x.sub_(x)),
-    }
-    report = found(calls[kind])
+    report = found(lambda: call(x))
     assert report.offenders.first
     assert all(item.inputs == () for item in report.offenders.first)
     assert all(node.value is None for node in report.graph.nodes)

@@ -175,12 +175,10 @@ def test_each_backward_has_its_own_line() -> None:
 
 
 def test_ring_keeps_the_last_ops_and_counts_all() -> None:
-    x = torch.ones(2)
     with Recorder(max_ops=3) as recorder:
-        for function in (torch.sin, torch.cos, torch.exp, torch.log):
-            function(x)
+        torch.ones(2).sin().cos().exp()
     assert recorder.recorded_ops == 4
-    assert names(recorder) == ["aten::cos", "aten::exp", "aten::log"]
+    assert names(recorder) == ["aten::sin", "aten::cos", "aten::exp"]
     assert [entry.seq for entry in recorder.history(2)] == [3, 4]
     assert recorder.history(0) == ()
 
@@ -506,7 +504,10 @@ def test_the_failing_op_is_kept_with_its_arguments() -> None:
 
 
 def test_a_later_exception_at_the_same_address_is_another() -> None:
-    """Once the first is gone its memory is taken again, and sticky errors are worded alike."""
+    """An error that was handled before explains no later one.
+
+    Once the first is gone its memory is taken again, and sticky errors are worded alike.
+    """
     recorder = Recorder()
     with recorder:
         try:
@@ -535,13 +536,6 @@ def test_a_check_inside_a_check_knows_the_exception_too() -> None:
     assert failures.find(error) is None
     failures.note(record, error)
     assert failures.find(error) is record
-
-
-def test_only_the_exception_of_the_op_gets_its_record() -> None:
-    """An error that was handled before explains no later error."""
-    recorder = Recorder()
-    failing(recorder, lambda: torch.ones(2) + torch.ones(3))
-    assert recorder.in_flight(RuntimeError("another")) is None
 
 
 def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
@@ -594,11 +588,9 @@ def test_a_custom_function_s_node_leads_to_the_line_of_apply() -> None:
 
 def test_an_unsure_forward_site_is_none() -> None:
     x = torch.ones(2, requires_grad=True)
-    before = x.exp()
     with Recorder(max_ops=2) as recorder:
         y = x.sin()
         number = y.grad_fn._sequence_nr()
-        assert recorder.forward_site(before.grad_fn._sequence_nr()) is None
         assert recorder.forward_site(number, "SinBackward0") is not None
         assert recorder.forward_site(number, "CosBackward0") is None
         y.detach().argmax()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import cudalens
 from cudalens.recorder import stderr
 from cudalens.recorder.stderr import DeviceText
 from tests.processes import ROOT, environment, python
@@ -162,8 +163,6 @@ def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_tee_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The block runs without device text, and the descriptor is left alone."""
-    import cudalens
-
     monkeypatch.setattr(stderr.shutil, "which", lambda name: None)
     before = os.fstat(2).st_ino
     with cudalens.check() as session:
@@ -172,8 +171,6 @@ def test_without_tee_a_session_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_full_sessions_touch_the_descriptor() -> None:
-    import cudalens
-
     before = os.fstat(2).st_ino
     with cudalens.check(fast=True):
         assert os.fstat(2).st_ino == before
@@ -269,24 +266,22 @@ with DeviceText() as text:
 
 def test_under_a_real_kernel() -> None:
     """ipykernel owns the descriptor: others' text still reaches the cell, asserts are folded."""
-    manager = pytest.importorskip("jupyter_client.manager")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     env = environment()
     env.pop("PYTEST_CURRENT_TEST", None)  # under a test ipykernel leaves the descriptor alone
-    kernel, client = manager.start_new_kernel(
-        kernel_name="python3", extra_arguments=["--HistoryManager.hist_file=:memory:"], env=env
-    )
-    try:
-        said = _run_in(client, PRELUDE + textwrap.dedent(KERNEL_CELL))
-    finally:
-        client.stop_channels()
-        kernel.shutdown_kernel(now=True)
+    cell = nbformat.v4.new_code_cell(PRELUDE + KERNEL_CELL)
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute(env=env)
+    said = {"stdout": "", "stderr": ""}
+    for output in notebook.cells[0].outputs:
+        said[output.name] += output.text
     assert "other text" in said["stderr"]
     assert said["stderr"].count("Assertion") == 5
     assert said["stdout"] == f"{one()} (5 times, 1 blocks, 5 threads)\n"
 
 
 KERNEL_CELL = """
-import subprocess, time
+import time
 with DeviceText() as text:
     say("other text\\n")
     for n in range(5):
@@ -295,16 +290,3 @@ with DeviceText() as text:
 time.sleep(0.5)
 print(folded)
 """
-
-
-def _run_in(client: Any, code: str) -> dict[str, str]:
-    said = {"stdout": "", "stderr": ""}
-
-    def take(message: dict[str, Any]) -> None:
-        if message["msg_type"] == "stream":
-            said[message["content"]["name"]] += message["content"]["text"]
-        assert message["msg_type"] != "error", message["content"]
-
-    client.wait_for_ready(timeout=60)
-    client.execute_interactive(code, output_hook=take, timeout=60)
-    return said

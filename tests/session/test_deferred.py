@@ -10,10 +10,12 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -371,9 +373,13 @@ def test_no_other_rank_sees_a_bad_row(tmp_path: Path) -> None:
 # --- threads, processes, interrupts ---------------------------------------------------------------
 
 
-def all_of(error: BaseException) -> list[str]:
-    """Return the text of a finding, and of those that were found with it."""
-    return [str(error), *getattr(error, "__notes__", [])]
+def found_by(function: Callable[[], object]) -> list[str]:
+    """Return the text of the finding that is raised, if any, and of those found with it."""
+    try:
+        function()
+    except DeviceIndexError as error:
+        return [str(error), *getattr(error, "__notes__", [])]
+    return []
 
 
 @pytest.mark.usefixtures("installed")
@@ -382,21 +388,13 @@ def test_eight_threads() -> None:
     together = threading.Barrier(8)
 
     def work(number: int) -> list[str]:
-        told = []
         together.wait()
-        for step in range(100):
-            try:
-                looked_up(0, 100 + number if step == 50 else 2)
-            except DeviceIndexError as error:
-                told += all_of(error)
-        return told
+        rows = [100 + number if step == 50 else 2 for step in range(100)]
+        return [line for row in rows for line in found_by(partial(looked_up, 0, row))]
 
     with ThreadPoolExecutor(8) as pool:
         told = [line for lines in pool.map(work, range(8)) for line in lines]
-    try:
-        cudalens.settle()
-    except DeviceIndexError as error:
-        told += all_of(error)
+    told += found_by(cudalens.settle)
     for number in range(8):
         assert sum(f" = {100 + number} is outside" in line.splitlines()[0] for line in told) == 1
     assert not PENDING
@@ -419,16 +417,13 @@ def test_an_error_of_the_users_stays_his() -> None:
     assert session.report is not None and session.report.headline.endswith("rows of weight")
 
 
+@pytest.mark.usefixtures("installed")
 def test_at_once_while_anybody_wants_it() -> None:
-    cudalens.install(deferred=True)
-    try:
-        with cudalens.check(), pytest.raises(DeviceIndexError) as caught:
-            looked_up(0, 3)
-        assert caught.value.report is not None and not caught.value.report.deferred
+    with cudalens.check(), pytest.raises(DeviceIndexError) as caught:
         looked_up(0, 3)
-        with pytest.raises(DeviceIndexError):
-            cudalens.uninstall()
-    finally:
+    assert caught.value.report is not None and not caught.value.report.deferred
+    looked_up(0, 3)
+    with pytest.raises(DeviceIndexError):
         cudalens.uninstall()
 
 
@@ -462,10 +457,7 @@ def test_what_is_pending_at_a_fork_stays_the_parents() -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        import warnings
-
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as seen:
             cudalens.settle()
         os.write(write, str([str(item.message) for item in seen]).encode())
         os._exit(0)

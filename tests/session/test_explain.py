@@ -105,4 +105,3 @@ def test_item_25_what_cuda_printed_is_used_where_nothing_else_tells(
     report = explain(notebook.names, sys.last_value, printed)
     assert report is not None and report.device_text == (printed or None)
     assert ("a label is neither one of the classes" in report.headline) == bool(printed)
-    PROCESS.lost = None

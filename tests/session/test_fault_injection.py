@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from cudalens.core._python import Uninterrupted
 from cudalens.core.report import Report
 from cudalens.evidence.call_stack import hide_own_frames as hide
 from cudalens.evidence.lost_context import remember
-from cudalens.guards.process import PROCESS
 from tests.amount import AMOUNT
+from tests.blocks import cuda
 from tests.processes import python
-from tests.shells import run, shell_with_cudalens
+from tests.shells import BAD, Notebook
 
 pytestmark = pytest.mark.no_cover  # each runs whole cells, which other tests trace
 SENTENCE = "indices[1] = 7 is outside the 5 rows of weight"
@@ -165,24 +166,21 @@ def passed() -> None:
     assert session.report is None
 
 
-def stopped(**options: Any) -> tuple[DeviceIndexError, cudalens.CheckSession]:
-    """Run a bad block, and return its error, which says what is wrong, and its session."""
+def stopped(**options: Any) -> cudalens.CheckSession:
+    """Run a bad block, whose error says what is wrong, and return its session."""
     with pytest.raises(DeviceIndexError) as caught, cudalens.check(**options) as session:
         bad()
     assert str(caught.value).startswith(SENTENCE)
     assert session.report.headline == SENTENCE
     assert caught.value.report is session.report
-    return caught.value, session
+    return session
 
 
 @pytest.fixture(autouse=True)
 def all_is_well(sim: simulate.Simulation) -> Iterator[None]:
-    """Assert that nothing is installed, and that the next block finds everything again."""
+    """Assert that the next block finds everything again; ``conftest.py``, that nothing is left."""
     yield
-    assert not PROCESS.is_installed
-    assert PROCESS.listeners == ()
-    _, session = stopped()
-    assert session.report.limits == ()
+    assert stopped().report.limits == ()
     good()
 
 
@@ -193,10 +191,8 @@ def all_is_well(sim: simulate.Simulation) -> Iterator[None]:
 def test_a_finding_survives(stage: str, sim: simulate.Simulation) -> None:
     for way, function in WAYS.items():
         with broken(OF_FINDINGS[stage], function):
-            _, session = stopped()
-        assert not sim.is_poisoned
-        assert sim.pending is None
-        assert isinstance(session.report, Report)
+            session = stopped()
+        assert (sim.is_poisoned, sim.pending) == (False, None)
         assert [item.value for item in session.report.offenders.first] == [7]
         assert_limits_tell(stage, way, session)
 
@@ -256,8 +252,7 @@ def test_whatever_fails_after_a_finding_the_op_is_not_launched(
                 good()
                 bad()
         assert str(caught.value).startswith(SENTENCE)
-        assert not sim.is_poisoned
-        assert sim.pending is None
+        assert (sim.is_poisoned, sim.pending) == (False, None)
         if session is not None:
             assert session.report.headline == SENTENCE
             assert not session.swallowed
@@ -266,22 +261,20 @@ def test_whatever_fails_after_a_finding_the_op_is_not_launched(
 
 def test_a_silent_finding_that_cannot_be_reported_stops_nothing() -> None:
     """Issue 17, item 2: nothing asserts there, so that the op runs; the report of another tells."""
-    table, index = torch.zeros(3, device="cuda"), torch.tensor([2], device="cuda")
-    bad_index = torch.tensor([3], device="cuda")
+    table = torch.zeros(3, device="cuda")
     with broken("session.process:on_violation", raising):
         with pytest.raises(DeviceIndexError), cudalens.check() as session:
-            assert torch.take_along_dim(table, index, 0).tolist() == [0.0]
-            torch.take_along_dim(table, bad_index, 0)
+            assert torch.take_along_dim(table, cuda(2), 0).tolist() == [0.0]
+            torch.take_along_dim(table, cuda(3), 0)
             bad()
     assert any(line.startswith("report unavailable") for line in session.report.limits)
 
 
 def test_a_silent_finding_is_raised_where_the_user_makes_warnings_errors() -> None:
     """``-W error``: the op that would have warned is stopped, as Python says."""
-    index = torch.tensor([3], device="cuda")
     with warnings.catch_warnings(action="error"), cudalens.guard():
         with pytest.raises(cudalens.SilentFindingWarning, match="is outside"):
-            torch.take_along_dim(torch.zeros(3, device="cuda"), index, 0)
+            torch.take_along_dim(torch.zeros(3, device="cuda"), cuda(3), 0)
 
 
 # --- from an exception to its report -------------------------------------------------------------
@@ -325,22 +318,18 @@ def test_a_foreign_exception_survives_our_doubts() -> None:
 
 
 @pytest.mark.parametrize("way", ["raises", "runs out of memory", "gives an object"])
-def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -> None:
+def test_a_broken_guard_stops_no_good_call(
+    way: str, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     op = torch.ops.aten.embedding.default
-    entries = guards.GUARDS[op]
-    whole = [entry.check for entry in entries]
-    try:
-        for entry in entries:
-            object.__setattr__(entry, "check", WAYS[way])
-        with pytest.raises(IndexError), cudalens.check() as session:
-            good()
-            torch.ones(3, device="cuda")[torch.tensor([5], device="cuda")]
-        assert any("embedding" in line and "failed" in line for line in session.report.limits)
-        assert session.report.op.name == "aten::index"
-        passed()
-    finally:
-        for entry, check in zip(entries, whole, strict=True):
-            object.__setattr__(entry, "check", check)
+    entries = [replace(entry, check=WAYS[way]) for entry in guards.GUARDS[op]]
+    monkeypatch.setitem(guards._table, op, tuple(entries))
+    with pytest.raises(IndexError), cudalens.check() as session:
+        good()
+        torch.ones(3, device="cuda")[cuda(5)]
+    assert any("embedding" in line and "failed" in line for line in session.report.limits)
+    assert session.report.op.name == "aten::index"
+    passed()
     assert not sim.is_poisoned
 
 
@@ -360,8 +349,8 @@ def test_a_broken_guard_stops_no_good_call(way: str, sim: simulate.Simulation) -
 def test_a_part_that_cannot_be_opened_is_done_without(target: str) -> None:
     with broken(target, raising):
         passed()
-        _, session = stopped()
-    assert any("InjectedError" in line for line in session.report.limits)
+        limits = stopped().report.limits
+    assert any("InjectedError" in line for line in limits)
 
 
 def test_guards_that_cannot_be_installed_leave_nothing() -> None:
@@ -382,8 +371,7 @@ def test_a_part_that_fails_while_it_closes_hides_nothing(target: str, fails: boo
 
     with broken(f"{target}.__exit__", closing):
         if fails:
-            _, session = stopped()
-            assert any("InjectedError" in line for line in session.report.limits)
+            assert any("InjectedError" in line for line in stopped().report.limits)
         else:
             passed()
 
@@ -399,8 +387,8 @@ def test_a_file_that_cannot_be_made_hides_nothing(target: str, tmp_path: Path) -
     files = {"html": tmp_path / "r.html", "json": tmp_path / "r.json"}
     for function in WAYS.values():
         with broken(target, function):
-            _, session = stopped(**files)
-        assert any("was not written" in line for line in session.report.limits)
+            limits = stopped(**files).report.limits
+        assert any("was not written" in line for line in limits)
 
 
 VIEWS = ["text:render", "html:render_fragment", "widget:build"]
@@ -408,29 +396,20 @@ VIEWS = ["text:render", "html:render_fragment", "widget:build"]
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_that_fails_in_a_notebook_hides_nothing(
-    view: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    view: str, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDALENS_WIDGETS", "1")
-    cell = (
-        "indices, weight = torch.tensor([1, 7], device='cuda'), torch.ones(5, 2, device='cuda')\n"
-        "F.embedding(indices, weight)"
-    )
-    with shell_with_cudalens() as shell:
-        shell.kernel = object()  # a widget is for a shell with one
-        run(shell, "import torch, torch.nn.functional as F")
-        for function in WAYS.values():
+    notebook.shell.kernel = object()  # a widget is for a shell with one
+    for how, ways in (("%%cudacheck\n", WAYS.values()), ("%cudacheck on", [raising])):
+        magic = notebook.under(how)
+        for function in ways:
             with broken(f"render.{view}", function):
-                error, _ = run(shell, f"%%cudacheck\n{cell}")
-                assert isinstance(error, DeviceIndexError)
-                assert str(error).startswith(SENTENCE)
-        run(shell, "%cudacheck on")
-        with broken(f"render.{view}", raising):
-            error, _ = run(shell, cell)
-            assert isinstance(error, DeviceIndexError)
-        run(shell, "%cudacheck off")
-        after, _ = run(shell, "answer = 6 * 7")
-        assert after is None
-    capsys.readouterr()
+                notebook.run(magic + BAD)
+            assert isinstance(notebook.error, DeviceIndexError)
+            assert str(notebook.error).startswith("ids[1] = 7 is outside the 5 rows of table")
+    for cell in ("%cudacheck off", "answer = 6 * 7"):
+        notebook.run(cell)
+        assert notebook.error is None
 
 
 # --- interrupts ----------------------------------------------------------------------------------

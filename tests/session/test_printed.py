@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import traceback
@@ -222,24 +223,16 @@ def test_item_5_what_the_shell_prints_has_the_users_frames_only(
     assert "showtraceback" not in vars(notebook.shell)
 
 
-INTERRUPTED = """\
-import os, signal, torch
-x = torch.ones(3, device="cuda")
-library = torch.library.Library("test_printed", "DEF")
-library.define("hit(Tensor x) -> Tensor")
-def hit(x):
+def hit(x: torch.Tensor) -> torch.Tensor:
     os.kill(os.getpid(), signal.SIGINT)
     return x.clone()
-library.impl("hit", hit, "CompositeExplicitAutograd")
-"""
 
 
 @pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck on", "%cudacheck "])
 def test_item_29_an_interrupt_shows_no_frame_of_ours(notebook: Notebook, how: str) -> None:
     """It comes inside an op, which we have passed on."""
-    notebook.run(INTERRUPTED)
-    notebook.run(f"{notebook.under(how)}torch.ops.test_printed.hit(x)")
-    notebook.names["library"]._destroy()
+    with own_op("hit(Tensor x) -> Tensor", hit):
+        notebook.run(f"{notebook.under(how)}torch.ops.mine.hit(table)")
     assert isinstance(notebook.error, KeyboardInterrupt)
     assert "KeyboardInterrupt" in notebook.out and "in hit" in notebook.out
     assert OWN not in notebook.out and UNRESOLVED not in notebook.out

@@ -9,6 +9,7 @@ import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -149,14 +150,10 @@ def test_a_loaders_worker_is_none_of_these() -> None:
 def test_a_process_starts_as_it_is_where_nothing_can_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(**options: object) -> str:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("tempfile.mkdtemp", full)
+    monkeypatch.setattr("tempfile.mkdtemp", Mock(side_effect=OSError("no space left on device")))
     session, _ = failed(1, count=2, says=r"rows\[1\] = 9 is outside")
-    assert session.internal_errors == [
-        "check of a process unavailable: OSError: no space left on device"
-    ]
+    line = "check of a process unavailable: OSError: no space left on device"
+    assert session.internal_errors == [line]
 
 
 def test_nothing_stays_replaced() -> None:

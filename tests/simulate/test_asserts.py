@@ -230,6 +230,7 @@ def test_every_case_asserts_on_the_simulated_device(case: Case, name: str, sim: 
     for change in case.beyond:
         hit = outcome(name, {**case.at_bound, **change})
         results = call(name, {**at_bound, **{k: moved(v) for k, v in change.items()}})
+        assert all(value.is_cuda for value in tree_leaves(results) if isinstance(value, Tensor))
         if shapes(change.values()) == shapes(map(at_bound.get, change)):
             assert shapes(results) == expected
         # Silent where the release has no such assertion yet.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.library import Library
+from torch.library import _scoped_library
 from torch.nn import functional as F
 
 from cudalens.simulate import Simulation
@@ -17,9 +17,6 @@ from tests.simulate.device import CUDA, on_cuda, same
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("seeded")
-
-
-# --- threads, tracers, guards --------------------------------------------------------------
 
 
 def test_device_threads() -> None:
@@ -71,15 +68,12 @@ def test_device_guard_on_backend_select_comes_first(sim: Simulation) -> None:
         result: Tensor = op.redispatch(keyset & after, x, dim, index)
         return result
 
-    library = Library("aten", "IMPL")
-    library.impl("index_select", guard, "BackendSelect", with_keyset=True)
     x = on_cuda(3)
-    try:
+    with _scoped_library("aten", "IMPL") as library:
+        library.impl("index_select", guard, "BackendSelect", with_keyset=True)
         assert x.index_select(0, torch.tensor([2], device="cuda")).is_cuda
         with pytest.raises(IndexError, match="guarded"):
             x.index_select(0, torch.tensor([3], device="cuda"))
-    finally:
-        library._destroy()
     assert seen == ["cuda:0", "cuda:0"]
     torch.cuda.synchronize()
     assert not sim.is_poisoned
@@ -96,13 +90,10 @@ def test_device_guard_on_the_cuda_key_chains() -> None:
         seen.append(args[0].shape)
         return inner.call_boxed(keyset, *args)
 
-    library = Library("aten", "IMPL")
-    library.impl("mm", outer, "CUDA", with_keyset=True, allow_override=True)
     x = on_cuda(2, 2)
-    try:
+    with _scoped_library("aten", "IMPL") as library:
+        library.impl("mm", outer, "CUDA", with_keyset=True, allow_override=True)
         assert same(x @ x, x.cpu() @ x.cpu())
-    finally:
-        library._destroy()
     assert seen == [torch.Size([2, 2])]
     assert same(x @ x, x.cpu() @ x.cpu())
     assert len(seen) == 1

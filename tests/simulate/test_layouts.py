@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cudalens import simulate
+from tests.blocks import cuda
 from tests.simulate.device import ASSERTED, CUDA
 
 pytestmark = [
@@ -155,6 +156,7 @@ def test_a_sparse_embedding_is_trained(name: str) -> None:
         torch.testing.assert_close(result, expected)
 
 
+OUTSIDE, UNSELECTED = "dstIndex < dstAddDimSize", "index_select(): index out of bounds"
 BAD = torch.tensor([[0, 3]])
 MANY_BAD = torch.tensor([[0, 3] * 9])
 
@@ -167,17 +169,11 @@ def broken(indices: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: torch.zeros(3, device=CUDA) + broken(BAD), "dstIndex < dstAddDimSize"),
-        (lambda: torch.zeros(3, device=CUDA).add_(broken(MANY_BAD)), "dstIndex < dstAddDimSize"),
-        (lambda: broken(BAD).to_dense(), "dstIndex < dstAddDimSize"),
-        (
-            lambda: adjacency("cuda").index_select(0, BAD[0].to(CUDA)),
-            "index_select(): index out of bounds",
-        ),
-        (
-            lambda: adjacency("cuda").index_select(1, torch.tensor([-4], device=CUDA)),
-            "index_select(): index out of bounds",
-        ),
+        (lambda: torch.zeros(3, device=CUDA) + broken(BAD), OUTSIDE),
+        (lambda: torch.zeros(3, device=CUDA).add_(broken(MANY_BAD)), OUTSIDE),
+        (lambda: broken(BAD).to_dense(), OUTSIDE),
+        (lambda: adjacency("cuda").index_select(0, BAD[0].to(CUDA)), UNSELECTED),
+        (lambda: adjacency("cuda").index_select(1, cuda(-4)), UNSELECTED),
     ],
 )
 def test_sparse_addition_and_selection_assert(

@@ -104,8 +104,11 @@ def test_conjugated_views_of_one_storage_keep_their_bits() -> None:
 # --- growing -------------------------------------------------------------------------------
 
 
-def test_growing_keeps_data_order_and_sharing() -> None:
-    """Issue 17, item 12: resize_ grows the storage under all views, in the order of memory."""
+def test_resizing_keeps_data_order_and_sharing() -> None:
+    """Issue 17, item 12: resize_ grows the storage under all views, in the order of memory.
+
+    A tensor that shrinks, or stays as large, keeps its first values.
+    """
 
     def grown(device: str) -> list[object]:
         x = torch.arange(6.0, device=device)
@@ -123,6 +126,7 @@ def test_growing_keeps_data_order_and_sharing() -> None:
             last.data_ptr() - x.data_ptr(),
             x.untyped_storage().nbytes(),
             turned.untyped_storage()._cdata == first.untyped_storage()._cdata,
+            *(x.resize_(size).tolist() for size in (6, 4)),
         ]
 
     assert grown("cuda") == grown("cpu")

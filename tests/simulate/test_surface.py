@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,13 +51,12 @@ def test_device_has_its_own_random_stream() -> None:
 
 def test_device_generator() -> None:
     generator = torch.Generator(device="cuda")
-    assert generator.device.type == "cuda"
     assert isinstance(generator, torch.Generator)
-    generator.manual_seed(3)
-    first = torch.rand(3, device="cuda", generator=generator)
-    generator.manual_seed(3)
-    assert torch.equal(torch.rand(3, device="cuda", generator=generator), first)
-    assert generator.initial_seed() == 3
+    first, again = (
+        torch.rand(3, device="cuda", generator=generator.manual_seed(3)) for _ in range(2)
+    )
+    assert torch.equal(again, first)
+    assert (generator.device.type, generator.initial_seed()) == ("cuda", 3)
     weights = torch.ones(4, device="cuda")
     assert torch.multinomial(weights, 2, generator=generator).is_cuda
     with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
@@ -66,14 +66,11 @@ def test_device_generator() -> None:
 
 def test_device_queries_streams_events() -> None:
     """The torch.cuda surface answers, honestly, for one device; streams and events work."""
-    assert torch.cuda.is_available()
-    assert torch.cuda.is_initialized()
-    assert torch.cuda.device_count() == 1
-    assert torch.cuda.current_device() == 0
+    assert torch.cuda.is_available() and torch.cuda.is_initialized()
+    assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
     assert "cudalens" in torch.cuda.get_device_name()
     assert torch.cuda.get_device_name(0) == torch.cuda.get_device_properties(0).name
-    major, minor = torch.cuda.get_device_capability()
-    assert (major, minor) >= (7, 0)
+    assert torch.cuda.get_device_capability() >= (7, 0)
     assert torch.cuda.is_bf16_supported() in (True, False)
     torch.cuda.set_device(0)
     torch.cuda.empty_cache()
@@ -105,16 +102,11 @@ def test_device_queries_streams_events() -> None:
 
 def test_device_deepcopy_and_pickle() -> None:
     x = on_cuda(3)
-    twin = copy.deepcopy(x)
-    assert twin.is_cuda
-    assert torch.equal(twin, x)
-    assert twin.data_ptr() != x.data_ptr()
+    for twin in (copy.deepcopy(x), pickle.loads(pickle.dumps({"x": x}))["x"]):
+        assert twin.is_cuda and torch.equal(twin, x)
+        assert twin.data_ptr() != x.data_ptr()
     model = copy.deepcopy(nn.Linear(2, 2).to(CUDA))
-    assert isinstance(model.weight, nn.Parameter)
-    assert model.weight.is_cuda
-    loaded = pickle.loads(pickle.dumps({"x": x}))["x"]
-    assert loaded.is_cuda
-    assert torch.equal(loaded, x)
+    assert isinstance(model.weight, nn.Parameter) and model.weight.is_cuda
 
 
 def test_device_save_and_load() -> None:
@@ -126,7 +118,6 @@ def test_device_save_and_load() -> None:
 
     x = on_cuda(3)
     state = nn.Linear(2, 2).to(CUDA).state_dict()
-    assert through_file(x).is_cuda
     assert torch.equal(through_file(x), x)
     assert through_file(x, map_location="cpu").device.type == "cpu"
     assert through_file(x.cpu(), map_location="cuda").device == CUDA
@@ -161,19 +152,17 @@ def test_the_mode_of_synchronisation_speaks_of_waits(sim: simulate.Simulation) -
         lambda: host.to("cuda"),
         torch.cuda.current_stream().synchronize,
     )
-    torch.cuda.set_sync_debug_mode("error")
-    assert torch.cuda.get_sync_debug_mode() == 2
-    for wait in waits:
-        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
-            wait()
+    warns, raises = partial(pytest.warns, UserWarning), partial(pytest.raises, RuntimeError)
+    for number, mode, speaks in ((1, "warn", warns), (2, "error", raises)):
+        torch.cuda.set_sync_debug_mode(mode)
+        assert torch.cuda.get_sync_debug_mode() == number
+        for wait in waits:
+            with speaks(match="called a synchronizing CUDA operation"):
+                wait()
     x.add_(1)
     host.copy_(x, non_blocking=True)
     torch.cuda.Event().synchronize()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("warn")
-    for wait in waits:
-        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
-            wait()
     torch.cuda.set_sync_debug_mode("default")
     with pytest.raises(RuntimeError, match="expected one of"):
         torch.cuda.set_sync_debug_mode("loud")

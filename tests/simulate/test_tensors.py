@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,14 +23,13 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 def test_device_names_itself() -> None:
     x = torch.tensor([1.5, 2.0]).to("cuda")
-    assert x.device == CUDA
-    assert x.is_cuda
-    assert not x.is_cpu
-    assert x.get_device() == 0
-    assert repr(x) == "tensor([1.5000, 2.0000], device='cuda:0')"
-    assert x.type() == "torch.cuda.FloatTensor"
+    assert x.device == x.untyped_storage().device == CUDA
+    assert (x.is_cuda, x.is_cpu, x.get_device()) == (True, False, 0)
+    assert (repr(x), x.type()) == (
+        "tensor([1.5000, 2.0000], device='cuda:0')",
+        "torch.cuda.FloatTensor",
+    )
     assert isinstance(x, torch.Tensor)
-    assert x.untyped_storage().device == CUDA
 
 
 def test_device_factories_and_like() -> None:
@@ -69,19 +69,14 @@ def test_device_context_chooses_the_device() -> None:
         x = torch.ones(2)
         layer = nn.Linear(2, 2)
         listed = torch.tensor([1.0])
-    assert x.is_cuda
-    assert layer.weight.is_cuda
-    assert listed.is_cuda
+    assert x.device == layer.weight.device == listed.device == CUDA
     assert torch.ones(2).device.type == "cpu"
 
 
 def test_device_to_returns_self_when_nothing_changes() -> None:
     x = torch.ones(2).to("cuda")
-    assert x.to("cuda") is x
-    assert x.to(0) is x
-    assert x.cuda() is x
-    assert x.cuda(0) is x
-    assert x.to(torch.ones(1, device="cuda")) is x
+    moved = (x.to("cuda"), x.to(0), x.cuda(), x.cuda(0), x.to(torch.ones(1, device="cuda")))
+    assert all(item is x for item in moved)
     assert torch.ones(2).to(0).device == CUDA
     assert torch.ones(2).cuda().to(torch.float16).dtype == torch.float16
     assert x.cpu().device.type == "cpu"
@@ -132,15 +127,10 @@ def test_device_mismatch_is_refused(call: Callable[[Tensor, Tensor], object], te
 
 def test_device_item_tolist_bool() -> None:
     x = torch.tensor([[1.0, 2.0]], device="cuda")
-    assert x[0, 1].item() == 2.0
-    assert x.tolist() == [[1.0, 2.0]]
-    assert bool(x.sum() > 2)
-    assert float(x.sum()) == 3.0
-    assert x.cpu().numpy().shape == (1, 2)
-    assert int(torch.tensor(4, device="cuda")) == 4
-    assert len(x) == 1
-    assert [row.is_cuda for row in x] == [True]
-    assert list(range(5))[torch.tensor(2, device="cuda")] == 2
+    two = torch.tensor(2, device="cuda")
+    assert (x[0, 1].item(), x.tolist(), float(x.sum())) == (2.0, [[1.0, 2.0]], 3.0)
+    assert (int(two), range(5)[two], bool(two > 1)) == (2, 2, True)
+    assert (x.cpu().numpy().shape, len(x), [row.is_cuda for row in x]) == ((1, 2), 1, [True])
     with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
         x.item()
 
@@ -346,26 +336,21 @@ def test_device_hooks_fire() -> None:
     ):
         layer(x).square().sum().backward()
     assert set(seen) == {"forward_pre", "forward", "backward", "tensor", "accumulated"}
-    assert packed
-    assert all(t.is_cuda for t in packed)
+    assert {t.is_cuda for t in packed} == {True}
 
 
 def test_device_checkpoint() -> None:
     layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)).to(CUDA)
     x = on_cuda(3, 4).requires_grad_()
     grads = []
-    for recompute in (False, True, None):
+    for reentrant in (None, False, True):
         torch.manual_seed(3)
         x.grad = None
-        if recompute is False:
-            y = layer(x)
-        else:
-            y = checkpoint(layer, x, use_reentrant=recompute is None)
+        y = layer(x) if reentrant is None else checkpoint(layer, x, use_reentrant=reentrant)
         y.sum().backward()
         assert x.grad is not None
         grads.append(x.grad.cpu())
-    assert torch.allclose(grads[0], grads[1])
-    assert torch.allclose(grads[0], grads[2])
+    assert all(torch.allclose(grads[0], other) for other in grads[1:])
 
 
 # --- memory and views ----------------------------------------------------------------------
@@ -406,8 +391,7 @@ def test_device_out_and_data() -> None:
     x = torch.arange(2.0, device="cuda")
     values, indices = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
     torch.sort(torch.tensor([2.0, 1.0], device="cuda"), out=(values, indices))
-    assert values.tolist() == [1.0, 2.0]
-    assert indices.tolist() == [1, 0]
+    assert (values.tolist(), indices.tolist()) == ([1.0, 2.0], [1, 0])
     x.data = torch.ones(7, device="cuda")
     assert x.shape == (7,)
     with pytest.raises(RuntimeError, match="same device"):
@@ -418,16 +402,16 @@ def test_device_out_and_data() -> None:
 
 
 def test_device_module_to_keeps_identity_and_ties() -> None:
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.BatchNorm1d(5))
+    model, host = (
+        nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.BatchNorm1d(5))
+        for _ in range(2)
+    )
     model[1].weight = model[0].weight
     parameters = list(model.parameters())
-    moved = model.to("cuda")
-    assert moved is model
+    assert model.to("cuda") is model
     assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
     assert model[1].weight is model[0].weight
-    assert model[0].weight.data_ptr() == model[1].weight.data_ptr()
     assert all(t.is_cuda for t in model.state_dict().values())
-    host = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.BatchNorm1d(5))
     host.load_state_dict(model.state_dict())
     assert host[0].weight.device.type == "cpu"
     model.load_state_dict(host.state_dict())
@@ -455,7 +439,6 @@ def test_device_autocast() -> None:
             assert y.softmax(-1).dtype == torch.float32
             loss = F.cross_entropy(y, torch.tensor([0, 1], device="cuda"))
         loss.backward()
-        assert layer.weight.grad is not None
         assert layer.weight.grad.dtype == torch.float32
     with torch.autocast("cuda"):
         assert layer(x).dtype == torch.float16
@@ -466,18 +449,16 @@ def test_device_grad_scaler_skips_inf() -> None:
     layer = nn.Linear(2, 1).to(CUDA)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
-    before = layer.weight.detach().clone()
-    scaler.scale(layer(on_cuda(3, 2)).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    moved = layer.weight.detach().clone()
-    assert not torch.equal(moved, before)
-    optimizer.zero_grad()
-    scaler.scale(layer(on_cuda(3, 2)).sum() * float("inf")).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert torch.equal(layer.weight, moved)
-    assert scaler.get_scale() == 512.0
+    weights, scales = [layer.weight.detach().clone()], []
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale(layer(on_cuda(3, 2)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append(layer.weight.detach().clone())
+        scales.append(scaler.get_scale())
+    assert [torch.equal(*pair) for pair in pairwise(weights)] == [False, True]
+    assert scales == [1024.0, 512.0]
 
 
 def test_device_data_loader_pins_memory() -> None:
@@ -490,9 +471,8 @@ def test_device_data_loader_pins_memory() -> None:
             assert y.to("cuda", non_blocking=True).is_cuda
             total += int(x.to("cuda", non_blocking=True).sum())
         assert total == 28
-    assert torch.ones(2).is_pinned() is False
-    assert torch.ones(2).pin_memory().is_pinned() is True
-    assert torch.empty(4, pin_memory=True).is_pinned() is True
+    made = [torch.ones(2), torch.ones(2).pin_memory(), torch.empty(4, pin_memory=True)]
+    assert [x.is_pinned() for x in made] == [False, True, True]
 
 
 class OfDevice(Dataset[Tensor]):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from cudalens.core.report import Report
-from cudalens.simulate import Simulation
-from tests.hostcells import run_cell
+from tests.hostcells import SETUP, Outcome, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
 
 
-def of_cell(text: str, **options: bool) -> Report:
-    """The report of a cell that fails on the rehearsal device."""
-    return run_cell(text, {"torch": torch, "F": F, "d": torch.device("cuda")}, **options).shown
+def cell(text: str, **options: bool) -> Outcome:
+    """Run a cell on the rehearsal device ``d``."""
+    return run_cell(f"{SETUP}d = torch.device('cuda')\n{text}", **options)
 
 
 # --- numbers that are not finite -----------------------------------------------------------------
@@ -43,12 +41,9 @@ HALF = "x = torch.full((2,), 260.0, device=d, dtype=torch.float16); z = "
         (f"{HALF}x @ x", "at most 65504"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_its_bound(
-    sim: Simulation, line: str, text: str | None
-) -> None:
+def test_a_value_out_of_range_is_named_with_its_bound(line: str, text: str | None) -> None:
     """The input and what the op needs, in words; one step inside, nothing is found."""
-    code = f"x = torch.tensor([0.0, 2.0], device=d)\n{line}"
-    report = run_cell(code, {"torch": torch, "d": torch.device("cuda")}, nan=True).report
+    report = cell(f"x = torch.tensor([0.0, 2.0], device=d)\n{line}", nan=True).report
     if text is None:
         assert report is None
         return
@@ -67,13 +62,10 @@ def test_a_value_out_of_range_is_named_with_its_bound(
         ("loss = torch.hypot(x, x).sum()", None),
     ],
 )
-def test_an_infinite_slope_is_named_where_the_line_shows_it(
-    sim: Simulation, line: str, text: str | None
-) -> None:
+def test_an_infinite_slope_is_named_where_the_line_shows_it(line: str, text: str | None) -> None:
     """A root or power on the forward line has its hint in backward, another op has none."""
-    report = of_cell(
-        f"x = torch.zeros(2, device=d, requires_grad=True)\n{line}\nloss.backward()", nan=True
-    )
+    made = "x = torch.zeros(2, device=d, requires_grad=True)"
+    report = cell(f"{made}\n{line}\nloss.backward()", nan=True).shown
     assert report.phase == "backward"
     found = [item.text for item in report.hints if item.rule == "slope_at_zero"]
     assert (found == []) if text is None else (len(found) == 1 and text in found[0])
@@ -84,20 +76,18 @@ def test_an_infinite_slope_is_named_where_the_line_shows_it(
 
 @pytest.mark.parametrize(("dtype", "name"), [("half", "float16"), ("double", "float64")])
 @pytest.mark.parametrize("bias", ["", ", torch.zeros(4, device=d)"])
-def test_both_spellings_of_a_dtype_are_read(
-    sim: Simulation, dtype: str, name: str, bias: str
-) -> None:
+def test_both_spellings_of_a_dtype_are_read(dtype: str, name: str, bias: str) -> None:
     """With a bias and without, torch's words differ: ``Half`` and ``c10::Half``."""
     text = f"x = torch.zeros(2, 3, dtype=torch.{dtype}, device=d)\nw = torch.zeros(4, 3, device=d)"
-    report = of_cell(f"{text}\nF.linear(x, w{bias})\n", fast=False)
+    report = cell(f"{text}\nF.linear(x, w{bias})\n", fast=False).shown
     assert report.headline == f"input is {name}, the weight is float32"
 
 
 @pytest.mark.parametrize(("rows", "columns", "says"), [(4, 2, True), (5, 2, False), (4, 1, False)])
 def test_another_dimension_is_named_where_it_has_just_so_many_places(
-    sim: Simulation, rows: int, columns: int, says: bool
+    rows: int, columns: int, says: bool
 ) -> None:
     """With one number a row, as many rows as numbers are chance."""
     text = f"x = torch.zeros({rows}, 3, device=d)\ni = torch.full(({rows}, {columns}), 3, device=d)"
-    (found,) = of_cell(f"{text}\ni[0, 0] = 0\nx.gather(1, i)").hints
+    (found,) = cell(f"{text}\ni[0, 0] = 0\nx.gather(1, i)").shown.hints
     assert ("dimension 0, which has 4, would hold them" in found.text) is says

@@ -35,7 +35,6 @@ from tests.hint_evidence import (
     lookup,
     one_hot,
     out_of_range,
-    rules_of,
     step,
     tensor,
 )
@@ -84,7 +83,8 @@ CAUSES: dict[str, Row] = {
     "ignored_as_id": (bert([5, 6, -100, 5, -100, -100], 100, "embed_tokens",
         path="model.decoder.embed_tokens", name="labels", shape=(2, 3), padding=1,
         call="model(input_ids=ids, decoder_input_ids=labels)"), "ignored_label_as_id",
-        "labels.masked_fill(labels == -100, 1)", "-100", "decoder"),
+        "model(input_ids=ids, decoder_input_ids=labels.masked_fill(labels == -100, 1))", "-100",
+        "decoder"),
     "minus_one_padding": (bert([5, 6, -1, 5, -1, -1], 100, "embed_tokens", shape=(2, 3)),
         "padding_of_minus_one", None, "-1"),
     "added_tokens": (bert([5, 100, 7, 8], 100, "word_embeddings", shape=(2, 2)), "added_tokens",
@@ -128,7 +128,7 @@ CAUSES: dict[str, Row] = {
         "the 4 outputs"),
     "length": (out_of_range("aten::index", "indices[1]", [3, 7, 1], 7, low=-7, expression="lengths",
         call="x[rows, lengths]"), "length_as_position", "x[rows, lengths - 1]", "7", "position 6"),
-    "other_order": (exchanged(2), "swapped_indices", "img[ys, xs]"),
+    "other_order": (exchanged(3), "swapped_indices", "img[ys, xs]"),
     "offsets": (out_of_range("aten::_embedding_bag", "offsets", [0, 5], 5, expression="at",
         call="bag(ids, at)"), "offset_beyond_bag", None),
     "gather_mark": (gathered([0, -100, 3], 5, name="y[:, None]", call="z.gather(1, y[:, None])"),
@@ -165,7 +165,8 @@ CAUSES: dict[str, Row] = {
     "bce_rounding": (bce([0.25, 1.0000001]), "rounded_out_of_interval",
         "F.binary_cross_entropy(p.clamp(0, 1), t)", "1.0000001"),
     "bce_mask_255": (bce([0.0, 255.0], "target"), "image_not_divided",
-        "F.binary_cross_entropy(p, t / 255)", "0 to 255"),
+        "F.binary_cross_entropy(p, t / 255)",
+        "the target runs from 0 to 255, like the bytes of an image"),
     "bce_labels": (bce([-1.0, 1.0], "target"), "labels_as_binary_target",
         "F.binary_cross_entropy(p, (t + 1) / 2)", "-1 to 1"),
     "bce_nan": (bce([0.5, math.nan]), "nan_before", None, "1 of 2"),
@@ -232,8 +233,6 @@ NEIGHBOURS: dict[str, Row] = {
     "one end token a row": (bert(ID_ROWS, 100, WORDS, shape=(2, 5)), "added_tokens", None),
     "the tokenizer's padding id": (bert(ID_ROWS, 100, WORDS, shape=(2, 5),
         call_context=CallContext(pad_token_id=100)), "padding_beyond_table", None),
-    "row 0 is padding": (lookup([1, 2, 3, 4, 5], 5, padding=0), "too_few_places", None),
-    "two ids are no pattern": (lookup([1, 9], 9, path="users"), "too_few_places", None),
     "0 too": (lookup([0, 1, 2, 5], 5, path="users"), "too_few_places", None),
     "composition is no position": (lookup([0, 1, 5], 5, path="composition"), "too_few_places",
         None),
@@ -268,12 +267,7 @@ NEIGHBOURS: dict[str, Row] = {
         step("aten::_to_copy", "y = y.cuda()", 2))), "one_based_labels",
         "F.cross_entropy(z, y - 1)"),
     "2 % above 1": (bce([0.5, 1.02]), "not_probabilities", None),
-    "an image as input": (bce([0.0, 200.0]), "image_not_divided",
-        "F.binary_cross_entropy(p / 255, t)"),
     "beyond bytes": (bce([0.0, 300.0]), "not_probabilities", None),
-    "1, 2": (bce([1.0, 2.0], "target"), "labels_as_binary_target",
-        "F.binary_cross_entropy(p, t - 1)"),
-    "0 … 4": (bce([0.0, 4.0], "target"), "labels_as_binary_target", None),
     "no labels": (bce([0.0, 1.5], "target"), "labels_as_binary_target", None),
     "infinite": (bce([0.5, math.inf]), "", None),
     "rounded below 0": (drawn([0.5, -1e-9]), "", None),
@@ -311,8 +305,7 @@ def test_only_the_rules_of_a_cause_speak(row: Row) -> None:
     hints = hints_of(evidence)
     check_code(hints)
     assert [text for text in seen if text not in hints[0].text] == []
-    shown = hints[0].fix if hints else None
-    assert (shown is None) if fix is None else fix in (shown or "")
+    assert [hint.fix for hint in hints[:1]] == [fix][: len(hints)]
 
 
 def test_every_rule_has_a_cause() -> None:
@@ -349,7 +342,6 @@ def test_hints_are_few_and_ordered() -> None:
     """The surest come first, always in the same order, and no more than a reader reads."""
     assert [entry.priority for entry in table()] == sorted(entry.priority for entry in table())
     assert len({entry.name for entry in table()}) == len(table())
-    assert rules_of(CAUSES["drawn_nan"][0]) == ("not_a_number_weights", "nan_before")
     assert all(len(hints_of(row[0])) <= MAX_HINTS for row in CAUSES.values())
 
 
@@ -368,7 +360,6 @@ def marked(call: str, **more: Any) -> Evidence:
     ("evidence", "fix"),
     [
         # Only the node that is the argument changes, whatever else is spelled alike.
-        (counted("F.cross_entropy(z, y)"), "F.cross_entropy(z, y - 1)"),
         (counted("crit(net(x, y), y)"), "crit(net(x, y), y - 1)"),
         (counted("crit(z, batch['y'])", 'batch["y"]'), 'crit(z, batch["y"] - 1)'),
         (counted("crit(z, yy, target=y)"), "crit(z, yy, target=y - 1)"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cudalens import simulate
 from cudalens.core.report_types import Hint
 from tests.hostcells import run_cell
 
+pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ def hint_of(text: str) -> Hint:
 
 @pytest.mark.parametrize(("name", "text", "line", "says"), CHANGES, ids=lambda value: str(value))
 def test_what_changed_the_tensor_is_named(
-    sim: simulate.Simulation, name: str, text: str, line: int | None, says: str
+    name: str, text: str, line: int | None, says: str
 ) -> None:
     """The line, the module or the parameter, and what to do in its place."""
     said = hint_of(f"{text}\ne.sum().backward()").text
@@ -85,7 +85,7 @@ def test_what_changed_the_tensor_is_named(
     assert line is None or f"line {len(SETUP.strip().splitlines()) + line}: {says}" in said
 
 
-def test_item_23_what_a_headline_has_no_room_for_is_explained(sim: simulate.Simulation) -> None:
+def test_item_23_what_a_headline_has_no_room_for_is_explained() -> None:
     """A long line is shortened; the whole of it, the tensor and its versions stand below."""
     name = "a_name_of_many_words_that_says_all_of_what_it_holds"
     change = f"{name}[torch.arange(4, device='cuda') > 2] = 0"
@@ -107,14 +107,10 @@ SHARED = "y = torch.ones(3, requires_grad=True)*1; z = y.exp(); z += 1; z.sum().
         f"if x.numel(): {SHARED}",
         SHARED.replace("; z +=", "\nz +="),
         SHARED.replace("z.sum", "'é'; z.sum"),
-        SHARED.replace("; z = y.exp(); z += 1;", "; z = y.exp()\nz += 1  # one; two\n").replace(
-            "\n ", "\n"
-        ),
+        SHARED.replace("; z = y.exp(); z += 1; ", "; z = y.exp()\nz += 1  # one; two\n"),
     ],
 )
-def test_item_23_of_several_statements_on_a_line_the_one_at_fault_is_named(
-    sim: simulate.Simulation, code: str
-) -> None:
+def test_item_23_of_several_statements_on_a_line_the_one_at_fault_is_named(code: str) -> None:
     """The whole line would be cut before it; a line of one statement is shown as it is typed."""
     report = run_cell(f"{SETUP}{code}", fast=False).shown
     change = "z += 1  # one; two" if "two" in code else "z += 1"
@@ -124,7 +120,7 @@ def test_item_23_of_several_statements_on_a_line_the_one_at_fault_is_named(
     assert saved is None or f": {saved}. " in report.explanation
 
 
-def test_item_23_the_headline_without_the_writing_line_is_short(sim: simulate.Simulation) -> None:
+def test_item_23_the_headline_without_the_writing_line_is_short() -> None:
     """Guards alone do not know who wrote; of the rest, the headline holds what fits."""
     outcome = run_cell(f"{SETUP}e = w.exp()\ne += 1\ne.sum().backward()")
     start = "a tensor that backward needs was changed in place: float32 (4, 4), output 0 of Exp"
@@ -132,14 +128,14 @@ def test_item_23_the_headline_without_the_writing_line_is_short(sim: simulate.Si
     assert len(outcome.shown.headline) <= 100
 
 
-def test_item_23_a_long_name_of_a_leaf_is_shortened(sim: simulate.Simulation) -> None:
+def test_item_23_a_long_name_of_a_leaf_is_shortened() -> None:
     """The name is cut, and what is wrong with it is not."""
     report = run_cell(f"{SETUP}{'w' * 60} = w\n{'w' * 60}.add_(1)").shown
     assert len(report.headline) == 100
     assert report.headline.endswith("w… is a leaf that requires grad, and add_ changes it in place")
 
 
-def test_nothing_of_the_module_stays_alive(sim: simulate.Simulation) -> None:
+def test_nothing_of_the_module_stays_alive() -> None:
     """The report holds names, not the modules that it asked."""
     outcome = run_cell(f"{SETUP}out = act(w.sigmoid())\nout.sum().backward()", fast=False)
     assert isinstance(outcome.shown.to_dict(), dict)

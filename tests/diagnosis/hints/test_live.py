@@ -9,26 +9,22 @@ import torch
 from torch import Tensor, nn
 
 import cudalens
-from cudalens.core.report import Report
 from cudalens.core.report_types import Hint
-from tests.probes import run_cell
+from tests.hostcells import Outcome, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
 
 
-def report_of(text: str, raises: type[Exception] = RuntimeError, **names: Any) -> Report:
-    """The report of a cell that a guard stops."""
-    session = cudalens.check(fast=True)
-    with pytest.raises(raises), session:
-        run_cell(text, {"torch": torch, "nn": nn, "F": nn.functional, **names})
-    assert session.report is not None
-    return session.report
+def cell(text: str, **names: Any) -> Outcome:
+    """Run a cell that a guard stops."""
+    outcome = run_cell(text, {"torch": torch, "nn": nn, "F": nn.functional, **names})
+    assert isinstance(outcome.error, RuntimeError | IndexError)
+    return outcome
 
 
 def hint_of(text: str, **names: Any) -> Hint:
     """The only hint of the report of a cell that a guard stops."""
-    report = report_of(text, **names)
-    (hint,) = report.hints
+    (hint,) = cell(text, **names).shown.hints
     return hint
 
 
@@ -39,10 +35,10 @@ def cuda(values: Any, **options: Any) -> Tensor:
 
 def test_the_hint_is_in_the_message_of_the_exception() -> None:
     """Who reads only the exception reads the fix too."""
-    session = cudalens.check(fast=True)
-    names = {"F": nn.functional, "z": torch.zeros(10, 10).cuda(), "y": cuda([*range(1, 11)])}
-    with pytest.raises(cudalens.DeviceIndexError, match=r"F\.cross_entropy\(z, y - 1\)"), session:
-        run_cell("loss = F.cross_entropy(z, y)", names)
+    names = {"z": torch.zeros(10, 10).cuda(), "y": cuda([*range(1, 11)])}
+    error = cell("loss = F.cross_entropy(z, y)", **names).error
+    assert isinstance(error, cudalens.DeviceIndexError)
+    assert "F.cross_entropy(z, y - 1)" in str(error)
 
 
 # --- inside transformers -------------------------------------------------------------------------
@@ -92,6 +88,12 @@ T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1}
         *(("Bart", BART, "net(ids)", {"ids": [[5] * tokens]}, "positions_beyond_table",
            f"{tokens} positions, the table 16: let the tokenizer truncate to max_length=16")
           for tokens in (17, 18)),
+        # The library catches the guard's IndexError and raises its own; the report is kept.
+        *(("LayoutLM", {}, "net(input_ids=ids, bbox=bbox)",
+           {"ids": [[5, 6]], "bbox": [[[1, 1, 2, 2], box]]}, rule, says)
+          for box, rule, says in [([10, 10, 1500, 20], "boxes_in_pixels", "1500"),
+                                  ([10, -3, 50, 20], "boxes_negative", "-3"),
+                                  ([10, 10, 5, 20], "boxes_negative", "-5")]),
     ],
 )  # fmt: skip
 def test_a_model_is_told_what_it_has_no_row_for(
@@ -99,25 +101,10 @@ def test_a_model_is_told_what_it_has_no_row_for(
 ) -> None:
     """Tokens, segments and positions beyond the tables of a library's models, in words."""
     names = {key: cuda(values) for key, values in given.items()}
-    hint = hint_of(call, net=model_of(model, **settings), **names)
-    assert (hint.rule, hint.fix) == (rule, None)
-    assert says in hint.text
-
-
-@pytest.mark.parametrize(
-    ("box", "rule"),
-    [
-        ([10, 10, 1500, 20], "boxes_in_pixels"),
-        ([10, -3, 50, 20], "boxes_negative"),
-        ([10, 10, 5, 20], "boxes_negative"),
-    ],
-)
-def test_boxes_of_layoutlm(box: list[int], rule: str) -> None:
-    """The library catches the guard's IndexError and raises its own; the report is kept."""
-    names = {"ids": cuda([[5, 6]]), "bbox": cuda([[[1, 1, 2, 2], box]])}
-    text, net = "out = net(input_ids=ids, bbox=bbox)", model_of("LayoutLM")
-    hint = hint_of(text, raises=IndexError, net=net, **names)
-    assert (hint.rule, hint.fix) == (rule, None)
+    outcome = cell(call, net=model_of(model, **settings), **names)
+    assert isinstance(outcome.error, IndexError)
+    assert (outcome.rules, outcome.fixes) == ([rule], [None])
+    assert says in outcome.shown.hints[0].text
 
 
 GPT = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
@@ -177,7 +164,7 @@ def sample(z, temperature):
 )
 def test_the_temperature_is_read_from_the_running_code(call: str, says: str | None) -> None:
     """A temperature of 0 is the cause of NaN, one of 0.7 is not."""
-    hints = report_of(SAMPLE + call, z=cuda([[1.0, 2.0]])).hints
-    found = {hint.rule: hint.text for hint in hints}
+    report = cell(SAMPLE + call, z=cuda([[1.0, 2.0]])).shown
+    found = {hint.rule: hint.text for hint in report.hints}
     assert says in found["temperature_of_zero"] if says else "temperature_of_zero" not in found
     assert "nan_before" in found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cudalens import simulate
 from cudalens.core.evidence_types import Synchronization
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import OpName
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.diagnosis.host_errors import is_sticky, table
-from cudalens.evidence.memory import MAX_LISTED, format_bytes, is_full
+from cudalens.evidence.memory import is_full
 from tests.hostcells import run_cell
 
 DSA = (
@@ -198,9 +197,8 @@ def test_a_check_that_waited_is_not_recommended_again(message: str) -> None:
 
 
 @pytest.mark.parametrize(("options", "waits"), [({}, True), ({"sync": False}, False)])
-def test_a_checked_cell_knows_whether_it_waited(
-    options: dict[str, bool], waits: bool, sim: simulate.Simulation
-) -> None:
+@pytest.mark.usefixtures("sim")
+def test_a_checked_cell_knows_whether_it_waited(options: dict[str, bool], waits: bool) -> None:
     """The recorder tells; with --no-sync an earlier op can still be the cause."""
     code = "import torch\nraise torch.AcceleratorError('CUDA error: unknown error')"
     report = run_cell(code, fast=False, **options).shown
@@ -250,58 +248,6 @@ def test_the_number_of_a_gpu_is_that_on_the_line(call: str, which: str) -> None:
     """Read off the call where it is written there."""
     report = report_of("CUDA error: invalid device ordinal" + DSA, call_text=call)
     assert report.headline == f"{which} does not exist for this process"
-
-
-CELL = """
-import torch
-big = torch.zeros(256, 1024, device="cuda")
-view = big[:2]
-kept = [torch.zeros(64, 1024, device="cuda") for _ in range(2)]
-small = torch.zeros(3, device="cuda")
-on_cpu = torch.zeros(4096, 1024)
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.Adam(model.parameters())
-model(torch.ones(1, 64, device="cuda")).sum().backward()
-optimizer.step()
-
-def train(local):
-    raise torch.OutOfMemoryError({message!r})
-
-train(torch.zeros(512, 1024, device="cuda"))
-"""
-
-
-def test_the_largest_holders_are_named_from_metadata(sim: simulate.Simulation) -> None:
-    """Variables by name with size, dtype and shape; views, host tensors and ties count once."""
-    message = OOM.format(asked="2.00 GiB", free="512.00 MiB", reserved="800.00 MiB")
-    report = run_cell(CELL.format(message=message), fast=True).shown
-    assert report.kind == "cuda_error"
-    assert report.source is not None and report.source.text.startswith("raise torch.OutOf")
-    held = report.explanation.partition("The largest that your variables hold: ")[2]
-    names = held.partition(".  ")[0].partition(". This is not")[0].split("; ")
-    assert names == [
-        "local: 2.00 MiB, float32 (512, 1024)",
-        "big: 1.00 MiB, float32 (256, 1024)",
-        "kept: 512.00 KiB in 2 items",
-        "model: 32.50 KiB, parameters and gradients of Linear",
-        "optimizer: 32.50 KiB, state of Adam",
-    ]
-    assert len(names) == MAX_LISTED
-
-
-def test_a_cell_that_keeps_nothing_gets_no_list(sim: simulate.Simulation) -> None:
-    """Nothing on the device, nothing listed."""
-    report = run_cell("import torch\nraise torch.OutOfMemoryError('CUDA out of memory.')").shown
-    assert "variables hold" not in report.explanation
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(1023, "1023 B"), (1024, "1.00 KiB"), (2**31, "2.00 GiB"), (2**50, "1024.00 TiB")],
-)
-def test_sizes_are_spoken_as_torch_does(size: int, text: str) -> None:
-    """Binary units with two decimals."""
-    assert format_bytes(size) == text
 
 
 def test_full_memory_has_two_names() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cudalens import simulate
 from tests.hostcells import Outcome, run_cell
 
+pytestmark = pytest.mark.usefixtures("sim")
 SETUP = """
 import torch
 from torch import nn
@@ -72,9 +72,8 @@ def assert_silent(code: str, **options: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_value_that_a_distribution_refuses(
-    setup: str, bad: str, headline: str, names: str, first: tuple[Any, Any], count: int, fast: bool,
-    sim: simulate.Simulation,
-) -> None:  # fmt: skip
+    setup: str, bad: str, headline: str, names: str, first: tuple[Any, Any], count: int, fast: bool
+) -> None:
     """The value, its place and how many: of what the user passed, which is what he can look at."""
     outcome = cell(f"{setup}\n{bad}", fast=fast)
     report = outcome.shown
@@ -99,7 +98,7 @@ def test_a_value_that_a_distribution_refuses(
         "Categorical(torch.ones(2, 2, device='cuda')).log_prob(t(1, 0))",
     ],
 )
-def test_values_at_the_bound_are_taken(good: str, sim: simulate.Simulation) -> None:
+def test_values_at_the_bound_are_taken(good: str) -> None:
     """What the distribution takes gives no report."""
     assert_silent(good)
 
@@ -120,7 +119,7 @@ def test_values_at_the_bound_are_taken(good: str, sim: simulate.Simulation) -> N
     ],
 )
 def test_labels_of_another_dtype_than_the_scores(
-    scores: str, labels: str, loss: str, dtypes: str, fix: str, fast: bool, sim: simulate.Simulation
+    scores: str, labels: str, loss: str, dtypes: str, fix: str, fast: bool
 ) -> None:
     """torch speaks of an op in place, of a gradient or of a minus; what is wrong are the labels."""
     name = f"binary_cross_entropy{loss and '_'}{loss}"
@@ -135,7 +134,7 @@ def test_labels_of_another_dtype_than_the_scores(
     assert_silent(f"z = {scores}; y = {labels}\n{outcome.fixes[0]}", fast=fast)
 
 
-def test_a_model_s_multi_label_loss(sim: simulate.Simulation) -> None:
+def test_a_model_s_multi_label_loss() -> None:
     """Deep in transformers the labels are the user's all the same."""
     pytest.importorskip("transformers")
     setup = f"""{MODELS}
@@ -150,7 +149,7 @@ y = torch.ones(2, 3, device="cuda").long()
     assert cell(f"{setup}{outcome.fixes[0]}").error is None
 
 
-def test_a_gradient_s_dtype_is_told_in_backward(sim: simulate.Simulation) -> None:
+def test_a_gradient_s_dtype_is_told_in_backward() -> None:
     """huber_loss passes forward with such a target."""
     code = "y = torch.zeros(3, 2, device='cuda').long(); loss = nn.HuberLoss()(net(x), y)"
     assert cell(code).error is None
@@ -161,7 +160,7 @@ def test_a_gradient_s_dtype_is_told_in_backward(sim: simulate.Simulation) -> Non
     )
 
 
-def test_the_advice_of_torch_about_autocast_is_kept(sim: simulate.Simulation) -> None:
+def test_the_advice_of_torch_about_autocast_is_kept() -> None:
     """Without the advice the message says only what does not go."""
     code = """
 with torch.autocast("cuda"):
@@ -185,15 +184,14 @@ with torch.autocast("cuda"):
     ],
 )
 def test_the_item_on_another_device_is_named(
-    line: str, item: str, argument: str, fast: bool, sim: simulate.Simulation
+    line: str, item: str, argument: str, fast: bool
 ) -> None:
     """By its place in the list that the line spells; ``h`` alone is named by its value."""
     given = item.strip("()") if item.startswith("(") else item
     outcome = cell(f"h = torch.ones(3, 4)\n{line.format(given)}", fast=fast)
     report = outcome.shown
-    assert report.argument == argument
     # Issue 17, item 17: the argument at fault has the expression that its fix has.
-    assert report.expression == given
+    assert (report.argument, report.expression) == (argument, given)
     assert report.headline.startswith(f"{argument} is on cpu, ")
     assert outcome.fixes == [line.format(f"{item}.to(x.device)")]
 
@@ -205,22 +203,21 @@ def test_the_item_on_another_device_is_named(
         "torch.cat([x, *[h + 0]])",  # a place in the text is none in the list
     ],
 )
-def test_without_certainty_no_item_is_named(line: str, sim: simulate.Simulation) -> None:
+def test_without_certainty_no_item_is_named(line: str) -> None:
     """Guards alone do not know which of two unnamed items lies where; a trial does."""
     report = cell(f"h = torch.ones(3, 4)\n{line}").shown
-    assert report.expression is None
-    assert "tensors[" not in report.headline
+    assert report.expression is None and "tensors[" not in report.headline
     assert all(hint.tried for hint in report.hints if hint.fix)
 
 
-def test_the_recorder_tells_the_items_apart(sim: simulate.Simulation) -> None:
+def test_the_recorder_tells_the_items_apart() -> None:
     """It knows the device of each: the item is named although no value of it is held."""
     outcome = cell("h = torch.ones(3, 4)\ntorch.cat([x + 0, h + 0])", fast=False)
     assert outcome.shown.argument == "tensors[1]"
     assert outcome.fixes == ['torch.cat([x + 0, (h + 0).to("cuda:0")])']
 
 
-def test_what_an_item_is_made_of_is_not_the_item(sim: simulate.Simulation) -> None:
+def test_what_an_item_is_made_of_is_not_the_item() -> None:
     """``same`` keeps the shape: by shape and dtype alone, ``x`` could be the op's argument."""
     code = "same = nn.Linear(4, 4).cuda()\ntorch.mm(same(x), torch.ones(4, 2))"
     report = cell(code, fast=False).shown
@@ -259,9 +256,8 @@ def test_what_an_item_is_made_of_is_not_the_item(sim: simulate.Simulation) -> No
     ],
 )  # fmt: skip
 def test_what_is_not_proven_is_not_named(
-    code: str, headline: str, argument: str | None, fixes: list[str | None], is_listed: bool,
-    sim: simulate.Simulation,
-) -> None:  # fmt: skip
+    code: str, headline: str, argument: str | None, fixes: list[str | None], is_listed: bool
+) -> None:
     """No expression, and of the values only those that are at fault."""
     outcome = cell(code)
     report = outcome.shown
@@ -285,7 +281,7 @@ TRUNCATED = "truncate to max_length=20"
         "distilbert(input_ids=ids({n}))",
     ],
 )
-def test_more_tokens_than_positions(call: str, sim: simulate.Simulation) -> None:
+def test_more_tokens_than_positions(call: str) -> None:
     """torch speaks of two shapes; the reader needs the two lengths, and how to cut his text."""
     pytest.importorskip("transformers")
     assert_silent(MODELS + call.format(n=20))
@@ -295,9 +291,8 @@ def test_more_tokens_than_positions(call: str, sim: simulate.Simulation) -> None
         name = "inputs_embeds" if "embeds" in call else "input_ids"
         assert report.headline.startswith(f"{name} has {beyond} tokens, ")
         assert report.headline.endswith(" has positions for 20")
-        assert report.argument == name
-        assert outcome.rules == ["input_beyond_positions"]
-        assert outcome.fixes == [None]
+        said = (report.argument, outcome.rules, outcome.fixes)
+        assert said == (name, ["input_beyond_positions"], [None])
         assert TRUNCATED in outcome.shown.hints[0].text
 
 
@@ -313,7 +308,7 @@ def test_more_tokens_than_positions(call: str, sim: simulate.Simulation) -> None
         " token_type_ids=ids(30))",
     ],
 )
-def test_other_lengths_are_not_blamed_on_the_positions(call: str, sim: simulate.Simulation) -> None:
+def test_other_lengths_are_not_blamed_on_the_positions(call: str) -> None:
     """The table is not said to be too short where it was not, or was not asked."""
     pytest.importorskip("transformers")
     outcome = cell(MODELS + call)
@@ -366,7 +361,7 @@ lstm, gru, on_host = nn.LSTM(4, 5).cuda(), nn.GRU(4, 5).cuda(), nn.LSTM(4, 5)
     ],
 )
 def test_an_argument_goes_by_the_name_that_the_called_function_has_for_it(
-    line: str, argument: str, expression: str | None, headline: str, sim: simulate.Simulation
+    line: str, argument: str, expression: str | None, headline: str
 ) -> None:
     """The inner op's name (``mat2``, ``indices``) stands in no list of what the user passed."""
     # Of a state guards alone know enough; what a function has returned the recorder holds.
@@ -377,7 +372,7 @@ def test_an_argument_goes_by_the_name_that_the_called_function_has_for_it(
     assert expression is None or facts[argument] == expression
 
 
-def test_what_an_inner_op_was_given_is_no_argument_of_the_line(sim: simulate.Simulation) -> None:
+def test_what_an_inner_op_was_given_is_no_argument_of_the_line() -> None:
     """``mm`` inside matmul knows its operands; the line's function calls them otherwise."""
     report = cell(f"{OPERANDS}a @ made(a)", fast=False).shown
     assert (report.argument, report.expression) == ("other", None)
@@ -386,7 +381,7 @@ def test_what_an_inner_op_was_given_is_no_argument_of_the_line(sim: simulate.Sim
     assert not any("made(a)" in (hint.fix or "") for hint in report.hints)
 
 
-def test_what_a_model_views_is_copied_before_the_call(sim: simulate.Simulation) -> None:
+def test_what_a_model_views_is_copied_before_the_call() -> None:
     """A slice of a batch does not lie in order; the view is no line of the user's to change."""
     pytest.importorskip("transformers")
     code = MODELS + "head = tr.BertForTokenClassification(bert.config).cuda()\n"
