@@ -6,12 +6,12 @@ import atexit
 import functools
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,19 +71,17 @@ class _ForkServer:
     ) -> subprocess.CompletedProcess[str]:
         """Run one program; see :func:`python`."""
         request = json.dumps({"words": words, "cwd": str(cwd), "env": env}).encode()
-        with (
-            Path(os.devnull).open() as empty,
-            tempfile.TemporaryFile() as out,
-            tempfile.TemporaryFile() as err,
-        ):
-            streams = [empty.fileno(), out.fileno(), err.fileno()]
+        pipes = os.pipe(), os.pipe()
+        with Path(os.devnull).open() as empty:
+            streams = [empty.fileno(), *(write for _, write in pipes)]
             socket.send_fds(self._line, [request], streams)
-            pid = int(self._line.recv(64))
-            ended = bool(select.select([self._line], [], [], timeout)[0])
-            if not ended:
-                os.kill(pid, signal.SIGKILL)
-            status = int(self._line.recv(64))
-            texts = [_text(stream) for stream in (out, err)]
+        for _, write in pipes:
+            os.close(write)
+        pid = int(self._line.recv(64))
+        texts, ended = _read_to_the_end([read for read, _ in pipes], self._line, timeout)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        status = int(self._line.recv(64))
         if not ended:
             raise subprocess.TimeoutExpired(words, timeout, *texts)
         return subprocess.CompletedProcess(words, status, *texts)
@@ -99,6 +97,29 @@ def _server() -> _ForkServer:
     return _ForkServer()
 
 
-def _text(stream: tempfile._TemporaryFileWrapper[bytes]) -> str:
-    stream.seek(0)
-    return stream.read().decode().replace("\r\n", "\n")
+def _read_to_the_end(
+    pipes: list[int], line: socket.socket, timeout: float
+) -> tuple[list[str], bool]:
+    """Return what came through each pipe, and whether all that write there have ended in time.
+
+    A program that the first one started, as tee, may write for a moment after that has ended.
+    """
+    parts: dict[int, bytes] = dict.fromkeys(pipes, b"")
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as waited_for:
+        for end in (*pipes, line.fileno()):
+            waited_for.register(end, selectors.EVENT_READ)
+        while waited_for.get_map():
+            ready = waited_for.select(max(deadline - time.monotonic(), 0))
+            if not ready:
+                break
+            for key, _ in ready:
+                part = os.read(key.fd, 1 << 16) if key.fd in parts else b""
+                if part:
+                    parts[key.fd] += part
+                else:
+                    waited_for.unregister(key.fd)
+        ended = not waited_for.get_map()
+    for end in pipes:
+        os.close(end)
+    return [part.decode().replace("\r\n", "\n") for part in parts.values()], ended

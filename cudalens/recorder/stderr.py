@@ -82,6 +82,9 @@ class DeviceText:
         if self._saved is None:
             return
         _flush()
+        deadline = time.monotonic() + _ARRIVAL_S
+        while self._tee is not None and _is_busy(self._tee) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         os.dup2(self._saved, STDERR)
         if self._tee is not None:
             # A program that the cell started may hold the stream open: tee then goes on for it.

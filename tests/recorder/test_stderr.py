@@ -85,6 +85,16 @@ def test_what_tee_has_not_read_yet_is_waited_for() -> None:
         later.join()
 
 
+def test_what_tee_has_not_read_at_the_end_of_the_block_is_waited_for() -> None:
+    with DeviceText() as text:
+        os.kill(text._tee.pid, signal.SIGSTOP)
+        say(f"{one()}\n")
+        later = threading.Timer(0.5, os.kill, (text._tee.pid, signal.SIGCONT))
+        later.start()
+    later.join()
+    assert text.text() == one()
+
+
 def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -> None:
     """The inner block gives the descriptor back to the outer one."""
     with DeviceText() as outer:
