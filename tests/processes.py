@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -80,7 +81,8 @@ class _ForkServer:
         pid = int(self._line.recv(64))
         texts, ended = _read_to_the_end([read for read, _ in pipes], self._line, timeout)
         if not ended:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # what it started may hold the pipes
+                os.kill(pid, signal.SIGKILL)
         status = int(self._line.recv(64))
         if not ended:
             raise subprocess.TimeoutExpired(words, timeout, *texts)
