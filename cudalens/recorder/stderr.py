@@ -79,17 +79,15 @@ class DeviceText:
 
     def __exit__(self, *_: object) -> None:
         """Put the descriptor back; what was read stays readable."""
-        if self._saved is None:
+        if self._saved is None or self._tee is None:
             return
-        _flush()
-        deadline = time.monotonic() + _ARRIVAL_S
-        while self._tee is not None and _is_busy(self._tee) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        os.dup2(self._saved, STDERR)
-        if self._tee is not None:
-            # A program that the cell started may hold the stream open: tee then goes on for it.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._tee.wait(timeout=_PATIENCE_S)
+        try:
+            _let_read(self._tee)
+        finally:
+            os.dup2(self._saved, STDERR)
+        # A program that the cell started may hold the stream open: tee then goes on for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._tee.wait(timeout=_PATIENCE_S)
         self._asserts = self._fold()
         self._drop()
 
@@ -178,6 +176,14 @@ def _is_busy(tee: subprocess.Popen[bytes]) -> bool:
         state = Path(f"/proc/{tee.pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state in "RDTt"
     return False
+
+
+def _let_read(tee: subprocess.Popen[bytes]) -> None:
+    """Wait while bytes are known to be on their way."""
+    _flush()
+    deadline = time.monotonic() + _ARRIVAL_S
+    while _is_busy(tee) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _flush() -> None:

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -74,25 +75,28 @@ def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> Non
     assert folded == text.text() == f"{one()} (10000 times, 40 blocks, 10000 threads)"
 
 
-def test_what_tee_has_not_read_yet_is_waited_for() -> None:
-    """A tee that gets no turn for longer than the polls take: its bytes are not left out."""
+@pytest.mark.parametrize(("pause", "is_inside"), [(0.05, True), (0.5, False)])
+def test_what_tee_has_not_read_yet_is_waited_for(pause: float, is_inside: bool) -> None:
+    """In the block and at its end, of a tee that gets no turn for longer than the polls take."""
     with DeviceText() as text:
         os.kill(text._tee.pid, signal.SIGSTOP)
         say(f"{one()}\n")
-        later = threading.Timer(0.05, os.kill, (text._tee.pid, signal.SIGCONT))
+        later = threading.Timer(pause, os.kill, (text._tee.pid, signal.SIGCONT))
         later.start()
-        assert text.text() == one()
-        later.join()
-
-
-def test_what_tee_has_not_read_at_the_end_of_the_block_is_waited_for() -> None:
-    with DeviceText() as text:
-        os.kill(text._tee.pid, signal.SIGSTOP)
-        say(f"{one()}\n")
-        later = threading.Timer(0.5, os.kill, (text._tee.pid, signal.SIGCONT))
-        later.start()
+        if is_inside:
+            assert text.text() == one()
     later.join()
     assert text.text() == one()
+
+
+def test_an_interrupt_of_the_wait_puts_the_descriptor_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.fstat(2).st_ino
+    monkeypatch.setattr(stderr.time, "sleep", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), DeviceText() as text:
+        os.kill(text._tee.pid, signal.SIGSTOP)
+        say("on its way\n")
+    os.kill(text._tee.pid, signal.SIGCONT)
+    assert os.fstat(2).st_ino == before
 
 
 def test_blocks_inside_each_other_both_read(capfd: pytest.CaptureFixture[str]) -> None:
