@@ -45,7 +45,8 @@ def is_of_another(error: BaseException) -> bool:
     if not torch.cuda.is_initialized():
         codes = (item.tb_frame.f_code for item in entries_from_traceback(error.__traceback__))
         return all(torch_path(code.co_filename) != "cuda/__init__.py" for code in codes)
-    return not torch.cuda.is_current_stream_capturing() and probe(wait=True) is None
+    # On a lost context even the question about a capture raises.
+    return probe(wait=True) is None and not torch.cuda.is_current_stream_capturing()
 
 
 def _speaks_of_end(error: ErrorFacts) -> bool:
