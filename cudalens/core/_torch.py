@@ -248,6 +248,15 @@ def ask_device(*, wait: bool) -> None:
                 stream.query()
 
 
+def is_device_usable() -> bool:
+    """Return whether no CUDA device that this process has used is lost, after a wait for it."""
+    try:
+        ask_device(wait=True)
+    except RuntimeError:
+        return False
+    return True
+
+
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.
 def _sync_debug_mode() -> int:
     # Looked up each time: the rehearsal device brings a mode of its own.

@@ -46,6 +46,10 @@ _SLOT_BYTES = 16
 _QUERIED_EVERY = 8
 """A query of an event takes the time of a launch, so that not every call makes one."""
 
+_NEVER_FREED: list[object] = []
+"""Rings whose pinned pages were copied to and cannot be freed: torch records an event when such a
+page is freed, and where CUDA cannot be used the exception leaves a destructor and aborts."""
+
 Write = Callable[[Tensor, Tensor], object]
 Tell = Callable[[Any, Any], BaseException | None]
 
@@ -211,6 +215,7 @@ class Pending:
     """The checks that are under way in this process, over all its devices and streams."""
 
     def __init__(self) -> None:
+        self._rings: dict[tuple[torch.device, int], _Ring] = {}
         self.clear()
         self.inherited = 0
         """Checks of the parent's that were pending when this process was forked."""
@@ -219,8 +224,10 @@ class Pending:
 
     def clear(self) -> None:
         """Forget everything, as when the device is lost."""
+        if self._rings and not _torch.is_device_usable():
+            _NEVER_FREED.append(self._rings)
         self._lock = threading.RLock()
-        self._rings: dict[tuple[torch.device, int], _Ring] = {}
+        self._rings = {}
         self._failed: list[Check] = []
         self._numbers = itertools.count(1)
 
@@ -288,6 +295,8 @@ class Pending:
     def forked(self) -> None:
         """Begin anew in a child process: what is pending is the parent's."""
         self.inherited = self.count
+        _NEVER_FREED.append(self._rings)
+        self._rings = {}
         self.clear()
 
     def _ring(self, device: torch.device) -> _Ring:
