@@ -35,7 +35,7 @@ def replay(
     """
     if not is_safe:
         return Replay(reason=_UNSAFE)
-    if sum(item.nbytes for item in tensors_in((*args, *kwargs.values()))) > MAX_BYTES:
+    if sum(map(_stored_bytes, tensors_in((*args, *kwargs.values())))) > MAX_BYTES:
         return Replay(reason="the arguments are too large to copy to the CPU")
     try:
         with torch.random.fork_rng(devices=()), _torch.plain_torch(), _torch.no_dispatch_modes():
@@ -53,6 +53,12 @@ def replay(
         raise_if_outside(failure)
         return Replay(reason=f"{type(failure).__name__}: {_first_line(failure)}")
     return Replay(outcome="returned", reason="the CPU kernel accepts these arguments")
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:  # which refuses nbytes
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 def _first_line(error: BaseException) -> str:

@@ -100,3 +100,14 @@ def test_the_process_survives_what_the_cpu_kernel_would_corrupt(body: str) -> No
     *told, last = done.stdout.splitlines()
     assert (done.returncode, last, len(told)) == (0, "alive", 3), done.stderr
     assert all(line.startswith("unavailable the CPU kernel does not check") for line in told)
+
+
+def test_a_sparse_tensor_is_counted_by_what_it_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch refuses ``nbytes`` of one."""
+    row = torch.tensor([0])
+    matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2), (3,))
+    size = row.nbytes + 2 * 8 + 2 * 4
+    monkeypatch.setattr(module, "MAX_BYTES", size)
+    assert replay(aten.index_select.default, (matrix, 0, row), {}).outcome == "returned"
+    monkeypatch.setattr(module, "MAX_BYTES", size - 1)
+    assert replay(aten.index_select.default, (matrix, 0, row), {}).outcome == "unavailable"
