@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="on",
         metavar="|".join(MODES),
         help="run each test under the check of cudalens: fast for the guards alone, nan to stop "
-        "at the first NaN as well, deferred for guards that never wait for the device",
+        "at the first NaN as well, deferred for guards that wait for the device at no call",
     )
 
 

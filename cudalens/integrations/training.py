@@ -34,7 +34,7 @@ class TrainingCheck:
     """The guards around one training, and where its report goes.
 
     Args:
-        deferred: guards that never wait for the device, which look at their values later.
+        deferred: guards that wait for the device at no call, which look at their values later.
     """
 
     _open: ClassVar[weakref.WeakSet[TrainingCheck]] = weakref.WeakSet()

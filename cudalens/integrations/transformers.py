@@ -13,7 +13,7 @@ class CudaCheckCallback(TrainerCallback):  # type: ignore[misc]
     """Guards while a ``Trainer`` trains; a finding's report lies beside the checkpoints.
 
     Args:
-        deferred: guards that never wait for the device; with ``False`` each looks at once.
+        deferred: guards that wait for the device at no call; with ``False`` each looks at once.
     """
 
     def __init__(self, *, deferred: bool = True) -> None:

@@ -49,7 +49,7 @@ def install(*, deferred: bool = False) -> None:
     """Install the guards for the whole process and all its threads; calls nest.
 
     Args:
-        deferred: never wait for the device at a call: its values are looked at later, see
+        deferred: do not wait for the device at a call: its values are looked at later, see
             :func:`settle`.  While anybody else wants the guards at once, they are.
     """
     acquire(is_deferred=deferred)

@@ -45,7 +45,7 @@ class CheckSession:
 
     Args:
         fast: guards only; no recorder, no synchronisation.
-        deferred: guards only, and they never wait for the device: see :func:`cudalens.settle`.
+        deferred: guards only, which wait for the device at no call: see :func:`cudalens.settle`.
         nan: also stop at the first op that makes a NaN or an infinity of finite inputs.
         sync: synchronise after each op on an accelerator, so that a fault names its op.
         max_ops: how many of the last ops the recorder keeps.
