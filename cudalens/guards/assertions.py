@@ -12,7 +12,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import format_offender
-from cudalens.guards.engine import Holds, Need
+from cudalens.guards.engine import Condition, Need
 
 _MESSAGE_LIMIT = 255
 """Longer messages are refused on the host."""
@@ -46,7 +46,7 @@ def assert_async_message_holds(self: Tensor, assert_msg: str) -> Need:
 def _stated(condition: Tensor, message: str) -> Need:
     if condition.numel() != 1 or len(message.encode()) >= _MESSAGE_LIMIT:
         return None
-    return Holds("self", lambda: _broken(condition, message))
+    return Condition("self", lambda: _broken(condition, message))
 
 
 def _broken(condition: Tensor, message: str) -> Violation | None:

@@ -10,7 +10,6 @@ What waits as before, see :func:`is_deferred`: conditions that are no interval o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from cudalens.guards._base import Guard, schema_parameters
 from cudalens.guards._ranges import FLOATS, unexpanded
-from cudalens.guards.engine import INDEX_DTYPES, Between, Spans, Within
+from cudalens.guards.engine import INDEX_DTYPES, Between, Spans, Within, in_bounds, interval
 from cudalens.guards.past_calls import PendingCall, Tell, is_strided, items_of
 from cudalens.guards.pending import PENDING, Check
 
@@ -43,7 +42,7 @@ def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
         tensor: what it is about, where that is known.
     """
     if isinstance(need, Within) and (
-        need.magnitudes or (need.masks_first and need.only is not None) or need.high < need.low
+        need.ignore_sign or (need.masks_first and need.mask is not None) or need.high < need.low
     ):
         return False
     dtypes = _DTYPES.get(type(need), ())
@@ -66,32 +65,13 @@ def look_later(
         return tensor
     if isinstance(need, Between):
         note(distinct, need.low, need.high)
-        safe = distinct.nan_to_num(nan=need.low, posinf=math.inf, neginf=-math.inf)
-        return _spread(safe.clamp_(need.low, need.high), tensor)
-    low: float = -math.inf if need.is_upper else need.low
-    high, marked = need.high, need.besides
-    if marked is not None and need.low <= marked <= high:
-        marked = None
-    if marked is not None and marked == need.low - 1 and not need.is_upper:
-        # One interval with the marked value: what is smaller becomes marked too.
-        low, marked = marked, None
-    if marked is None:
-        note(distinct, low, high)
-        return _spread(_clamped(distinct, low, high), tensor)
-    is_marked = distinct == marked
-    if need.masks_first:
-        distinct = distinct.masked_fill(is_marked, need.low)
-    note(distinct, low, high)
-    return _spread(_clamped(distinct, low, high).masked_fill_(is_marked, marked), tensor)
-
-
-def _clamped(tensor: Tensor, low: float, high: int) -> Tensor:
-    limit = torch.iinfo(tensor.dtype)
-    floor = None if low < limit.min or low == -math.inf else int(low)
-    ceiling = None if high > limit.max else high
-    if floor is None and ceiling is None:
-        return tensor
-    return tensor.clamp(floor, ceiling)
+        return _spread(in_bounds(need, distinct), tensor)
+    low, high, marked = interval(need)
+    seen = distinct
+    if marked is not None and need.masks_first:
+        seen = distinct.masked_fill(distinct == marked, need.low)
+    note(seen, low, high)
+    return _spread(in_bounds(need, distinct), tensor)
 
 
 def _spread(distinct: Tensor, tensor: Tensor) -> Tensor:
@@ -183,9 +163,9 @@ class LaterLook:
     def _beside(self, guard: Guard, need: Deferrable) -> list[Tensor]:
         """Return the tensors whose values decide too whether an element is read."""
         names: Sequence[str] = ()
-        if isinstance(need, Within) and need.only is not None:
+        if isinstance(need, Within) and need.mask is not None:
             names = guard.parameters
-        elif isinstance(need, Within) and need.unless is not None:
+        elif isinstance(need, Within) and need.skip_if is not None:
             names = (need.argument,)
         found = (item for name in names for item in items_of(self._given[name]))
         return [item for item in found if isinstance(item, Tensor) and not item.is_floating_point()]

@@ -12,7 +12,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._dims import compares_32_bits, lookup_key
 from cudalens.guards._ranges import violation_at
-from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Within
+from cudalens.guards.engine import INDEX_DTYPES, Condition, Need, Within
 
 _MODE_MAX = 2
 
@@ -121,7 +121,7 @@ def embedding_bag_offsets_rise(
     if offsets.dtype not in INDEX_DTYPES:
         return None
     key = _bag_key(mode, "offsets")
-    return Holds("offsets", lambda: _falling_offset(offsets, bags, indices.numel(), key))
+    return Condition("offsets", lambda: _falling_offset(offsets, bags, indices.numel(), key))
 
 
 def _falling_offset(offsets: Tensor, bags: int, count: int, key: str) -> Violation | None:
@@ -178,7 +178,7 @@ def quantized_bag_indices_in_range(
         return None
     why = "Each index reads one row of the table, from outside its memory here."
     row = Within("indices", 0, weight.size(0) - 1, of="weight", dim=0, unit="row", why=why)
-    row.only = lambda: _lies_in_bag(offsets, indices.numel(), include_last_offset)
+    row.mask = lambda: _lies_in_bag(offsets, indices.numel(), include_last_offset)
     row.is_replay_safe = False
     return row
 
@@ -254,7 +254,7 @@ def embedding_bag_backward_maxima_in_range(
     if maximum_indices.dtype not in INDEX_DTYPES:
         return None
     row = Within("maximum_indices", 0, num_weights - 1, dim=0, unit="row", why=_NO_SUCH_ROW)
-    row.only, row.is_upper = (lambda: maximum_indices != padding_idx), True
+    row.mask, row.upper_bound_only = (lambda: maximum_indices != padding_idx), True
     row.whole, row.is_replay_safe = "the gradient", False
     return row
 
@@ -285,6 +285,6 @@ def _gradient_row(
     if indices.dtype not in INDEX_DTYPES:
         return None
     row = Within("indices", 0, rows - 1, of=of, dim=0, unit="row", why=why)
-    row.besides, row.besides_name = padding_idx, "padding_idx"
+    row.also_allowed, row.also_allowed_name = padding_idx, "padding_idx"
     row.whole, row.is_replay_safe = "{related}" if of else "the gradient", False
     return row

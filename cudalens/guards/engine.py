@@ -7,6 +7,7 @@ and words are collected once something is wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import wraps
@@ -44,7 +45,7 @@ tells the key once it is needed; ``None`` where the kernel asserts nothing.
 # Made in every guarded call: a frozen class would take twice the time.
 @dataclass(slots=True)
 class Within:
-    """Every element of an integer tensor lies in ``[low, high]`` or equals ``besides``."""
+    """Every element of an integer tensor lies in ``[low, high]`` or equals ``also_allowed``."""
 
     argument: str
     """Schema name of the tensor, or of the list that holds it."""
@@ -53,17 +54,17 @@ class Within:
     _: KW_ONLY
     item: int | None = None
     """Place in the list."""
-    besides: int | None = None
-    besides_name: str = ""
-    only: Callable[[], Tensor | None] | None = None
+    also_allowed: int | None = None
+    also_allowed_name: str = ""
+    mask: Callable[[], Tensor | None] | None = None
     """Gives bool[shape], true for what the kernel reads; ``None`` where torch refuses the call."""
     masks_first: bool = False
     """Exceptions are usual: they are masked before the reduction, else once something is wrong."""
-    is_upper: bool = False
+    upper_bound_only: bool = False
     """Smaller values than ``low`` pass too."""
-    magnitudes: bool = False
+    ignore_sign: bool = False
     """Signs do not count."""
-    unless: Late | None = None
+    skip_if: Late | None = None
     """Whether torch refuses the call or launches nothing."""
     of: str | None = None
     """Schema name of the argument that sets the bound."""
@@ -129,14 +130,14 @@ class Spans:
 
 
 @dataclass(slots=True)
-class Holds:
+class Condition:
     """A condition that is no interval: its own function looks, once, and tells what it found."""
 
     argument: str
     find: Callable[[], Violation | None]
 
 
-Requirement = Within | list[Within] | Between | Spans | Holds
+Requirement = Within | list[Within] | Between | Spans | Condition
 Need = Requirement | None
 """What a guard's function returns; ``None`` where nothing is launched or torch refuses the call."""
 
@@ -168,7 +169,7 @@ def checker(
             return _not_between(need, values[places[need.argument]])
         if kind is Spans:
             return _outside_spans(need, values[places[need.argument]])
-        return need.find() if kind is Holds else need
+        return need.find() if kind is Condition else need
 
     return check
 
@@ -180,33 +181,33 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
     count = tensor.numel()
     if count == 0:
         return True
-    low, high, besides = need.low, need.high, need.besides
-    if count <= FEW and need.only is None and not need.magnitudes:
+    low, high, also_allowed = need.low, need.high, need.also_allowed
+    if count <= FEW and need.mask is None and not need.ignore_sign:
         # Reduced here: in the midst of a training step each further call is one to cold code.
         host = tensor if tensor.is_cpu else tensor.cpu()
         least, most = extremes_on_host(host)
-        if most <= high and (need.is_upper or low <= least):
+        if most <= high and (need.upper_bound_only or low <= least):
             return True
-        if besides is None:
+        if also_allowed is None:
             return False
         values = {*host.reshape(-1).tolist()}
-        values.discard(besides)
-        return not values or (max(values) <= high and (need.is_upper or low <= min(values)))
+        values.discard(also_allowed)
+        return not values or (max(values) <= high and (need.upper_bound_only or low <= min(values)))
     if need.masks_first:
-        if besides is not None and not low <= besides <= high:
+        if also_allowed is not None and not low <= also_allowed <= high:
             if high < low:
-                return extremes(tensor) == (besides, besides)
+                return extremes(tensor) == (also_allowed, also_allowed)
             # Exceptions become good values first, so that one reduction answers for the others.
-            tensor = tensor.masked_fill(tensor == besides, low)
-        if need.only is not None:
-            read = need.only()
+            tensor = tensor.masked_fill(tensor == also_allowed, low)
+        if need.mask is not None:
+            read = need.mask()
             if read is None:
                 return True
             tensor = tensor.masked_fill(~read, low)
-    if need.magnitudes:
+    if need.ignore_sign:
         tensor = _magnitudes(tensor)
     smallest, largest = extremes(tensor)
-    return bool(largest <= high and (low <= smallest or need.is_upper))
+    return bool(largest <= high and (low <= smallest or need.upper_bound_only))
 
 
 def _first_outside(
@@ -243,17 +244,17 @@ def _outside(
     need: Within, tensor: Tensor, values: Sequence[Any], is_silent: bool
 ) -> Violation | None:
     """Describe what lies outside; called only when something seems to."""
-    if need.unless is not None and need.unless(*values):
+    if need.skip_if is not None and need.skip_if(*values):
         return None
     bad = _bad_elements(need, tensor)
-    has_exceptions = need.besides is not None or need.only is not None
+    has_exceptions = need.also_allowed is not None or need.mask is not None
     if has_exceptions and not bool(bad.any()):
         return None
     narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
     is_narrowed = narrows and lies_within(tensor.to(torch.int32), 0, need.high)
     also: tuple[tuple[int, str], ...] = ()
-    if need.besides is not None and not need.low <= need.besides <= need.high:
-        also = ((need.besides, need.besides_name),)
+    if need.also_allowed is not None and not need.low <= need.also_allowed <= need.high:
+        also = ((need.also_allowed, need.also_allowed_name),)
     return out_of_range(
         tensor,
         argument=need.argument,
@@ -280,12 +281,12 @@ def _magnitudes(tensor: Tensor) -> Tensor:
 def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
     # uint8 elements are compared as int64: -100 must not become 156.
     wide = tensor if tensor.dtype in INDEX_DTYPES else tensor.to(torch.int64)
-    if need.magnitudes:
+    if need.ignore_sign:
         wide = _magnitudes(tensor)
-    bad = wide > need.high if need.is_upper else outside(wide, need.low, need.high)
-    if need.besides is not None:
-        bad &= wide != need.besides
-    read = None if need.only is None else need.only()
+    bad = wide > need.high if need.upper_bound_only else outside(wide, need.low, need.high)
+    if need.also_allowed is not None:
+        bad &= wide != need.also_allowed
+    read = None if need.mask is None else need.mask()
     return bad if read is None else bad & read
 
 
@@ -294,6 +295,44 @@ def _device_text(need: Within, tensor: Tensor, values: Sequence[Any], bad: Tenso
     if isinstance(key, tuple):
         key = key[int(tensor[bad][0].item()) > need.high]
     return None if key is None else assert_text(key)
+
+
+# --- values that are in bounds --------------------------------------------------------------------
+
+
+def interval(need: Within) -> tuple[float, float, int | None]:
+    """Return the interval that the extremes of a good tensor lie in, and a value good outside it.
+
+    ``also_allowed`` next to the interval widens it by one: what is smaller becomes that value too.
+    """
+    low: float = -math.inf if need.upper_bound_only else need.low
+    marked = need.also_allowed
+    if marked is None or low <= marked <= need.high:
+        return low, need.high, None
+    if marked == low - 1:
+        return marked, need.high, None
+    return low, need.high, marked
+
+
+def in_bounds(need: Within | Between, tensor: Tensor) -> Tensor:
+    """Return the values with which a call is harmless: those of a good tensor are unchanged.
+
+    Deferred guards and the rehearsal device go on with them.
+
+    Args:
+        tensor: of a dtype in which the interval has a value.
+    """
+    if isinstance(need, Between):
+        finite = tensor.nan_to_num(nan=need.low, posinf=math.inf, neginf=-math.inf)
+        return finite.clamp_(need.low, need.high)
+    low, high, marked = interval(need)
+    limit = torch.iinfo(tensor.dtype)
+    floor = None if low < limit.min else low
+    ceiling = None if high > limit.max else high
+    if floor is None and ceiling is None:
+        return tensor
+    clamped = tensor.clamp(floor, ceiling)
+    return clamped if marked is None else clamped.masked_fill_(tensor == marked, marked)
 
 
 # --- numbers in an interval -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._dims import NEGATIVES_WRAP, broadcast, copies_whole_rows
 from cudalens.guards._ranges import format_count, unexpanded
-from cudalens.guards.engine import INDEX_DTYPES, Asserts, Holds, Need, Within
+from cudalens.guards.engine import INDEX_DTYPES, Asserts, Condition, Need, Within
 
 Indices = Sequence[Tensor | None]
 _MASK_DTYPES = (torch.bool, torch.uint8)
@@ -101,7 +101,7 @@ def _selection(
     for place, dim in selectors:
         size = source.size(dim)
         need = Within("indices", -size, size - 1, item=place, of="self", dim=dim, why=why)
-        need.unless, need.asserts = is_refused, asserts
+        need.skip_if, need.asserts = is_refused, asserts
         needs.append(need)
     return needs
 
@@ -265,7 +265,7 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
         return None
     if source.numel() >= math.prod(shape) or mask.numel() == 0:
         return None
-    return Holds("mask", lambda: _selects_too_many(mask, shape, source.numel()))
+    return Condition("mask", lambda: _selects_too_many(mask, shape, source.numel()))
 
 
 def _selects_too_many(mask: Tensor, shape: tuple[int, ...], available: int) -> Violation | None:

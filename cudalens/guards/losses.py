@@ -131,7 +131,7 @@ def _class(target: Tensor, scores: Tensor, ignored: int, dim: int, asserts: Asse
     need.asserts = asserts
     # No uint8 target is equal to -100, not even 156.
     if target.dtype == torch.int64 or 0 <= ignored <= _MAX_UINT8:
-        need.besides, need.besides_name, need.masks_first = ignored, "ignore_index", True
+        need.also_allowed, need.also_allowed_name, need.masks_first = ignored, "ignore_index", True
     return need
 
 
@@ -216,8 +216,10 @@ def multilabel_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Need
 
     why = "Each target is a class's number; CUDA reads and writes beyond the scores unchecked."
     last = (self.size(-1) if self.dim() else 1) - 1
-    need = Within("target", 0, last, of="self", unit="class", why=why, is_upper=True, only=is_read)
-    need.besides, need.besides_name = -1, "end of the row"
+    need = Within(
+        "target", 0, last, of="self", unit="class", why=why, upper_bound_only=True, mask=is_read
+    )
+    need.also_allowed, need.also_allowed_name = -1, "end of the row"
     return need
 
 
@@ -250,7 +252,7 @@ def ctc_loss_labels_in_alphabet(
     why = "Each label picks one of the probabilities of a step; the kernels read beyond them."
     need = Within("targets", 0, classes - 1, of="log_probs", dim=2, why=why)
     need.place = f"the alphabet of {classes} in {{related}}"
-    need.only = lambda: _labels_read(targets, log_probs.size(1), input_lengths, target_lengths)
+    need.mask = lambda: _labels_read(targets, log_probs.size(1), input_lengths, target_lengths)
     need.masks_first, need.is_replay_safe = True, False
     return need
 

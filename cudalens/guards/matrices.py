@@ -17,7 +17,7 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import RELEASE, guard
 from cudalens.guards._ranges import violation_at
-from cudalens.guards.engine import Holds, Need, Within
+from cudalens.guards.engine import Condition, Need, Within
 
 _MOST_GROUPS = 1023
 _TMA_BYTES = 16
@@ -75,7 +75,7 @@ def check_groups(
     if offs is None or not _is_grouped(left, right, offs) or not _asserts(left, scales):
         return None
     groups = _groups(left, right, is_row_major, scales)
-    return None if groups is None else Holds("offs", lambda: _first_finding(offs, groups))
+    return None if groups is None else Condition("offs", lambda: _first_finding(offs, groups))
 
 
 def _first_finding(offs: Tensor, groups: _Groups) -> Violation | None:
@@ -332,7 +332,7 @@ def lu_unpack_pivots_in_range(
     need = Within("LU_pivots", 1, rows, of="LU_data", dim=LU_data.dim() - 2, unit="row", why=_SWAPS)
     need.whole = _FROM_1
     if LU_pivots.size(-1) > read:  # the others are not unpacked
-        need.only = lambda: torch.arange(LU_pivots.size(-1), device=LU_pivots.device) < read
+        need.mask = lambda: torch.arange(LU_pivots.size(-1), device=LU_pivots.device) < read
         need.masks_first = True
     return need
 
@@ -368,11 +368,11 @@ def ldl_solve_pivots_in_range(
     Passes:   aten.linalg_ldl_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
     Violates: aten.linalg_ldl_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
     """
-    return _pivots("LD", LD, pivots, B, magnitudes=True)
+    return _pivots("LD", LD, pivots, B, ignore_sign=True)
 
 
 def _pivots(
-    of: str, factors: Tensor, pivots: Tensor, right: Tensor, *, magnitudes: bool = False
+    of: str, factors: Tensor, pivots: Tensor, right: Tensor, *, ignore_sign: bool = False
 ) -> Need:
     """Require pivots of factors that torch takes, where there is anything to solve."""
     if pivots.dtype != torch.int32 or pivots.device != factors.device or right.numel() == 0:
@@ -381,5 +381,5 @@ def _pivots(
     if not is_square or pivots.shape != factors.shape[:-1]:
         return None
     need = Within("pivots", 1, factors.size(-1), of=of, unit="row", whole=_FROM_1, why=_SOLVES)
-    need.magnitudes, need.is_replay_safe = magnitudes, False
+    need.ignore_sign, need.is_replay_safe = ignore_sign, False
     return need

@@ -236,7 +236,7 @@ def _by_extremes(
         place, bounds = f"the interval {need.bounds.text}", need.bounds
         related = size = dim = item = None
     else:
-        also = () if need.besides is None else ((need.besides, need.besides_name),)
+        also = () if need.also_allowed is None else ((need.also_allowed, need.also_allowed_name),)
         text = format_interval(need.low, need.high, also)
         bounds = Bounds(min=need.low, max=need.high, text=text)
         place, related, size, dim, item = need.where, need.of, need.size, need.dim, need.item
@@ -299,10 +299,14 @@ def _is_exact(need: Within | Between, values: Sequence[Any]) -> bool:
     if isinstance(need, Between):
         return True
     # A mask that selects nothing: no index is read.
-    is_masked = need.unless is not None and any(map(_is_mask, values))
-    if need.only is not None or is_masked:
+    is_masked = need.skip_if is not None and any(map(_is_mask, values))
+    if need.mask is not None or is_masked:
         return False
-    return need.besides is None or need.masks_first or need.low - 1 <= need.besides <= need.high
+    return (
+        need.also_allowed is None
+        or need.masks_first
+        or need.low - 1 <= need.also_allowed <= need.high
+    )
 
 
 def is_strided(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ from cudalens.guards._ranges import (
     format_count,
     format_offender,
 )
-from cudalens.guards.engine import Between, Holds, Need
+from cudalens.guards.engine import Between, Condition, Need
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _WEIGHTS = Bounds(min=0.0, text="finite and at least 0")
@@ -53,7 +53,7 @@ def multinomial_weights_drawable(self: Tensor, num_samples: int, replacement: bo
     """
     if not _draws(self, num_samples, replacement):
         return None
-    return Holds("self", lambda: _bad_weights(self, replacement and num_samples > 1))
+    return Condition("self", lambda: _bad_weights(self, replacement and num_samples > 1))
 
 
 def _bad_weights(weights: Tensor, searches: bool) -> Violation | None:
@@ -124,7 +124,7 @@ def multinomial_enough_categories(self: Tensor, num_samples: int, replacement: b
     """
     if replacement or num_samples == 1 or not _draws(self, num_samples, replacement):
         return None
-    return Holds("self", lambda: _too_few_categories(self, num_samples))
+    return Condition("self", lambda: _too_few_categories(self, num_samples))
 
 
 def _too_few_categories(weights: Tensor, samples: int) -> Violation | None:

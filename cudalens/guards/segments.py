@@ -13,7 +13,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import all_true, violation_at
-from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans, span_ends_outside
+from cudalens.guards.engine import INDEX_DTYPES, Condition, Need, Spans, span_ends_outside
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")
@@ -38,7 +38,7 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Need:
         return None
     if repeats.dim() != 1 or repeats.dtype not in INDEX_DTYPES:
         return None
-    return Holds("repeats", lambda: _bad_repeats(repeats, output_size))
+    return Condition("repeats", lambda: _bad_repeats(repeats, output_size))
 
 
 def _bad_repeats(repeats: Tensor, output_size: int) -> Violation | None:
@@ -87,7 +87,7 @@ def segment_lengths_not_negative(
     if segments is None or (data.dim() == 1 and reduce != "mean"):
         return None
     key = "segment_reduce_nd" if data.dim() > 1 else "segment_reduce_1d_mean"
-    return Holds(segments.name, lambda: _asserted(segments, key))
+    return Condition(segments.name, lambda: _asserted(segments, key))
 
 
 def _asserted(segments: _Segments, key: str) -> Violation | None:
@@ -118,7 +118,7 @@ def segments_lie_in_data(
     if segments is None:
         return None
     asserts = data.dim() > 1 or reduce == "mean"  # segment_lengths_not_negative has said so
-    return Holds(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=asserts))
+    return Condition(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=asserts))
 
 
 @guard("aten::_segment_reduce_backward", is_silent=True, waits=True)
@@ -137,7 +137,7 @@ def segments_still_lie_in_data(
     segments = _segments(data, lengths, offsets, axis, unsafe=True)
     if segments is None:
         return None
-    return Holds(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=False))
+    return Condition(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=False))
 
 
 @dataclass(frozen=True)

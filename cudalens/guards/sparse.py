@@ -11,7 +11,7 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import format_count, format_interval, violation_at
-from cudalens.guards.engine import INDEX_DTYPES, Holds, Need, Spans, Within
+from cudalens.guards.engine import INDEX_DTYPES, Condition, Need, Spans, Within
 
 _WHY = (
     "Compressed sparse tensors rely on this, and CUDA's check stops at the first breach without "
@@ -94,7 +94,7 @@ def compressed_sparse_indices_hold(
     if not shapes_fit or compressed_idx.numel() == 0 or compressed_idx.dtype not in INDEX_DTYPES:
         return None
     lines = ("row", "column") if is_crow else ("column", "row")
-    return Holds("plain_idx", lambda: _breach(compressed_idx, plain_idx, lines, dim, nnz))
+    return Condition("plain_idx", lambda: _breach(compressed_idx, plain_idx, lines, dim, nnz))
 
 
 def _breach(
