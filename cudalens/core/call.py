@@ -1,0 +1,91 @@
+"""A call of torch's public API, live: the function and its arguments as the user gave them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+ATTRIBUTE = "__api_call__"
+"""The attribute of an exception that contains the innermost API call that raised it."""
+_PLACES = (
+    ("torch.Tensor", ("Tensor", "TensorBase", "_TensorBase")),
+    ("torch", ("_VariableFunctionsClass", "_VariableFunctions")),
+)
+
+
+class NodeMark(NamedTuple):
+    """An autograd node by its name and sequence number; the node itself is not kept alive."""
+
+    name: str
+    sequence_nr: int
+
+
+@dataclass(kw_only=True, eq=False)
+class ApiCall:
+    """A call of torch's API that raised; it contains live tensors until it is released.
+
+    Example: ``x @ y`` that is refused has ``name`` ``torch.Tensor.matmul`` and ``args`` ``(x, y)``.
+    """
+
+    func: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    code: CodeType | None = None
+    """The code that made the call; ``None`` on a thread of autograd's, where no Python made it."""
+    lasti: int = 0
+    """The instruction of ``code`` that made the call."""
+    node: NodeMark | None = None
+    """In backward: the node that was running."""
+    site: Any = None
+    """Where the call was made, as the recorder notes it."""
+    host_copies: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of an op of an extension, copied to the host before the call, by schema name."""
+    previous_op: str | None = None
+    """An extension's op that finished just before, unwatched, and may have caused the error."""
+
+    @property
+    def name(self) -> str:
+        """The public name of the function: ``torch.nn.functional.linear``."""
+        return public_name(self.func)
+
+    def release(self) -> None:
+        """Let go of the arguments."""
+        self.args, self.kwargs, self.host_copies = (), {}, {}
+
+
+def api_call_of(error: BaseException) -> ApiCall | None:
+    """Return the innermost recorded API call that raised an exception."""
+    found = getattr(error, "__dict__", {}).get(ATTRIBUTE)
+    return found if isinstance(found, ApiCall) else None
+
+
+def public_name(func: Any) -> str:
+    """Return the name under which torch documents a function, ``aten::sin`` for an op itself."""
+    if type(func).__name__ == "OpOverload":
+        return str(func.name())
+    if type(func).__name__ == "OpOverloadPacket":
+        return str(func).replace(".", "::")
+    name = getattr(func, "__name__", type(func).__name__)
+    if name in ("__get__", "__set__", "__delete__"):  # the property of a tensor
+        return f"torch.Tensor.{getattr(func.__self__, '__name__', name)}"
+    known = torch.overrides.resolve_name(func)
+    if known is not None:
+        return str(known)
+    owner = getattr(func, "__objclass__", None) or type(getattr(func, "__self__", None))
+    place = next((path for path, names in _PLACES if owner.__name__ in names), None)
+    return f"{place or getattr(func, '__module__', None) or 'torch'}.{name}"
+
+
+class _Extremes(threading.local):
+    """What guards read of the arguments of the running API call; a list while it is recorded."""
+
+    values: list[tuple[str, float, float]] | None = None
+
+
+EXTREMES = _Extremes()
+"""Filled by the guards (argument, smallest, largest) and emptied by the recorder, by thread."""
