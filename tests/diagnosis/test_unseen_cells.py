@@ -1,0 +1,118 @@
+"""Cells of public threads that were written down before anything was tuned to them.
+
+A block of ``unseen_cells.txt`` is a thread's address, a cell, and what is known of it: the true
+``cause``, the ``repair`` that the thread confirmed (pairs of text), and the facts of the report.
+``says``, ``not`` and ``fix`` are for who judges the advice: what it has to hold, what would lead
+astray, and the code that is right.  They are no part of the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cudalens import simulate
+from tests.amount import AMOUNT
+from tests.hostcells import SETUP, Outcome, applied, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+FILE = Path(__file__).parents[1] / "data" / "unseen_cells.txt"
+NAN = "# --nan\n"
+"""The first line of a cell that is run until its first NaN."""
+FACT = re.compile(r"  (cause|repair|kind|op|argument|value|line|says|not|fix): (.+)")
+
+Cell = tuple[str, dict[str, str]]
+
+
+def cells() -> Iterator[tuple[str, Cell]]:
+    """The address of the thread; its cell and what is known of it."""
+    for block in re.split(r"\n(?=\S)", FILE.read_text(encoding="utf-8").rstrip("\n")):
+        name, *lines = block.split("\n")
+        facts = [FACT.fullmatch(line) for line in lines]
+        code = [line[2:] for line, fact in zip(lines, facts, strict=True) if not fact]
+        yield name, ("\n".join(code), {fact[1]: fact[2] for fact in facts if fact})
+
+
+def run(code: str) -> Outcome:
+    """Run a cell under the full check."""
+    return run_cell(SETUP + code.removeprefix(NAN), fast=False, nan=code.startswith(NAN))
+
+
+def changed(code: str, repair: str) -> str:
+    """Apply a repair: texts and what takes their place, in turn."""
+    texts = repair.replace("\\n", "\n").split(" => ")
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+FAILING = {name: cell for name, cell in cells() if cell[1]["kind"] != "none"}
+SILENT = {name: code for name, (code, facts) in cells() if facts["kind"] == "none"}
+
+
+def short(address: str) -> str:
+    """The repository and the number of a thread."""
+    return address.removeprefix("https://github.com/")
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
+def test_the_facts_of_a_failing_cell(thread: str) -> None:
+    """Kind, op, argument, first bad value and line are those that the thread found."""
+    code, facts = FAILING[thread]
+    report = run(code).shown
+    assert report.kind == facts["kind"]
+    assert report.source is not None
+    assert report.source.text == facts["line"]
+    if report.kind == "device_assert":
+        op = report.op
+        assert op is not None
+        named = op.name if op.overload in ("default", None) else f"{op.name}.{op.overload}"
+        assert named == facts["op"]
+        assert facts.get("argument", report.argument) == report.argument
+        assert report.offenders is not None
+        values = [offender.value for offender in report.offenders.first]
+        assert "value" not in facts or float(facts["value"]) in values
+    assert report.limits == ()
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
+def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulation) -> None:
+    """Where one line has the mistake twice, the next report has the code for the second."""
+    code = FAILING[thread][0]
+    outcome = run(code)
+    for hint in outcome.shown.hints:
+        if hint.fix is None:
+            continue
+        repaired, again = code, outcome
+        for _ in range(3):
+            at = next(item for item in again.shown.hints if item.fix is not None)
+            at = hint if again is outcome else at
+            repaired = applied(SETUP + repaired, again.shown, at).removeprefix(SETUP)
+            sim.reset()
+            again = run(repaired)
+            if again.error is None:
+                break
+        assert again.error is None, hint.fix
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("thread", [*FAILING][:: AMOUNT.cell_step], ids=short)
+def test_the_repair_of_the_thread_is_silent(thread: str) -> None:
+    """The neighbour of a failing cell: as the thread mended it."""
+    code, facts = FAILING[thread]
+    outcome = run(changed(code, facts["repair"]))
+    assert (outcome.error, outcome.report) == (None, None)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("thread", SILENT, ids=short)
+def test_a_valid_cell_is_silent(thread: str) -> None:
+    """Programs close to those that fail, which nothing is wrong with."""
+    outcome = run(SILENT[thread])
+    assert (outcome.error, outcome.report) == (None, None)
