@@ -105,7 +105,7 @@ def _ratios(workload: Workload, device: str, *, quick: bool) -> tuple[dict[str, 
     return ratios, plain_s
 
 
-def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
+def measure(*, quick: bool) -> dict[str, Any]:
     """Measure everything."""
     torch.set_num_threads(1)
     measured = origin()
@@ -116,8 +116,6 @@ def measure(*, quick: bool, pictures: Path) -> dict[str, Any]:
     curves = growth.by_ops(sizes, repetitions)
     say("growth of the diagnosis")
     curves += growth.diagnosis_curves(quick=quick)
-    for curve in curves:
-        growth.draw(curve, pictures)
     say("start and weight")
     starts = startup.startup(1 if quick else 5)
     weights = startup.weights()
@@ -161,7 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     started = time.monotonic()
     docs: Path = options.to / "docs"
-    results = measure(quick=options.quick, pictures=docs / "performance")
+    results = measure(quick=options.quick)
+    pages.draw_costs(results, docs / "performance")
     file = options.to / "benchmarks" / "results.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

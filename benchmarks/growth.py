@@ -30,11 +30,7 @@ class Curve:
     """One quantity against one size."""
 
     name: str
-    title: str
-    x: str
-    y: str
     points: tuple[tuple[int, float], ...]
-    budget: float | None = None
 
     def to_dict(self) -> dict[str, float]:
         return {str(size): value for size, value in self.points}
@@ -86,8 +82,7 @@ def logits(nodes: int = 1) -> Tensor:
 
 def by_ops(sizes: Iterable[int], repetitions: int) -> list[Curve]:
     """Overhead of guards and of the full check against the number of ops in a step."""
-    titles = {GUARDS: "Guards only", FULL: "Full check"}
-    chosen = {tool.name: tool.opener for tool in TOOLS if tool.name in titles}
+    chosen = {tool.name: tool.opener for tool in TOOLS if tool.name in (GUARDS, FULL)}
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen}
     for size in sizes:
 
@@ -102,13 +97,7 @@ def by_ops(sizes: Iterable[int], repetitions: int) -> list[Curve]:
         for name, ratio in ratios.items():
             found[name].append((size, ratio.median))
     return [
-        Curve(
-            name=f"{name}_by_ops",
-            title=f"{titles[name]}: overhead against ops in the step",
-            x="ops in the step",
-            y="times the plain step",
-            points=tuple(points),
-        )
+        Curve(name=f"{name}_by_ops", points=tuple(points))
         for name, points in found.items()
     ]
 
@@ -191,19 +180,18 @@ def _from_file(lines: list[str]) -> Call:
     return lambda: exec(last, names)
 
 
-DIAGNOSES: tuple[tuple[str, str, Callable[[int], Prepare], tuple[int, ...]], ...] = (
-    ("graph_nodes", "autograd nodes", behind_graph, (100, 1_000, 10_000, 100_000)),
+DIAGNOSES: tuple[tuple[str, Callable[[int], Prepare], tuple[int, ...]], ...] = (
+    ("graph_nodes", behind_graph, (100, 1_000, 10_000, 100_000)),
     (
         "index_elements",
-        "elements of the index",
         with_index,
         (10, 1_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
     ),
-    ("history", "recorded ops", after_ops, (10, 100, 1_000, 10_000)),
-    ("source_lines", "lines of source", in_file, (100, 1_000, 10_000, 100_000)),
-    ("distinct_lines", "distinct lines of history", after_lines, (10, 100, 1_000, 4_000)),
-    ("namespace", "names of the user", among_names, (10, 100, 1_000, 10_000, 100_000)),
-    ("module_depth", "nested modules", inside_modules, (1, 4, 16, 64)),
+    ("history", after_ops, (10, 100, 1_000, 10_000)),
+    ("source_lines", in_file, (100, 1_000, 10_000, 100_000)),
+    ("distinct_lines", after_lines, (10, 100, 1_000, 4_000)),
+    ("namespace", among_names, (10, 100, 1_000, 10_000, 100_000)),
+    ("module_depth", inside_modules, (1, 4, 16, 64)),
 )
 
 
@@ -213,50 +201,10 @@ def diagnosis_curves(*, quick: bool) -> tuple[Curve, ...]:
     return tuple(
         Curve(
             name=name,
-            title=f"Diagnosis against {x}",
-            x=x,
-            y="seconds from call to report",
             points=tuple(
                 (size, diagnose_s(failing(size), max_ops=20_000))
                 for size in sizes[: 2 if quick else None]
             ),
-            budget=0.5,
         )
-        for name, x, failing, sizes in DIAGNOSES
+        for name, failing, sizes in DIAGNOSES
     )
-
-
-STYLE = {
-    # The same picture for the same numbers, so that a new run changes only what was measured.
-    "svg.hashsalt": "cudalens",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-
-
-def draw(curve: Curve, folder: Path) -> Path:
-    """Draw one curve on logarithmic sizes, with its budget as a line."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    mpl.use("svg")
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 2.6), layout="constrained")
-        axes = figure.subplots()
-        sizes, values = zip(*curve.points, strict=True)
-        axes.plot(sizes, values, marker="o", color="#2563eb", linewidth=1.5, markersize=4)
-        if curve.budget is not None:
-            axes.axhline(curve.budget, color="#b91c1c", linewidth=1, linestyle="--")
-            axes.annotate("budget", (sizes[0], curve.budget), va="bottom", color="#b91c1c", size=8)
-        axes.set_xscale("log")
-        axes.set_ylim(0, max(*values, curve.budget or 0) * 1.15)
-        axes.set_title(curve.title, fontsize=9, loc="left")
-        axes.set_xlabel(curve.x, fontsize=8)
-        axes.set_ylabel(curve.y, fontsize=7)
-        axes.tick_params(labelsize=7)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{curve.name}.svg"
-        figure.savefig(path, metadata={"Date": None})
-    return path

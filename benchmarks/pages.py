@@ -1,7 +1,9 @@
-"""The table at the end of a run, the page docs/performance.md and the README's section."""
+"""The table at the end of a run, the page docs/performance.md and the README's sentence."""
 
 from __future__ import annotations
 
+import statistics
+from pathlib import Path
 from typing import Any
 
 from benchmarks.compiled import GUARDED, PLAIN
@@ -9,7 +11,23 @@ from benchmarks.tools import TOOLS
 
 COMMAND = "make bench"
 MARKS = ("<!-- costs:begin -->", "<!-- costs:end -->")
-SHORT = ("guards", "full", "nan", "anomaly", "debugmode", "debugmode_traces")
+CHART = {
+    "guards": "guards only",
+    "full": "%%cudacheck",
+    "nan": "%%cudacheck --nan",
+    "anomaly": "detect_anomaly()",
+    "debugmode": "DebugMode()",
+}
+"""What the chart compares, with the names of its legend."""
+COLORS = ("#93c5fd", "#2563eb", "#1e3a8a", "#d1d5db", "#6b7280")
+STYLE = {
+    # The same picture for the same numbers, so that a new run changes only what was measured.
+    "svg.hashsalt": "cudalens",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 LABELS = {tool.name: tool.label for tool in TOOLS}
 WORKLOADS = {
     "transformer": "transformer",
@@ -97,8 +115,7 @@ def _machine(results: dict[str, Any]) -> str:
     found, measured = results["machine"], results["measured"]
     return (
         f"{found['cores']} cores, {found['device']}, one thread; "
-        f"Python {found['python']}, torch {found['torch']}; "
-        f"commit {measured['commit']}, {measured['date']}"
+        f"Python {found['python']}, torch {found['torch']}; {measured['date']}"
     )
 
 
@@ -117,47 +134,70 @@ def _acting(results: dict[str, Any]) -> str:
 
 
 def costs_section(results: dict[str, Any]) -> str:
-    """Return the README's short table: the range over all measured steps, not the best figure."""
+    """Return the README's sentence: the median over the measured steps, with the extremes."""
     steps = results["steps"]
-    rows = [_row(LABELS[name], _span(name, steps)) for name in SHORT if _span(name, steps)]
-    slowest = max(results["diagnose_s"].values())
-    sizes = list(results["diagnose_s"])
-    return f"""\
-{_clock(results)} of a training step, in times the plain step: the lowest and the highest median of\
- {len(steps)} steps ({", ".join(WORKLOADS[name] for name in steps)}).
-
-{_table(("", "× plain"), rows)}
-
-From the failing call to the finished report {slowest:.2g} s at most, for {sizes[0]} to \
-{sizes[-1]} nodes of the autograd graph; `%load_ext cudalens` takes \
-{results["load_ext_ms"]:.0f} ms.  Measured by `{COMMAND}` on {_machine(results)}: \
-[steps, ranges, growth and memory](docs/performance.md)."""
+    return (
+        f"A checked cell runs about {_span('full', steps)}; the guards alone "
+        f"(`cudalens.install()`) about {_span('guards', steps)} "
+        f"([what it costs](docs/performance.md), {results['measured']['date']})."
+    )
 
 
 def _span(name: str, steps: dict[str, Any]) -> str:
-    """Return the lowest and the highest median of a tool, empty where it was not measured."""
+    """Return the median of a tool over all steps, and the lowest and the highest step."""
     found = [step["ratios"][name]["median"] for step in steps.values() if name in step["ratios"]]
-    if not found:
-        return ""
-    low, high = f"{min(found):.2f}", f"{max(found):.2f}"
-    return low if low == high else f"{low} to {high}"
+    extremes = f"{min(found):.1f} to {max(found):.1f} on {len(found)} models"
+    return f"{statistics.median(found):.1f} times slower ({extremes})"
+
+
+def draw_costs(results: dict[str, Any], folder: Path) -> Path:
+    """Draw the slowdown of each model's step as bars into ``costs.svg`` and return its path."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.use("svg")
+    steps = results["steps"]
+    shown = [name for name in CHART if all(name in step["ratios"] for step in steps.values())]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        axes = figure.subplots()
+        width = 0.8 / len(shown)
+        for at, name in enumerate(shown):
+            values = [step["ratios"][name]["median"] for step in steps.values()]
+            places = [place + at * width for place in range(len(values))]
+            bars = axes.bar(places, values, width * 0.92, label=CHART[name], color=COLORS[at])
+            if name == "full":
+                axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
+        axes.axhline(1, color="#111827", linewidth=0.8)
+        middle = width * (len(shown) - 1) / 2
+        axes.set_xticks([place + middle for place in range(len(steps))])
+        axes.set_xticklabels([WORKLOADS[name] for name in steps], fontsize=8)
+        axes.set_ylabel("times the plain step", fontsize=8)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.legend(fontsize=8, frameon=False, ncols=len(shown), loc="upper left")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "costs.svg"
+        figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def _left_out(results: dict[str, Any]) -> str:
     """Say what was not measured, and with whose layers the models were built."""
     lines = []
     if results["not_installed"]:
-        lines.append(f"  Not installed, so not measured: {', '.join(results['not_installed'])}.")
+        lines.append(f" Not installed, so not measured: {', '.join(results['not_installed'])}.")
     if any(found["layers_of"] != "transformers" for found in results["steps"].values()):
-        lines.append("  The BERT and GPT-2 steps are torch's own layers of that size.")
+        lines.append(" The BERT and GPT-2 steps are torch's own layers of that size.")
     return "".join(lines)
 
 
+def _fold(title: str, body: str) -> str:
+    """Return a section that is closed until the reader opens it."""
+    return f"<details>\n<summary>{title}</summary>\n\n{body.strip()}\n\n</details>"
+
+
 def performance_page(results: dict[str, Any]) -> str:
-    """Return docs/performance.md."""
-    pictures = "\n".join(
-        f"![{name.replace('_', ' ')}](performance/{name}.svg)" for name in results["growth"]
-    )
+    """Return docs/performance.md: one sentence and one chart, then the figures in folds."""
     starts = [
         ("`import cudalens`", "import_ms"),
         ("`%load_ext cudalens`", "load_ext_ms"),
@@ -175,54 +215,49 @@ def performance_page(results: dict[str, Any]) -> str:
     memory = results["memory"]
     kinds = [(kind, memory[kind]) for kind in ("plain", "full")]
     same = "yes" if memory["device_is_same_after_each_step"] else "no"
-    return f"""\
-# What cudalens costs
+    steps = f"""\
+{_clock(results)} of one training step (forward, backward, optimizer) as a multiple of the same \
+step without cudalens: median of interleaved repetitions, with the 95 % range of the median in \
+brackets. {_acting(results)}. The control row is the plain step measured as if it were a tool: it \
+shows the error of the method. DebugMode keeps every tensor that it records and is opened anew \
+for each step.{_left_out(results)}
 
-Written by `{COMMAND}`; the numbers are also in `benchmarks/results.json`.
-Measured on {_machine(results)}.
+{ratios_table(results)}"""
+    growth = f"""\
+Seconds from the failing call to the finished report.
 
-## Budgets
-
-{budget_table(results)}
-
-## A training step
-
-{_clock(results)} of whole steps (forward, backward, optimizer), in times the plain step: the \
-median of interleaved repetitions, each between two plain ones, with the 95 % range of that \
-median.  {_acting(results)}.  The control is the plain step measured as if it were a \
-tool: it shows the error of the method.  Small steps show overhead at its worst; \
-[whole programs](programs.md).
-
-{ratios_table(results)}
-
-DebugMode records and keeps every tensor that it saw; it is opened anew for each step.\
-{_left_out(results)}
-{_waits(results)}{_compiled(results)}
-## Growth
-
-Nothing may grow with what is not looked at.  Seconds are from the \
-failing call to the finished report.
-
-{_curves(results)}
-
-{pictures}
-
-## Start
-
+{_curves(results)}"""
+    start = f"""\
 {_table(("", "ms"), start_rows)}
 
-## Weight
-
-{_table(("", "kB"), [_row(label, f"{results[key]:.1f}") for label, key in weights])}
-
-## Memory
-
+{_table(("", "kB"), [_row(label, f"{results[key]:.1f}") for label, key in weights])}"""
+    used = f"""\
 {memory["steps"]} training steps of the small transformer on {memory["device"]}.
 
 {_table(("bytes", "plain", "full check"), _memory_rows(kinds))}
 
-The device's memory is the same after each step as without the check: {same}.
-"""
+The device's memory after each step is the same as without the check: {same}."""
+    folds = [
+        ("Every step and every tool", steps),
+        ("Goals", budget_table(results)),
+        ("Waits for the GPU", _waits(results)),
+        ("Compiled code", _compiled(results)),
+        ("Does it grow?", growth),
+        ("Start and size", start),
+        ("Memory", used),
+    ]
+    return f"""\
+# What it costs
+
+A checked cell runs about {_span("full", results["steps"])}. Models with many small ops slow down \
+most. Without the magic, cudalens costs nothing.
+
+![Slowdown of one training step for each model](performance/costs.svg)
+
+For whole public training programs see [whole programs](programs.md). Measured by `{COMMAND}` on \
+{_machine(results)}. The numbers are in `benchmarks/results.json`.
+
+{chr(10).join(_fold(title, body) + chr(10) for title, body in folds if body)}"""
 
 
 def _waits(results: dict[str, Any]) -> str:
@@ -235,15 +270,12 @@ def _waits(results: dict[str, Any]) -> str:
         for name in next(iter(found.values()))
     ]
     table = _table(("", *(WORKLOADS[name] for name in found)), rows)
-    return f"""
-## Waits of the host
-
+    return f"""\
 Calls of one step in which the host waits for the device, counted on the rehearsal device: those \
-that `torch.cuda.set_sync_debug_mode` speaks of.  The step itself reads its loss, which is one.  \
-Deferred guards wait for an event besides, before the optimizer writes.
+that `torch.cuda.set_sync_debug_mode` reports. The step itself reads its loss, which is one. \
+Deferred guards also wait for an event before the optimizer writes.
 
-{table}
-"""
+{table}"""
 
 
 def _compiled(results: dict[str, Any]) -> str:
@@ -259,15 +291,12 @@ def _compiled(results: dict[str, Any]) -> str:
     ]
     heads = ("", "step, µs", "compiled in, s", "from a warm cache, s", "code, kB")
     same = "yes" if all(steps["same_bits"] for steps in found.values()) else "no"
-    return f"""
-## Compiled code
-
+    return f"""\
 Steps that `torch.compile` compiles with inductor for the CPU, without guards and with deferred \
-guards inside: CPU time, each kind in processes of its own, the least of the medians.  Loss and \
-gradients are the same bit by bit: {same}.
+guards inside: CPU time, each kind in its own processes, the lowest of the medians. Loss and \
+gradients are bit-identical: {same}.
 
-{_table(heads, rows)}
-"""
+{_table(heads, rows)}"""
 
 
 def _memory_rows(kinds: list[tuple[str, dict[str, Any]]]) -> list[str]:

@@ -60,7 +60,7 @@ def test_a_call_without_a_guard_comes_to_none() -> None:
 
 def test_the_readme_names_only_what_is_guarded() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text.partition("## What it catches")[2].partition("\n[All guards]")[0]
+    section = text.partition("## What it catches")[2].partition("\n[All checks]")[0]
     named = re.findall(r"`([^`]+)`", section)
     known = {name.partition(" (")[0] for name in doc_pages.CALLS}
     assert len(named) > 20
@@ -221,7 +221,7 @@ def test_a_dead_link_is_seen() -> None:
     page = ROOT / "docs" / "start.md"
     assert dead("[a](performance.md) [b](https://pytorch.org)", page) == []
     assert dead("[a](nowhere.md)", page) == ["nowhere.md"]
-    assert dead("[a](performance.md#budgets)", page) == []
+    assert dead("[a](how_it_works.md#modes)", page) == []
     assert dead("[a](performance.md#nowhere)", page) == ["performance.md#nowhere"]
     assert dead(f"[a]({error_pages.SITE}docs/start.html)", page) == []
     assert dead(f"[a]({error_pages.SITE}docs/nowhere.html)", page) != []

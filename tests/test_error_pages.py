@@ -29,7 +29,8 @@ PAGES = sorted(set(FOLDER.glob("*.md")) - {INDEX})
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"[\w.-]+:\d+: \S+: Assertion `.*?` failed\.")
 ABOUT_THE_DEVICE = "  note    Rehearsal device"
-WIDTH = 100
+WIDTH = 84
+"""Columns of a report on a page: as many as a code block of the site has."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,14 @@ def test_the_blocks_of_a_page_do_what_it_says(path: Path, sim: simulate.Simulati
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_has_its_parts(path: Path) -> None:
-    headings = re.findall(r"^## (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[:1] == ["Cause"]
-    assert any(heading.startswith("Smallest reproduction") for heading in headings)
-    assert "Fix" in headings
-    assert f"]({path.name})" in INDEX.read_text(encoding="utf-8")
+def test_a_page_has_its_parts_in_the_order_of_a_reader(path: Path) -> None:
+    """The mistake in plain words, the message, and the fix before reproduction and report."""
+    page = path.read_text(encoding="utf-8")
+    title, *headings = re.findall(r"^#+ (.+)$", re.sub(BLOCK, "", page), re.MULTILINE)
+    assert headings == ["Cause", "Fix", "Reproduce it", "What cudalens says"]
+    assert "`" not in title
+    assert blocks_of(page)[0].language == "console"
+    assert f"[{title}]({path.name})" in INDEX.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

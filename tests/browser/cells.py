@@ -30,6 +30,22 @@ for x, y in loader:
     loss = F.cross_entropy(logits, y)
     loss.backward()"""
 
+SETUP_SHORT = """\
+%load_ext cudalens
+import cudalens, torch
+import torch.nn.functional as F
+
+cudalens.ensure_cuda()
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 10).to("cuda")
+images = torch.randn(32, 64, device="cuda")
+y = torch.arange(32, device="cuda") % 10 + 1"""
+
+FAILING_SHORT = """\
+%%cudacheck
+out = model(images)
+loss = F.cross_entropy(out, y)"""
+
 BUSY = """\
 from pathlib import Path
 

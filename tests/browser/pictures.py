@@ -1,4 +1,4 @@
-"""Makes the README's pictures of the lens from the real thing: light, dark, and step by step."""
+"""Makes the pictures of the README and the site from the real thing, in light and dark."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from tests.browser.labpage import Reader, chromium, write_notebook
 from tests.browser.labserver import Lab, running_lab
 
 SIZE = {"width": 1400, "height": 1700}
-COLOURS = 256
-STEP_COLOURS = 96
-STEP_WIDTH = 880
-STEP_MS = 2200
+README_WIDTH, README_HEIGHT = 1000, 540
+"""The part of a page that the README shows, in CSS pixels: at most 500 high in GitHub's column."""
+COLORS = 256
 MAX_BYTES = 200_000
 
 
@@ -28,28 +27,34 @@ def main(target: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write_notebook(directory / "lens.ipynb", cells.SETUP, cells.FAILING)
+        write_notebook(directory / "short.ipynb", cells.SETUP_SHORT, cells.FAILING_SHORT)
         with (
             running_lab(directory) as lab,
             sync_playwright() as playwright,
             chromium(playwright) as browser,
         ):
-            dark = opened(lab, browser, "Dark")
-            save(shot(dark), target / "lens_dark.png")
-            dark.page.close()
-            lab.stop_kernels()
-            light = opened(lab, browser, "Light")
-            save(shot(light), target / "lens_light.png")
-            save_steps(steps(light), target / "lens_steps.gif")
+            for theme in ("Light", "Dark"):
+                whole = opened(lab, browser, theme, "lens.ipynb", SIZE)
+                save(shot(whole), target / f"lens_{theme.lower()}.png")
+                whole.page.close()
+                lab.stop_kernels()
+                size = {"width": README_WIDTH + 60, "height": 1700}
+                short = opened(lab, browser, theme, "short.ipynb", size)
+                suffix = "" if theme == "Light" else "_dark"
+                save(cell_shot(short), target / f"lens_small{suffix}.png")
+                short.page.close()
+                lab.stop_kernels()
 
 
-def opened(lab: Lab, browser: Browser, theme: str) -> Reader:
-    """Run the failing cell under a theme and wait for its lens."""
+def opened(lab: Lab, browser: Browser, theme: str, name: str, size: dict[str, int]) -> Reader:
+    """Run the failing cell of a notebook under a theme and wait for its lens."""
     lab.use_theme(f"JupyterLab {theme}")
-    reader = Reader(browser.new_page(viewport=SIZE))  # type: ignore[arg-type]
-    reader.run_failing(lab, "lens.ipynb")
-    reader.page.keyboard.press("Escape")
-    reader.page.keyboard.press("Control+b")
-    reader.page.wait_for_timeout(800)
+    page = browser.new_page(viewport=size, device_scale_factor=2 if name == "short.ipynb" else 1)  # type: ignore[arg-type]
+    reader = Reader(page)
+    reader.run_failing(lab, name)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+b")
+    page.wait_for_timeout(800)
     return reader
 
 
@@ -60,59 +65,23 @@ def shot(reader: Reader) -> Image.Image:
     return Image.open(io.BytesIO(reader.lens.screenshot())).convert("RGB")
 
 
-def steps(reader: Reader) -> list[Image.Image]:
-    """Look around: a node, its rows, the accused tensor, the call stack."""
-    frames = [shot(reader)]
-    reader.node("addmm").click()
-    frames.append(shot(reader))
-    for name in ("Tensors", "History"):
-        reader.tab(name)
-        frames.append(shot(reader))
-    reader.lens.locator("strong.cl-bad[data-id]").click()
-    reader.tab("Call stack")
-    frames.append(shot(reader))
-    reader.tab("Replay on CPU")
-    frames.append(shot(reader))
-    return frames
+def cell_shot(reader: Reader) -> Image.Image:
+    """Take the failing cell and what is visible of its output."""
+    reader.page.mouse.move(0, 0)
+    reader.page.wait_for_timeout(500)
+    whole = Image.open(io.BytesIO(reader.page.locator(".jp-CodeCell").nth(1).screenshot()))
+    scale = reader.page.evaluate("window.devicePixelRatio")
+    width, height = round(README_WIDTH * scale), round(README_HEIGHT * scale)
+    return whole.convert("RGB").crop((0, 0, min(width, whole.width), min(height, whole.height)))
 
 
 def save(picture: Image.Image, path: Path) -> None:
-    """Write a PNG with few colours."""
-    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
-    report(path)
-
-
-def save_steps(frames: list[Image.Image], path: Path) -> None:
-    """Write the frames as one moving picture of one size."""
-    height = frames[1].height
-    small = [
-        same_size(frame, height).resize(
-            (STEP_WIDTH, round(height * STEP_WIDTH / frame.width)), Image.Resampling.LANCZOS
-        )
-        for frame in frames
-    ]
-    palette = small[1].quantize(STEP_COLOURS, Image.Quantize.MAXCOVERAGE)
-    drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in small]
-    drawn[0].save(
-        path, save_all=True, append_images=drawn[1:], duration=STEP_MS, loop=0, optimize=True
-    )
-    report(path)
-
-
-def same_size(frame: Image.Image, height: int) -> Image.Image:
-    """Cut or lengthen a frame to ``height``."""
-    made = Image.new("RGB", (frame.width, height), "white")
-    made.paste(frame)
-    return made
-
-
-def report(path: Path) -> None:
-    """Say how large a picture is, and refuse one that a README should not carry."""
+    """Write a PNG with few colors, and refuse one that a README should not carry."""
+    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path}: {size} bytes")
     if size > MAX_BYTES:
-        msg = f"{path} has {size} bytes, more than {MAX_BYTES}"
-        raise SystemExit(msg)
+        raise SystemExit(f"{path} has {size} bytes, more than {MAX_BYTES}")
 
 
 if __name__ == "__main__":
