@@ -174,7 +174,7 @@ def draw_costs(results: dict[str, Any], folder: Path) -> Path:
         axes.set_xticklabels([WORKLOADS[name] for name in steps], fontsize=8)
         axes.set_ylabel("times the plain step", fontsize=8)
         axes.tick_params(axis="y", labelsize=8)
-        axes.legend(fontsize=8, frameon=False, ncols=len(shown), loc="upper left")
+        figure.legend(fontsize=8, frameon=False, ncols=len(shown), loc="outside upper left")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "costs.svg"
         figure.savefig(path, metadata={"Date": None})
