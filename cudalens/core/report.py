@@ -34,6 +34,7 @@ from cudalens.core.evidence_types import (
     RefusedCall,
     Synchronization,
 )
+from cudalens.core.next_steps import NOTEBOOK, SCRIPT, NextSteps
 from cudalens.core.report_types import *  # the pieces are part of this module's face
 
 SCHEMA_VERSION = 2
@@ -106,10 +107,17 @@ class Evidence:
     libraries: tuple[str, ...] = ()
     """Libraries in use that some hints name: ``transformers``, ``torch_geometric``."""
     environment: Environment = field(default_factory=Environment)
+    is_checked: bool = True
+    """Whether the failing code ran inside a check."""
     is_script: bool = False
     """Whether no notebook and no IPython runs here: the words are then those of a script."""
     timing: Timing = field(default_factory=Timing)
     limits: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> NextSteps:
+        """The phrases for what to do next."""
+        return SCRIPT if self.is_script else NOTEBOOK
 
     def tensor(self, argument: str) -> TensorFact | None:
         """Return the tensor that the op received as ``argument`` (its schema name)."""

@@ -7,6 +7,7 @@ tuple, never a guess.  None of them holds a tensor, a frame or an exception.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -140,8 +141,9 @@ class Bounds:
 class Violation:
     """A guard's finding: which argument of which op breaks which bound, and where.
 
-    ``headline`` is a template: ``{argument}`` stands for the argument at fault, ``{related}`` for
-    ``related``, so that readers see their own names where they can be proven.
+    ``headline`` is a template: ``{argument}`` is the argument at fault, ``{related}`` that of
+    ``related``, ``{input:self}`` another input, so that readers see their own names where they are
+    proven.
     """
 
     headline: str
@@ -184,12 +186,14 @@ class Violation:
         argument: str | None = None,
         related: str | None = None,
         position: tuple[int, ...] | None = None,
+        inputs: Mapping[str, str] | None = None,
     ) -> str:
         """Return the headline with names in place of the placeholders; the schema's by default.
 
         Args:
             argument: of a list, the name of the tensor that is at fault.
             position: of the first bad value, where ``argument`` has another shape than the op got.
+            inputs: names of the tensors that ``{input:self}`` and the like stand for.
         """
         template = str(self.headline)
         if argument is not None:
@@ -204,10 +208,13 @@ class Violation:
             "related": related or self.related or "the input",
         }
         # In one pass: a name is an expression of the user's, and may hold braces.
-        return _PLACEHOLDER.sub(lambda found: names[found[1]], template)
+        return _PLACEHOLDER.sub(
+            lambda found: names[found[1]] if found[1] else (inputs or {}).get(found[2], found[2]),
+            template,
+        )
 
 
-_PLACEHOLDER = re.compile(r"\{(argument|related)\}")
+_PLACEHOLDER = re.compile(r"\{(?:(argument|related)|input:([^{}]+))\}")
 
 
 def _subscript(position: tuple[int, ...]) -> str:

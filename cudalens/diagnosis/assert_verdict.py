@@ -16,32 +16,33 @@ from cudalens.diagnosis.host_errors import Verdict
 
 _GONE = (
     "The assert has ended the CUDA context of this process: no tensor on the device can be "
-    "read and no kernel launched any more. Restart the kernel to use the GPU again."
+    "read and no kernel launched any more. Next step: {restart} to use the GPU."
 )
 _COMPILED = (
     "Code that torch.compile generated printed it, and its ops cannot be told apart; the line "
-    "shown is where it was met. Next step: run the cell without --no-force-eager; "
+    "shown is where it was met. Next step: run the {code} without --no-force-eager; "
     "the functions then run eagerly and the op is named."
 )
 _EARLIER = (
-    "It happened before this cell ran. Next step: restart the kernel, run %cudacheck on, and run "
-    "the cells again: the one at fault is then named."
+    "It happened before this {block} ran. Next step: {check_all}: the op at fault is then named."
 )
 _UNWAITED = (
-    "Ops were not waited for, so the line shown may be an innocent one. Next step: restart the "
-    "kernel, and run the cell with neither --no-sync nor --fast: the op at fault is then named."
+    "Ops were not waited for, so the line shown may be an innocent one. Next step: {rerun} "
+    "with neither --no-sync nor --fast: the op at fault is then named."
 )
 _UNKNOWN_ASSERT = (
     "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
     "CuPy or the replay of a CUDA graph, may have run at the same time."
 )
 _ELSEWHERE = (
-    "Each op that the cell called in its own thread was waited for, and none of them raised it: "
+    "Each op that the {block} called in its own thread was waited for, and none of them raised it: "
     "another thread did, or a kernel that was launched past torch's ops, as Triton and CuPy do."
 )
-_WAIT = (
-    "Next step: restart the kernel, and run the cell without --no-sync: the op at fault is then "
-    "named."
+_WAIT = "Next step: {rerun} without --no-sync: the op at fault is then named."
+_UNCHECKED = (
+    "Without a check CUDA reports an assert late, so the line shown may be an innocent one. "
+    "Next step: restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the "
+    "cells again: the bad value is then found before its launch, or the op at fault is named."
 )
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
 _MET_AGAIN = "The op's own error did not leave the block: code there handled or replaced it."
@@ -55,17 +56,19 @@ def explain_assert(evidence: Evidence) -> Verdict:
     meaning = meaning_of(line, evidence.environment.torch) if line is not None else None
     certainty, headline = _conclusion(evidence, line, meaning)
     argument = meaning.argument_of(evidence.op.name) if meaning is not None else None
+    say = evidence.steps.fill
     parts = [
-        _EARLIER if evidence.device_fault.was_before else "",
+        say(_EARLIER) if evidence.device_fault.was_before else "",
         _MET_AGAIN if evidence.device_fault.is_met_again else "",
         _of_text(line, meaning) if meaning is not None else "",
         _copied(evidence),
         _not_waited(evidence),
         _unnamed(evidence, meaning),
         _who_else(evidence) if line is not None and meaning is None else "",
-        _COMPILED if meaning is not None and meaning.is_compiled else "",
+        say(_COMPILED) if meaning is not None and meaning.is_compiled else "",
         f"It printed {len(lines)} different assertions, the first comes first." * (len(lines) > 1),
-        _GONE,
+        say(_GONE),
+        "" if evidence.is_checked else _UNCHECKED,
     ]
     return Verdict(
         kind="device_assert",
@@ -129,9 +132,9 @@ def _unnamed(evidence: Evidence, meaning: Meaning | None) -> str:
     if evidence.op.name is not None or (meaning is not None and meaning.is_compiled):
         return ""
     if evidence.synchronization.waits is False:
-        return _UNWAITED
+        return evidence.steps.fill(_UNWAITED)
     is_cleared = evidence.synchronization.waits and not evidence.device_fault.was_before
-    return _ELSEWHERE if is_cleared else ""
+    return evidence.steps.fill(_ELSEWHERE) if is_cleared else ""
 
 
 def _without_op(
@@ -141,7 +144,8 @@ def _without_op(
         where = "compiled code" if meaning.is_compiled else format_ops(meaning)
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     if evidence.device_fault.was_before:
-        return "unknown", "CUDA reported a device-side assert that came before this cell"
+        block = evidence.steps.block
+        return "unknown", f"CUDA reported a device-side assert that came before this {block}"
     said = f"CUDA asserted `{line.expression}`" if line else "CUDA reported a device-side assert"
     return "unknown", f"{said}, and no recorded op can be blamed for it"
 
@@ -164,7 +168,8 @@ def _not_waited(evidence: Evidence) -> str:
         return ""
     previous = evidence.synchronization.previous_op
     before = f" {previous} ran just before and may be the cause." if previous else ""
-    return f"Ops were not waited for, so an earlier one can be at fault.{before} {_WAIT}"
+    wait = evidence.steps.fill(_WAIT)
+    return f"Ops were not waited for, so an earlier one can be at fault.{before} {wait}"
 
 
 def _values(evidence: Evidence, argument: str) -> str:

@@ -13,9 +13,8 @@ from cudalens.core.report_types import Bounds, Hint, Kind, Offenders, OpName, Vi
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import Refusal, Trial, search, tried
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
-from cudalens.diagnosis.host_errors import Verdict, explain_host_error
+from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
 from cudalens.diagnosis.origins import at_origin, change_of
-from cudalens.diagnosis.script_words import for_script
 from cudalens.diagnosis.user_code import list_items, parsed
 
 ASSERT_CODE = 710
@@ -43,7 +42,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         lambda: _hints(evidence, verdict, found, trial, limits),
         lambda: tried(found, Trial()),
     )
-    report = Report(
+    return Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
         prevented=evidence.prevented,
@@ -55,7 +54,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         op=evidence.op,
         argument=verdict.argument,
         expression=_expression(evidence, verdict.argument),
-        offenders=offenders_of(evidence.violation) if evidence.violation else None,
+        offenders=_offenders(evidence),
         bounds=bounds_of(evidence.violation) if evidence.violation else None,
         source=evidence.source,
         forward_source=evidence.forward_source,
@@ -70,9 +69,9 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         hints=hints,
         environment=evidence.environment,
         timing=evidence.timing,
+        deferred=evidence.deferred,
         limits=(*evidence.limits, *limits.lines),
     )
-    return for_script(report) if evidence.is_script else report
 
 
 def _hints(
@@ -124,6 +123,28 @@ def _after(evidence: Evidence, refusal: Refusal, expression: str) -> Evidence:
     )
 
 
+def _offenders(evidence: Evidence) -> Offenders | None:
+    """Return the bad elements; the inputs of a first NaN or infinity by the user's names."""
+    found = offenders_of(evidence.violation) if evidence.violation else None
+    if found is None or not any(item.inputs for item in found.first):
+        return found
+    own = _input_names(evidence)
+    first = (
+        replace(item, inputs=tuple((own.get(name, name), value) for name, value in item.inputs))
+        for item in found.first
+    )
+    return replace(found, first=tuple(first))
+
+
+def _input_names(evidence: Evidence) -> dict[str, str]:
+    """Return the user's expressions for arguments of the op."""
+    return {
+        item.argument: item.expression
+        for item in evidence.tensors
+        if item.argument and item.expression
+    }
+
+
 def _verdict(evidence: Evidence) -> Verdict:
     if evidence.violation is not None:
         return _of_violation(evidence, evidence.violation)
@@ -160,9 +181,10 @@ _TOLD_LATER = "and this is told later: do not use what was computed from its res
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
+    is_host = evidence.error is not None  # the host has refused the value, and no guard
     parts = violation.explanation.strip(), _what_became_of_it(evidence, violation)
     return Verdict(
-        kind=_kind_of(violation),
+        kind="host_error" if is_host else _kind_of(violation),
         certainty="proven",
         headline=violation.sentence(related=_name_in_manual(evidence, violation.related)),
         headline_own=_in_own_names(evidence, violation),
@@ -173,6 +195,8 @@ def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
 
 def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
     """Say what CUDA does about the values, and what was done about them here."""
+    if evidence.error is not None:
+        return "" if evidence.has_run_kernels else REFUSED
     if violation.is_nonfinite:
         return ""
     if violation.is_silent:
@@ -202,7 +226,9 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     known = [evidence.tensor(name) for name in (violation.related, related) if name]
     names = [_own_name(fact.expression) for fact in known if fact is not None]
     return violation.sentence(
-        related=next(filter(None, names), related), **_own_element(evidence, violation)
+        related=next(filter(None, names), related),
+        inputs=_input_names(evidence),
+        **_own_element(evidence, violation),
     )
 
 
@@ -261,8 +287,8 @@ def _with_fault(evidence: Evidence, error: ErrorFacts, found: Verdict) -> Verdic
         hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
         return replace(real, explanation=f"{hidden} {real.explanation}", hints=found.hints)
     rest = (
-        f"Besides, the device had failed before ({fault.hidden_error}): restart the kernel to use "
-        "it again."
+        f"Besides, the device had failed before ({fault.hidden_error}): "
+        f"{evidence.steps.restart} to use it."
     )
     return replace(found, explanation=f"{found.explanation} {rest}")
 
@@ -322,7 +348,9 @@ def bounds_of(violation: Violation) -> Bounds | None:
     return None if violation.bounds == Bounds() else violation.bounds
 
 
-def bare_report_of_violation(violation: Violation) -> Report:
+def bare_report_of_violation(
+    violation: Violation, *, is_deferred: bool, limits: tuple[str, ...]
+) -> Report:
     """Report a finding from nothing but what its guard said: it is as certain as ever."""
     is_noticed = violation.is_silent or violation.is_nonfinite
     return Report(
@@ -337,6 +365,8 @@ def bare_report_of_violation(violation: Violation) -> Report:
         offenders=offenders_of(violation),
         bounds=bounds_of(violation),
         device_text=violation.device_text,
+        deferred=is_deferred,
+        limits=limits,
     )
 
 
@@ -346,8 +376,7 @@ def _kind_of(violation: Violation) -> Kind:
     return "silent" if violation.is_silent else "device_assert"
 
 
-def bare_report_of_error(error: ErrorFacts) -> Report:
+def bare_report_of_error(error: ErrorFacts, limits: tuple[str, ...]) -> Report:
     """Report an exception of torch's in its own words."""
-    return Report(
-        kind="python_error", headline=error.message.strip().split("\n", 1)[0] or error.type_name
-    )
+    first = error.message.strip().split("\n", 1)[0]
+    return Report(kind="python_error", headline=first or error.type_name, limits=limits)

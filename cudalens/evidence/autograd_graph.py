@@ -44,6 +44,7 @@ def neighbourhood(
     node: Any | None = None,
     names: Mapping[int, str] | None = None,
     inputs: Mapping[str, Number] | None = None,
+    expressions: Mapping[str, str] | None = None,
 ) -> AutogradNeighbourhood:
     """Draw the graph around a call.
 
@@ -55,6 +56,7 @@ def neighbourhood(
         node: the autograd node that was running, when the call was made in a backward pass.
         names: parameter names by ``id`` of the parameter.
         inputs: values of arguments, where the op made its first NaN or infinity of them.
+        expressions: the user's names of arguments, where they are proven.
 
     Returns:
         nodes in the order of their discovery, ``n0`` first; ``total_nodes`` counts the whole graph,
@@ -63,7 +65,8 @@ def neighbourhood(
     walk = _GraphWalk(site, names or {})
     with plain_torch():
         for position, (name, tensor) in enumerate(arguments.items()):
-            walk.add_argument(name, tensor, position, is_bad=name == bad)
+            own = (expressions or {}).get(name)
+            walk.add_argument(name, tensor, position, own, is_bad=name == bad)
         if node is not None:
             walk.add_running(node, first_input=len(arguments))
         walk.run()
@@ -105,18 +108,23 @@ class _GraphWalk:
         """How many nodes the graph has, ``None`` when the walk was cut."""
         return None if self._is_cut else self._visited + self._beside
 
-    def add_argument(self, name: str, tensor: Tensor, position: int, *, is_bad: bool) -> None:
-        """Start from one tensor of the call."""
+    def add_argument(
+        self, name: str, tensor: Tensor, position: int, own: str | None, *, is_bad: bool
+    ) -> None:
+        """Start from one tensor of the call, which the user calls ``own``."""
         grad_fn = tensor.grad_fn if tensor.requires_grad else None
         role: Role | None = "bad_input" if is_bad else None
         if grad_fn is not None:
-            identifier = self._arguments[name] = self._discover(grad_fn, role)
+            identifier = self._arguments[name] = self._discover(
+                grad_fn, role, own if is_bad else None
+            )
             self._edge(identifier, FOCUS, position)
             return
         self._beside += 1
         identifier = self._arguments[name] = f"n{len(self.nodes)}"
         if len(self.nodes) < LIMIT - 1:
-            self.nodes[identifier] = self._leaf(identifier, tensor, name, role)
+            named = own if is_bad else None
+            self.nodes[identifier] = self._leaf(identifier, tensor, own or name, role, named)
             self._edge(identifier, FOCUS, position)
 
     def show_values(self, values: Mapping[str, Number]) -> None:
@@ -155,7 +163,7 @@ class _GraphWalk:
         number = node_sequence_nr(node)
         return (None, None) if self._site is None or number is None else self._site(number)
 
-    def _discover(self, node: Any, role: Role | None = None) -> str:
+    def _discover(self, node: Any, role: Role | None = None, own: str | None = None) -> str:
         known = self._ids.get(node)
         if known is not None:
             return known
@@ -164,18 +172,20 @@ class _GraphWalk:
         identifier = f"n{len(self.nodes)}" if len(self.nodes) < LIMIT - 1 else ""
         self._ids[node] = identifier
         if identifier:
-            self.nodes[identifier] = self._describe(identifier, node, role)
+            self.nodes[identifier] = self._describe(identifier, node, role, own)
         return identifier
 
-    def _describe(self, identifier: str, node: Any, role: Role | None) -> GraphNode:
+    def _describe(
+        self, identifier: str, node: Any, role: Role | None, own: str | None
+    ) -> GraphNode:
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
-            return self._leaf(identifier, variable, name_of(node), role)
+            return self._leaf(identifier, variable, name_of(node), role, own)
         source, module_path = self.site_of(node)
         meta = next(iter(getattr(node, "_input_metadata", ())), None)
         return GraphNode(
             id=identifier,
-            name=name_of(node),
+            name=own or name_of(node),
             op=op_of(name_of(node)),
             shape=None if meta is None else _shape_of(meta),
             dtype=None if meta is None else dtype_name(meta.dtype),
@@ -185,12 +195,14 @@ class _GraphWalk:
             module_path=module_path,
         )
 
-    def _leaf(self, identifier: str, tensor: Tensor, name: str, role: Role | None) -> GraphNode:
+    def _leaf(
+        self, identifier: str, tensor: Tensor, name: str, role: Role | None, own: str | None
+    ) -> GraphNode:
         known = self._names.get(id(tensor), "")
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         return GraphNode(
             id=identifier,
-            name=known or name,
+            name=own or known or name,
             shape=_shape_of(tensor),
             dtype=dtype_name(tensor.dtype),
             device=str(tensor.device),

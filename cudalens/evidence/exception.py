@@ -6,7 +6,8 @@ context survived; after a device-side assert it did not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType, TracebackType
@@ -15,17 +16,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.evidence_types import DeviceFault, RefusedCall
+from cudalens.core.evidence_types import (
+    DeviceFault,
+    FreedGraph,
+    InPlaceChange,
+    RefusedCall,
+    Synchronization,
+)
 from cudalens.core.limits import Limits
 from cudalens.core.report import Evidence, Report
-from cudalens.core.report_types import AutogradNeighbourhood, Environment, OpName, TensorFact
+from cudalens.core.report_types import (
+    CHANGED,
+    AutogradNeighbourhood,
+    Environment,
+    HistoryEntry,
+    OpName,
+    SourceSpan,
+    TensorFact,
+    Timing,
+)
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
 from cudalens.evidence.call_arguments import call_arguments, refused_call, unread_arguments
 from cudalens.evidence.call_stack import locate, parameter_names, phase_of, worker_line
-from cudalens.evidence.failed_op import with_failed_op, with_unread
-from cudalens.evidence.freed_graph import FREED, with_freed
-from cudalens.evidence.modified_tensor import MODIFIED, with_marked_node, with_modified
+from cudalens.evidence.failed_op import (
+    FailedOp,
+    failed_op,
+    failed_record,
+    site_of_record,
+    with_unread,
+)
+from cudalens.evidence.freed_graph import FREED, freed_graph
+from cudalens.evidence.host_value import observed_value
+from cudalens.evidence.modified_tensor import MODIFIED, modified_tensor, with_marked_write
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
@@ -33,86 +56,157 @@ from cudalens.evidence.trial import CopyTrial, trial_of
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite
 
-_OF_SITE = ("source", "call_text", "module_path", "module_type", "frames")
-"""What the evidence takes over from the place of the call."""
+MAX_TENSORS = 40
 
 
 def evidence_of_error(
-    error: BaseException, recorder: Any, device_text: Any, *, was_lost: bool = False
+    error: BaseException,
+    recorder: Any,
+    device_text: Any,
+    *,
+    started: float,
+    was_lost: bool = False,
+    is_checked: bool = True,
+    beside: Callable[[], Sequence[TensorFact]] = tuple,
 ) -> Evidence:
     """Collect everything about an exception that CUDA, torch or a library on top of it raised.
 
     Args:
         recorder, device_text: of the block that the exception left, ``None`` without one.
+        started: when the work on the report began, on the performance counter.
         was_lost: whether the device's context had ended before that block began.
+        is_checked: whether a check was open.
+        beside: where the context is gone, other tensors, after those of the line.
     """
     limits = Limits()
-    facts = finding.error_facts(error)
-    hidden = limits.attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
-    is_lost = hidden.hidden_error is not None or lost_context.is_lost(facts)
+    attempt, facts = limits.attempt, finding.error_facts(error)
+    hidden = attempt("device", lambda: lost_context.hidden_fault(facts), DeviceFault)
+    is_own = lost_context.is_lost(facts)
+    is_lost = hidden.hidden_error is not None or is_own
     entries = visible_entries(error)
-    arguments = limits.attempt("arguments", lambda: call_arguments(entries), dict)
-    values = tensor_values(arguments)
-    site = limits.attempt("source", lambda: locate(entries, values), CallSite)
-    tensors = limits.attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
-    call = limits.attempt("argument", lambda: refused_call(entries, arguments), RefusedCall)
-    sent = limits.attempt("worker", lambda: worker_line(facts.message), str)
     frames = [item.tb_frame for item in entries]
+
+    # The call: where it is, what it was given.
+    find = partial(failed_record, recorder, error, is_lost=is_own)
+    record, is_met_again = attempt("failing op", find, lambda: (None, False), kind=tuple)
+    arguments: Mapping[str, object] = {}
+    if not is_met_again:
+        arguments = attempt("arguments", lambda: call_arguments(entries), dict)
+    values = tensor_values(arguments)
+    if is_met_again:
+        site = attempt("source", lambda: site_of_record(record), CallSite)
+    else:
+        site = attempt("source", lambda: locate(entries, values), CallSite)
+    of_line = attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
+    failed = FailedOp(tensors=of_line)
+    if record is not None:
+        read = partial(failed_op, record, recorder, of_line, site.call_text, limits)
+        failed = attempt("failing op", read, lambda: FailedOp(tensors=of_line), kind=FailedOp)
+    tensors = failed.tensors
+    if values and not is_lost and recorder is not None:
+        # The names of the called function: the user did not call the op inside it.
+        unread = attempt("arguments", lambda: unread_arguments(entries), dict)
+        tensors = with_unread(failed, site.api, of_line, unread)
+    observed = None
+    if not is_lost:
+        look = partial(observed_value, facts.message, entries, record, values, tensors)
+        observed = attempt("value", look)
+    if observed is not None:
+        tensors = observed.tensors
+    if is_lost:
+        shown = {item.expression for item in tensors}
+        rest = [item for item in attempt("cell", beside, tuple) if item.expression not in shown]
+        tensors = (*tensors, *rest)[:MAX_TENSORS]
+
+    # What autograd complains of, and the graph.
+    changed, saved_at, freed, made_at = _of_autograd(
+        facts.message, values, recorder, entries, site, limits
+    )
+    draw = partial(_graph, site, values, failed.name.name or site.api, recorder, frames)
+    graph = attempt("graph", draw, AutogradNeighbourhood)
+    graph = attempt("graph", lambda: with_marked_write(graph, changed), lambda: graph)
+    history: tuple[HistoryEntry, ...] = ()
+    if recorder is not None:
+        history = attempt("history", recorder.history, tuple)
+    module_path = site.module_path or failed.module_path
+    paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
+    name = partial(module_names, module_path, paths, recorder, entries, running=site.module_path)
+
+    op = OpName(name=failed.name.name, overload=failed.name.overload, api=site.api)
+    if observed is not None and observed.api is not None:
+        op = OpName(api=observed.api or None)
+    sent = attempt("worker", lambda: worker_line(facts.message), str)
+    is_full = memory.is_full(facts.message) and not sent
     is_backward = any(item.f_code.co_name == "_engine_run_backward" for item in frames)
     is_assert = is_device_assert(facts) and not was_lost
-    evidence = Evidence(
+    is_synchronous = recorder is not None and recorder.is_synchronous
+    write = changed.modified if changed is not None else None
+    return Evidence(
+        violation=None if observed is None else observed.violation,
         error=facts,
-        op=OpName(api=site.api),
-        phase=phase_of(entries, in_backward=is_backward),
+        op=op,
+        phase=failed.phase or phase_of(entries, in_backward=is_backward),
         # It is not known where this process has not used CUDA.
         context_usable=False if is_lost else torch.cuda.is_initialized() or None,
+        source=site.source or failed.source,
+        forward_source=failed.forward_source or saved_at or made_at,
+        call_text=site.call_text,
+        module_path=module_path,
+        module_type=site.module_type,
+        module_names=attempt("module names", name, tuple),
+        frames=site.frames,
         tensors=tensors,
+        replay=failed.replay,
         device_text=_printed(device_text, limits, is_expected=is_assert),
-        refused_call=call,
-        device_fault=replace(hidden, was_before=was_lost and is_lost),
+        graph=graph,
+        provenance=() if write is None else (replace(write, note=CHANGED),),
+        history=history,
+        refused_call=attempt("argument", lambda: refused_call(entries, arguments), RefusedCall),
+        modified=changed,
+        freed=freed,
+        device_fault=replace(hidden, was_before=was_lost and is_lost, is_met_again=is_met_again),
+        synchronization=Synchronization(
+            waits=is_synchronous if is_checked and not was_lost else None,
+            is_op_unwaited=record is not None and not is_synchronous,
+            previous_op=failed.previous_op,
+        ),
+        has_run_kernels=observed is not None and observed.has_run_kernels,
         worker_line=sent or None,
-        memory_holders=limits.attempt("live tensors", lambda: memory.largest(frames), tuple)
-        if memory.is_full(facts.message) and not sent
+        memory_holders=attempt("live tensors", lambda: memory.largest(frames), tuple)
+        if is_full
         else (),
-        environment=limits.attempt("environment", context.describe, Environment),
+        environment=attempt("environment", context.describe, Environment),
         libraries=finding.libraries(),
-        **{name: getattr(site, name) for name in _OF_SITE},
+        is_script=finding.is_script(site),
+        is_checked=is_checked,
+        timing=attempt("timing", lambda: finding.timing_since(started), Timing),
+        limits=(*site.limits, *limits.lines),
     )
-    if recorder is not None:
-        evidence = _with_recorder(evidence, values, recorder, error, entries, limits)
-    draw = partial(_graph, site, values, evidence, recorder, frames)
-    graph = limits.attempt("graph", draw, AutogradNeighbourhood)
-    evidence = with_marked_node(replace(evidence, graph=graph))
-    name = partial(module_names, evidence, recorder, entries, running=site.module_path)
-    names = limits.attempt("module names", name, tuple)
-    return replace(evidence, module_names=names, limits=(*site.limits, *limits.lines))
 
 
-def _with_recorder(
-    evidence: Evidence,
+def _of_autograd(
+    message: str,
     values: Mapping[str, Tensor],
     recorder: Any,
-    error: BaseException,
     entries: Sequence[TracebackType],
+    site: CallSite,
     limits: Limits,
-) -> Evidence:
-    """Add the op that raised, who changed a tensor that autograd had saved, and who freed it."""
-    tensors = evidence.tensors
-    evidence = with_failed_op(evidence, recorder, error, limits)
-    modify = partial(with_modified, evidence, recorder, str(error))
-    evidence = limits.attempt("writer", modify, lambda: evidence, kind=Evidence)
-    free = partial(with_freed, evidence, values, recorder, entries)
-    evidence = limits.attempt("freed graph", free, lambda: evidence, kind=Evidence)
+) -> tuple[InPlaceChange | None, SourceSpan | None, FreedGraph | None, SourceSpan | None]:
+    """Return who changed a saved tensor, who freed it, and the forward lines of both."""
+    if recorder is None:
+        return None, None, None, None
+    look = partial(modified_tensor, recorder, message)
+    changed, saved_at = limits.attempt("writer", look, lambda: (None, None), kind=tuple)
+    freed, made_at = None, None
+    if FREED in message:
+        find = partial(freed_graph, values, recorder, entries, site.source)
+        freed, made_at = limits.attempt("freed graph", find, lambda: (None, None), kind=tuple)
     # What of the cause may have left the recorder's ring:
-    if MODIFIED in str(error) and evidence.modified is None:
+    if MODIFIED in message and changed is None:
         limits.add(recorder.beyond_ring("the op that modified the tensor in place"))
-    elif FREED in str(error) and evidence.freed is None:
+    elif FREED in message and freed is None:
         limits.add(recorder.beyond_ring("the op whose saved tensors were freed"))
-    if values and evidence.context_usable is not False:
-        # The names of the called function: the user did not call the op inside it.
-        unread = limits.attempt("arguments", lambda: unread_arguments(entries), dict)
-        evidence = replace(evidence, tensors=with_unread(evidence, tensors, unread))
-    return evidence
+    return changed, saved_at, freed, made_at
 
 
 def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | None:
@@ -124,7 +218,7 @@ def _printed(device_text: Any, limits: Limits, *, is_expected: bool) -> str | No
 
 def report_of_another(error: BaseException) -> Report:
     """Report an exception that tells of the end of a context which is not this process's."""
-    evidence = evidence_of_error(error, None, None)
+    evidence = evidence_of_error(error, None, None, started=time.perf_counter(), is_checked=False)
     first = str(error).strip().split("\n", 1)[0]
     known = "Asked after this exception, the CUDA devices of this process answered"
     if evidence.context_usable is None:
@@ -162,23 +256,20 @@ def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tup
 def _graph(
     site: CallSite,
     arguments: Mapping[str, Tensor],
-    evidence: Evidence,
+    op_name: str | None,
     recorder: Any,
     frames: Sequence[FrameType],
 ) -> AutogradNeighbourhood:
-    """Draw the graph behind the tensors on the failing line; no value is read."""
-    if evidence.device_fault.is_met_again:
-        return evidence.graph  # these are the tensors of another line
+    """Return the graph behind the tensors on the failing line; no value is read."""
     values = {item.expression: arguments[item.key] for item in site.names}
     for item in site.others:
         if isinstance(item.value, Tensor):
             values.setdefault(item.expression, item.value)
-    name = evidence.op.name or evidence.op.api
     if not any(item.requires_grad for item in values.values()):
-        return evidence.graph
+        return AutogradNeighbourhood()
     return autograd_graph.neighbourhood(
         values,
-        op_name=name or "the failing call",
+        op_name=op_name or "the failing call",
         bad=None,
         site=lambda number: finding.forward_line(recorder, number),
         names=parameter_names(frames),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,38 +17,77 @@ from torch import Tensor
 
 from cudalens.core._python import parse_expression
 from cudalens.core._torch import op_of
-from cudalens.core.evidence_types import Synchronization
 from cudalens.core.limits import Limits
-from cudalens.core.report import Evidence
-from cudalens.core.report_types import OpName, Replay, TensorFact, TensorMeta, TensorSummary
+from cudalens.core.report_types import (
+    OpName,
+    Phase,
+    Replay,
+    SourceSpan,
+    TensorFact,
+    TensorMeta,
+    TensorSummary,
+)
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.host_errors import is_sticky
-from cudalens.evidence import lost_context
 from cudalens.evidence.finding import FORWARD_CALL, forward_place
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import is_alike, of_meta
-from cudalens.source.locate import locate_entries
+from cudalens.source.locate import CallSite, locate_entries
 from cudalens.source.stack import frames_of
 
 _LISTS = (ast.List, ast.Tuple, ast.Starred, ast.keyword)
 """What only carries the arguments of a call."""
 
 
-def with_failed_op(
-    evidence: Evidence, recorder: Any, error: BaseException, limits: Limits
-) -> Evidence:
-    """Add the op that raised ``error``, its arguments, its forward line and its replay.
+@dataclass(frozen=True, kw_only=True)
+class FailedOp:
+    """What the recorder knows of the op that an exception came out of."""
 
-    Where the device's context had ended before, that is the op that ended it, if it was one.
+    name: OpName = field(default_factory=OpName)
+    phase: Phase | None = None
+    source: SourceSpan | None = None
+    forward_source: SourceSpan | None = None
+    module_path: str | None = None
+    tensors: tuple[TensorFact, ...] = ()
+    replay: Replay = field(default_factory=Replay)
+    previous_op: str | None = None
+
+
+def failed_record(recorder: Any, error: BaseException, *, is_lost: bool) -> tuple[Any, bool]:
+    """Return the recorder's note of the op that raised, and whether it had raised before.
+
+    Where the device's context had ended before, it is the op that ended it.
     """
-    evidence = replace(evidence, history=limits.attempt("history", recorder.history, tuple))
-    record = limits.attempt("failing op", lambda: recorder.in_flight(error))
-    is_lost = evidence.error is not None and lost_context.is_lost(evidence.error)
-    if is_lost and recorder.is_over and recorder.fatal is not record:
-        record = recorder.fatal
-        evidence = evidence if record is None else _moved(evidence, record, limits)
-    if record is None:
-        return evidence
+    if recorder is None:
+        return None, False
+    record = recorder.in_flight(error)
+    is_met_again = is_lost and recorder.is_over and recorder.fatal is not record
+    if is_met_again and recorder.fatal is not None:
+        return recorder.fatal, True
+    return None if is_met_again else record, False
+
+
+def site_of_record(record: Any) -> CallSite:
+    """Return the place of an op that is over, in place of that where its error was met again."""
+    return CallSite(
+        source=locate_entries(record.entries),
+        frames=frames_of(record.entries),
+        module_path=record.module_path,
+    )
+
+
+def failed_op(
+    record: Any,
+    recorder: Any,
+    tensors: tuple[TensorFact, ...],
+    call_text: str | None,
+    limits: Limits,
+) -> FailedOp:
+    """Return the op, its arguments, its forward line and its replay.
+
+    Args:
+        tensors: of the user's call and line.
+    """
     forward, module_path = limits.attempt(
         "forward source",
         lambda: forward_place(recorder, record.node_sequence_nr, record.node_name),
@@ -57,44 +96,27 @@ def with_failed_op(
     )
     if record.node_sequence_nr is not None and forward is None:
         limits.add(recorder.beyond_ring(FORWARD_CALL, record.node_sequence_nr))
-    spans = limits.attempt("source", lambda: locate_entries(record.entries))
-    unwaited = Synchronization(is_op_unwaited=True, previous_op=record.previous_op)
-    return replace(
-        evidence,
-        synchronization=evidence.synchronization if recorder.is_synchronous else unwaited,
-        op=OpName(name=record.name, overload=record.overload, api=evidence.op.api),
+    return FailedOp(
+        name=OpName(name=record.name, overload=record.overload),
         phase=record.phase,
-        source=evidence.source or spans,
+        source=limits.attempt("source", lambda: locate_entries(record.entries)),
         forward_source=forward,
-        module_path=evidence.module_path or record.module_path or module_path,
-        tensors=_merged(evidence, record, limits),
+        module_path=record.module_path or module_path,
+        tensors=_merged(tensors, call_text, record, limits),
         replay=limits.attempt("replay", lambda: _replay(record), Replay),
+        previous_op=None if recorder.is_synchronous else record.previous_op,
     )
 
 
-def _moved(evidence: Evidence, record: Any, limits: Limits) -> Evidence:
-    """Leave the place where an error was met again for that of the op that had raised it first."""
-    place = limits.attempt("source", lambda: locate_entries(record.entries))
-    return replace(
-        evidence,
-        op=OpName(),
-        source=place,
-        call_text=None,
-        module_path=record.module_path,
-        module_type=None,
-        frames=limits.attempt("frames", lambda: frames_of(record.entries), tuple),
-        tensors=(),
-        device_fault=replace(evidence.device_fault, is_met_again=True),
-    )
-
-
-def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact, ...]:
+def _merged(
+    tensors: tuple[TensorFact, ...], call_text: str | None, record: Any, limits: Limits
+) -> tuple[TensorFact, ...]:
     """Put the op's own arguments first; a tensor of the line with the same metadata names one.
 
     Not one that the line only makes an argument of: ``x`` in ``torch.cat([net(x), y])``.
     """
-    rest = list(evidence.tensors)
-    passed = _passed(evidence.call_text)
+    rest = list(tensors)
+    passed = _passed(call_text)
     given = [pair for item in record.arguments for pair in item.keyed]
     found = []
     for key, meta in given:
@@ -103,19 +125,21 @@ def _merged(evidence: Evidence, record: Any, limits: Limits) -> tuple[TensorFact
         is_only = len(alike) == 1 == sum(is_alike(alike[0], other) for _, other in given)
         if is_only:
             rest.remove(alike[0])
-            found.append(replace(alike[0], argument=key))
-        else:
-            found.append(of_meta(key, meta))
+        fact = replace(alike[0], argument=key) if is_only else of_meta(key, meta)
         copy = record.host_copies.get(key)
         if copy is not None and not isinstance(copy, (list, tuple)):
             read = partial(summarise, copy)
-            found[-1] = replace(found[-1], summary=limits.attempt("values", read, TensorSummary))
+            fact = replace(fact, summary=limits.attempt("values", read, TensorSummary))
+        found.append(fact)
     # What has no name of the user's is an argument of the function that they called, not of the op.
     return (*found, *(item for item in rest if item.expression is not None))
 
 
 def with_unread(
-    evidence: Evidence, named: tuple[TensorFact, ...], unread: Mapping[str, str]
+    failed: FailedOp,
+    api: str | None,
+    named: tuple[TensorFact, ...],
+    unread: Mapping[str, str],
 ) -> tuple[TensorFact, ...]:
     """Keep the called function's names, and add what only the recorder knows of its arguments.
 
@@ -123,15 +147,13 @@ def with_unread(
     the op's arguments are those of the line.
 
     Args:
-        evidence: with the failed op and its arguments.
         named: the tensors by the names of the function that the user called.
         unread: the texts of the arguments that no variable holds, by name.
     """
-    op = (evidence.op.name or "").rpartition("::")[2]
-    called = (evidence.op.api or "").rpartition(".")[2]
+    op, called = (failed.name.name or "").rpartition("::")[2], (api or "").rpartition(".")[2]
     if not op or op.strip("_") != called.strip("_"):
         return named
-    known = {item.argument: item for item in evidence.tensors if item.argument}
+    known = {item.argument: item for item in failed.tensors if item.argument}
     added = [replace(known[key], expression=text) for key, text in unread.items() if key in known]
     return tuple(sorted((*named, *added), key=lambda item: item.argument is None))
 

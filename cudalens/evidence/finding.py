@@ -29,10 +29,12 @@ from cudalens.core.report import ErrorFacts, Evidence, Report, is_of_cell
 from cudalens.core.report_types import (
     AutogradNeighbourhood,
     Environment,
+    HistoryEntry,
     LineRef,
     OpName,
     Replay,
     SourceSpan,
+    TensorFact,
     Timing,
     Violation,
 )
@@ -42,7 +44,7 @@ from cudalens.diagnosis.diagnose import (
     format_message,
     format_sentence,
 )
-from cudalens.evidence import autograd_graph, context
+from cudalens.evidence import autograd_graph
 from cudalens.evidence.call_stack import (
     api_arguments,
     calling_frames,
@@ -52,17 +54,16 @@ from cudalens.evidence.call_stack import (
     parameter_names,
     phase_of,
 )
-from cudalens.evidence.context import observe
+from cudalens.evidence.context import describe, observe
 from cudalens.evidence.dataset_labels import labels_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.replay import replay
-from cudalens.evidence.tensors import bad_key, breaks, facts_of, in_own_words, scalars_of
+from cudalens.evidence.tensors import bad_key, breaks, facts_of, scalars_of
 from cudalens.evidence.trial import trial_of
 from cudalens.guards.interceptor import GuardedCall
 from cudalens.guards.past_calls import PastCall
 from cudalens.guards.process import PROCESS
-from cudalens.recorder import nonfinite
 from cudalens.recorder.provenance import Provenance
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import is_user_file, running_shell
@@ -84,7 +85,7 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
         names = " and ".join(past.written)
         note = f"{names} was written to with other values in place of the bad ones: do not use it."
         violation = replace(violation, explanation=f"{violation.explanation} {note}".strip())
-    text, report = _found(violation, call.arguments, lambda: _replayed(call, violation), past)
+    text, report = _reported(violation, call.arguments, lambda: _replayed(call, violation), past)
     if violation.is_silent:
         return None if PROCESS.listeners else _warn(text)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
@@ -96,7 +97,7 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     limits = Limits()
     error = limits.attempt(
         "report",
-        lambda: NonFiniteError(*_found(violation, arguments, Replay)),
+        lambda: NonFiniteError(*_reported(violation, arguments, Replay)),
         lambda: NonFiniteError(violation.sentence()),
     )
     for line in limits.lines:
@@ -104,7 +105,7 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     return error
 
 
-def _found(
+def _reported(
     violation: Violation,
     arguments: Mapping[str, Any],
     replayed: Callable[[], Replay],
@@ -117,44 +118,25 @@ def _found(
     started, limits = time.perf_counter(), Limits()
 
     def full() -> Report:
-        scene = Scene(violation, arguments, past)
-        evidence = timed(evidence_of(scene, replayed), started)
-        trial = limits.attempt("trial", lambda: trial_of(scene.frames, has_autograd=False))
-        return _in_own_inputs(evidence, diagnose(evidence, trial))
+        context = FailureContext(violation, arguments, past)
+        make = partial(trial_of, context.frames, has_autograd=False)
+        trial = context.limits.attempt("trial", make)
+        return diagnose(evidence_of(context, replayed, started), trial)
 
-    bare = partial(bare_report_of_violation, violation)
+    def bare() -> Report:
+        known = tuple(limits.lines)
+        return bare_report_of_violation(violation, is_deferred=past is not None, limits=known)
+
     report = limits.attempt("diagnosis", full, bare, kind=Report)
-    report = replace(report, deferred=past is not None)
     limits.attempt("variables", _python.forget)
     text = limits.attempt(
         "message", lambda: format_message(report), lambda: format_sentence(report), kind=str
     )
-    report = replace(report, limits=(*report.limits, *limits.lines))
     limits.attempt("session", lambda: PROCESS.found(report))
+    for line in limits.lines:
+        if line not in report.limits:
+            PROCESS.internal_error(line)
     return text, report
-
-
-def _in_own_inputs(evidence: Evidence, report: Report) -> Report:
-    """Call the inputs of a first NaN what the user calls them: in the headline and the table."""
-    violation = evidence.violation
-    if violation is None or not violation.is_nonfinite or not violation.offenders.first:
-        return report
-
-    def own(name: str) -> str:
-        fact = evidence.tensor(name)
-        return (fact.expression if fact is not None else None) or name
-
-    offenders = violation.offenders
-    listed = tuple(
-        replace(item, inputs=tuple((own(name), value) for name, value in item.inputs))
-        for item in offenders.first
-    )
-    inputs = [(own(name), value) for name, value in violation.inputs]
-    return replace(
-        report,
-        headline_own=nonfinite.headline(violation.op, offenders.first[0], inputs),
-        offenders=replace(offenders, first=listed),
-    )
 
 
 def _replayed(call: GuardedCall, violation: Violation) -> Replay:
@@ -172,16 +154,19 @@ def _warn(text: str) -> SilentFindingWarning | None:
     return None
 
 
-def timed(evidence: Evidence, started: float) -> Evidence:
-    """Complete the evidence: counts, seconds since ``started``, and whether a script runs here."""
+def timing_since(started: float) -> Timing:
+    """Return the counts of the check, and the seconds since ``started``."""
     recorder = _recorder()
-    timing = Timing(
+    return Timing(
         checked_ops=PROCESS.checked_ops,
         recorded_ops=recorder.recorded_ops if recorder is not None else 0,
         diagnose_s=round(time.perf_counter() - started, 4),
     )
-    is_script = running_shell() is None and not is_of_cell(evidence.source, evidence.frames)
-    return replace(evidence, timing=timing, is_script=is_script)
+
+
+def is_script(site: CallSite) -> bool:
+    """Return whether a call was made by a script: no notebook and no IPython runs here."""
+    return running_shell() is None and not is_of_cell(site.source, site.frames)
 
 
 def _recorder() -> Any:
@@ -189,7 +174,7 @@ def _recorder() -> Any:
     return listener.recorder if listener is not None else None
 
 
-class Scene:
+class FailureContext:
     """The live objects around a finding; it exists only while the report is made.
 
     Args:
@@ -216,130 +201,133 @@ class Scene:
                 self.limits.add(line)
 
 
-def evidence_of(scene: Scene, replayed: Callable[[], Replay]) -> Evidence:
-    """Collect everything about a call that a finding was made in; the context is alive."""
-    limits, recorder = scene.limits, scene.recorder
-    evidence = replace(
-        _placed(scene),
-        replay=limits.attempt("replay", replayed, Replay),
-        graph=limits.attempt("graph", lambda: graph_of(scene), AutogradNeighbourhood),
+def evidence_of(
+    context: FailureContext, replayed: Callable[[], Replay], started: float
+) -> Evidence:
+    """Collect everything about a call that a finding was made in; the device is alive."""
+    violation, values, frames = context.violation, context.values, context.frames
+    past, node, recorder = context.past, context.node, context.recorder
+    limits, attempt = context.limits, context.limits.attempt
+    site = _site(context)
+    forward, forward_module = attempt(
+        "forward source", lambda: _forward(context), lambda: (None, None), kind=tuple
     )
-    evidence = with_recording(in_own_words(evidence, scene.bad), scene)
-    name = partial(module_names, evidence, recorder, scene.frames, running=evidence.module_path)
-    names = limits.attempt("module names", name, tuple)
-    return replace(evidence, module_names=names, limits=(*evidence.limits, *limits.lines))
-
-
-def _placed(scene: Scene) -> Evidence:
-    """Say what the call is, where it stands in the user's code, and what its tensors hold."""
-    violation, values, frames = scene.violation, scene.values, scene.frames
-    past, limits, site = scene.past, scene.limits, _site(scene)
-    node, watch = scene.node, getattr(scene.recorder, "watch", None)
-    forward, forward_module = limits.attempt(
-        "forward source", lambda: _forward(scene), lambda: (None, None), kind=tuple
-    )
+    module_path = site.module_path or forward_module
+    api = tuple(api_arguments(frames).items())
+    tensors = attempt("tensors", lambda: facts_of(violation, values, site, api), tuple)
+    replay = attempt("replay", replayed, Replay)
+    names = parameter_names(frames)
+    draw = partial(graph_of, context, tensors, names)
+    graph = attempt("graph", draw, AutogradNeighbourhood)
+    history: tuple[HistoryEntry, ...] = ()
+    grown, watch = None, None
+    if recorder is not None:
+        watch = getattr(recorder, "watch", None)
+        history = attempt("history", recorder.history, tuple)
+        if violation.is_nonfinite:
+            given = list(values.values())
+            grown = attempt("parameters", lambda: grown_parameter(given, recorder, names))
+    way = _provenance(context)
+    if way.samples:
+        violation = attempt("data set", partial(_with_samples, violation, way), lambda: violation)
+    batch = way.batch
+    labels = None if batch is None else attempt("data set", partial(labels_of, batch, violation))
+    paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
+    name = partial(module_names, module_path, paths, recorder, frames, running=module_path)
     return Evidence(
         violation=violation,
         op=OpName(name=violation.op, overload=violation.overload, api=site.api),
-        phase=phase_of(scene.entries, in_backward=past.in_backward if past else node is not None),
+        phase=phase_of(context.entries, in_backward=past.in_backward if past else node is not None),
         prevented=not (violation.is_silent or violation.is_nonfinite),
         deferred=past is not None,
         context_usable=True,
         source=site.source,
         forward_source=forward,
         call_text=site.call_text,
-        module_path=site.module_path or forward_module,
+        module_path=module_path,
         module_type=site.module_type,
+        module_names=attempt("module names", name, tuple),
         frames=site.frames,
-        tensors=limits.attempt(
-            "tensors",
-            lambda: facts_of(violation, values, site, tuple(api_arguments(frames).items())),
-            tuple,
-        ),
-        scalars=limits.attempt("scalars", lambda: scalars_of(scene.arguments), tuple),
-        call_context=limits.attempt("observations", lambda: observe(frames, site), CallContext),
-        nan_watch=None if watch is None else watch.facts,
+        tensors=tensors,
+        scalars=attempt("scalars", lambda: scalars_of(context.arguments), tuple),
+        replay=replay,
         device_text=violation.device_text,
-        environment=limits.attempt("environment", context.describe, Environment),
+        graph=graph,
+        provenance=tuple(way.steps),
+        history=history,
+        call_context=attempt("observations", lambda: observe(frames, site), CallContext),
+        dataset_labels=labels,
+        nan_watch=None if watch is None else watch.facts,
+        grown=grown,
+        environment=attempt("environment", describe, Environment),
         libraries=libraries(),
-        limits=site.limits,
+        is_script=is_script(site),
+        timing=attempt("timing", lambda: timing_since(started), Timing),
+        limits=(*site.limits, *limits.lines),
     )
 
 
-def _site(scene: Scene) -> CallSite:
+def _site(context: FailureContext) -> CallSite:
     """Find the user's line, and what is proven to be each tensor on it."""
-    attempt, signature = scene.limits.attempt, None
-    if scene.past is None:
-        signature = attempt("signature", lambda: op_signature(scene.violation))
-    site = attempt("source", lambda: locate(scene.entries, scene.values, signature), CallSite)
-    if scene.past is None:
+    attempt, signature = context.limits.attempt, None
+    if context.past is None:
+        signature = attempt("signature", lambda: op_signature(context.violation))
+    site = attempt("source", lambda: locate(context.entries, context.values, signature), CallSite)
+    if context.past is None:
         return site
     # Variables of a call that is over may be others by now: only what is its tensor is told.
     is_named = (site.api or "").startswith("torch.nn.functional.")
     return replace(site, others=(), library_names=(), api=site.api if is_named else None)
 
 
-def _forward(scene: Scene) -> tuple[SourceSpan | None, str | None]:
+def _forward(context: FailureContext) -> tuple[SourceSpan | None, str | None]:
     """Return the place and the module of the forward call of an op that runs in backward."""
-    past, node, recorder = scene.past, scene.node, scene.recorder
+    past, node, recorder = context.past, context.node, context.recorder
     if past is not None and past.forward:
         return locate_entries(entries_of(past, past.forward)), None
     number = _torch.node_sequence_nr(node)
     found = forward_place(recorder, number, type(node).__name__)
     if recorder is not None and number is not None and found[0] is None:
-        scene.limits.add(recorder.beyond_ring(FORWARD_CALL, number))
+        context.limits.add(recorder.beyond_ring(FORWARD_CALL, number))
     return found
 
 
-def graph_of(scene: Scene) -> AutogradNeighbourhood:
-    """Draw the autograd graph around the failing op."""
-    first = next(iter(scene.violation.offenders.first), None)
+def graph_of(
+    context: FailureContext, tensors: Sequence[TensorFact], names: Mapping[int, str]
+) -> AutogradNeighbourhood:
+    """Return the autograd graph around the failing op, its inputs by the user's names."""
+    first = next(iter(context.violation.offenders.first), None)
     return autograd_graph.neighbourhood(
-        scene.values,
-        op_name=scene.violation.op,
-        bad=scene.bad,
-        site=lambda number: forward_line(scene.recorder, number),
-        node=scene.node,
-        names=parameter_names(scene.frames),
+        context.values,
+        op_name=context.violation.op,
+        bad=context.bad,
+        site=lambda number: forward_line(context.recorder, number),
+        node=context.node,
+        names=names,
         inputs=dict(first.inputs) if first is not None else None,
+        expressions={
+            item.argument: item.expression for item in tensors if item.argument and item.expression
+        },
     )
 
 
-def with_recording(evidence: Evidence, scene: Scene) -> Evidence:
-    """Add what the flight recorder knows: the last ops and the way of the bad values."""
-    recorder, limits, bad = scene.recorder, scene.limits, scene.values.get(scene.bad)
-    if recorder is None:
-        return evidence
-    evidence = replace(evidence, history=limits.attempt("history", recorder.history, tuple))
-    if scene.violation.is_nonfinite:
-        names = parameter_names(scene.frames)
-        given = list(scene.values.values())
-        grown = limits.attempt("parameters", lambda: grown_parameter(given, recorder, names))
-        evidence = replace(evidence, grown=grown)
-    if bad is None:
-        return evidence
-    found = limits.attempt(
-        "provenance", lambda: recorder.provenance(bad, breaks(scene.violation)), Provenance
-    )
+def _provenance(context: FailureContext) -> Provenance:
+    """Return where the bad values came from, as far as the recorder knows."""
+    bad, recorder = context.values.get(context.bad), context.recorder
+    if recorder is None or bad is None:
+        return Provenance()
+    look = partial(recorder.provenance, bad, breaks(context.violation))
+    found = context.limits.attempt("provenance", look, Provenance)
     if found.is_open:
-        limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
-    return limits.attempt(
-        "data set", lambda: _with_provenance(evidence, found), lambda: evidence, kind=Evidence
-    )
+        context.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
+    return found
 
 
-def _with_provenance(evidence: Evidence, found: Provenance) -> Evidence:
-    """Add the way of the bad values, and the data set's row of each of them."""
-    violation = evidence.violation
-    if violation is not None and found.samples:
-        first = tuple(
-            replace(item, sample=found.samples.get(item.position))
-            for item in violation.offenders.first
-        )
-        offenders = replace(violation.offenders, first=first)
-        evidence = replace(evidence, violation=replace(violation, offenders=offenders))
-    known = None if found.batch is None else labels_of(found.batch, evidence.violation)
-    return replace(evidence, provenance=tuple(found.steps), dataset_labels=known)
+def _with_samples(violation: Violation, way: Provenance) -> Violation:
+    """Add the data set's row of each bad value."""
+    offenders = violation.offenders
+    first = tuple(replace(item, sample=way.samples.get(item.position)) for item in offenders.first)
+    return replace(violation, offenders=replace(offenders, first=first))
 
 
 def libraries() -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.evidence_types import FreedGraph
-from cudalens.core.report import Evidence
 from cudalens.core.report_types import LineRef, SourceSpan
 from cudalens.evidence.autograd_graph import name_of
 from cudalens.recorder.history import FreedPart, Snapshot, find_freed, is_of_earlier_graph
@@ -36,20 +35,19 @@ FREED = "Trying to backward through the graph a second time"
 _ROOTS = ("self", "tensors", "outputs")
 
 
-def with_freed(
-    evidence: Evidence,
+def freed_graph(
     arguments: Mapping[str, Tensor],
     recorder: Any,
     entries: Sequence[TracebackType],
-) -> Evidence:
-    """Add where the freed part was made, which backward freed it and what leads back into it.
+    here: SourceSpan | None,
+) -> tuple[FreedGraph | None, SourceSpan | None]:
+    """Return the freed part, which backward freed it and what leads back; and where it was made.
 
     Args:
         arguments: the tensors that backward was asked of, among others, by name.
         entries: the traceback.
+        here: the failing line.
     """
-    if evidence.error is None or FREED not in evidence.error.message:
-        return evidence
     roots = [
         tensor.grad_fn
         for name, tensor in arguments.items()
@@ -58,11 +56,11 @@ def with_freed(
     with plain_torch(), no_dispatch_modes():
         known = _known(roots, recorder)
         if not known:
-            return evidence
+            return None, None
         way, part = next((item for item in known if item[1].read), known[0])
         name = _kept(way, part, recorder, entries)
     lines = (part.made, part.freed, part.read, part.source)
-    made, freed, read, kept = (_line(stack, evidence.source) for stack in lines)
+    made, freed, read, kept = (_line(stack, here) for stack in lines)
     graph = FreedGraph(
         node=name_of(way[-1]),
         made=made,
@@ -73,8 +71,7 @@ def with_freed(
         has_stepped=part.has_stepped,
         is_made_again=part.is_made_again,
     )
-    place = evidence.forward_source or locate_entries(part.made)
-    return replace(evidence, freed=graph, forward_source=place)
+    return graph, locate_entries(part.made)
 
 
 def _known(roots: Iterable[Any], recorder: Any) -> list[tuple[tuple[Any, ...], Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -18,16 +18,12 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._torch import op_of
-from cudalens.core.report import Evidence
-from cudalens.core.report_types import Argument, OpName, TensorMeta, Violation
-from cudalens.evidence.call_arguments import call_arguments
+from cudalens.core.report_types import Argument, TensorFact, TensorMeta, Violation
 from cudalens.evidence.call_stack import locate
 from cudalens.evidence.tensors import is_alike, tensor_facts
-from cudalens.evidence.torch_errors import visible_entries
 from cudalens.guards import GUARDS
 from cudalens.guards._base import ArgumentSlot, schema_parameters
 from cudalens.guards._ranges import exact_offenders, format_offender
-from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 
 _VALUE_ERROR = re.compile(
@@ -47,27 +43,41 @@ _VALUE_ERROR = re.compile(
 _SAME_NAMES = {"self": ("self", "input")}
 
 
-def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any) -> Evidence | None:
-    """Add the value and its position to an exception that was raised because of it.
+@dataclass(frozen=True, kw_only=True)
+class ObservedValue:
+    """The value that an exception is about, and the tensors by the names that it uses."""
 
-    By a distribution, or by a CPU kernel.
+    violation: Violation
+    tensors: tuple[TensorFact, ...]
+    api: str | None = None
+    """The distribution that refused it, empty for one of the user's."""
+    has_run_kernels: bool = False
 
-    Returns:
-        ``None`` where neither can be asked, or nothing is found.
+
+def observed_value(
+    message: str,
+    entries: Sequence[TracebackType],
+    record: Any,
+    values: Mapping[str, Tensor],
+    tensors: tuple[TensorFact, ...],
+) -> ObservedValue | None:
+    """Return the value and its position, of an exception that was raised because of it.
+
+    By a distribution, or by a CPU kernel; ``None`` where neither can be asked, or nothing is found.
+
+    Args:
+        record: of the op that raised.
+        values: the arguments of the user's call.
+        tensors: those of the call and of the line.
     """
-    if evidence.error is None or evidence.context_usable is False:
-        return None
-    entries = visible_entries(error)
-    refused = with_refused_parameter(evidence, entries)
-    if refused is not None or recorder is None:
+    refused = refused_parameter(message, entries)
+    if refused is not None or record is None:
         return refused
-    if not _VALUE_ERROR.search(evidence.error.message):
+    if not _VALUE_ERROR.search(message):
         return None
-    record = recorder.in_flight(error)
-    op = None if record is None else op_of(f"{record.name}.{record.overload or 'default'}")
+    op = op_of(f"{record.name}.{record.overload or 'default'}")
     if op not in GUARDS:
         return None
-    values = tensor_values(call_arguments(entries))
     given = {item.name: item for item in record.arguments}
     keys: dict[str, str] = {}
     arguments = {
@@ -75,7 +85,9 @@ def with_observed_value(evidence: Evidence, error: BaseException, recorder: Any)
         for item in schema_parameters(op)
     }
     found = _ask(op, arguments)
-    return None if found is None else _named(replace(evidence, violation=found), keys, given)
+    if found is None:
+        return None
+    return ObservedValue(violation=found, tensors=_named(tensors, keys, given))
 
 
 def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
@@ -175,7 +187,9 @@ def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
     return is_alike(left, right) and left.storage_offset == right.storage_offset
 
 
-def _named(evidence: Evidence, keys: Mapping[str, str], given: Mapping[str, Argument]) -> Evidence:
+def _named(
+    tensors: tuple[TensorFact, ...], keys: Mapping[str, str], given: Mapping[str, Argument]
+) -> tuple[TensorFact, ...]:
     """Let the tensors go by the names of the op's arguments, which the finding speaks of.
 
     One of the same name that the op was not given keeps none: ``x`` of ``x[0, i]``, for ``self``.
@@ -187,8 +201,7 @@ def _named(evidence: Evidence, keys: Mapping[str, str], given: Mapping[str, Argu
             return keys.get(argument or "")
         return None if argument.partition("[")[0] in taken else argument
 
-    tensors = tuple(replace(fact, argument=name_of(fact.argument)) for fact in evidence.tensors)
-    return replace(evidence, tensors=tensors)
+    return tuple(replace(fact, argument=name_of(fact.argument)) for fact in tensors)
 
 
 # --- which value a distribution of torch's refused: its own check ---------------------------------
@@ -198,13 +211,12 @@ _COMPLAINT = "but found invalid values:"
 _CHECKS = "distributions/distribution.py"
 
 
-def with_refused_parameter(evidence: Evidence, entries: Sequence[TracebackType]) -> Evidence | None:
-    """Add the bad values of a parameter or sample that a distribution did not take.
+def refused_parameter(message: str, entries: Sequence[TracebackType]) -> ObservedValue | None:
+    """Return the bad values of a parameter or sample that a distribution did not take.
 
-    Returns:
-        ``None`` for any other exception, and for a condition on whole matrices.
+    ``None`` for any other exception, and for a condition on whole matrices.
     """
-    if evidence.error is None or _COMPLAINT not in evidence.error.message or not entries:
+    if _COMPLAINT not in message or not entries:
         return None
     frame = entries[-1].tb_frame
     names = frame.f_locals
@@ -220,10 +232,9 @@ def with_refused_parameter(evidence: Evidence, entries: Sequence[TracebackType])
         return None
     site = locate(entries, {name: tensor})
     is_torchs = type(owner).__module__.startswith("torch.")
-    return replace(
-        evidence,
+    return ObservedValue(
         violation=found,
-        op=OpName(api=f"torch.distributions.{type(owner).__name__}" if is_torchs else None),
+        api=f"torch.distributions.{type(owner).__name__}" if is_torchs else "",
         tensors=tensor_facts({name: tensor}, site, name),
         has_run_kernels=True,
     )

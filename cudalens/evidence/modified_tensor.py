@@ -6,21 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from cudalens.core.evidence_types import InPlaceChange
-from cudalens.core.report import Evidence
-from cudalens.core.report_types import CHANGED
+from cudalens.core.report_types import AutogradNeighbourhood, SourceSpan
 from cudalens.source.locate import locate_entries
 from cudalens.source.safe_eval import instance_dict
 
 MODIFIED = "has been modified by an inplace operation"
 
 
-def with_modified(evidence: Evidence, recorder: Any, message: str) -> Evidence:
-    """Add the write, the op that had saved the tensor, and the module that was made in place."""
+def modified_tensor(recorder: Any, message: str) -> tuple[InPlaceChange | None, SourceSpan | None]:
+    """Return the write to a saved tensor, and the place of the op that had saved it."""
     found = recorder.modified_tensor(message)
     if found is None:
-        return evidence
-    forward = locate_entries(list(found.saved_at)) if found.saved_at else None
-    modified = InPlaceChange(
+        return None, None
+    change = InPlaceChange(
         modified=found.written_by[-1] if found.written_by else None,
         made=found.made_by,
         read=found.read_by[-1] if found.read_by else None,
@@ -28,30 +26,25 @@ def with_modified(evidence: Evidence, recorder: Any, message: str) -> Evidence:
         is_parameter=found.is_parameter,
         module=_module(found.written_within),
     )
-    changed = () if modified.modified is None else (replace(modified.modified, note=CHANGED),)
-    return replace(
-        evidence,
-        forward_source=evidence.forward_source or forward,
-        modified=modified,
-        provenance=changed,
-    )
+    return change, locate_entries(list(found.saved_at)) if found.saved_at else None
 
 
-def with_marked_node(evidence: Evidence) -> Evidence:
+def with_marked_write(
+    graph: AutogradNeighbourhood, change: InPlaceChange | None
+) -> AutogradNeighbourhood:
     """Mark the graph's node of the write, where only one node is of its op and its line."""
-    step = evidence.modified.modified if evidence.modified is not None else None
+    step = change.modified if change is not None else None
     if step is None or step.op is None or step.source is None:
-        return evidence
+        return graph
     op, line = step.op.partition(".")[0].rstrip("_"), step.source
-    nodes = evidence.graph.nodes
-    found = [item.id for item in nodes if (item.op, item.source) == (op, line)]
+    found = [item.id for item in graph.nodes if (item.op, item.source) == (op, line)]
     if len(found) != 1:
-        return evidence
+        return graph
     marked = tuple(
         replace(item, role="bad_input", name=line.text or op) if item.id in found else item
-        for item in nodes
+        for item in graph.nodes
     )
-    return replace(evidence, graph=replace(evidence.graph, nodes=marked))
+    return replace(graph, nodes=marked)
 
 
 def _module(module: object) -> str | None:

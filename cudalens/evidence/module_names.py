@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
-from cudalens.core.report import Evidence
 from cudalens.evidence.call_stack import namespaces
 from cudalens.source.module_path import running_modules
 from cudalens.source.stack import frame_of, place_of
 
 
 def module_names(
-    evidence: Evidence,
+    module_path: str | None,
+    others: Iterable[str | None],
     recorder: Any,
     entries: Sequence[FrameType | TracebackType],
     *,
     running: str | None,
 ) -> tuple[tuple[str, str], ...]:
-    """Return each module path of the evidence with the variable before it, where that is proven.
+    """Return each module path with the variable before it, where that is proven.
 
     All recorded modules of that path are below one, which one variable of the user's holds.
 
     Args:
+        module_path: of the failure.
+        others: paths of the history and of the graph.
         entries: the stack of the failure.
         running: the path of the module whose call is on that stack.  Of another path that the
             failure has, nobody knows what it is below.
@@ -34,15 +36,13 @@ def module_names(
     stack = running_modules([place_of(item) for item in entries])
     if running and stack:
         roots.setdefault(running, set()).add(id(stack[0]))
-    if evidence.module_path != running:
-        roots.pop(evidence.module_path or "", None)
+    if module_path != running:
+        roots.pop(module_path or "", None)
     variables = _variables(
         list(map(frame_of, entries)), {root for held in roots.values() for root in held}
     )
-    paths = [evidence.module_path, *(item.module_path for item in evidence.history)]
-    paths += [node.module_path for node in evidence.graph.nodes]
     found = {}
-    for path in filter(None, paths):
+    for path in filter(None, (module_path, *others)):
         held = {variables.get(root) for root in roots.get(path, ())}
         if len(held) == 1 and (name := held.pop()):
             found[path] = f"{name}.{path}"

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core.limits import failure_line
-from cudalens.core.report import Evidence
-from cudalens.core.report_types import GraphNode, TensorFact, TensorMeta, TensorSummary, Violation
+from cudalens.core.report_types import TensorFact, TensorMeta, TensorSummary, Violation
 from cudalens.core.tensor_values import ravel, summarise, unravel
 from cudalens.guards._ranges import extremes
 from cudalens.guards.process import PROCESS
@@ -168,24 +167,6 @@ def breaks(violation: Violation) -> Callable[[Tensor], bool]:
         return not bool(inside.all())
 
     return is_bad
-
-
-def in_own_words(evidence: Evidence, bad: str) -> Evidence:
-    """Call the inputs in the graph what the user calls them, where that is proven."""
-    graph = evidence.graph
-    own = {
-        fact.argument: fact.expression
-        for fact in evidence.tensors
-        if fact.argument and fact.expression
-    }
-    given = {edge.src for edge in graph.edges if edge.dst == graph.focus}
-
-    def named(node: GraphNode) -> GraphNode:
-        key = bad if node.role == "bad_input" else node.name
-        is_input = node.role == "bad_input" or (node.role == "leaf" and node.id in given)
-        return replace(node, name=own[key]) if is_input and key in own else node
-
-    return replace(evidence, graph=replace(graph, nodes=tuple(map(named, graph.nodes))))
 
 
 def of_meta(argument: str | None, meta: TensorMeta, expression: str | None = None) -> TensorFact:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudalens.core.report import RankResult
+from cudalens.session.findings import Findings, Outcome
 from cudalens.session.ranks import combined, is_cut_off, kept, reason, result_of, wait, write_whole
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ class Rank:
         results += [RankResult(rank=rank, outcome="left no report") for rank in missing]
         whole = combined(results)
         if whole is not None:
-            write_whole(self.index, whole.to_html())
+            shown = Outcome(error=whole.report, ranks=whole).report(Findings())
+            write_whole(self.index, shown.to_html())
 
 
 def _attempt(line: str, act: Callable[..., object], *arguments: object, **named: object) -> None:

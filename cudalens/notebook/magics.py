@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -205,7 +206,9 @@ class FrontEnd:
         else:
             from cudalens.session.exit import write_files
 
-            report, written = write_files(report, options.html, options.json)
+            written, failures = write_files(report, options.html, options.json)
+            if failures:
+                report = replace(report, limits=(*report.limits, *failures))
             publish(self.shell, report, widgets=options.widgets)
             say_written(written)
         if options.report is not None:

@@ -201,7 +201,7 @@ def _violation(
         op=facts.name,
         overload=facts.overload or "",
         argument="",
-        headline=headline(facts.name, first, inputs),
+        headline=_headline(facts.name, first, inputs),
         explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(read)),
         offenders=replace(offenders, first=listed),
         bounds=Bounds(),
@@ -213,10 +213,11 @@ def _violation(
     )
 
 
-def headline(op: str, first: Offender, inputs: Sequence[tuple[str, str]]) -> str:
+def _headline(op: str, first: Offender, inputs: Sequence[tuple[str, str]]) -> str:
     """Say what an op made and where, and of what, by the names of its inputs."""
     at = f"[{', '.join(map(str, first.position))}]" if first.position else "its result"
-    given = f" from {', '.join(map(' = '.join, inputs))}" if inputs else ""
+    named = (f"{{input:{name}}} = {value}" for name, value in inputs)
+    given = f" from {', '.join(named)}" if inputs else ""
     return f"{op} made {first.value} at {at}{given}"
 
 

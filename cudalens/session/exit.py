@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cudalens.core._python import entries_from_traceback, is_raised_in_op
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
-from cudalens.core.report import Evidence, Report
+from cudalens.core.report import Report
 from cudalens.core.text_files import expanded
-from cudalens.diagnosis.candidates import Trial
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
-from cudalens.diagnosis.host_errors import REFUSED
-from cudalens.evidence import exception, host_value, lost_context
+from cudalens.evidence import exception, lost_context
 from cudalens.evidence.call_stack import locate, traceback_frames, trim
-from cudalens.evidence.finding import error_facts, timed
+from cudalens.evidence.finding import error_facts
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.session.printed import with_causes
 from cudalens.source.files import is_own_file
@@ -29,6 +26,7 @@ def explained(
     recorder: Any,
     device_text: Any,
     started: float,
+    limits: Limits,
     *,
     was_lost: bool = False,
 ) -> Report | None:
@@ -37,6 +35,7 @@ def explained(
     Args:
         recorder, device_text: of the block, ``None`` where there was none.
         started: when the work on the report began, on the performance counter.
+        limits: of the block.
         was_lost: whether the device could not be used before the block began.
 
     Returns:
@@ -48,7 +47,6 @@ def explained(
     known = getattr(error, "__cudalens_report__", None)
     if isinstance(known, Report):
         return known  # a session inside this one has reported it
-    limits = Limits()
     is_lost = limits.attempt("earlier failure", lambda: lost_context.is_lost(error_facts(error)))
     if is_lost and (earlier := lost_context.end()) is not None:
         return attached(error, earlier, f"cudalens: {lost_context.reminder(earlier)}")
@@ -57,27 +55,18 @@ def explained(
         if lost_context.is_of_another(error):
             return exception.report_of_another(error)
         evidence = exception.evidence_of_error(
-            error, None if was_lost else recorder, device_text, was_lost=was_lost
-        )
-        if not was_lost:
-            waits = recorder is not None and recorder.is_synchronous
-            known = replace(evidence.synchronization, waits=waits)
-            evidence = replace(evidence, synchronization=known)
-        seen = limits.attempt(
-            "value", lambda: host_value.with_observed_value(evidence, error, recorder)
+            error, None if was_lost else recorder, device_text, started=started, was_lost=was_lost
         )
         trial = None
         if evidence.context_usable is not False:
             trial = limits.attempt("trial", lambda: exception.trial_of_error(error))
-        if seen is not None:
-            return _of_value(timed(seen, started), trial)
-        return diagnose(timed(evidence, started), trial)
+        return diagnose(evidence, trial)
 
-    report = limits.attempt(
-        "diagnosis", full, lambda: bare_report_of_error(error_facts(error)), kind=Report
-    )
-    line = note_line(report, limits)
-    return attached(error, replace(report, limits=(*report.limits, *limits.lines)), line)
+    def bare() -> Report:
+        return bare_report_of_error(error_facts(error), tuple(limits.lines))
+
+    report = limits.attempt("diagnosis", full, bare, kind=Report)
+    return attached(error, report, note_line(report, limits))
 
 
 def note_line(report: Report, limits: Limits) -> str:
@@ -134,44 +123,38 @@ def leads_to(finding: Report, error: BaseException, link: str) -> bool:
     return id(finding) in [id(getattr(item, "report", None)) for item in behind]
 
 
-def complete_from_traceback(
-    error: DeviceAssertError | NonFiniteError, report: Report, finding: Report | None
-) -> Report:
-    """Fill in, from the traceback, what could not be seen where the guard fired.
+def site_from_traceback(
+    error: DeviceAssertError | NonFiniteError, report: Report
+) -> CallSite | None:
+    """Return the place that could not be seen where the guard fired, in a thread of autograd's.
 
     The report of the block is about its first finding; another may have left it.
     """
-    if finding is None:
-        return report
     trim(error)
-    if report.source is not None or error.report is not finding:
-        return report
+    if report.source is not None or error.report is not report:
+        return None
     entries = list(traceback_frames(error.__traceback__))
-    site = Limits().attempt("source", lambda: locate(entries, {}), CallSite)
-    is_relayed = str(error) != format_message(report)
-    report = replace(
-        report,
-        source=site.source,
-        frames=site.frames or report.frames,
-        op=replace(report.op, api=report.op.api or site.api),
-    )
-    if not is_relayed:
+    return Limits().attempt("source", lambda: locate(entries, {}), CallSite)
+
+
+def complete_message(error: BaseException, before: Report, report: Report) -> None:
+    """Put the line that the traceback has told into the text of a guard's exception."""
+    if str(error) == format_message(before):
         error.args = (format_message(report), *error.args[1:])
-    error.report = report
-    return report
 
 
 def write_files(
     report: Report, html: str | Path | None, json: str | Path | None
-) -> tuple[Report, tuple[Path, ...]]:
-    """Write a report to files; what could not be written becomes a limit of it.
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write a report to files.
 
     The option says the form, whatever the file is called.
 
     Returns:
-        the report, and the files that were written.
+        the files that were written, and a line for each that could not be.
     """
     written: list[Path] = []
+    failures: list[str] = []
     for name, form in ((html, Report.to_html), (json, Report.to_json)):
         if name is None:
             continue
@@ -181,18 +164,8 @@ def write_files(
             path.write_text(form(report), encoding="utf-8")
             written.append(path)
         except Exception as failure:  # a view that fails must not hide the user's error
-            line = f"{path.name} was not written: {failure}"
-            report = replace(report, limits=(*report.limits, line))
-    return report, tuple(written)
-
-
-def _of_value(evidence: Evidence, trial: Trial | None) -> Report:
-    """Describe a value that the host refused as a guard would, and say that the host did."""
-    report = diagnose(evidence, trial)
-    why = evidence.violation.explanation if evidence.violation is not None else ""
-    if not evidence.has_run_kernels:
-        why = f"{why} {REFUSED}".strip()
-    return replace(report, kind="host_error", explanation=why)
+            failures.append(f"{path.name} was not written: {failure}")
+    return tuple(written), tuple(failures)
 
 
 def attached(error: BaseException, report: Report, line: str) -> Report:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from types import SimpleNamespace
 
 from torch import Tensor
@@ -13,26 +12,18 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback, parse
 from cudalens.core.device_asserts import fold
-from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.report_types import TensorFact
-from cudalens.diagnosis.diagnose import diagnose, is_device_assert
+from cudalens.diagnosis.diagnose import diagnose
 from cudalens.evidence import lost_context
 from cudalens.evidence.context import rehearsed_fault
 from cudalens.evidence.exception import evidence_of_error, report_of_another, trial_of_error
-from cudalens.evidence.finding import error_facts, timed
+from cudalens.evidence.finding import error_facts
 from cudalens.evidence.tensors import of_meta
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_source, source_lines
 from cudalens.source.stack import places_of
-
-MAX_TENSORS = 40
-_NEXT = (
-    "Without a check CUDA reports an assert late, so the line shown may be an innocent one. "
-    "Next step: restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the "
-    "cells again: the bad value is then found before its launch, or the op at fault is named."
-)
 
 
 def explain(
@@ -63,17 +54,16 @@ def explain(
     started = time.perf_counter()
     lines = _assertions(facts.message, printed) if is_lost else ""
     # In place of the stream of a checked block.
-    evidence = evidence_of_error(error, None, SimpleNamespace(text=lambda **_: lines))
-    if is_lost:
-        named = {fact.expression for fact in evidence.tensors}
-        mentioned = Limits().attempt("cell", lambda: _names_of_cell(error), frozenset)
-        rest = [item for item in _tensors(namespace, mentioned) if item.expression not in named]
-        evidence = replace(evidence, tensors=(*evidence.tensors, *rest)[:MAX_TENSORS])
+    evidence = evidence_of_error(
+        error,
+        None,
+        SimpleNamespace(text=lambda **_: lines),
+        started=started,
+        is_checked=False,
+        beside=lambda: _tensors(namespace, _names_of_cell(error)),
+    )
     trial = None if is_lost else trial_of_error(error)
-    report = diagnose(timed(evidence, started), trial)
-    if is_device_assert(facts):
-        report = replace(report, explanation=f"{report.explanation} {_NEXT}")
-    PROCESS.last = report
+    PROCESS.last = report = diagnose(evidence, trial)
     lost_context.remember(report)
     return report
 
@@ -99,14 +89,14 @@ def _names_of_cell(error: BaseException) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
-def _tensors(namespace: Mapping[str, object], mentioned: frozenset[str]) -> list[TensorFact]:
+def _tensors(namespace: Mapping[str, object], mentioned: frozenset[str]) -> tuple[TensorFact, ...]:
     """Describe the accelerator's tensors among the user's variables, from host memory alone.
 
     Those that the failing cell mentions come first.
     """
-    return [
+    return tuple(
         of_meta(None, _torch.meta_of(value), name)
         for name, value in sorted(namespace.items(), key=lambda item: item[0] not in mentioned)
         if not name.startswith("_") and isinstance(value, Tensor)
         if _torch.is_accelerator(value.device)
-    ]
+    )

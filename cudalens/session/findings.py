@@ -6,10 +6,13 @@ Not here: how a report is made, of a finding (``evidence/finding.py``) or an err
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cudalens.core.report import Report, is_of_cell
+from cudalens.session.ranks import CombinedRanks
 from cudalens.source.files import running_shell
+from cudalens.source.locate import CallSite
 
 MAX_FINDINGS = 20
 """Findings of one block that are kept whole; further ones are only counted."""
@@ -160,6 +163,10 @@ class Outcome:
     """The failure of an earlier block that had ended the device's context."""
     swallowed: SwallowedFinding | None = None
     """What became of ``finding`` when it did not leave the block."""
+    ranks: CombinedRanks | None = None
+    """Of a block that started processes: what became of each."""
+    site: CallSite | None = None
+    """The user's line, where it is known from the exception's traceback only."""
 
     @property
     def shown(self) -> Report | None:
@@ -171,12 +178,21 @@ class Outcome:
         """Whether the report is that of the earlier block."""
         return self.shown is not None and self.shown is self.error is self.earlier
 
-    def report(self, findings: Findings) -> Report | None:
-        """Return the report of the block, with what became of it and what was found besides."""
+    def report(self, findings: Findings, limits: Iterable[str] = ()) -> Report:
+        """Join the report that is shown with what is known of the block only when it ends.
+
+        Args:
+            findings: of the block.
+            limits: what failed in the check itself.
+        """
         shown = self.shown
-        if shown is None or self.is_reminder:
-            return shown
-        parts = [shown.explanation]
+        assert shown is not None
+        all_limits = tuple(dict.fromkeys((*shown.limits, *limits)))
+        if self.is_reminder:
+            return replace(shown, limits=all_limits)
+        ranks = self.ranks if self.ranks is not None and shown is self.ranks.report else None
+        site = self.site or CallSite()
+        parts = ["" if ranks is None else ranks.sentence, shown.explanation]
         if self.swallowed is not None:
             parts.append(f"{self.swallowed.sentence()}; {findings.fired()}.")
         parts.append(findings.others(shown, self.error))
@@ -185,4 +201,9 @@ class Outcome:
             shown,
             explanation=" ".join(filter(None, parts)),
             context_usable=False if is_lost else shown.context_usable,
+            source=shown.source or site.source,
+            frames=site.frames or shown.frames,
+            op=replace(shown.op, api=shown.op.api or site.api),
+            ranks=shown.ranks if ranks is None else ranks.ranks,
+            limits=all_limits,
         )

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,7 @@ def is_cut_off(report: Report) -> bool:
     return report.kind != "device_assert" and _CUT_OFF.search(report.headline) is not None
 
 
-def of_launcher(error: BaseException | None) -> BaseException | None:
+def launcher_error(error: BaseException | None) -> BaseException | None:
     """Return the launcher's own exception behind this one: it says that a process has failed."""
     met = set()
     while error is not None and id(error) not in met:
@@ -255,7 +255,7 @@ def of_launcher(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def named_by(error: BaseException | None) -> int | None:
+def failed_process_index(error: BaseException | None) -> int | None:
     """Return which process a launcher's exception is about."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict):
@@ -297,22 +297,33 @@ def _format_end(status: int | None) -> str:
     return f"was ended by {name} {_LEFT_NONE}"
 
 
-def combined(results: Sequence[RankResult], named: int | None = None) -> Report | None:
+@dataclass(frozen=True, kw_only=True)
+class CombinedRanks:
+    """The report of the first of several processes, and what became of each."""
+
+    report: Report
+    sentence: str
+    ranks: tuple[RankResult, ...]
+
+
+def combined(
+    results: Sequence[RankResult], failed_index: int | None = None
+) -> CombinedRanks | None:
     """Return the one report of several processes: that of the first, with all of them.
 
     Args:
         results: in the order of their reports' times.
-        named: the place of the one that the launcher names as the first to fail.
+        failed_index: the place of the one that the launcher names as the first to fail.
     """
     told = [item for item in results if item.report is not None]
     if not told:
         return None
     bad = [item for item in told if not item.outcome] or told
-    first = next((item for item in bad if item.process == named), bad[0]).report
+    first = next((item for item in bad if item.process == failed_index), bad[0]).report
     assert first is not None
-    return replace(
-        first,
-        explanation=f"{_sentence(bad, len(results))} {first.explanation}".strip(),
+    return CombinedRanks(
+        report=first,
+        sentence=_sentence(bad, len(results)),
         ranks=tuple(sorted(results, key=_place_of)),
     )
 

@@ -26,17 +26,25 @@ from cudalens.guards.process import PROCESS
 from cudalens.session import process
 from cudalens.session.exit import (
     attached,
-    complete_from_traceback,
+    complete_message,
     explained,
     leads_to,
     note_line,
     report_of_own,
+    site_from_traceback,
     wraps_finding,
     write_files,
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
 from cudalens.session.printed import OwnFramesHidden
-from cudalens.session.ranks import Ranks, combined, named_by, of_launcher, silent_ends
+from cudalens.session.ranks import (
+    CombinedRanks,
+    Ranks,
+    combined,
+    failed_process_index,
+    launcher_error,
+    silent_ends,
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -198,10 +206,11 @@ class CheckSession:
     def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()
         try:
-            report = self._limits.attempt(
+            outcome = self._limits.attempt(
                 "conclusion",
                 lambda: self._conclude(error, started),
-                lambda: next(iter(self.findings), None),
+                lambda: Outcome(finding=next(iter(self.findings), None)),
+                kind=Outcome,
             )
         finally:
             self.checked_ops += max(0, PROCESS.checked_ops - self._checked_before)
@@ -210,9 +219,13 @@ class CheckSession:
         if error is not None:
             self._limits.attempt("traceback", partial(hide_own_frames, error))
             self._limits.attempt("variables", partial(_python.forget, error))
-        if report is not None:
-            limits = tuple(dict.fromkeys((*report.limits, *self.internal_errors)))
-            report, self.written = write_files(replace(report, limits=limits), *self._files)
+        if outcome.shown is not None:
+            report = outcome.report(self._findings, self.internal_errors)
+            self.written, failures = write_files(report, *self._files)
+            if failures:
+                report = replace(report, limits=(*report.limits, *failures))
+            if error is not None and outcome.site is not None:
+                complete_message(error, outcome.shown, report)
             self._publish(report, error)
         process.note_check(self.checked_ops, self.recorded_ops, self.report)
 
@@ -260,12 +273,13 @@ class CheckSession:
 
     # --- conclusion ------------------------------------------------------------------------------
 
-    def _conclude(self, error: BaseException | None, started: float) -> Report | None:
+    def _conclude(self, error: BaseException | None, started: float) -> Outcome:
         own = self._own(error)
         first = next(iter(self.findings), None)
-        other = None
+        other, ranks = None, None
         if own is None or first is None:
-            other = self._of_ranks(error)
+            ranks = self._of_ranks(error)
+            other = None if ranks is None else ranks.report
             if other is None and not self._was_raised_by_launcher(error):
                 other = self._explained(error, started)
             other = other or self._explained(self._late(error), started)
@@ -277,29 +291,30 @@ class CheckSession:
             silent=next(iter(self.warnings), None),
             earlier=self._earlier,
             swallowed=self.swallowed,
+            ranks=ranks,
+            site=None if own is None or first is None else site_from_traceback(own, first),
         )
         self.is_reminder = outcome.is_reminder
-        report = outcome.report(self._findings)
-        return (
-            report if own is None or report is None else complete_from_traceback(own, report, first)
-        )
+        return outcome
 
     def _was_raised_by_launcher(self, error: BaseException | None) -> bool:
         """Whether an exception only says that one of the processes has failed."""
         has_started = self._ranks is not None and self._ranks.has_started
-        return has_started and of_launcher(error) is not None
+        return has_started and launcher_error(error) is not None
 
-    def _of_ranks(self, error: BaseException | None) -> Report | None:
+    def _of_ranks(self, error: BaseException | None) -> CombinedRanks | None:
         """Return what the processes that the block started have reported, as one report."""
         if self._ranks is None or hasattr(error, "__cudalens_report__"):
             return None
         results = self._limits.attempt("ranks", self._ranks.results, tuple)
-        cause = of_launcher(error)
-        report = self._limits.attempt("ranks", lambda: combined(results, named_by(cause)))
+        cause = launcher_error(error)
+        index = failed_process_index(cause)
+        found = self._limits.attempt("ranks", lambda: combined(results, index))
         if error is None or cause is None:
-            return report
-        if report is not None:
-            return attached(error, report, note_line(report, self._limits))
+            return found
+        if found is not None:
+            attached(error, found.report, note_line(found.report, self._limits))
+            return found
         if ends := silent_ends(results):
             error.add_note(f"cudalens: {ends}")
         return None
@@ -319,7 +334,7 @@ class CheckSession:
         if error is None or (self.findings and wraps_finding(error, self.findings[0])):
             return None
         recorded = (self.recorder, self.device_text)
-        report = explained(error, *recorded, started, was_lost=self._was_lost)
+        report = explained(error, *recorded, started, self._limits, was_lost=self._was_lost)
         if report is not None and self.findings:
             if report is lost_context.end():
                 return None  # an earlier block has reported it

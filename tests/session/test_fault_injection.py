@@ -59,11 +59,11 @@ OF_FINDINGS = {
     "scalars": "evidence.finding:scalars_of",
     "replay": "evidence.finding:replay",
     "graph": "evidence.autograd_graph:neighbourhood",
-    "environment": "evidence.context:describe",
+    "environment": "evidence.finding:describe",
     "hints": "diagnosis.diagnose:find_hints",
     "diagnosis": "evidence.finding:diagnose",
     "message": "evidence.finding:format_message",
-    "timing": "evidence.finding:timed",
+    "timing": "evidence.finding:timing_since",
     "history": "recorder:Recorder.history",
     "provenance": "recorder:Recorder.provenance",
     "observations": "evidence.finding:observe",
@@ -88,8 +88,8 @@ OF_ERRORS = {
 }
 """Stages on the way from an exception of torch's to its report."""
 
-OF_SESSIONS = {"history", "provenance", "memory", "traceback"}
-"""Stages that only a session has."""
+OF_SESSIONS = {"history", "provenance", "memory", "traceback", "message"}
+"""Stages that only a session has, and the sentence, which is made of a finished report."""
 
 
 def is_out_before(session: cudalens.CheckSession) -> bool:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cudalens
 from cudalens.core.report import RankResult, Report
+from cudalens.session.findings import Findings, Outcome
 from cudalens.session.ranks import combined, reason
 from tests.processes import python
 
@@ -181,8 +182,10 @@ def test_whose_connection_broke_has_no_finding() -> None:
         RankResult(rank=0, outcome="lost its connection to another rank", report=lost),
         RankResult(rank=1, report=found),
     )
-    report = combined(results)
-    assert report is not None and report.headline == found.headline
+    ranks = combined(results)
+    assert ranks is not None
+    report = Outcome(error=ranks.report, ranks=ranks).report(Findings())
+    assert report.headline == found.headline
     assert report.explanation == "1 of 2 processes has a finding: rank 1."
     assert "rank 1 of 2" in report.to_text()
     assert combined(()) is None

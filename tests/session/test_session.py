@@ -507,8 +507,8 @@ def take(index: int) -> Tensor:
 
 def test_a_loop_makes_one_report_of_a_silent_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line once, and once more in the next check: the rest costs no report."""
-    made = Mock(wraps=finding._found)
-    monkeypatch.setattr(finding, "_found", made)
+    made = Mock(wraps=finding._reported)
+    monkeypatch.setattr(finding, "_reported", made)
     for _ in range(2):
         with cudalens.check(fast=True) as session:
             for index in (2, 3, 4, 5):

@@ -62,7 +62,7 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     text = f"{min(lost)} is what NaN or infinity becomes as an integer"
     if source and source.summary.nan:
         return Hint(text=f"{text}: {source.expression} holds NaN before the cast")
-    more = "" if evidence.nan_watch else "; %%cudacheck --nan stops at the first of them"
+    more = "" if evidence.nan_watch else f"; {evidence.steps.nan} at the first of them"
     return Hint(text=f"{text}{more}")
 
 

@@ -194,7 +194,7 @@ def nan_before(evidence: Evidence) -> Hint | None:
     fact = found[1]
     count = f"{fact.summary.nan} of {found[0].offenders.total or fact.summary.nan} values"
     where, is_open = _where_from(evidence, fact)
-    more = "; %%cudacheck --nan stops at the first one" if is_open and not watch else ""
+    more = f"; {evidence.steps.nan} at the first one" if is_open and not watch else ""
     return Hint(text=f"{count} were NaN before this op, which only received them{where}{more}")
 
 

@@ -29,13 +29,9 @@ NO_ASSERT = (
     "under every CUDA error, does not help."
 )
 """What PyTorch prints under every CUDA error misleads under most of them."""
-_UNDER_CHECK = (
-    "restart the kernel and run the cell under %%cudacheck, which waits after each op and names "
-    "the one at fault."
-)
+_UNDER_CHECK = "{check_anew}, which waits after each op and names the one at fault."
 _UNDER_SANITIZER = (
-    "restart the kernel and run the code as a script under NVIDIA's compute-sanitizer, which names "
-    "the kernel and the address."
+    "{rerun_as_script} under NVIDIA's compute-sanitizer, which names the kernel and the address."
 )
 _RAISED = "An exception of the host, not a device-side assert: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
@@ -162,7 +158,7 @@ class _Fields(dict[str, str]):
 
     ``{tensor}`` is the user's expression for the tensor, ``{its_shape}`` its shape after a colon,
     ``{of_shape}`` the same after "of", ``{for_input}`` that of a loss's scores,
-    ``{restart}`` what to do when the device is lost.
+    ``{is_lost}`` what to do when the device is lost.
     """
 
     def __init__(self, evidence: Evidence, match: re.Match[str], tensors: tuple[str, ...]) -> None:
@@ -177,7 +173,8 @@ class _Fields(dict[str, str]):
         self["owner"] = owner(evidence)
         self["match"] = match[0].removeprefix("CUDA error: ")
         step = _UNDER_SANITIZER if evidence.synchronization.waits else _UNDER_CHECK
-        self["restart"] = f"This process cannot use the GPU again. Next step: {step}"
+        step = evidence.steps.fill(step)
+        self["is_lost"] = f"This process cannot use the GPU again. Next step: {step}"
 
 
 def groups(match: re.Match[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ cuda_row(
     r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
     "a kernel read or wrote memory that does not belong to it",
     "No check fired: a kernel without checks used a bad index, a wrong shape or freed memory; "
-    "custom kernels are the usual place. {restart}",
+    "custom kernels are the usual place. {is_lost}",
     certainty=None,
 )
 cuda_row(
@@ -30,7 +30,7 @@ cuda_row(
     r"(?:CUDA error|\[CUDA\]): misaligned address|CUDA_ERROR_MISALIGNED_ADDRESS",
     "a kernel used a misaligned address",
     "Nor is it an index beyond the end: a kernel that loads several elements at once was given "
-    "memory that starts between them; custom kernels are the usual place. {restart}",
+    "memory that starts between them; custom kernels are the usual place. {is_lost}",
     certainty=None,
 )
 cuda_row(
@@ -75,8 +75,10 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
     verdict = cuda(
         f"CUDA was asked for, and {reason}",
-        "Nothing was launched. Next step: to try the cell without a GPU, turn on the rehearsal "
-        "with %cudacheck simulate or cudalens.simulate() before it.",
+        evidence.steps.fill(
+            "Nothing was launched. Next step: to try the {code} without a GPU, turn on the "
+            "rehearsal with {rehearse} before it."
+        ),
         certainty="proven",
     )
     yield replace(verdict, context_usable=None)
@@ -125,7 +127,7 @@ def library_status(evidence: Evidence, match: re.Match[str]) -> Answer:
             if is_memory
             else "An assert or illegal access of an earlier op often shows here first."
         )
-        step = "run the cell under %%cudacheck, which waits for each op"
+        step = f"{evidence.steps.check}, which waits for each op"
     yield cuda(
         f"a library of CUDA's failed with {status}",
         f"and the call on this line is not proven to be wrong. {reason} Next step: {step}.",
@@ -141,7 +143,7 @@ cuda_row(
     r"|uncorrectable (?:ECC|NVLink) error",
     "a kernel was ended by the hardware: {match}",
     "No check fired: invalid memory use in a custom kernel is the usual cause, a faulty GPU a rare "
-    "one. {restart}",
+    "one. {is_lost}",
     certainty=None,
 )
 cuda_row(
@@ -149,7 +151,7 @@ cuda_row(
     r"the launch timed out and was terminated",
     "a kernel ran too long and was ended by the system",
     "A loop that does not end in a custom kernel is the usual cause, or a GPU that also drives a "
-    "display. {restart}",
+    "display. {is_lost}",
     certainty=None,
 )
 
@@ -190,8 +192,8 @@ def other_cuda_error(evidence: Evidence, match: re.Match[str]) -> Answer:
     rest = (
         f"{_WAITED} Next step: look at the arguments on this line."
         if evidence.synchronization.waits
-        else "Calls run asynchronously, so an earlier op can be the cause. Next step: run the cell "
-        "under %%cudacheck, which waits for each op."
+        else "Calls run asynchronously, so an earlier op can be the cause. Next step: "
+        f"{evidence.steps.check}, which waits for each op."
     )
     yield cuda(f"CUDA reported: {match['what']}", rest, certainty="unknown")
 

@@ -1,0 +1,57 @@
+"""What to do next, in words: a notebook's cell is run again, a script is started again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextSteps:
+    """Phrases that sentences are made with, by the place in which the code runs."""
+
+    code: str
+    """What the user runs: ``cell``."""
+    block: str
+    """What one check is about: ``cell``."""
+    restart: str
+    rerun: str
+    """Run the same code in a process whose GPU can be used: ``restart the kernel and run …``."""
+    rerun_as_script: str
+    check: str
+    """Run the code under the check: ``run the cell under %%cudacheck``."""
+    check_anew: str
+    check_all: str
+    nan: str
+    """The command that stops at the first NaN, with its verb."""
+    rehearse: str
+    """What turns on the rehearsal device."""
+
+    def fill(self, text: str) -> str:
+        """Return a text with its ``{restart}`` and the like replaced."""
+        return text.format_map(vars(self))
+
+
+NOTEBOOK = NextSteps(
+    code="cell",
+    block="cell",
+    restart="restart the kernel",
+    rerun="restart the kernel and run the cell",
+    rerun_as_script="restart the kernel and run the code as a script",
+    check="run the cell under %%cudacheck",
+    check_anew="restart the kernel and run the cell under %%cudacheck",
+    check_all="restart the kernel, run %cudacheck on, and run the cells again",
+    nan="%%cudacheck --nan stops",
+    rehearse="%cudacheck simulate or cudalens.simulate()",
+)
+SCRIPT = NextSteps(
+    code="script",
+    block="block",
+    restart="start the process again",
+    rerun="run the script again",
+    rerun_as_script="run the script",
+    check="run the script with python -m cudalens",
+    check_anew="run the script with python -m cudalens",
+    check_all="run the whole script with python -m cudalens",
+    nan="python -m cudalens --nan, or cudalens.check(nan=True), stops",
+    rehearse="cudalens.simulate()",
+)
