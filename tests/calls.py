@@ -1,18 +1,16 @@
 """One table of calls: at the bound of what CUDA accepts, one step beyond it, and what it says then.
 
-Guards and the rehearsal's kernels are held against it, and against each other.
+It is read from the kernels' sources and knows nothing of the guards, which are held against it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, eye, ones, tensor, zeros
-
-from cudalens.core._torch import op_of
-from cudalens.simulate.asserts.rule import _forms
+from torch import Tensor, ones, tensor, zeros
 
 NAN = float("nan")
 INF = float("inf")
@@ -35,14 +33,10 @@ class SilentCase:
 
     ops: tuple[str, ...]
     given: dict[str, Any]
-    values: dict[str, Any]
 
 
 class At:
-    """The values of one argument: at the bound, then one step beyond; lists of numbers are tensors.
-
-    Of a silent case the value given, then what it is repaired into.
-    """
+    """The values of one argument, at the bound and one step beyond; numbers become tensors."""
 
     def __init__(self, *values: Any) -> None:
         self.values = tuple(tensor(v) if _is_numbers(v) else v for v in values)
@@ -85,17 +79,37 @@ def case(
 
 
 def silent(ops: str, args: tuple[Any, ...], /, **options: Any) -> SilentCase:
-    """Return a silent case; what is :class:`At` is repaired."""
+    """Return a silent case; lists of numbers are tensors."""
     _, given = one(ops.split(maxsplit=1)[0], *args, **options)
-    varied = {name: value.values for name, value in given.items() if isinstance(value, At)}
-    first, repaired = ({name: pair[i] for name, pair in varied.items()} for i in (0, 1))
-    return SilentCase(all_forms(ops), {**given, **first}, repaired)
+    return SilentCase(all_forms(ops), given)
+
+
+def op_of(name: str) -> Any:
+    """Return an overload of torch's own by its name, such as ``gather`` or ``scatter.src``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def all_forms(ops: str) -> tuple[str, ...]:
     """Return the overloads, in place and with ``out=`` too, that take what these ops take."""
-    found = (form.removeprefix("aten::") for op in ops.split() for form in _forms(op))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(form for op in ops.split() for form in _forms(op)))
+
+
+# The functional form makes them.
+_UNREACHED = {"_ctc_loss.out", "_ctc_loss.Tensor_out", "_ctc_loss_backward.out"}
+
+
+def _forms(op: str) -> Iterator[str]:
+    name, wanted = op.partition(".")[0], _inputs(op_of(op))
+    for packet in (name, f"{name}_"):
+        for overload in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)():
+            form = packet if overload == "default" else f"{packet}.{overload}"
+            if form not in _UNREACHED and _inputs(op_of(form)) == wanted:
+                yield form
+
+
+def _inputs(op: Any) -> list[tuple[str, str]]:
+    return [(item.name, str(item.type)) for item in op._schema.arguments if not item.is_out]
 
 
 def ints(*values: int) -> Tensor:
@@ -135,8 +149,6 @@ BAGS = "_embedding_bag _embedding_bag_forward_only"
 BAG = (rows(5, 2), ints(0, 4, 1), ints(0, 3))
 PUTS = "index_put _unsafe_index_put _index_put_impl"
 FIRST_THREAD = "block: [0,0,0], thread: [0,0,0] Assertion"
-FRACTIONAL = (ones(1, 1, 2, 2), ones(1, 1, 4, 4), [2, 2], [2, 2])
-FRACTIONAL_3D = (ones(1, 1, 1, 2, 2), ones(1, 1, 2, 4, 4), [2, 2, 2], [1, 2, 2])
 
 CASES = [
     case(
@@ -325,22 +337,6 @@ CASES = [
         (ones(1, 1, 1, 2), At([[[[0, 7]]]], [[[[0, 8]]]], [[[[-1, 0]]]])),
         **{"output_size": [2, 2, 2], "stride": [2, 2, 2], "padding": [0, 0, 0]},
     ),
-    *(
-        case(
-            "fractional_max_pool2d_backward",
-            (*FRACTIONAL, At([[[[0, 1], [14, 15]]]], [[[[0, 1], beyond]]])),
-            words,
-        )
-        for beyond, words in (([2, 16], "inputH < gradInput.size(2)"), ([-1, 16], "index >= 0"))
-    ),
-    *(
-        case(
-            "fractional_max_pool3d_backward",
-            (*FRACTIONAL_3D, At([[[[[0, 1], [30, 31]]]]], [[[[[0, 1], beyond]]]])),
-            words,
-        )
-        for beyond, words in (([2, 32], "inputT < gradInput.size(2)"), ([-1, 32], "index >= 0"))
-    ),
     case(
         "assert_async: _assert_async",
         (At(tensor(NAN), tensor(0.0), [False]),),
@@ -389,100 +385,59 @@ CASES = [
 WRAPPING = 2**32 + 1  # as 32 bits it is 1
 OF_BAGS = (ints(0, 0), ints(2), ints())
 """The bag of each index, the size of the bag, and no maxima."""
-SCORES = (zeros(3, 1, 4).log_softmax(-1), At([[1, 4]], [[1, 3]]))
+SCORES = (zeros(3, 1, 4).log_softmax(-1), ints(1, 4).view(1, 2))
 ALIGNED = (ones(1), zeros(1, 3, 5))
 """What the forward pass of CTC leaves for the backward one."""
-WINDOW = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-WINDOW_3D = ([1, 2, 2], [1, 2, 2], [0, 0, 0], [1, 1, 1], False)
-POOL = (ones(1, 1, 1, 1), ones(1, 1, 2, 2), *WINDOW)
-POOL_3D = (ones(1, 1, 1, 1, 1), ones(1, 1, 1, 2, 2), *WINDOW_3D)
-POOLS = "max_pool{0}d_with_indices_backward adaptive_max_pool{0}d_backward"
-REPAIRS = [
-    silent("index_select", (rows(), 0, At([WRAPPING], [1]))),
-    silent(
-        "index_add index_reduce", (rows(), 1, At([0, WRAPPING], [0, 1]), ones(5, 2)), reduce="amax"
-    ),
-    silent("max_unpool2d", (ones(1, 1, 1), At([[[WRAPPING]]], [[[1]]]), [2, 2])),
-    silent(
-        "fractional_max_pool2d_backward",
-        (*FRACTIONAL, At([[[[WRAPPING] * 2] * 2]], [[[[1] * 2] * 2]])),
-    ),
-    silent("multi_margin_loss", (rows(1, 4), At([WRAPPING], [1]))),
+UNCHECKED = [
+    silent("index_select", (rows(), 0, ints(WRAPPING))),
+    silent("index_add index_reduce", (rows(), 1, ints(0, WRAPPING), ones(5, 2)), reduce="amax"),
+    silent("max_unpool2d", (ones(1, 1, 1), ints(WRAPPING).view(1, 1, 1), [2, 2])),
+    silent("multi_margin_loss", (rows(1, 4), ints(WRAPPING))),
     silent("_index_put_impl_", (rows(), [ints(5)], ONE, True, True)),
-    silent("segment_reduce", (ones(6), "sum"), offsets=At([0, 3, 2], [0, 3, 3]), unsafe=True),
+    silent("segment_reduce", (ones(6), "sum"), offsets=ints(0, 3, 2), unsafe=True),
     silent("segment_reduce", (rows(6, 2), "sum"), lengths=ints(6, 1), unsafe=True),
-    silent("segment_reduce", (rows(6, 2), "sum"), offsets=At([0, 3, 7], [0, 3, 6]), unsafe=True),
-    silent("multi_margin_loss_backward", (ONE, rows(2, 4), At([0, 4], [0, 3]), 1, 1.0)),
+    silent("segment_reduce", (rows(6, 2), "sum"), offsets=ints(0, 3, 7), unsafe=True),
+    silent("multi_margin_loss_backward", (ONE, rows(2, 4), ints(0, 4), 1, 1.0)),
     silent(
-        "multilabel_margin_loss_forward",
-        (rows(2, 4), At([[0, 4, -1, 0], [0, -2, -1, 0]], [[0, 3, -1, 0], [0, -1, -1, 0]]), 1),
+        "multilabel_margin_loss_forward", (rows(2, 4), tensor([[0, 4, -1, 0], [0, -1, -1, 0]]), 1)
     ),
     silent(
         "multilabel_margin_loss_backward",
-        (
-            *(ONE, rows(2, 4)),
-            At([[0, 4, -1, 0], [0, 1, -1, 0]], [[0, 3, -1, 0], [0, 1, -1, 0]]),
-            *(1, zeros(2, 4)),
-        ),
+        (ONE, rows(2, 4), tensor([[0, 4, -1, 0], [0, 1, -1, 0]]), 1, zeros(2, 4)),
     ),
     silent("_ctc_loss", (*SCORES, [3], [2])),
     silent("_ctc_loss.Tensor", (*SCORES, ints(3), ints(2))),
-    silent(
-        "_ctc_loss_backward", (ones(1), SCORES[0], ints(1, 4).view(1, 2), [3], [2], *ALIGNED, 0)
-    ),
-    silent(
-        "_ctc_loss_backward.Tensor",
-        (ones(1), SCORES[0], ints(1, 4).view(1, 2), ints(3), ints(2), *ALIGNED, 0),
-    ),
-    silent(POOLS.format(2), (*POOL, At([[[[4]]]], [[[[3]]]]))),
-    silent(POOLS.format(3), (*POOL_3D, At([[[[[4]]]]], [[[[[3]]]]]))),
-    silent("embedding_dense_backward", (ones(2, 3), At([0, 5], [0, 4]), 5, -1, True)),
+    silent("_ctc_loss_backward", (ones(1), *SCORES, [3], [2], *ALIGNED, 0)),
+    silent("_ctc_loss_backward.Tensor", (ones(1), *SCORES, ints(3), ints(2), *ALIGNED, 0)),
+    silent("embedding_dense_backward", (ones(2, 3), ints(0, 5), 5, -1, True)),
     silent(
         "_embedding_bag_dense_backward",
-        (ones(1, 2), At([0, 9], [0, 2]), *OF_BAGS, 3, False, 0, None),
+        (ones(1, 2), ints(0, 9), *OF_BAGS, 3, False, 0, None),
     ),
     silent(
         "_embedding_bag_backward",
-        (ones(1, 2), At([0, 9], [0, 2]), ints(0), *OF_BAGS, 3, False, 0, False, None),
-    ),
-    silent(
-        "_embedding_bag_dense_backward",
-        (ones(1, 2), ints(0, 9), *OF_BAGS[:2], At([[0, 9]], [[0, 2]]), 3, False, 2, None),
+        (ones(1, 2), ints(0, 9), ints(0), *OF_BAGS, 3, False, 0, False, None),
     ),
     silent(
         "_embedding_bag_per_sample_weights_backward",
-        (ones(1, 2), ones(3, 2), At([0, 9], [0, 2]), ints(0), OF_BAGS[0], 0),
+        (ones(1, 2), ones(3, 2), ints(0, 9), ints(0), OF_BAGS[0], 0),
     ),
-    silent(
-        "_segment_reduce_backward",
-        (ones(2), ones(2), ones(6), "sum"),
-        offsets=At([0, 3, 7], [0, 3, 6]),
-    ),
-    silent(
-        "_segment_reduce_backward", (ones(2), ones(2), ones(6), "sum"), lengths=At([6, 1], [0, 0])
-    ),
-    silent("_convert_indices_from_coo_to_csr", (At([0, 3], [0, 2]), 3)),
-    silent("_convert_indices_from_csr_to_coo", (At([0, 3, 2], [0, 2, 2]), ints(0, 1))),
-    silent("linalg_lu_solve", (eye(2), At(ints(1, 3).int(), ints(1, 2).int()), ones(2, 1))),
-    silent("linalg_ldl_solve", (eye(2), At(ints(-3, 2).int(), ints(1, 2).int()), ones(2, 1))),
-    silent("lu_unpack", (eye(2), At(ints(0, 2).int(), ints(1, 2).int()))),
 ]
 """What a kernel reads beyond the bound without a word: a guard finds it."""
 UNREAD = [
-    silent("index_select", (ones(3, 0), 0, At([3], [2]))),
-    silent("embedding", (ones(3, 0), At([-1, 3, 2**40, -(2**40)], [0, 2, 2, 0]))),
+    silent("index_select", (ones(3, 0), 0, ints(3))),
+    silent("embedding", (ones(3, 0), ints(-1, 3, 2**40, -(2**40)))),
     silent("index.Tensor", (ones(3, 0), [ints(3)])),
     silent("index.Tensor", (zeros(3, 4), [tensor([[9]]), ints()])),
     silent("index.Tensor", (zeros(3, 4), [tensor([False, False, False]), ints(9)])),
-    silent("index_copy", (zeros(1, 0), 0, At([1], [0]), zeros(1, 0))),
+    silent("index_copy", (zeros(1, 0), 0, ints(1), zeros(1, 0))),
     silent(BAGS, (zeros(3, 2), ints(9), ints())),
     silent(BAGS, (zeros(3, 0), ints(9), ints(0, 9))),
     silent("index_fill.int_Scalar", (ones(3, 0), 0, ints(7), 1.0)),
     silent("index_copy index_add", (rows(3, 0), 0, ints(3), rows(1, 0))),
-    silent(BAGS, (*BAG[:2], At([1, 3], [0, 3]))),
-    silent(BAGS, (*BAG[:2], At([0, 2, 9], [0, 2, 3])), include_last_offset=True),
-    silent(BAGS, (BAG[0], At([0, 4, 1], ints()), ints(0)), include_last_offset=True, mode=2),
-    silent(BAGS, (ones(3, 0), At([0, 4, 1], [0, 2, 1]), BAG[2])),
-    silent("_jagged_to_padded_dense_forward", (ones(3, 1), [ints(0, 1, 9)], [2])),
+    silent(BAGS, (*BAG[:2], ints(1, 3))),
+    silent(BAGS, (*BAG[:2], ints(0, 2, 9)), include_last_offset=True),
+    silent(BAGS, (BAG[0], ints(0, 4, 1), ints(0)), include_last_offset=True, mode=2),
+    silent(BAGS, (ones(3, 0), ints(0, 4, 1), BAG[2])),
 ]
 """Values that no kernel reads, though the CPU kernel does: guards find nothing."""

@@ -82,11 +82,6 @@ CALLS = {
     "torch.segment_reduce": "torch.segment_reduce(zeros(3), 'sum', lengths=tensor([1, 2]))",
     "F.max_unpool2d": "F.max_unpool2d(zeros(1, 1, 1, 1), zeros(1, 1, 1, 1).long(), 2)",
     "F.max_unpool3d": "F.max_unpool3d(zeros(1, 1, 1, 1, 1), zeros(1, 1, 1, 1, 1).long(), 2)",
-    "torch.linalg.lu_solve": "torch.linalg.lu_solve(torch.eye(2), tensor([1, 2]).int(), "
-    "zeros(2, 1))",
-    "torch.linalg.ldl_solve": "torch.linalg.ldl_solve(torch.eye(2), tensor([1, 2]).int(), "
-    "zeros(2, 1))",
-    "torch.lu_unpack": "torch.lu_unpack(torch.eye(2), tensor([1, 2]).int())",
 }
 """What people type, with a call of it: the ops that it reaches are seen, not known."""
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "diagnosis": "core",
     "render": "core",
     "guards": "core",
-    "simulate": "core",
+    "simulate": "core guards",
     "recorder": "core source",
     "evidence": "core source diagnosis guards recorder",
     "session": "core source diagnosis guards recorder evidence simulate",

@@ -19,15 +19,14 @@ from torch import Tensor
 
 from cudalens.guards._base import Guard, schema_parameters
 from cudalens.guards._ranges import FLOATS, unexpanded
-from cudalens.guards.engine import INDEX_DTYPES, Between, Spans, Within, in_bounds, interval
+from cudalens.guards.engine import INDEX_DTYPES, Between, Within, in_bounds, interval
 from cudalens.guards.past_calls import PendingCall, Tell, is_strided, items_of
 from cudalens.guards.pending import PENDING, Check
 
-Deferrable = Within | Between | Spans
+Deferrable = Within | Between
 _DTYPES: dict[type, frozenset[torch.dtype] | tuple[torch.dtype, ...]] = {
     Within: frozenset({*INDEX_DTYPES, torch.uint8}),
     Between: FLOATS,
-    Spans: INDEX_DTYPES,
 }
 """What is looked at without a wait: intervals, of these dtypes; an odd dtype waits."""
 
@@ -42,7 +41,7 @@ def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
         tensor: what it is about, where that is known.
     """
     if isinstance(need, Within) and (
-        need.ignore_sign or (need.masks_first and need.mask is not None) or need.high < need.low
+        (need.masks_first and need.mask is not None) or need.high < need.low
     ):
         return False
     dtypes = _DTYPES.get(type(need), ())
@@ -60,9 +59,6 @@ def look_later(
     if tensor.numel() == 0:
         return tensor
     distinct = unexpanded(tensor)
-    if isinstance(need, Spans):
-        note(distinct, 0, need.size)
-        return tensor
     if isinstance(need, Between):
         note(distinct, need.low, need.high)
         return _spread(in_bounds(need, distinct), tensor)
@@ -135,7 +131,7 @@ class LaterLook:
 
     def _look(self, guard: Guard, need: Deferrable) -> None:
         name, item, tensor = need.argument, getattr(need, "item", None), self._tensor(need)
-        is_replaced = not guard.is_composite and not isinstance(need, Spans)
+        is_replaced = not guard.is_composite
 
         def note(seen: Tensor, low: float, high: float) -> None:
             call = self._call

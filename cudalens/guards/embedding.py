@@ -1,8 +1,10 @@
-"""Guards of lookup tables: embedding, embedding bags, renormalisation, and their gradients."""
+"""Guards of lookup tables: embedding, embedding bags, renormalisation, and their gradients.
+
+The gradients are looked at for those who go on after a bad forward call: deferred guards and the
+rehearsal device.
+"""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -148,52 +150,6 @@ def _falling_offset(offsets: Tensor, bags: int, count: int, key: str) -> Violati
     )
 
 
-# --- quantized tables -----------------------------------------------------------------------------
-
-
-@guard(
-    "quantized::embedding_bag_byte_rowwise_offsets",
-    "quantized::embedding_bag_4bit_rowwise_offsets",
-    is_silent=True,
-)
-def quantized_bag_indices_in_range(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    pruned_weights: bool,
-    include_last_offset: bool,
-) -> Need:
-    """Every index that lies in a bag selects a row of the table: it lies in [0, rows - 1].
-
-    Source:   quantized/cuda/EmbeddingBag.cu, torch 2.13.0: no assertion; the CPU raises
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-              zeros(3, 12, dtype=torch.uint8), tensor([0, 2]), tensor([0]))
-    Violates: torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-              zeros(3, 12, dtype=torch.uint8), tensor([0, 3]), tensor([0]))
-    """
-    if weight.dim() != 2 or weight.dtype != torch.uint8 or indices.dtype not in INDEX_DTYPES:
-        return None
-    if pruned_weights or indices.dim() != (2 if offsets is None else 1):
-        return None
-    why = "Each index reads one row of the table, from outside its memory here."
-    row = Within("indices", 0, weight.size(0) - 1, of="weight", dim=0, unit="row", why=why)
-    row.mask = lambda: _lies_in_bag(offsets, indices.numel(), include_last_offset)
-    row.is_replay_safe = False
-    return row
-
-
-def _lies_in_bag(offsets: Tensor | None, count: int, has_last: bool) -> Tensor | None:
-    """Return bool[count], true for what a bag reads: from its offset up to the next one."""
-    if offsets is None:  # each row of the indices is a bag
-        return None
-    is_read = torch.zeros(count, dtype=torch.bool)
-    ends = offsets.tolist() if has_last else [*offsets.tolist(), count]
-    for start, end in pairwise(ends):
-        is_read[max(start, 0) : max(end, 0)] = True
-    return is_read.to(offsets.device)
-
-
 # --- gradients, whose kernels check nothing -------------------------------------------------------
 
 
@@ -215,7 +171,7 @@ def embedding_backward_indices_in_range(
     """
     if grad_output.numel() == 0:
         return None
-    return _gradient_row(indices, num_weights, padding_idx, why=_WRITES)
+    return _gradient_row(indices, num_weights, padding_idx, _WRITES)
 
 
 @guard(*_BAG_BACKWARD, is_silent=True, covers_inner=True)
@@ -233,30 +189,7 @@ def embedding_bag_backward_indices_in_range(
     """
     if mode == _MODE_MAX or grad.numel() == 0:
         return None
-    return _gradient_row(indices, num_weights, padding_idx, why=_NO_SUCH_ROW)
-
-
-@guard(*_BAG_BACKWARD, is_silent=True, covers_inner=True)
-def embedding_bag_backward_maxima_in_range(
-    grad: Tensor, maximum_indices: Tensor, num_weights: int, mode: int, padding_idx: int
-) -> Need:
-    """Every index of a maximum is below num_weights, or is padding_idx; a negative one is none.
-
-    Source:   no assertion: EmbeddingBag.cu, EmbeddingBag_accGradParametersKernel_max, torch 2.13.0
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   aten._embedding_bag_dense_backward(ones(1, 2), tensor([0, 2]), tensor([0, 0]),
-              tensor([2]), tensor([[2, 0]]), 3, False, 2, None)
-    Violates: aten._embedding_bag_dense_backward(ones(1, 2), tensor([0, 2]), tensor([0, 0]),
-              tensor([2]), tensor([[3, 0]]), 3, False, 2, None)
-    """
-    if mode != _MODE_MAX or maximum_indices.numel() == 0 or maximum_indices.shape != grad.shape:
-        return None
-    if maximum_indices.dtype not in INDEX_DTYPES:
-        return None
-    row = Within("maximum_indices", 0, num_weights - 1, dim=0, unit="row", why=_NO_SUCH_ROW)
-    row.mask, row.upper_bound_only = (lambda: maximum_indices != padding_idx), True
-    row.whole, row.is_replay_safe = "the gradient", False
-    return row
+    return _gradient_row(indices, num_weights, padding_idx, _NO_SUCH_ROW)
 
 
 @guard("aten::_embedding_bag_per_sample_weights_backward", is_silent=True)
@@ -276,15 +209,13 @@ def embedding_bag_weight_backward_indices_in_range(
     if grad.numel() == 0 or weight.dim() != 2:
         return None
     why = "The kernel checks nothing and reads outside the table's memory."
-    return _gradient_row(indices, weight.size(0), padding_idx, why=why, of="weight")
+    return _gradient_row(indices, weight.size(0), padding_idx, why)
 
 
-def _gradient_row(
-    indices: Tensor, rows: int, padding_idx: int, *, why: str, of: str | None = None
-) -> Need:
+def _gradient_row(indices: Tensor, rows: int, padding_idx: int, why: str) -> Need:
     if indices.dtype not in INDEX_DTYPES:
         return None
-    row = Within("indices", 0, rows - 1, of=of, dim=0, unit="row", why=why)
+    row = Within("indices", 0, rows - 1, dim=0, unit="row", whole="the table", why=why)
     row.also_allowed, row.also_allowed_name = padding_idx, "padding_idx"
-    row.whole, row.is_replay_safe = "{related}" if of else "the gradient", False
+    row.is_replay_safe = False
     return row

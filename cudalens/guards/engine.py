@@ -29,7 +29,6 @@ from cudalens.guards._ranges import (
     out_of_range,
     outside_mask,
     unexpanded,
-    violation_at,
 )
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -62,8 +61,6 @@ class Within:
     """Exceptions are usual: they are masked before the reduction, else once something is wrong."""
     upper_bound_only: bool = False
     """Smaller values than ``low`` pass too."""
-    ignore_sign: bool = False
-    """Signs do not count."""
     skip_if: Late | None = None
     """Whether torch refuses the call or launches nothing."""
     of: str | None = None
@@ -111,25 +108,6 @@ class Between:
 
 
 @dataclass(slots=True)
-class Spans:
-    """Spans from one offset to the next lie in ``[0, size]`` where they have elements.
-
-    The offsets lie in the last dimension, one more than there are spans.
-    """
-
-    argument: str
-    size: int
-    _: KW_ONLY
-    of: str
-    dim: int | None = 0
-    unit: str = "row"
-    why: str
-    longest: int | None = None
-    """Elements of a span that are read at most."""
-    item: int | None = None
-
-
-@dataclass(slots=True)
 class Condition:
     """A condition that is no interval: its own function looks, once, and tells what it found."""
 
@@ -137,7 +115,7 @@ class Condition:
     find: Callable[[], Violation | None]
 
 
-Requirement = Within | list[Within] | Between | Spans | Condition
+Requirement = Within | list[Within] | Between | Condition
 Need = Requirement | None
 """What a guard's function returns; ``None`` where nothing is launched or torch refuses the call."""
 
@@ -167,8 +145,6 @@ def checker(
             return _first_outside(need, values[places[need[0].argument]], values, is_silent)
         if kind is Between:
             return _not_between(need, values[places[need.argument]])
-        if kind is Spans:
-            return _outside_spans(need, values[places[need.argument]])
         return need.find() if kind is Condition else need
 
     return check
@@ -182,7 +158,7 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
     if count == 0:
         return True
     low, high, also_allowed = need.low, need.high, need.also_allowed
-    if count <= FEW and need.mask is None and not need.ignore_sign:
+    if count <= FEW and need.mask is None:
         # Reduced here: in the midst of a training step each further call is one to cold code.
         host = tensor if tensor.is_cpu else tensor.cpu()
         least, most = extremes_on_host(host)
@@ -204,8 +180,6 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
             if read is None:
                 return True
             tensor = tensor.masked_fill(~read, low)
-    if need.ignore_sign:
-        tensor = _magnitudes(tensor)
     smallest, largest = extremes(tensor)
     return bool(largest <= high and (low <= smallest or need.upper_bound_only))
 
@@ -274,15 +248,9 @@ def _outside(
     )
 
 
-def _magnitudes(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.int64).abs()  # that of the smallest int32 is no int32
-
-
 def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
     # uint8 elements are compared as int64: -100 must not become 156.
     wide = tensor if tensor.dtype in INDEX_DTYPES else tensor.to(torch.int64)
-    if need.ignore_sign:
-        wide = _magnitudes(tensor)
     bad = wide > need.high if need.upper_bound_only else outside(wide, need.low, need.high)
     if need.also_allowed is not None:
         bad &= wide != need.also_allowed
@@ -356,44 +324,3 @@ def _not_between(need: Between, tensor: Tensor) -> Violation | None:
         why=need.why,
         device_text=assert_text(need.asserts),
     )
-
-
-# --- offsets: spans from one to the next ----------------------------------------------------------
-
-
-def _outside_spans(need: Spans, tensor: Any) -> Violation | None:
-    offsets: Tensor = tensor if need.item is None else tensor[need.item]
-    size = need.size
-    if offsets.dtype not in INDEX_DTYPES or offsets.dim() == 0 or offsets.size(-1) < 2:
-        return None
-    if lies_within(offsets, 0, size):
-        return None
-    bad = span_ends_outside(offsets, size, need.longest)
-    if not bool(bad.any()):
-        return None
-    return violation_at(
-        offsets,
-        bad,
-        f"is outside the {format_count(size, need.unit)} of {{related}}",
-        argument=need.argument,
-        explanation=need.why,
-        bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
-        related=need.of,
-        size=size,
-        dim=need.dim,
-        list_position=need.item,
-        is_silent=True,
-        is_replay_safe=False,
-    )
-
-
-def span_ends_outside(offsets: Tensor, size: int, longest: int | None = None) -> Tensor:
-    """Mark the ends of spans behind the data, and the starts before it."""
-    offsets = offsets.to(torch.int64)
-    starts, lengths = offsets[..., :-1], offsets.diff(dim=-1)
-    if longest is not None:
-        lengths = lengths.clamp(max=longest)
-    bad = torch.zeros_like(offsets, dtype=torch.bool)
-    bad[..., 1:] |= (starts + lengths > size) & (lengths > 0)
-    bad[..., :-1] |= (starts < 0) & (lengths > 0)
-    return bad

@@ -1,7 +1,6 @@
-"""Guards of matrix ops: grouped products, whose offsets cut a dimension, and factors with pivots.
+"""Guards of grouped matrix products, whose offsets cut a dimension.
 
-Each grouped kernel asserts other things of its groups.  Pivots swap rows, and no CUDA kernel looks
-at them.
+Each kernel asserts other things of its groups.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
-from cudalens.guards._base import RELEASE, guard
+from cudalens.guards._base import guard
 from cudalens.guards._ranges import violation_at
-from cudalens.guards.engine import Condition, Need, Within
+from cudalens.guards.engine import Condition, Need
 
 _MOST_GROUPS = 1023
 _TMA_BYTES = 16
@@ -298,88 +297,3 @@ def _by_block(left: Tensor, scales: Sequence[Tensor]) -> Scales | None:
     if is_float4 and own.dtype == torch.float8_e4m3fn and len(scales) > 1:
         return Scales(block=_NV_BLOCK, count=own.numel(), packed=packed)
     return None
-
-
-# --- factors with pivots --------------------------------------------------------------------------
-
-
-_COUNTED_SINCE = (2, 14)
-_FROM_1 = "{related}, counted from 1"
-_SWAPS = "Each pivot swaps two rows; the CUDA kernel writes outside them."
-_SOLVES = "Each pivot swaps two rows; neither CUDA's solver nor the CPU's looks at it."
-
-
-@guard("aten::lu_unpack", is_silent=True)
-def lu_unpack_pivots_in_range(
-    LU_data: Tensor,  # noqa: N803  the schema's own name
-    LU_pivots: Tensor,  # noqa: N803
-    unpack_pivots: bool,
-) -> Need:
-    """Every pivot that is unpacked names a row: it lies in [1, rows].
-
-    Source:   LinearAlgebra.cu, unpack_pivots_cuda_kernel, torch 2.13.0: no assertion; the CPU looks
-    Cost:     one reduction over the pivots, one copy of two numbers
-    Passes:   aten.lu_unpack(zeros(2, 2), tensor([2, 2], dtype=torch.int32))
-    Violates: aten.lu_unpack(zeros(2, 2), tensor([3, 2], dtype=torch.int32))
-    """
-    if not unpack_pivots or LU_data.dim() < 2 or LU_pivots.dim() == 0:
-        return None
-    rows, read = LU_data.size(-2), min(LU_data.shape[-2:])
-    if LU_pivots.dtype != torch.int32 or LU_pivots.device != LU_data.device:
-        return None
-    if LU_pivots.size(-1) != read and RELEASE >= _COUNTED_SINCE:  # torch refuses it
-        return None
-    need = Within("LU_pivots", 1, rows, of="LU_data", dim=LU_data.dim() - 2, unit="row", why=_SWAPS)
-    need.whole = _FROM_1
-    if LU_pivots.size(-1) > read:  # the others are not unpacked
-        need.mask = lambda: torch.arange(LU_pivots.size(-1), device=LU_pivots.device) < read
-        need.masks_first = True
-    return need
-
-
-@guard("aten::linalg_lu_solve", is_silent=True)
-def lu_solve_pivots_in_range(
-    LU: Tensor,  # noqa: N803  the schema's own name
-    pivots: Tensor,
-    B: Tensor,  # noqa: N803
-) -> Need:
-    """Every pivot names a row: it lies in [1, rows].
-
-    Source:   linalg_lu_solve in BatchLinearAlgebra.cpp, torch 2.13.0: no assertion, none on the
-              CPU; cuBLAS and cuSOLVER swap the rows that they are told
-    Cost:     one reduction over the pivots, one copy of two numbers
-    Passes:   aten.linalg_lu_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
-    Violates: aten.linalg_lu_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
-    """
-    return _pivots("LU", LU, pivots, B)
-
-
-@guard("aten::linalg_ldl_solve", is_silent=True, waits=True)
-def ldl_solve_pivots_in_range(
-    LD: Tensor,  # noqa: N803  the schema's own name
-    pivots: Tensor,
-    B: Tensor,  # noqa: N803
-) -> Need:
-    """Every pivot names a row, negative in a block of two: its magnitude lies in [1, rows].
-
-    Source:   linalg_ldl_solve in BatchLinearAlgebra.cpp, torch 2.13.0: no assertion, none on the
-              CPU; cuSOLVER swaps the rows that it is told
-    Cost:     one reduction over the pivots, one copy of two numbers
-    Passes:   aten.linalg_ldl_solve(ones(1, 1), tensor([1], dtype=torch.int32), ones(1, 1))
-    Violates: aten.linalg_ldl_solve(ones(1, 1), tensor([2], dtype=torch.int32), ones(1, 1))
-    """
-    return _pivots("LD", LD, pivots, B, ignore_sign=True)
-
-
-def _pivots(
-    of: str, factors: Tensor, pivots: Tensor, right: Tensor, *, ignore_sign: bool = False
-) -> Need:
-    """Require pivots of factors that torch takes, where there is anything to solve."""
-    if pivots.dtype != torch.int32 or pivots.device != factors.device or right.numel() == 0:
-        return None
-    is_square = factors.dim() >= 2 and factors.size(-1) == factors.size(-2)
-    if not is_square or pivots.shape != factors.shape[:-1]:
-        return None
-    need = Within("pivots", 1, factors.size(-1), of=of, unit="row", whole=_FROM_1, why=_SOLVES)
-    need.ignore_sign, need.is_replay_safe = ignore_sign, False
-    return need

@@ -1,4 +1,4 @@
-"""Guards of pooling ops that are handed the positions of their maxima."""
+"""Guards of unpooling, which is handed the positions of the maxima."""
 
 from __future__ import annotations
 
@@ -9,30 +9,19 @@ import torch
 from torch import Tensor
 
 from cudalens.guards._base import guard
-from cudalens.guards.engine import Asserts, Need, Within
-
-_WHY = "Each index is a position in one flattened plane; the kernel stops at one outside it."
-_WHY_UNCHECKED = "The kernel checks nothing and adds to memory outside the plane."
+from cudalens.guards.engine import Need, Within
 
 
 def _plane(
-    indices: Tensor,
-    pooled: Tensor,
-    sizes: Sequence[int],
-    *,
-    asserts: Asserts = None,
-    of: str | None = None,
-    narrows: bool = False,
+    indices: Tensor, pooled: Tensor, sizes: Sequence[int], asserts: str, *, narrows: bool = False
 ) -> Need:
     """Require one position in a plane of ``sizes`` for each pooled element."""
     count = math.prod(sizes)
     if indices.shape != pooled.shape or indices.dtype != torch.int64 or count <= 0:
         return None
-    need = Within("indices", 0, count - 1, of=of, unit="element", asserts=asserts, why=_WHY)
-    need.whole = f"a plane of {' × '.join(map(str, sizes))}" + (" of {related}" if of else "")
-    need.narrows = narrows
-    if asserts is None:
-        need.why, need.is_replay_safe = _WHY_UNCHECKED, False
+    why = "Each index is a position in one flattened plane; the kernel stops at one outside it."
+    need = Within("indices", 0, count - 1, unit="element", why=why, asserts=asserts)
+    need.whole, need.narrows = f"a plane of {' × '.join(map(str, sizes))}", narrows
     return need
 
 
@@ -49,7 +38,7 @@ def max_unpool2d_indices_in_range(
     Passes:   aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 3]]]), [2, 2])
     Violates: aten.max_unpool2d(ones(1, 1, 2), tensor([[[0, 4]]]), [2, 2])
     """
-    return _plane(indices, self, output_size, asserts="max_unpool2d", narrows=True)
+    return _plane(indices, self, output_size, "max_unpool2d", narrows=True)
 
 
 @guard("aten::max_unpool3d", records=("max_unpool3d",))
@@ -65,72 +54,4 @@ def max_unpool3d_indices_in_range(
     Violates: aten.max_unpool3d(ones(1, 1, 1, 1), tensor([[[[8]]]]), [2, 2, 2], [2, 2, 2],
               [0, 0, 0])
     """
-    return _plane(indices, self, output_size, asserts="max_unpool3d")
-
-
-@guard("aten::fractional_max_pool2d_backward", records=("fractional_max_pool2d_backward",))
-def fractional_max_pool2d_indices_in_range(
-    grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Need:
-    """Every index is a position in the input plane: it lies in [0, height * width - 1].
-
-    The kernel compares 32 bits of it, so that 2**32 asserts nothing there.
-
-    Source:   FractionalMaxPool2d.cu:120 (negative) and 123 (too large), torch 2.13.0
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1],
-              tensor([[[3]]]))
-    Violates: aten.fractional_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), [2, 2], [1, 1],
-              tensor([[[4]]]))
-    """
-    plane, key = self.shape[-2:], "fractional_max_pool2d"
-    asserts = (f"{key}_negative", f"{key}_too_large")
-    return _plane(indices, grad_output, plane, asserts=asserts, of="self", narrows=True)
-
-
-@guard("aten::fractional_max_pool3d_backward", records=("fractional_max_pool3d_backward",))
-def fractional_max_pool3d_indices_in_range(
-    grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Need:
-    """Every index is a position in the input: it lies in [0, depth * height * width - 1].
-
-    Source:   FractionalMaxPool3d.cu:140 (negative) and 146 (too large), torch 2.13.0
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2],
-              [1, 1, 1], tensor([[[[7]]]]))
-    Violates: aten.fractional_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 2, 2, 2), [2, 2, 2],
-              [1, 1, 1], tensor([[[[-1]]]]))
-    """
-    plane, key = self.shape[-3:], "fractional_max_pool3d"
-    asserts = (f"{key}_negative", f"{key}_too_large")
-    return _plane(indices, grad_output, plane, asserts=asserts, of="self")
-
-
-@guard("aten::adaptive_max_pool2d_backward", is_silent=True)
-def adaptive_max_pool2d_indices_in_range(
-    grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Need:
-    """Every index is a position in the input plane: it lies in [0, height * width - 1].
-
-    Source:   no assertion: AdaptiveMaxPooling2d.cu adds wherever the index points, torch 2.13.0
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), tensor([[[3]]]))
-    Violates: aten.adaptive_max_pool2d_backward(ones(1, 1, 1), zeros(1, 2, 2), tensor([[[4]]]))
-    """
-    return _plane(indices, grad_output, self.shape[-2:], of="self")
-
-
-@guard("aten::adaptive_max_pool3d_backward", is_silent=True)
-def adaptive_max_pool3d_indices_in_range(
-    grad_output: Tensor, self: Tensor, indices: Tensor
-) -> Need:
-    """Every index is a position in the input: it lies in [0, depth * height * width - 1].
-
-    Source:   no assertion: AdaptiveMaxPooling3d.cu adds wherever the index points, torch 2.13.0
-    Cost:     one reduction over the indices, one copy of two numbers
-    Passes:   aten.adaptive_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 1, 2, 2),
-              tensor([[[[3]]]]))
-    Violates: aten.adaptive_max_pool3d_backward(ones(1, 1, 1, 1), zeros(1, 1, 2, 2),
-              tensor([[[[4]]]]))
-    """
-    return _plane(indices, grad_output, self.shape[-3:], of="self")
+    return _plane(indices, self, output_size, "max_unpool3d")

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.deterministic_ops import kernel_without_determinism
-from cudalens.guards._base import full_name, schema_parameters
+from cudalens.guards._base import schema_parameters
 
 
 def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -17,10 +16,7 @@ def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     Asked only of a call in which a guard has found something.
     """
     given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
-    devices = _devices(op, given)
-    if len(devices) > 1:
-        return True
-    if _forbids_nondeterminism(devices) and kernel_without_determinism(full_name(op), given):
+    if len(_devices(op, given)) > 1:
         return True
     return op._schema.name == "aten::masked_scatter_" and _outgrows_self(given)
 
@@ -40,14 +36,6 @@ def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
                 if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
                     found.add(tensor.device)
     return found
-
-
-def _forbids_nondeterminism(devices: set[torch.device]) -> bool:
-    return (
-        torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled()
-        and {device.type for device in devices} == {"cuda"}
-    )
 
 
 def _outgrows_self(given: dict[str, Any]) -> bool:

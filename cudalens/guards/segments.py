@@ -1,8 +1,7 @@
-"""Guards of segments and sequences of different lengths, one behind the other in one tensor."""
+"""Guards of segments of different lengths, one behind the other in one tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from cudalens.core.report_types import Bounds, Violation
 from cudalens.core.tensor_values import find_offenders
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import all_true, violation_at
-from cudalens.guards.engine import INDEX_DTYPES, Condition, Need, Spans, span_ends_outside
+from cudalens.guards.engine import INDEX_DTYPES, Condition, Need
 
 _AT_LEAST_0 = Bounds(min=0, text="at least 0")
 _SORTED = Bounds(min=0, text="no smaller than the offset before it")
@@ -121,25 +120,6 @@ def segments_lie_in_data(
     return Condition(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=asserts))
 
 
-@guard("aten::_segment_reduce_backward", is_silent=True, waits=True)
-def segments_still_lie_in_data(
-    data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int
-) -> Need:
-    """No segment has a length below 0, and all that are not empty lie in [0, size] of the data.
-
-    Source:   SegmentReduce.cu, segment_reduce_backward_kernel, torch 2.13.0: no assertion
-    Cost:     one reduction over the lengths or offsets, one copy of one number
-    Passes:   aten._segment_reduce_backward(ones(2), ones(2), ones(3), "sum",
-              offsets=tensor([0, 2, 3]))
-    Violates: aten._segment_reduce_backward(ones(2), ones(2), ones(3), "sum",
-              offsets=tensor([0, 2, 4]))
-    """
-    segments = _segments(data, lengths, offsets, axis, unsafe=True)
-    if segments is None:
-        return None
-    return Condition(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=False))
-
-
 @dataclass(frozen=True)
 class _Segments:
     """Lengths, or offsets, of which there is one more than there are segments."""
@@ -197,7 +177,7 @@ def _unchecked(segments: _Segments, size: int, *, asserts: bool) -> Violation | 
     ends = values.cumsum(-1)
     # Where one that has elements leaves the data.
     is_length = name == "lengths"
-    bad = (ends > size) & (values > 0) if is_length else span_ends_outside(values, size)
+    bad = (ends > size) & (values > 0) if is_length else _span_ends_outside(values, size)
     if not bool(bad.any()):
         return None
     says = f"ends its segment at {int(ends[bad][0])}, which is" if is_length else "is"
@@ -216,6 +196,16 @@ def _unchecked(segments: _Segments, size: int, *, asserts: bool) -> Violation | 
     )
 
 
+def _span_ends_outside(offsets: Tensor, size: int) -> Tensor:
+    """Mark the ends of spans behind the data, and the starts before it."""
+    offsets = offsets.to(torch.int64)
+    is_span = offsets.diff(dim=-1) > 0
+    bad = torch.zeros_like(offsets, dtype=torch.bool)
+    bad[..., 1:] |= is_span & (offsets[..., 1:] > size)
+    bad[..., :-1] |= is_span & (offsets[..., :-1] < 0)
+    return bad
+
+
 def _negative(tensor: Tensor, bad: Tensor, name: str, *, device_text: str | None) -> Violation:
     is_offset = name == "offsets"
     return violation_at(
@@ -231,91 +221,3 @@ def _negative(tensor: Tensor, bad: Tensor, name: str, *, device_text: str | None
         # The CPU kernels read and write out of bounds before they meet the negative one.
         is_replay_safe=False,
     )
-
-
-# --- packed sequences -----------------------------------------------------------------------------
-
-
-_READS = "A sequence runs from its offset to the next one; the kernels take it from beyond {}."
-_FLASH = ("aten::_flash_attention_forward", "aten::_flash_attention_backward")
-_EFFICIENT = ("aten::_efficient_attention_forward", "aten::_efficient_attention_backward")
-
-
-@guard(*_FLASH, is_silent=True)
-def flash_query_sequences_lie_in_query(query: Tensor, cum_seq_q: Tensor | None) -> Need:
-    """Every sequence of queries that is not empty lies in [0, rows] of the packed query.
-
-    Source:   flash_fwd_kernel.h and flash_bwd_kernel.h, torch 2.13.0: no assertion
-    Cost:     one reduction over the offsets, one copy of two numbers; none without offsets
-    Passes:   aten._flash_attention_forward(zeros(3, 1, 8), zeros(3, 1, 8), zeros(3, 1, 8),
-              tensor([0, 1, 3]), tensor([0, 1, 3]), 2, 2, 0.0, False, False)
-    Violates: aten._flash_attention_forward(zeros(3, 1, 8), zeros(3, 1, 8), zeros(3, 1, 8),
-              tensor([0, 1, 4]), tensor([0, 1, 3]), 3, 2, 0.0, False, False)
-    """
-    return _packed("cum_seq_q", cum_seq_q, "query", query, dim=0)
-
-
-@guard(*_FLASH, is_silent=True)
-def flash_key_sequences_lie_in_key(key: Tensor, cum_seq_k: Tensor | None) -> Need:
-    """Every sequence of keys that is not empty lies in [0, rows] of the packed key.
-
-    Source:   flash_fwd_kernel.h and flash_bwd_kernel.h, torch 2.13.0: no assertion
-    Cost:     one reduction over the offsets, one copy of two numbers; none without offsets
-    Passes:   aten._flash_attention_forward(zeros(3, 1, 8), zeros(3, 1, 8), zeros(3, 1, 8),
-              tensor([0, 1, 3]), tensor([0, 1, 3]), 2, 2, 0.0, False, False)
-    Violates: aten._flash_attention_forward(zeros(3, 1, 8), zeros(3, 1, 8), zeros(3, 1, 8),
-              tensor([0, 1, 3]), tensor([0, 1, 4]), 2, 3, 0.0, False, False)
-    """
-    # With pages of keys (four dimensions) the offsets are not positions in the tensor.
-    return _packed("cum_seq_k", cum_seq_k, "key", key, dim=0)
-
-
-@guard(*_EFFICIENT, is_silent=True)
-def efficient_query_sequences_lie_in_query(query: Tensor, cu_seqlens_q: Tensor | None) -> Need:
-    """Every sequence of queries that is not empty lies in [0, rows] of the packed query.
-
-    Source:   mem_eff_attention/kernel_forward.h, torch 2.13.0: no assertion
-    Cost:     one reduction over the offsets, one copy of two numbers; none without offsets
-    Passes:   aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
-              zeros(1, 3, 1, 8), None, tensor([0, 3]).int(), tensor([0, 3]).int(), 3, 3, 0.0, 0)
-    Violates: aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
-              zeros(1, 3, 1, 8), None, tensor([0, 4]).int(), tensor([0, 3]).int(), 4, 3, 0.0, 0)
-    """
-    return _packed("cu_seqlens_q", cu_seqlens_q, "query", query, dim=1)
-
-
-@guard(*_EFFICIENT, is_silent=True)
-def efficient_key_sequences_lie_in_key(key: Tensor, cu_seqlens_k: Tensor | None) -> Need:
-    """Every sequence of keys that is not empty lies in [0, rows] of the packed key.
-
-    Source:   mem_eff_attention/kernel_forward.h, torch 2.13.0: no assertion
-    Cost:     one reduction over the offsets, one copy of two numbers; none without offsets
-    Passes:   aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
-              zeros(1, 3, 1, 8), None, tensor([0, 3]).int(), tensor([0, 3]).int(), 3, 3, 0.0, 0)
-    Violates: aten._efficient_attention_forward(zeros(1, 3, 1, 8), zeros(1, 3, 1, 8),
-              zeros(1, 3, 1, 8), None, tensor([0, 3]).int(), tensor([0, 4]).int(), 3, 4, 0.0, 0)
-    """
-    return _packed("cu_seqlens_k", cu_seqlens_k, "key", key, dim=1)
-
-
-def _packed(name: str, offsets: Tensor | None, of: str, data: Tensor, *, dim: int) -> Need:
-    if offsets is None or offsets.dim() != 1 or data.dim() != 3 + dim or data.numel() == 0:
-        return None
-    return Spans(name, data.size(dim), of=of, dim=dim, why=_READS.format("the tensor"))
-
-
-@guard("aten::_jagged_to_padded_dense_forward", is_silent=True)
-def jagged_rows_lie_in_values(
-    values: Tensor, offsets: Sequence[Tensor], max_lengths: Sequence[int]
-) -> Need:
-    """Every row of a jagged tensor lies in [0, values.size(0)], up to the length it is cut to.
-
-    Source:   NestedTensorTransformerFunctions.cu, torch 2.13.0: no assertion
-    Cost:     one reduction over the offsets, one copy of two numbers
-    Passes:   aten._jagged_to_padded_dense_forward(ones(3, 1), [tensor([0, 1, 3])], [2])
-    Violates: aten._jagged_to_padded_dense_forward(ones(3, 1), [tensor([0, 1, 4])], [3])
-    """
-    if len(offsets) != 1 or len(max_lengths) != 1 or values.numel() == 0 or offsets[0].dim() != 1:
-        return None
-    why, longest = _READS.format("the values"), max_lengths[0]
-    return Spans("offsets", values.size(0), of="values", why=why, longest=longest, item=0)

@@ -1,4 +1,4 @@
-"""Guards of compressed sparse layouts: their invariants, where asked for, and conversions."""
+"""The guard of compressed sparse layouts: their invariants, where torch is asked to check them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import format_count, format_interval, violation_at
-from cudalens.guards.engine import INDEX_DTYPES, Condition, Need, Spans, Within
+from cudalens.guards.engine import INDEX_DTYPES, Condition, Need
 
 _WHY = (
     "Compressed sparse tensors rely on this, and CUDA's check stops at the first breach without "
@@ -115,43 +115,3 @@ def _breach(
         size=dim,
         device_text=assert_text("sparse_compressed_invariants"),
     )
-
-
-# --- conversions between layouts ------------------------------------------------------------------
-
-
-@guard("aten::_convert_indices_from_coo_to_csr", is_silent=True)
-def coordinates_lie_in_rows(self: Tensor, size: int) -> Need:
-    """Every coordinate names a row: it lies in [0, size - 1].
-
-    Source:   SparseCsrTensorMath.cu, convert_indices_from_coo_to_csr_cuda_kernel, torch 2.13.0: no
-              assertion, none on the CPU, which writes out of bounds as well
-    Cost:     one reduction over the coordinates, one copy of two numbers
-    Passes:   aten._convert_indices_from_coo_to_csr(tensor([0, 2]), 3)
-    Violates: aten._convert_indices_from_coo_to_csr(tensor([0, 3]), 3)
-    """
-    if self.dim() != 1 or self.dtype not in INDEX_DTYPES:
-        return None
-    why = "Rows are counted by writing where a coordinate points, outside the memory here."
-    need = Within("self", 0, size - 1, unit="row", whole="the compressed tensor", why=why)
-    need.is_replay_safe = False
-    return need
-
-
-@guard("aten::_convert_indices_from_csr_to_coo", is_silent=True)
-def row_starts_lie_in_columns(crow_indices: Tensor, col_indices: Tensor) -> Need:
-    """Every row with elements lies in [0, nnz] of the stored ones.
-
-    Source:   SparseCsrTensorMath.cu, convert_indices_from_csr_to_coo_cuda_kernel, torch 2.13.0: no
-              assertion, none on the CPU, which writes out of bounds as well
-    Cost:     one reduction over the row starts, one copy of two numbers
-    Passes:   aten._convert_indices_from_csr_to_coo(tensor([0, 2, 3]), tensor([0, 1, 0]))
-    Violates: aten._convert_indices_from_csr_to_coo(tensor([0, 2, 4]), tensor([0, 1, 0]))
-    """
-    if crow_indices.dim() == 0 or crow_indices.shape[:-1] != col_indices.shape[:-1]:
-        return None
-    if col_indices.dtype != crow_indices.dtype:
-        return None
-    why = "A row is written from its start to the next one's, outside the memory here."
-    stored = col_indices.size(-1)
-    return Spans("crow_indices", stored, of="col_indices", unit="element", why=why)

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from cudalens.core.errors import NotRehearsedError, SimulationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cudalens.simulate.activation import (
         ANNOUNCEMENT,
         TESTED,
@@ -25,12 +23,11 @@ if TYPE_CHECKING:
         start,
         unregister_assert,
     )
-    from cudalens.simulate.asserts import ASSERTS, AssertHit, Rule
+    from cudalens.simulate.asserts import AssertHit, Rule
     from cudalens.simulate.surface import DEVICE_NAME
 
 __all__ = [
     "ANNOUNCEMENT",
-    "ASSERTS",
     "DEVICE_NAME",
     "TESTED",
     "AssertHit",
@@ -46,7 +43,7 @@ __all__ = [
 
 # Importing this package must not import torch; these names bring it in when they are asked for.
 _LAZY = {
-    **dict.fromkeys(("ASSERTS", "AssertHit", "Rule"), "asserts"),
+    **dict.fromkeys(("AssertHit", "Rule"), "asserts"),
     **dict.fromkeys(("ANNOUNCEMENT", "TESTED", "Simulation", "start"), "activation"),
     **dict.fromkeys(("register_assert", "unregister_assert"), "activation"),
     "DEVICE_NAME": "surface",
@@ -85,7 +82,6 @@ class CallableModule(ModuleType):
 
     if TYPE_CHECKING:  # what type checkers and editors know behind ``cudalens.simulate.``
         ANNOUNCEMENT: str
-        ASSERTS: Mapping[str, Rule]
         DEVICE_NAME: str
         TESTED: tuple[str, ...]
         AssertHit = AssertHit

@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 import sys
 import warnings
-from collections import ChainMap
 from typing import Any, ClassVar, Final
 
 import torch
 
 from cudalens.core.errors import SimulationError
 from cudalens.simulate._internals import install_device
-from cudalens.simulate.asserts import ASSERTS, Rule
+from cudalens.simulate.asserts import Rule
 from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
 from cudalens.simulate.memory import METER
@@ -26,7 +25,7 @@ ANNOUNCEMENT: Final = (
     " on CUDA. Not a GPU."
 )
 
-_extra_rules: dict[str, Rule] = {}
+_user_rules: dict[str, Rule] = {}
 
 
 def _refuse_where_untested() -> None:
@@ -65,7 +64,7 @@ class Simulation:
     """The simulation of this process; there is one device."""
 
     def __init__(self, state: DeviceState) -> None:
-        self._runtime = Runtime(state=state, rules=ChainMap(_extra_rules, dict(ASSERTS)))
+        self._runtime = Runtime(state=state, rules=_user_rules)
         self._registrations = Registrations()
         self._patches = Patches()
         self._is_joined = False
@@ -204,11 +203,11 @@ def register_assert(op_name: str, rule: Rule) -> None:
 
     op_name: full overload name, such as ``myops::lookup`` or ``myops::lookup.out``.
     """
-    _extra_rules[op_name] = rule
+    _user_rules[op_name] = rule
     if Simulation.running is not None:
         Simulation.running._registrations.ensure(Simulation.running._runtime, op_name)
 
 
 def unregister_assert(op_name: str) -> None:
     """Take back `register_assert`."""
-    _extra_rules.pop(op_name, None)
+    _user_rules.pop(op_name, None)

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._prims_common import alert_not_deterministic
 
-from cudalens.core.deterministic_ops import kernel_without_determinism
-from cudalens.simulate.asserts import AssertHit, Rule
+from cudalens.simulate.asserts import Rule, look
 from cudalens.simulate.op_schema import (
     OpSchema,
     aten_ops,
@@ -50,6 +48,7 @@ class Runtime:
 
     state: DeviceState
     rules: Mapping[str, Rule]
+    """Of the user's own ops, by full overload name."""
     generator: Any = field(default_factory=new_device_generator)
 
 
@@ -119,17 +118,20 @@ def _generator(runtime: Runtime, given: Any) -> Any:
     return given
 
 
-def apply_rule(runtime: Runtime, facts: OpSchema, host: list[Any]) -> AssertHit | None:
-    """Replace values that the kernel asserts on by harmless ones; tell which assert they cause."""
+def _assert_line(runtime: Runtime, facts: OpSchema, host: list[Any]) -> str | None:
+    """Return the line that the kernel prints, if it asserts; put harmless values in place."""
+    if any(isinstance(value, Tensor) and value.is_nested for value in host):
+        return None
+    arguments = dict(zip(facts.names, host, strict=True))
     rule = runtime.rules.get(facts.name)
     if rule is None:
-        return None
-    outcome = rule(dict(zip(facts.names, host, strict=True)))
-    if outcome is None:
-        return None
-    for name, value in outcome.repaired.items():
+        text, harmless = look(facts.op, arguments)
+    else:
+        hit = rule(arguments)
+        text, harmless = (None, {}) if hit is None else (hit.text, {**hit.repaired})
+    for name, value in harmless.items():
         host[facts.names.index(name)] = value
-    return outcome if isinstance(outcome, AssertHit) else None
+    return text
 
 
 def call_cpu(facts: OpSchema, host: Sequence[Any], keys: Any = CPU_KEYS) -> Any:
@@ -223,25 +225,24 @@ def _lifted(result: Any, alias: int | None, values: Sequence[Any]) -> Any:
 
 
 def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KEYS) -> Any:
-    """Launch one op: check devices, run its assert rule, run the CPU kernel, label the results."""
+    """Launch one op: check devices, look at the values, run the CPU kernel, label the results."""
     runtime.state.launch()
     if has_mixed_devices(facts, values):
         if facts.is_composite:
             # Its parts meet the tensors as they are: the one that minds raises CUDA's own error.
             return call_cpu(facts, values, keys)
         check_devices(facts, values)
-    _check_determinism(facts, values)
     host = lower(runtime, facts, values)
-    hit = apply_rule(runtime, facts, host)
+    line = _assert_line(runtime, facts, host)
     if _waits(facts, host):
         runtime.state.synchronizing()
     if facts.outs:
         result = _call_with_outs(facts, values, host, keys)
     else:
         result = call_cpu(facts, host, keys)
-    if hit is not None:
+    if line is not None:
         # Only now: a call that torch refuses on the host never reaches the device.
-        runtime.state.device_assert(facts.name, hit.text)
+        runtime.state.device_assert(facts.name, line)
     # The CPU kernel bumped the aliases' counters; ADInplaceOrView has no kernel for lists.
     for i in {*facts.written} & {*facts.lists}:
         torch.autograd.graph.increment_version(values[i])
@@ -251,15 +252,6 @@ def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KE
         runtime.state.synchronizing()
         return result  # a copy to the host
     return lift(facts, result, values, host)
-
-
-def _check_determinism(facts: OpSchema, values: Sequence[Any]) -> None:
-    """Refuse, or warn of, an op that has no deterministic kernel on CUDA."""
-    if torch.are_deterministic_algorithms_enabled():
-        arguments = dict(zip(facts.names, values, strict=True))
-        kernel = kernel_without_determinism(facts.name, arguments)
-        if kernel is not None:
-            alert_not_deterministic(kernel)
 
 
 def _waits(facts: OpSchema, host: Sequence[Any]) -> bool:

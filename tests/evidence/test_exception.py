@@ -58,7 +58,7 @@ def extension() -> Iterator[Any]:
         if int(rows.max()) < table.shape[0]:
             return None
         safe = {"rows": rows.clamp(max=table.shape[0] - 1)}
-        return AssertHit(text=told.text, repaired=safe, record="extension")
+        return AssertHit(text=told.text, repaired=safe)
 
     for name in ASSERTING:
         simulate.register_assert(f"{OPS}::{name}", rule)

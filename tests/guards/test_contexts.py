@@ -50,7 +50,6 @@ CHOICES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "topk": lambda x: x.topk(2),
     "cummax": lambda x: x.cummax(1),
     "kthvalue": lambda x: x.kthvalue(1),
-    "adaptive pooling": lambda x: F.adaptive_max_pool2d(x[None, None], 2, return_indices=True),
 }
 
 

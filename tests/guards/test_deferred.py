@@ -174,7 +174,6 @@ BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cross_entropy": lambda x, ids, rows: F.cross_entropy(rows, ids),
     "cross_entropy none": lambda x, ids, rows: F.cross_entropy(rows, ids, reduction="none"),
     "multi_margin": lambda x, ids, rows: F.multi_margin_loss(rows, ids),
-    "segments": lambda x, ids, rows: torch.segment_reduce(x, "sum", lengths=ids, unsafe=True),
 }
 
 

@@ -242,10 +242,6 @@ NARROW = {
     "max_unpool2d": lambda i: (
         *(aten.max_unpool2d.default, ones(1, 1, len(i)), i.view(1, 1, -1), [1, 3]),
     ),
-    "fractional_max_pool2d": lambda i: (
-        *(aten.fractional_max_pool2d_backward.default, ones(1, 1, len(i)), zeros(1, 1, 3)),
-        *([1, 1], [1, len(i)], i.view(1, 1, -1)),
-    ),
 }
 """Calls whose kernels compare 32 bits of an index, each with a size of 3."""
 

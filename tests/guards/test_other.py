@@ -1,7 +1,4 @@
-"""Guards of repeats, segments, stated assertions, pivots, packed sequences and conversions.
-
-Also of an API that leads elsewhere, and of what no kernel looks at.
-"""
+"""Guards of repeats, segments and stated assertions; an API that leads to another op's guard."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from torch import tensor
 
 from cudalens import simulate
 from tests.cpu_guards import Collector, assert_said, guarded
-from tests.releases import release
 
 aten = torch.ops.aten
 without_gpu = pytest.mark.skipif(
@@ -37,17 +33,6 @@ def segments(*shape: int, **options: Any) -> torch.Tensor:
 def put_in_ragged(*rows: int) -> Any:
     places = tensor([0, 1]), tensor(rows), tensor([0, 0])
     return aten.index_put_.default(RAGGED, places, tensor(1.0))
-
-
-def compressed(row: int) -> torch.Tensor:
-    """Compress a coordinate tensor whose invariants nobody checked."""
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):
-        coo = torch.sparse_coo_tensor(tensor([[0, row], [0, 0]]), torch.ones(2), (3, 3))
-        return coo.to_sparse_csr()
-
-
-def pivots(*values: int) -> torch.Tensor:
-    return tensor(values, dtype=torch.int32)
 
 
 SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
@@ -101,55 +86,12 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
         lambda: put_in_ragged(2, 3),
         {"guard": "assert_async_message_holds", "why": "ragged dimension are out of bounds"},
     ),
-    # Pivots that are not unpacked are read by neither the kernel nor the guard.
-    (lambda: torch.lu_unpack(torch.rand(3, 3), pivots(1, 4, 3), unpack_pivots=False), None),
-    # Conversions reach the guard by the public way.
-    (lambda: compressed(2), None),
-    (lambda: compressed(3), {"guard": "coordinates_lie_in_rows"}),
 ]
 
 
 @pytest.mark.parametrize(("call", "said"), SAID)
 def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None) -> None:
     assert_said(guards.look(call), said)
-
-
-@pytest.mark.parametrize(("second", "said"), [(2, None), (4, {"at": [(1,)]})])
-def test_pivots_beyond_the_rows_are_not_read(
-    guards: Collector, second: int, said: dict[str, Any] | None
-) -> None:
-    """torch before 2.14 takes more pivots than rows and leaves the rest alone."""
-    call = lambda: torch.lu_unpack(torch.rand(2, 3), pivots(1, second, 9))
-    if release() >= (2, 14):
-        with pytest.raises(ValueError, match="LU_pivots"):
-            guards.look(call)
-        return
-    assert_said(guards.look(call), said)
-
-
-def test_pivots_of_real_factors_pass(guards: Collector) -> None:
-    """What the factorisations give is taken, in batches and in the backward of a solution."""
-    matrix = (torch.rand(2, 4, 4) + 4 * torch.eye(4)).requires_grad_()
-    solution = torch.linalg.solve(matrix, torch.ones(2, 4))
-    assert guards.look(lambda: solution.sum().backward()) is None
-    factors, pivots = torch.linalg.lu_factor(torch.rand(2, 4, 4))
-    assert guards.look(lambda: torch.lu_unpack(factors, pivots)) is None
-    symmetric = tensor([[0.0, 1.0], [1.0, 0.0]])
-    factors, pivots = torch.linalg.ldl_factor(symmetric)
-    assert bool((pivots < 0).any())
-    assert guards.look(lambda: torch.linalg.ldl_solve(factors, pivots, torch.ones(2, 1))) is None
-
-
-def test_pages_of_keys_are_no_packed_keys(guards: Collector) -> None:
-    """Keys in pages have four dimensions, and their offsets are no rows of the tensor."""
-    query, pages = torch.zeros(3, 1, 8), torch.zeros(2, 4, 1, 8)
-    q, k = tensor([0, 3], dtype=torch.int32), tensor([0, 99], dtype=torch.int32)
-    guards.unguarded(
-        lambda: aten._flash_attention_forward(
-            query, pages, pages, q, k, 3, 99, 0.0, False, False, block_table=tensor([[0, 1]])
-        )
-    )
-    assert guards.found == []
 
 
 # --- on the simulated device ----------------------------------------------------------------------
@@ -165,16 +107,9 @@ def test_the_rehearsal_takes_no_harm() -> None:
         bags = F.embedding_bag(indices, table, tensor([0]).cuda())
         indices.data[1] = 999_999
         bags.sum().backward()
-        torch._convert_indices_from_coo_to_csr(tensor([0, 99]).cuda(), 3)
-        pivots = tensor([1, 9], dtype=torch.int32).cuda()
-        torch.linalg.lu_solve(torch.eye(2).cuda(), pivots, torch.ones(2, 1).cuda())
         names = [(op, violation.guard) for op, violation in collector.found]
         assert (torch.ones(3).cuda() + 1).sum().item() == 6
-    assert names == [
-        ("aten::_embedding_bag_backward", "embedding_bag_backward_indices_in_range"),
-        ("aten::_convert_indices_from_coo_to_csr", "coordinates_lie_in_rows"),
-        ("aten::linalg_lu_solve", "lu_solve_pivots_in_range"),
-    ]
+    assert names == [("aten::_embedding_bag_backward", "embedding_bag_backward_indices_in_range")]
 
 
 @without_gpu

@@ -122,7 +122,7 @@ def test_before():
 
 def test_lost():
     hit = AssertHit(text="a.cu:1: k: block: [0,0,0], thread: [0,0,0] Assertion `i < 3` failed.",
-                    repaired={}, record="extension")
+                    repaired={})
     cudalens.simulate.register_assert("plugin_test::lookup", lambda arguments: hit)
     torch.ops.plugin_test.lookup(torch.zeros(1, device="cuda")).item()
 

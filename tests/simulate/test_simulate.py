@@ -482,7 +482,7 @@ def lookup_rule(arguments: Any) -> AssertHit | None:
     if int(rows.max()) < table.shape[0]:
         return None
     safe = rows.clamp(max=table.shape[0] - 1)
-    return AssertHit(text=LINE, repaired={"rows": safe}, record="extension")
+    return AssertHit(text=LINE, repaired={"rows": safe})
 
 
 @pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
