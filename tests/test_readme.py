@@ -153,9 +153,7 @@ def test_what_cannot_run_is_in_the_documents() -> None:
     assert README in WITH_CODE and len(WITH_CODE) > 2
 
 
-def test_the_first_table_is_what_the_first_cell_shows(
-    shell: Any, sim: simulate.Simulation
-) -> None:
+def test_the_first_table_is_what_the_first_cell_shows(shell: Any, sim: simulate.Simulation) -> None:
     """Both messages and the count are what PyTorch and cudalens say of the README's cell."""
     text = README.read_text(encoding="utf-8")
     table = text.partition("| --- | --- |")[2].partition("\n\n")[0]

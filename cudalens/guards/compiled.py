@@ -30,7 +30,6 @@ from cudalens.core._python import Uninterrupted, raise_if_outside
 from cudalens.core.errors import DeviceIndexError
 from cudalens.core.late_import import when_imported
 from cudalens.core.report_types import Bounds, Offenders, Violation
-from cudalens.guards import compiled_graph
 from cudalens.guards._dims import NEGATIVES_STOP, NEGATIVES_WRAP
 from cudalens.guards._ranges import format_interval
 from cudalens.guards.captured import CAPTURED
@@ -250,8 +249,10 @@ class CompiledGuards:
 
 @cache
 def _own_source() -> str:
-    both = b"".join(Path(str(file)).read_bytes() for file in (__file__, compiled_graph.__file__))
-    return hashlib.sha256(both).hexdigest()
+    # What is put into a graph follows from the catalogue, too.
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    sources = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(sources).hexdigest()
 
 
 def _format_code(code: CodeType) -> str:

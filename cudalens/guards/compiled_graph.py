@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _compiler
-from cudalens.guards._base import schema_parameters
-from cudalens.guards.engine import INDEX_DTYPES
+from cudalens.guards import GUARDS
+from cudalens.guards._base import OF_USER, schema_parameters
+from cudalens.guards.engine import INDEX_DTYPES, Within
 
 Frames = tuple[tuple[str, int, str], ...]
 
@@ -29,22 +30,21 @@ Frames = tuple[tuple[str, int, str], ...]
 # --- what is looked at ----------------------------------------------------------------------------
 
 
-_ONE_INDEX = frozenset(
+_OPS = frozenset(
     f"aten::{name}"
-    for name in ("gather", "index_select", "scatter", "scatter_add", "scatter_reduce")
+    for name in (
+        *("gather", "index_select", "scatter", "scatter_add", "scatter_reduce", "embedding"),
+        *("index", "index_put", "_unsafe_index", "_unsafe_index_put"),
+    )
 )
-"""Take ``index`` for ``dim`` of ``self``."""
-_TABLE = "aten::embedding"
-_LISTS = frozenset({"aten::index", "aten::index_put"})
-"""Take one index for each dimension, and count negative ones from the end."""
-_UNSAFE = frozenset({"aten::_unsafe_index", "aten::_unsafe_index_put"})
-"""The same, made by the compiler, which mostly reckons the indices out itself."""
-_OPS = _ONE_INDEX | {_TABLE} | _LISTS | _UNSAFE
+"""Guarded ops that inductor writes kernels for; it leaves the others to torch's own."""
 _SAME_VALUES = frozenset(
     f"aten::{name}"
     for name in ("expand", "unsqueeze", "squeeze", "view", "reshape", "permute", "clone", "alias")
 )
 """Ops whose result holds the values of their first argument, each at least once."""
+_UNKNOWN_SIZE = 1 << 13
+"""In place of a size that only the run of the graph knows."""
 
 
 @dataclass(frozen=True)
@@ -84,39 +84,51 @@ def _indices(graph: Any) -> Iterator[_Found]:
         given = {
             item.name: item.of(node.args, node.kwargs) for item in schema_parameters(node.target)
         }
-        related = "weight" if name == _TABLE else "self"
-        argument = "index" if name in _ONE_INDEX else "indices"
-        found: list[tuple[int | None, Any, int]] = [(None, given[argument], given.get("dim", 0))]
-        if name not in _ONE_INDEX and name != _TABLE:
-            found = list(_list_items(given["indices"]))
-        for item, index, dim in found:
-            if not _is_index(index) or (name in _UNSAFE and not _has_data(index)):
-                continue
-            source = given[related]
-            yield _Found(node, index, source, _check(node, source, related, argument, item, dim))
+        for need in _requirements(node.target, given):
+            index = given[need.argument]
+            index = index if need.item is None else index[need.item]
+            # What the compiler makes an unsafe op of has mostly an index that it reckoned itself.
+            if _is_index(index) and not (name.startswith("aten::_unsafe") and not _has_data(index)):
+                yield _Found(node, index, given[str(need.of)], _check(node, need))
 
 
-def _list_items(indices: Sequence[Any]) -> Iterator[tuple[int, Any, int]]:
-    dim = 0
-    for item, index in enumerate(indices):
-        if index is not None:
-            yield item, index, dim
-        is_mask = index is not None and _value(index).dtype in (torch.bool, torch.uint8)
-        dim += _value(index).dim() if is_mask else 1
+def _requirements(op: Any, given: Mapping[str, Any]) -> Iterator[Within]:
+    """Yield what the guards of an op require of a dimension's indices."""
+    stand_ins = {name: _stand_in(value) for name, value in given.items()}
+    for entry in GUARDS.get(op, ()):
+        if entry.frequency != OF_USER:
+            need = entry.requires(*(stand_ins[name] for name in entry.parameters))
+            for item in need if isinstance(need, list) else [need]:
+                if isinstance(item, Within) and item.of is not None and item.dim is not None:
+                    yield item
 
 
-def _check(
-    node: Any, source: Any, related: str, argument: str, item: int | None, dim: int
-) -> CompiledCheck:
-    schema = node.target._schema
+def _stand_in(value: Any, unknown: int = _UNKNOWN_SIZE) -> Any:
+    """Return an argument with the sizes of the compiler's example in place of nodes."""
+    if isinstance(value, (list, tuple)):
+        # Indices broadcast: of one element, one of unknown size fits the others.
+        return [_stand_in(item, unknown=1) for item in value]
+    value = _value(value) if isinstance(value, torch.fx.Node) else value
+    if isinstance(value, Tensor):
+        sizes, strides = (
+            [_stand_in(number, unknown) for number in numbers]
+            for numbers in (value.shape, value.stride())
+        )
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    if isinstance(value, torch.SymInt):
+        return unknown if _compiler.is_data_dependent(value) else value.node.hint
+    return value
+
+
+def _check(node: Any, need: Within) -> CompiledCheck:
     return CompiledCheck(
-        op=schema.name,
+        op=node.target._schema.name,
         overload=node.target._overloadname,
-        argument=argument,
-        related=related,
-        dim=dim % max(_value(source).dim(), 1),
-        wraps=item is not None,
-        item=item,
+        argument=need.argument,
+        related=str(need.of),
+        dim=int(need.dim or 0),
+        wraps=need.low < 0,
+        item=need.item,
         backward=_is_of_backward(node.meta),
         frames=_frames(node.meta.get("stack_trace") or ""),
     )

@@ -182,6 +182,23 @@ def test_dynamic_shapes(findings: Findings) -> None:
         assert findings.look() == [says]
 
 
+def test_a_size_that_only_the_run_knows(findings: Findings) -> None:
+    """An index into what nonzero selected, beside another: each bound is that of the run."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        guarded = findings.compile(
+            lambda x, m, i, j: (x[m.nonzero().squeeze(1)][i, j], x[m.nonzero().squeeze(1), j[:1]])
+        )
+        mask, j = torch.tensor([True, False, True, True]), torch.tensor([2, -3])
+        guarded(ROWS, mask, torch.tensor([2, -3]), j)
+        assert findings.look() == []
+        guarded(ROWS, mask, torch.tensor([0, 3]), j)
+        says = "indices[0] holds 3, which is outside dimension 0 (size 3) of self"
+        assert findings.look() == [says]
+        guarded(ROWS, mask, torch.tensor([0, 0]), j + 1)
+        says = "indices[1] holds 3, which is outside dimension 1 (size 3) of self"
+        assert set(findings.look()) == {says}
+
+
 def test_backward(findings: Findings) -> None:
     """What backward writes by index is guarded there, and says so."""
     guarded = findings.compile(lambda x, i: (x * 2)[i].sum())
