@@ -31,6 +31,12 @@ tensors have no values.
 
 BACKEND_SELECT = "BackendSelect"
 
+_IMPL = inspect.signature(torch.library.Library.impl)
+ALLOW_OVERRIDE: dict[str, Any] = (
+    {"allow_override": True} if "allow_override" in _IMPL.parameters else {}
+)
+"""Lets a kernel be registered beside one of somebody else; torch before 2.8 cannot."""
+
 pytree: Any = _pytree
 """The way through nested lists, tuples and dicts."""
 
@@ -97,8 +103,7 @@ def register_kernels(
             namespace = name.partition("::")[0]
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            # Beside a kernel of somebody else, which torch 2.11 refuses unless asked.
-            libraries[namespace].impl(name, kernel, key, with_keyset=True, allow_override=True)
+            libraries[namespace].impl(name, kernel, key, with_keyset=True, **ALLOW_OVERRIDE)
     except BaseException:
         destroy(libraries.values())
         raise

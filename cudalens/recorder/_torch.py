@@ -40,7 +40,8 @@ _FLAGS = {
         "_is_in_any_mode_without_ignore_compile_internals"
     ),
 }
-"""What a mode saves on entering, and which variable of torch's it saves."""
+"""What a mode saves on entering, and which variable of torch's it saves; 2.8 has two of them."""
+_FLAGS = {saved: name for saved, name in _FLAGS.items() if hasattr(_python_dispatch, name)}
 
 
 _open: WeakSet[RemovableMode] = WeakSet()
