@@ -1,9 +1,12 @@
-"""The one seam between the simulation and private torch names, exported C++ symbols and ctypes."""
+"""The one seam of the rehearsal device to private torch names, exported C++ symbols and ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import mmap
+import platform
+import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -12,120 +15,146 @@ import torch
 
 from cudalens.simulate.state import not_rehearsed
 
+CPU_DEVICE_TYPE: Final = 0
 CUDA_DEVICE_TYPE: Final = 1
-PRIVATE_USE_SLOT: Final = 20
 WORD: Final = ctypes.sizeof(ctypes.c_void_p)
 VTABLE_PREFIX: Final = 2  # offset-to-top and type info lie in front of the first slot
 
-# Slot numbers follow the order of the virtual functions in the shipped headers
-# c10/core/impl/DeviceGuardImplInterface.h and ATen/detail/AcceleratorHooksInterface.h.
-GUARD_SLOTS: Final = {
-    "type": 0,
-    "exchangeDevice": 1,
-    "getDevice": 2,
-    "setDevice": 3,
-    "uncheckedSetDevice": 4,
-    "exchangeStream": 9,
-    "deviceCount": 15,
-}
-HOOK_ONE_SLOTS: Final = {
-    "isBuilt": 2,
-    "isAvailable": 3,
-    "hasPrimaryContext": 4,
-    "init": 5,
-    "deviceCount": 6,
-}
-HOOK_ZERO_SLOTS: Final = {
-    "setCurrentDevice": 7,
-    "getCurrentDevice": 8,
-    "exchangeDevice": 9,
-    "maybeExchangeDevice": 10,
-    "isPinnedPtr": 11,
-}
-HOOK_PINNED_ALLOCATOR_SLOT: Final = 12
-GUARD_VTABLE_WORDS: Final = 40
+_INCLUDE: Final = Path(torch.__file__).parent / "include"
+GUARD_HEADER: Final = _INCLUDE / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h"
+HOOKS_HEADER: Final = _INCLUDE / "ATen" / "detail" / "AcceleratorHooksInterface.h"
 HOOKS_VTABLE_WORDS: Final = 96
 
-_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-_REGISTER_GUARD = (
-    "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+# The device cuda:0, its default stream, 1 and true are one pair of words, (1, 0): a Device is two
+# bytes, type and index, and a Stream is a Device and a number.
+_GUARD_ONE: Final = (
+    "type exchangeDevice getDevice deviceCount getStream getDefaultStream getStreamFromGlobalPool"
+    " getNewStream exchangeStream queryStream queryEvent"
 )
+_GUARD_ZERO: Final = (
+    "setDevice uncheckedSetDevice destroyEvent record block synchronizeStream synchronizeEvent"
+    " synchronizeDevice recordDataPtrOnStream getStreamNativeHandle isStreamCapturing"
+)
+_HOOKS_ONE: Final = "isBuilt isAvailable hasPrimaryContext init deviceCount"
+_HOOKS_ZERO: Final = (
+    "setCurrentDevice getCurrentDevice exchangeDevice maybeExchangeDevice isPinnedPtr"
+)
+_PINNED: Final = "getPinnedMemoryAllocator"
+
+_X86_64: Final = (
+    bytes.fromhex("b801000000 31d2 c3"),  # mov eax, 1; xor edx, edx; ret
+    bytes.fromhex("31c0 31d2 c3"),  # xor eax, eax; xor edx, edx; ret
+)
+_ARM64: Final = (
+    bytes.fromhex("200080d2 010080d2 c0035fd6"),  # mov x0, #1; mov x1, #0; ret
+    bytes.fromhex("000080d2 010080d2 c0035fd6"),  # mov x0, #0; mov x1, #0; ret
+)
+CODE: Final = {"x86_64": _X86_64, "aarch64": _ARM64, "arm64": _ARM64}
+"""By processor, two functions: one returns the words (1, 0), the other (0, 0)."""
+
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_MPS_HOOKS = "_ZN2at6detail11getMPSHooksEv"
 _PINNED_ALLOCATOR = "_ZN3c1028GetDefaultMobileCPUAllocatorEv"
+
+
+def virtual_slots(header: Path) -> dict[str, int]:
+    """Return the slot of each function that a header declares virtual: they are in its order."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(encoding="utf-8"), flags=re.DOTALL)
+    slots: dict[str, int] = {}
+    place = 0
+    for name in re.findall(r"\bvirtual\s[^(;{]*?(~?\w+)\s*\(", text):
+        slots[name] = place
+        place += 1 + name.startswith("~")  # a destructor has two: with and without deleting
+    return slots
 
 
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def native_one() -> int:
-    """Return the address of a native function that returns 1 and needs no interpreter lock."""
-    return _address(ctypes.pythonapi.Py_IsInitialized)
+@cache
+def _native_functions() -> tuple[int, int]:
+    """Return the addresses of two functions without arguments: (1, 0) and (0, 0).
+
+    C++ calls them without the interpreter's lock, from where no exception may pass, and also after
+    the interpreter is gone: they are machine code in memory that is never freed.
+    """
+    one, zero = CODE[platform.machine()]
+    page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))
+    page.write(one.ljust(16) + zero)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if protect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+        raise OSError("this system lets no process make memory executable")
+    return address, address + 16
 
 
-def native_zero() -> int:
-    """Return the address of a native function that returns 0 whatever its arguments are."""
-    return _address(ctypes.CDLL(None).pthread_mutexattr_destroy)
+def _targets(slots: dict[str, int], ones: str, zeros: str) -> dict[int, int]:
+    """Return by slot what answers there; functions that this torch lacks are left out."""
+    one, zero = _native_functions()
+    answers = {**dict.fromkeys(ones.split(), one), **dict.fromkeys(zeros.split(), zero)}
+    return {slots[name]: target for name, target in answers.items() if name in slots}
 
 
 def _torch_library(name: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{name}.{suffix}"))
 
 
-def _replace_vtable(obj: int, words: int, slots: dict[int, int]) -> None:
-    """Return the C++ object at `obj` a copy of its vtable with some slots replaced."""
-    vptr = ctypes.c_void_p.from_address(obj).value or 0
-    size = (words + VTABLE_PREFIX) * WORD
-    # Static destructors call through this table after the interpreter is gone: never freed.
+def _malloc(size: int) -> int:
+    """Return memory that is never freed: static destructors call through it at exit."""
     malloc = ctypes.CDLL(None).malloc
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    copy = malloc(size)
+    return malloc(size)  # type: ignore[no-any-return]
+
+
+def _replace_vtable(obj: int, words: int, targets: dict[int, int]) -> None:
+    """Give the C++ object at `obj` a copy of its vtable with some slots replaced."""
+    vptr = ctypes.c_void_p.from_address(obj).value or 0
+    size = (words + VTABLE_PREFIX) * WORD
+    copy = _malloc(size)
     ctypes.memmove(copy, vptr - VTABLE_PREFIX * WORD, size)
     table = (ctypes.c_void_p * (words + VTABLE_PREFIX)).from_address(copy)
-    for slot, target in slots.items():
+    for slot, target in targets.items():
         table[VTABLE_PREFIX + slot] = target
     ctypes.c_void_p.from_address(obj).value = copy + VTABLE_PREFIX * WORD
 
 
 def _install_guard() -> None:
-    acc: Any = torch._C._acc
-    device_types: Any = torch._C._autograd.DeviceType
+    """Register a copy of the CPU's device guard, which does nothing, as that of CUDA."""
+    registry = (ctypes.c_void_p * 2).in_dll(_torch_library("libc10"), _REGISTRY)
+    host = registry[CPU_DEVICE_TYPE]
+    if not host:
+        raise OSError("c10 has no device guard for the CPU")
+    slots = virtual_slots(GUARD_HEADER)
+    guard = _malloc(WORD)  # the object has no members: it is the address of its vtable
+    ctypes.memmove(guard, host, WORD)
+    words = max(slots.values()) + 2
+    _replace_vtable(guard, words, _targets(slots, _GUARD_ONE, _GUARD_ZERO))
+    registry[CUDA_DEVICE_TYPE] = guard
 
-    class RehearsalDeviceGuard(acc.DeviceGuard):  # type: ignore[misc]
-        # No Python function: an interrupt at its entry would end the process, since C++ calls it
-        # from where no exception may pass.
-        type_ = staticmethod(functools.partial(getattr, device_types, "CUDA"))
 
-    guard = RehearsalDeviceGuard()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(guard))  # c10 keeps only its address
-    c10 = _torch_library("libc10.so")
-    registry = (ctypes.c_void_p * (PRIVATE_USE_SLOT + 1)).in_dll(c10, _REGISTRY)
-    before = registry[PRIVATE_USE_SLOT]
-    acc.register_python_privateuseone_device_guard(guard)
-    pointer = registry[PRIVATE_USE_SLOT]
-    if not pointer or pointer == before:
-        raise OSError("the device guard did not reach c10's registry")
-    one = native_one()
-    _replace_vtable(pointer, GUARD_VTABLE_WORDS, dict.fromkeys(GUARD_SLOTS.values(), one))
-    register = c10[_REGISTER_GUARD]
-    register.argtypes = [ctypes.c_int8, ctypes.c_void_p]
-    register.restype = None
-    register(CUDA_DEVICE_TYPE, pointer)
-    register(PRIVATE_USE_SLOT, before)
+def _hooks(name: str) -> int:
+    get_hooks = _torch_library("libtorch_cpu")[name]
+    get_hooks.restype = ctypes.c_void_p
+    return get_hooks()  # type: ignore[no-any-return]
 
 
 def _install_hooks() -> None:
-    get_hooks = _torch_library("libtorch_cpu.so")[_CUDA_HOOKS]
-    get_hooks.restype = ctypes.c_void_p
-    hooks = get_hooks()
+    slots = virtual_slots(HOOKS_HEADER)
+    if sys.platform == "darwin":  # torch refuses two accelerators at once
+        _replace_vtable(_hooks(_MPS_HOOKS), HOOKS_VTABLE_WORDS, _targets(slots, "", "isBuilt"))
+    hooks = _hooks(_CUDA_HOOKS)
     original = ctypes.c_void_p.from_address(hooks).value
-    slots = dict.fromkeys(HOOK_ONE_SLOTS.values(), native_one())
-    slots |= dict.fromkeys(HOOK_ZERO_SLOTS.values(), native_zero())
-    slots[HOOK_PINNED_ALLOCATOR_SLOT] = _address(_torch_library("libc10.so")[_PINNED_ALLOCATOR])
-    _replace_vtable(hooks, HOOKS_VTABLE_WORDS, slots)
+    targets = _targets(slots, _HOOKS_ONE, _HOOKS_ZERO)
+    targets[slots[_PINNED]] = _address(_torch_library("libc10")[_PINNED_ALLOCATOR])
+    _replace_vtable(hooks, HOOKS_VTABLE_WORDS, targets)
     if str(torch._C._get_accelerator()) != "cuda":
         ctypes.c_void_p.from_address(hooks).value = original
-        raise OSError("torch did not accept the simulated device as its accelerator")
+        raise OSError("torch did not accept the rehearsal device as its accelerator")
 
 
 @cache

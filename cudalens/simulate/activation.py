@@ -1,16 +1,20 @@
-"""Start and stop the simulation: every step is checked, and undone when a later one fails."""
+"""Start and stop the rehearsal device: each step is checked, and undone when a later one fails."""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
+import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import torch
 
 from cudalens.core.errors import SimulationError
-from cudalens.simulate._internals import install_device
+from cudalens.simulate._internals import CODE, install_device
 from cudalens.simulate.asserts import Rule
 from cudalens.simulate.dispatch import Registrations
 from cudalens.simulate.kernels import Runtime
@@ -19,7 +23,9 @@ from cudalens.simulate.op_schema import yaml_facts
 from cudalens.simulate.state import DeviceState
 from cudalens.simulate.surface import Patches, patch_surface
 
-TESTED: Final = ("2.11", "2.12", "2.13", "2.14")
+OLDEST: Final = (2, 8)
+TESTED: Final = ("2.8", "2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
+"""Releases that the tests ran with; any other is tried in a process of its own first."""
 ANNOUNCEMENT: Final = (
     "Rehearsal device: cuda code runs on the CPU, and out-of-range values fail late and stick as"
     " on CUDA. Not a GPU."
@@ -28,20 +34,59 @@ ANNOUNCEMENT: Final = (
 _user_rules: dict[str, Rule] = {}
 
 
-def _refuse_where_untested() -> None:
+def _platform() -> str:
+    return f"{sys.platform} {platform.machine()}"
+
+
+def _refuse() -> None:
     if _has_gpu():
-        raise SimulationError("This machine has a GPU: use it, the simulated device is not needed.")
-    version = ".".join(torch.__version__.split(".")[:2])
-    if version not in TESTED:
+        raise SimulationError("This machine has a GPU: use it, the rehearsal device is not needed.")
+    if sys.platform == "win32":
+        raise SimulationError("The rehearsal device needs Linux or macOS: on Windows, use WSL 2.")
+    if platform.machine() not in CODE:
         raise SimulationError(
-            f"The simulated device is not tested with torch {torch.__version__}; tested are"
-            f" {', '.join(TESTED)}."
+            f"The rehearsal device needs an x86-64 or ARM64 processor; this is {_platform()}."
         )
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+    if _release() < OLDEST:
         raise SimulationError(
-            f"The simulated device is not tested on {sys.platform} {platform.machine()}; tested"
-            " is linux x86_64."
+            f"The rehearsal device needs torch {OLDEST[0]}.{OLDEST[1]} or newer; this is torch"
+            f" {torch.__version__}."
         )
+
+
+def _release() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+
+
+def _untried() -> str | None:
+    """Return what nobody has run the rehearsal device with: this torch, or this platform."""
+    if ".".join(map(str, _release())) not in TESTED:
+        return f"torch {torch.__version__}"
+    return None if _platform() == "linux x86_64" else _platform()
+
+
+def _try_in_another_process(untried: str) -> None:
+    """Run the self-check where a crash ends nothing but that process."""
+    code = "from cudalens.simulate import activation; activation.check_self()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode < 0:
+        raise SimulationError(
+            f"The rehearsal device does not work with {untried}: its self-check ended the process"
+            f" with signal {-done.returncode}."
+        )
+    if done.returncode:
+        raise SimulationError((done.stderr.splitlines() or ["no reason given"])[-1])
+
+
+def check_self() -> None:
+    """Start the device and end the process, with one line on stderr where a step fails."""
+    try:
+        Simulation(DeviceState())._install()
+    except BaseException as error:
+        sys.exit(str(error) or type(error).__name__)
 
 
 def _has_gpu() -> bool:
@@ -127,18 +172,50 @@ class Simulation:
 
     def _install(self) -> None:
         try:
-            yaml_facts()
-            _off.remove()
-            install_device()
-            self._set_flags()
-            # CUDA's default generator follows an earlier torch.manual_seed, else it is arbitrary.
-            self._runtime.generator.manual_seed(torch.initial_seed())
-            patch_surface(self._patches, self._runtime)
-            self._registrations.install(self._runtime)
-            _probe()
+            for step, action in self._steps().items():
+                try:
+                    action()
+                except SimulationError:
+                    raise
+                except Exception as error:
+                    reason = str(error).partition("\n")[0]
+                    raise SimulationError(
+                        f"The rehearsal device does not work with torch {torch.__version__} on"
+                        f" {_platform()}: {step} failed: {type(error).__name__}: {reason}"
+                    ) from error
         except BaseException:
             self._remove()
             raise
+
+    def _steps(self) -> dict[str, Callable[[], object]]:
+        """Return what starting takes, by name, in order; the last ones are a self-check."""
+        return {
+            "the list of ops": yaml_facts,
+            "registering the device": install_device,
+            "setting torch's flags": self._set_flags,
+            "answering for torch.cuda": lambda: patch_surface(self._patches, self._runtime),
+            "registering kernels": self._register,
+            "the self-check's forward and backward": _check_values,
+            "the self-check's assertion": self._check_assert,
+        }
+
+    def _register(self) -> None:
+        _off.remove()
+        # CUDA's default generator follows an earlier torch.manual_seed, else it is arbitrary.
+        self._runtime.generator.manual_seed(torch.initial_seed())
+        self._registrations.install(self._runtime)
+
+    def _check_assert(self) -> None:
+        """Let one index assert, and forget it before anything waits and prints it."""
+        state = self._runtime.state
+        asked, state.blocking = state.blocking, False
+        try:
+            torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
+            if self.pending is None:
+                raise RuntimeError("an index outside the tensor went unnoticed")
+        finally:
+            state.blocking = asked
+            self.reset()
 
     def _remove(self) -> None:
         self._registrations.remove()
@@ -157,18 +234,23 @@ class Simulation:
             setter(False)
 
 
-def _probe() -> None:
-    """Run one backward: an engine that started before the device has no thread for it."""
+def _check_values() -> None:
+    """Compute something, forward and backward."""
+    leaf = torch.ones(2, device="cuda", requires_grad=True)
+    total = (leaf * 3).sum()
     try:
-        leaf = torch.ones(1, device="cuda", requires_grad=True)
-        (leaf * 2).sum().backward()
+        total.backward()
     except RuntimeError as error:
         if "device_ready_queues_" not in str(error):
             raise
+        # An engine that started before the device has no thread for it.
         raise SimulationError(
             "This process already ran a backward: restart the kernel first, or start the script"
             " again, and turn the simulation on before any backward."
         ) from None
+    values = (total.item(), leaf.grad.tolist(), str(leaf.grad.device))  # type: ignore[union-attr]
+    if values != (6.0, [3.0, 3.0], "cuda:0"):
+        raise RuntimeError(f"{values} in place of 6.0, [3.0, 3.0] and cuda:0")
 
 
 def start(
@@ -183,18 +265,22 @@ def start(
     lag: launches after which an assert surfaces; None: only when the process waits for the device.
     seed: draw the lag of each assert from 0..lag instead.
     blocking: raise at the failing launch; None reads CUDA_LAUNCH_BLOCKING at each launch.
-    Raises SimulationError where a GPU is present, on an untested torch build or platform, and when
-    the process already ran a backward.
+    Raises SimulationError where a GPU is present, below torch 2.8, where the self-check fails, and
+    when the process already ran a backward.
     """
     if Simulation.running is not None:
         Simulation.running._is_joined = True
         return Simulation.running
-    _refuse_where_untested()
+    _refuse()
+    if (untried := _untried()) is not None:
+        _try_in_another_process(untried)
     simulation = Simulation(DeviceState(lag=lag, seed=seed, blocking=blocking))
     simulation._install()
     Simulation.running = simulation
     if announce:
         print(ANNOUNCEMENT)
+        if untried is not None:
+            print(f"Not tried with {untried}; the self-check passed.")
     return simulation
 
 

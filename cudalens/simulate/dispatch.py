@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from cudalens.core._python import Frameless
-from cudalens.core._torch import all_op_names, has_kernel, op_of
+from cudalens.core._torch import ALLOW_OVERRIDE, all_op_names, has_kernel, op_of
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
 from cudalens.simulate.kernels import Runtime, SpecialKernel, call_cpu, run
@@ -190,7 +190,7 @@ class Registrations:
 
     def _put(self, name: str, kernel: Callable[..., Any], key: str) -> None:
         namespace, _, op = name.partition("::")
-        self._library(namespace).impl(op, Frameless(kernel), key, allow_override=True)
+        self._library(namespace).impl(op, Frameless(kernel), key, **ALLOW_OVERRIDE)
 
     def _fall_back(self, kernel: Callable[..., Any], key: str) -> None:
         self._library("_").fallback(Frameless(kernel), key)

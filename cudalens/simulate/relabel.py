@@ -33,6 +33,9 @@ _pointer_of: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 
+# Up to torch 2.9 a capsule has stride 1 where a dimension has one element or none.
+_loses_strides: Final = _from_capsule(_to_capsule(torch.empty_strided((1,), (7,)))).stride() != (7,)
+
 
 def _relabelled(tensor: Tensor, label: int) -> Tensor:
     try:
@@ -42,6 +45,8 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
         raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}") from error
     ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + _DEVICE_FIELD).value = label
     result: Tensor = _from_capsule(capsule)
+    if _loses_strides and result.stride() != tensor.stride():
+        set_memory(result, result.untyped_storage(), result.storage_offset(), tensor)
     return result
 
 

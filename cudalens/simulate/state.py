@@ -57,7 +57,7 @@ class DeviceState:
         self, *, lag: int | None = None, seed: int | None = None, blocking: bool | None = None
     ) -> None:
         self._lock = threading.Lock()
-        self._blocking = blocking
+        self.blocking = blocking
         self._lag = lag
         self._random = random.Random(seed) if seed is not None else None
         self._launches_left: int | None = None
@@ -79,8 +79,8 @@ class DeviceState:
     @property
     def is_blocking(self) -> bool:
         """Return whether each launch waits, as CUDA_LAUNCH_BLOCKING=1 makes it."""
-        if self._blocking is not None:
-            return self._blocking
+        if self.blocking is not None:
+            return self.blocking
         return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
     def reset(self) -> None:

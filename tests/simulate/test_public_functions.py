@@ -68,10 +68,10 @@ def test_public_functions_answer_or_refuse(
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-GREEN = [n for n, m in vars(torch.cuda.GreenContext).items() if isinstance(m, staticmethod)]
+GREEN = vars(getattr(torch.cuda, "GreenContext", object))  # torch 2.8 has none
 
 
-@pytest.mark.parametrize("name", ["create", *sorted({*GREEN} - {"create"})])
+@pytest.mark.parametrize("name", [n for n, m in GREEN.items() if isinstance(m, staticmethod)])
 def test_a_green_context_is_refused_where_it_is_made(name: str, sim: simulate.Simulation) -> None:
     """Its static methods would ask the driver; later releases have more of them."""
     with pytest.raises(simulate.NotRehearsedError, match="a green context is not rehearsed"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -22,6 +21,7 @@ from cudalens.simulate.relabel import to_device, to_host
 from cudalens.simulate.state import DeviceState
 from tests.blocks import cuda, own_op
 from tests.processes import python
+from tests.releases import release
 from tests.simulate.device import run_python
 
 LINE = "Kernel.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion `i < n` failed."
@@ -37,7 +37,7 @@ PATCHED_OWNERS = (
     torch.cuda.random,
     torch.cuda.streams,
     torch.accelerator,
-    torch.accelerator.memory,
+    getattr(torch.accelerator, "memory", torch.accelerator),
     torch.utils.dlpack,
 )
 FLAGS = (
@@ -95,13 +95,13 @@ def test_stop_restores_every_attribute_flag_and_kernel() -> None:
         assert has_kernel("aten::convolution", "CUDA") == had_kernel
 
 
-def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
-        raise SystemError("the last step failed")
+        raise KeyboardInterrupt
 
     before = snapshot()
-    monkeypatch.setattr(activation, "_probe", fail)
-    with pytest.raises(SystemError, match="the last step failed"):
+    monkeypatch.setattr(activation, "_check_values", fail)
+    with pytest.raises(KeyboardInterrupt):
         simulate.start(announce=False)
     assert changed(before) == []
     assert simulate.current() is None
@@ -184,9 +184,10 @@ def test_stop_ends_the_simulation_inside_any_with_statement() -> None:
     ("owner", "name", "value", "words"),
     [
         (torch.cuda, "is_available", lambda: True, "has a GPU"),
-        (torch, "__version__", "2.8.0+cpu", "not tested with torch 2.8.0"),
-        (platform, "machine", lambda: "aarch64", "linux aarch64"),
-        (sys, "platform", "win32", "win32"),
+        (torch, "__version__", "2.7.1+cu126", "needs torch 2.8 or newer; this is torch 2.7.1"),
+        (platform, "machine", lambda: "riscv64", "x86-64 or ARM64"),
+        (sys, "platform", "win32", "WSL 2"),
+        (activation, "install_device", "", "registering the device failed: TypeError: 'str'"),
     ],
 )
 def test_it_refuses_in_one_sentence(
@@ -199,6 +200,53 @@ def test_it_refuses_in_one_sentence(
             simulate.start(announce=False)
     assert "\n" not in str(raised.value)
     assert changed(before) == []
+
+
+@pytest.mark.parametrize(("release", "is_tried"), [("2.99.0", False), ("2.13.1", True)])
+def test_an_untried_torch_gets_one_line_and_runs(
+    release: str,
+    is_tried: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    with simulate.start():
+        assert torch.ones(2, device="cuda").sum().item() == 2.0
+    line = "" if is_tried else f"Not tried with torch {release}; the self-check passed.\n"
+    assert capfd.readouterr() == (f"{simulate.ANNOUNCEMENT}\n{line}", "")
+
+
+@pytest.mark.parametrize(
+    ("what_breaks", "words"),
+    [
+        (
+            "import torch\ntorch._C._get_accelerator = str",
+            "registering the device failed: OSError: torch did not accept",
+        ),
+        ("import os\nos.abort()", "does not work with torch 2.99.0: its self-check ended the proc"),
+    ],
+)
+def test_an_untried_torch_that_fails_or_crashes_is_refused_in_one_sentence(
+    what_breaks: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(what_breaks)
+    before = snapshot()
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        patch.setattr(torch, "__version__", "2.99.0")
+        with pytest.raises(simulate.SimulationError, match=words) as raised:
+            simulate.start(announce=False)
+    assert "\n" not in str(raised.value)
+    assert changed(before) == []
+
+
+def test_the_self_check_notices_an_assertion_that_does_not_fire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DeviceState, "device_assert", lambda *call: None)
+    with pytest.raises(simulate.SimulationError, match="went unnoticed"):
+        simulate.start(announce=False)
+    assert simulate.current() is None
 
 
 def test_it_refuses_after_a_backward() -> None:
@@ -356,24 +404,38 @@ def test_exit_with_live_tensors_graph_and_thread_is_clean(index: int, stop: bool
     assert result.stderr.count("\n") == (index == 3)
 
 
-def test_slots_agree_with_the_headers_that_ship_with_torch() -> None:
-    """A virtual function that moved would crash: the order in the headers is the slot number."""
-    include = Path(torch.__file__).parent / "include"
-    hooks = virtual_functions(include / "ATen/detail/AcceleratorHooksInterface.h")
-    # The destructor occupies two slots.
-    slots = {name: i + 1 for i, name in enumerate(hooks)}
-    expected = _internals.HOOK_ONE_SLOTS | _internals.HOOK_ZERO_SLOTS
-    expected["getPinnedMemoryAllocator"] = _internals.HOOK_PINNED_ALLOCATOR_SLOT
-    assert {name: slots[name] for name in expected} == expected
-    guard = virtual_functions(include / "c10/core/impl/DeviceGuardImplInterface.h")
-    order = {name: i for i, name in enumerate(guard)}
-    assert {name: order[name] for name in _internals.GUARD_SLOTS} == _internals.GUARD_SLOTS
+HEADER = """
+class Guard { // virtual void commented() = 0;
+  virtual ~Guard() = default;
+  /* virtual void as_well(); */
+  virtual Type first() const = 0;
+  virtual const Stream& second(
+      Device, int priority = 0) const { return ours(third()); }
+  virtual void last() {}
+};
+"""
 
 
-def virtual_functions(header: Path) -> list[str]:
-    """List the functions declared `virtual` in the order of a header, the destructor included."""
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.DOTALL)
-    return re.findall(r"\bvirtual\s[^(;{]*?(~?\w+)\s*\(", text)
+def test_slots_follow_the_order_of_a_header(tmp_path: Path) -> None:
+    """A destructor has two."""
+    header = tmp_path / "Guard.h"
+    header.write_text(HEADER)
+    expected = {"~Guard": 0, "first": 2, "second": 3, "last": 4}
+    assert _internals.virtual_slots(header) == expected
+
+
+def test_the_headers_of_the_wheel_have_the_slots() -> None:
+    guard = _internals.virtual_slots(_internals.GUARD_HEADER)
+    assert (guard["type"], guard["exchangeStream"]) == (0, 9)
+    assert guard["deviceCount"] == (15 if release() >= (2, 11) else 14)
+    hooks = _internals.virtual_slots(_internals.HOOKS_HEADER)
+    assert (hooks["isBuilt"], hooks["deviceCount"], hooks["isPinnedPtr"]) == (2, 6, 11)
+
+
+def test_streams_that_cpp_makes_are_the_default_stream(sim: simulate.Simulation) -> None:
+    for stream in (torch.Stream("cuda"), torch.accelerator.current_stream()):
+        assert (stream.device, stream.stream_id) == (torch.device("cuda", 0), 0)
+    assert torch.accelerator.device_count() == 1
 
 
 # --- labels --------------------------------------------------------------------------------------
