@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cudalens.core.api_names import api_names_of_all
 from cudalens.core.device_asserts import AssertLine, fold
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Certainty
@@ -40,9 +41,9 @@ _ELSEWHERE = (
 )
 _WAIT = "Next step: {rerun} without --no-sync: the op at fault is then named."
 _UNCHECKED = (
-    "Without a check CUDA reports an assert late, so the line shown may be an innocent one. "
-    "Next step: restart the kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the "
-    "cells again: the bad value is then found before its launch, or the op at fault is named."
+    "CUDA reports asserts late, so the real cause may be an earlier line. Next step: restart the "
+    "kernel, run `%load_ext cudalens` and `%cudacheck on`, then run the cells again: the bad value "
+    "is then found before its launch, or the op at fault is named."
 )
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
 _MET_AGAIN = "The op's own error did not leave the block: code there handled or replaced it."
@@ -85,7 +86,9 @@ def _conclusion(
     if evidence.op.name is None:
         return _without_op(evidence, line, meaning)
     name = evidence.op.name
-    where = f"{name} in the backward pass" if evidence.phase == "backward" else name
+    where = evidence.op.api or name
+    if evidence.phase == "backward":
+        where = f"{where} in the backward pass"
     if evidence.replay.outcome == "raised":
         # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
         certainty: Certainty = "likely" if evidence.replay.reason else "proven"
@@ -110,8 +113,8 @@ def _conclusion(
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     return (
         "unknown",
-        f"CUDA printed the assert of {format_ops(meaning)}, but {name} was the op that "
-        f"reported it: {meaning.sentence}",
+        f"CUDA printed the assert of {format_ops(meaning)}, but {evidence.op.api or name} was the "
+        f"op that reported it: {meaning.sentence}",
     )
 
 
@@ -151,8 +154,8 @@ def _without_op(
 
 
 def format_ops(meaning: Meaning) -> str:
-    """Return the names of the ops that print a text."""
-    return joined([name.removeprefix("aten::") for name in meaning.ops])
+    """Return the functions behind a text, best known first: ``nn.Embedding, x[i] or another``."""
+    return joined(api_names_of_all(meaning.ops))
 
 
 def joined(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Conclude from the log of a crashed job: which op, what it means, how certain, which line.
+"""Conclude from the log of a job what ended it: which op, what it means, how certain, which line.
 
-A log holds no tensors: the bad value is not in it.  What finds the value is one command, which each
-report ends with.
+A log holds no tensors: the bad value is not in it, so each report ends with the command that finds
+it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import replace
-from typing import Any
 
 from cudalens.core.api_names import BACKWARD, api_names, api_names_of_all
 from cudalens.core.report import ErrorFacts, Evidence, Report
 from cudalens.core.report_types import Environment, Frame, Hint, OpName, Phase, SourceSpan
-from cudalens.diagnosis.assert_meanings import Meaning, known_texts, meaning_of
-from cudalens.diagnosis.assert_verdict import format_ops, joined
+from cudalens.diagnosis.assert_meanings import known_texts, meaning_of
+from cudalens.diagnosis.assert_verdict import joined
 from cudalens.diagnosis.crash_log import CrashLog, Failure
 from cudalens.diagnosis.diagnose import diagnose, is_device_assert
 from cudalens.diagnosis.host_errors import is_known_message, is_sticky
@@ -23,28 +22,24 @@ from cudalens.diagnosis.user_code import list_of
 
 __all__ = ["explain_log", "last_exception"]
 
-_LATE = (
-    "CUDA reports an assert late: the line shown is where the program met it, not necessarily the "
-    "one that called the op."
-)
-_SAME_OP = "The traceback ends in this op, so that the line is likely the one."
+_LATE = "CUDA reports an assert late, so the real cause may be an earlier line than the one shown."
+_SAME_OP = "The traceback ends in this op, so its line is likely the one."
 _NO_LINE = "The log holds no line of your code for it."
-_MIXED = "lines of several processes are mixed in the traceback: a frame may be another's"
+_GOES_ON = "No error follows it: the job went on without this process, or the log is cut."
+_HANDLED = "The log goes on after it: if the job handled it, this is not what ended it."
+_AFTER = 8
+"""Lines behind an error that may still belong to the end of the job."""
 _COMPILED = (
-    "Code that torch.compile generated printed it, and its ops cannot be told apart there: under "
-    "the check compiled functions run eagerly, and the op is named."
+    "Code that torch.compile generated printed it, and does not say which op: under the check "
+    "compiled functions run eagerly, and the op is named."
 )
 _NO_TEXT = (
-    "CUDA prints which check failed on the standard error of the process, and this log does not "
-    "hold that line: neither the op nor the value can be told from it."
+    "CUDA prints which check failed on standard error, and this log does not hold that line: "
+    "neither the op nor the value can be told from it."
 )
 _UNKNOWN = "No kernel of torch's is known to print it: look at extensions and kernels of your own."
-_WAITED = (
-    "NCCL's time-out tells that they waited, not for what: another rank had failed, hung or taken "
-    "another way through the code. Look for the rank that is not among them, and for what it "
-    "printed first."
-)
-_FOR_NCCL = "where a rank ends or hangs, the others show it as such an error"
+_WAITED = "Look for the rank that failed, hung or is missing here, and for what it printed first."
+_FOUND = "A guard of cudalens stopped the job before the launch; its report is in the log."
 
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]lib[/\\]\w+\.py$|^<"
@@ -53,7 +48,7 @@ _LIBRARY = re.compile(
 )
 """Files of installed packages and of Python itself."""
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
-_IN_BACKWARD = re.compile(r"_engine_run_backward|\.backward\(|run_backward")
+_IN_BACKWARD = re.compile(r"\.backward\(|run_backward")
 _CONSEQUENCES = frozenset(
     {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
     | {"KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError", "EOFError"}
@@ -62,41 +57,50 @@ _CONSEQUENCES = frozenset(
 """What launchers and other processes raise because one of them has ended."""
 _OWN = ("DeviceAssertError", "DeviceIndexError", "DeviceValueError", "NonFiniteError")
 """The exceptions of a guard: the job ran under the check."""
-_FOUND = (
-    "A guard of cudalens stopped the job before the launch: this is the finding itself, and its "
-    "report stands in the log."
-)
 _NCCL = re.compile(r"Watchdog caught collective|NCCL|DistBackendError|Socket Timeout|Broken pipe")
+_FAULT = re.compile(r"CUDA error|CUDA out of memory|CU(?:BLAS|DNN)_STATUS_|cuDNN error")
 
 
 def explain_log(log: CrashLog) -> Report | None:
-    """Return the report of what ended the job, ``None`` without a failure of CUDA's or torch's."""
-    own = next((item for item in log.failures if item.type_name in _OWN), None)
-    chosen = own or _cause(log)
+    """Return the report of what ended the job, ``None`` where that was no failure of torch's."""
+    chosen = _cause(log)
     if chosen is None:
         return None
-    evidence = _evidence(log, chosen)
-    is_assert = bool(log.asserts) or _is_assert(chosen)
-    if own is not None:
-        report = _of_own(own, evidence)
-    elif is_assert:
-        report = _of_assert(log, chosen, evidence)
-    elif _weight(chosen) == _WAITING:
-        report = _of_waiting(log, chosen)
-    else:
-        report = diagnose(evidence)
-    report = replace(
-        report, source=evidence.source, frames=evidence.frames, environment=evidence.environment
+    frames = tuple(replace(item, is_user=_is_user(item)) for item in chosen.frames)
+    evidence = Evidence(
+        error=ErrorFacts(type_name=chosen.type_name, message=chosen.message),
+        phase=_phase(chosen),
+        source=_source(chosen),
+        frames=frames,
+        device_text="\n".join(item.text() for item in log.asserts) or None,
+        environment=Environment(rank=min(chosen.ranks) if len(chosen.ranks) == 1 else None),
+        is_script=True,
     )
-    if own is not None:
-        return report
-    if report.kind == "cuda_error" and report.certainty == "unknown" and _is_fault(chosen):
-        late = " CUDA reports such an error late: the line shown is where it was met."
-        report = replace(report, explanation=report.explanation + late * bool(report.source))
-    limits = [*report.limits, *([_MIXED] if chosen.is_mixed else [])]
+    if chosen.type_name in _OWN:
+        is_nan = chosen.type_name == "NonFiniteError"
+        return _report(
+            evidence,
+            chosen.message.split("\n", 1)[0],
+            _FOUND,
+            kind="nonfinite" if is_nan else "device_assert",
+            certainty="proven",
+            prevented=not is_nan,
+        )
+    if log.asserts or _is_assert(chosen):
+        report = _of_assert(log, chosen, evidence)
+    elif _is_waiting(chosen):
+        report = _of_waiting(log, chosen, evidence)
+    else:
+        report = replace(diagnose(evidence), source=evidence.source, frames=frames)
+        if not _is_sticky(chosen) and log.last_text > chosen.number + _AFTER:
+            report = replace(report, explanation=f"{report.explanation} {_HANDLED}")
+    same = (item for item in log.failures if _is_assert(item) and _is_assert(chosen))
+    ranks = chosen.ranks.union(*(item.ranks for item in same))
+    if len(ranks) > 1 and not _is_waiting(chosen):
+        told = f"{report.explanation} Ranks {_numbers(ranks)} report it."
+        report = replace(report, explanation=told)
     hints = (*report.hints, _next_run(log, chosen))
-    told = f"{report.explanation} {_who(log, chosen, is_assert=is_assert)}".strip()
-    return replace(report, explanation=told, hints=hints, limits=tuple(limits))
+    return replace(report, environment=evidence.environment, hints=hints)
 
 
 def last_exception(log: CrashLog) -> str | None:
@@ -104,147 +108,116 @@ def last_exception(log: CrashLog) -> str | None:
     raised = [item for item in log.failures if item.type_name]
     if not raised:
         return None
-    source = _source(raised[-1])
-    first = raised[-1].message.split("\n", 1)[0]
+    last = max(raised, key=lambda item: item.number)
+    source = _source(last)
+    first = last.message.split("\n", 1)[0]
     at = f" at {source.file}:{source.line}" if source is not None and source.file else ""
-    return f"{raised[-1].type_name}{f': {first}' if first else ''}{at}"
+    return f"{last.type_name}{f': {first}' if first else ''}{at}"
 
 
-# --- which failure is the cause -------------------------------------------------------------------
-
-_ASSERT, _FAULT, _TORCH, _WAITING, _OTHER = range(5)
+# --- what ended the job ---------------------------------------------------------------------------
 
 
 def _is_assert(failure: Failure) -> bool:
     return is_device_assert(ErrorFacts(type_name=failure.type_name, message=failure.message))
 
 
-def _is_fault(failure: Failure) -> bool:
-    text = failure.message
-    return is_sticky(text) or "CUDA error" in text or "CUDA out of memory" in text
+def _is_sticky(failure: Failure) -> bool:
+    return _is_assert(failure) or is_sticky(failure.message)
 
 
-def _weight(failure: Failure) -> int:
-    """Return how near a failure is to the cause, what CUDA itself says first."""
-    if failure.type_name in _CONSEQUENCES:
-        return _OTHER
-    if _is_assert(failure):
-        return _ASSERT
-    if _NCCL.search(failure.message) and not is_sticky(failure.message):
-        return _WAITING
-    if _is_fault(failure) or re.search(r"CU(?:BLAS|DNN)_STATUS_|cuDNN error", failure.message):
-        return _FAULT
-    return _TORCH if is_known_message(failure.message) else _OTHER
+def _is_waiting(failure: Failure) -> bool:
+    return bool(_NCCL.search(failure.message)) and not is_sticky(failure.message)
 
 
 def _cause(log: CrashLog) -> Failure | None:
-    """Return the failure to explain: the first of CUDA's, else the last of torch's.
+    """Return the failure to explain; ``None`` where the job ended by something else.
 
-    One with a traceback goes before the same error without; a job may go on after an exception of
-    the host's, never after one of CUDA's.
+    A program can handle any exception and go on, but not one that ends the CUDA context: the first
+    of those counts, and else the last exception of the log.
     """
-    by_weight: dict[int, list[Failure]] = {}
-    for item in log.failures:
-        by_weight.setdefault(_weight(item), []).append(item)
-    cuda = by_weight.get(_ASSERT, []) + by_weight.get(_FAULT, [])
-    if log.asserts:
-        # cuBLAS and others report an assert as an error of theirs.
-        cuda = cuda or [Failure(message="CUDA error: device-side assert triggered")]
-    if cuda:
-        first = [item for item in cuda if _weight(item) == _weight(cuda[0])]
-        return next((item for item in first if item.frames), first[0])
-    host = by_weight.get(_TORCH, []) + [
-        item for item in by_weight.get(_OTHER, ()) if item.type_name not in _CONSEQUENCES
-    ]
-    ended = max(host, key=lambda item: item.number, default=None)
-    waiting = by_weight.get(_WAITING, [])
-    if ended is not None and _weight(ended) == _TORCH:
-        return ended
-    return waiting[0] if waiting and ended is None else None
+    failures = [item for item in log.failures if item.type_name not in _CONSEQUENCES]
+    own = next((item for item in failures if item.type_name in _OWN), None)
+    if own is not None:
+        return own
+    fatal = [item for item in failures if _is_sticky(item) and not _is_waiting(item)]
+    if log.asserts and not fatal:  # cuBLAS and others report an assert as an error of theirs
+        faults = (item for item in failures if _FAULT.search(item.message))
+        fatal = [next(faults, Failure(message="CUDA error: device-side assert triggered"))]
+    if fatal:
+        alike = [item for item in fatal if _is_assert(item) == _is_assert(fatal[0])]
+        return next((item for item in alike if item.frames), alike[0])
+    waiting = [item for item in failures if _is_waiting(item)]
+    others = [item for item in failures if item not in waiting]
+    last = max(others, key=lambda item: item.number, default=None)
+    if last is None:
+        return waiting[0] if waiting else None
+    is_torchs = _FAULT.search(last.message) or is_known_message(last.message)
+    return last if is_torchs else None
 
 
 # --- what it means --------------------------------------------------------------------------------
 
 
-def _evidence(log: CrashLog, failure: Failure) -> Evidence:
-    frames = tuple(replace(item, is_user=_is_user(item)) for item in failure.frames)
-    rank = next(iter(failure.ranks)) if len(failure.ranks) == 1 else None
-    return Evidence(
-        error=ErrorFacts(type_name=failure.type_name, message=failure.message),
-        phase=_phase(failure),
-        source=_source(failure),
-        frames=frames,
-        device_text="\n".join(item.text() for item in log.asserts) or None,
-        environment=Environment(rank=rank),
-        is_script=True,
+def _report(evidence: Evidence, headline: str, explanation: str, **known: object) -> Report:
+    return Report(
+        headline=headline,
+        explanation=explanation,
+        phase=evidence.phase,
+        source=evidence.source,
+        frames=evidence.frames,
+        device_text=evidence.device_text,
+        environment=evidence.environment,
+        **known,  # type: ignore[arg-type]
     )
 
 
 def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
-    report = _read_assert(log, failure)
+    late = _LATE if evidence.source is not None else _NO_LINE
+    if log.asserts and not log.failures and log.last_text > 0:
+        late = _GOES_ON
+    hidden = ""
     if not _is_assert(failure):
         first = failure.message.split("\n", 1)[0]
         hidden = f"{failure.type_name} ({first}) is not the cause: it hides an assert."
-        report = replace(report, explanation=f"{hidden} {report.explanation}")
-    return replace(report, phase=evidence.phase, device_text=evidence.device_text)
-
-
-def _asserted(headline: str, *parts: str, **known: Any) -> Report:
-    text = " ".join(filter(None, parts))
-    return Report(kind="device_assert", headline=headline, explanation=text, **known)
-
-
-def _read_assert(log: CrashLog, failure: Failure) -> Report:
-    late = _LATE if _source(failure) is not None else _NO_LINE
-    if not log.asserts:
+    line = next(iter(log.asserts), None)
+    meaning = meaning_of(line) if line is not None else None
+    parts, known = [hidden], {}
+    called = _called(failure)
+    if line is None:
         headline = "a device-side assert ended the job; this log does not show which op asserted"
-        return _asserted(headline, _NO_TEXT, _suspect(failure), late)
-    line = log.asserts[0]
-    meaning = meaning_of(line)
-    more = f"The log holds {len(log.asserts)} different assertions, the first comes first."
-    several = more if len(log.asserts) > 1 else ""
-    if meaning is None:
+        names = (_api_called(op, called) for item in known_texts().values() for op in item.ops)
+        suspect = next(filter(None, names), None)
+        maybe = f"The traceback ends in {suspect}, whose kernels can assert; that is no proof."
+        parts += [_NO_TEXT, maybe if suspect else "", late]
+    elif meaning is None:
         headline = f"CUDA asserted `{line.expression}`; this log does not show which op did"
-        return _asserted(headline, _UNKNOWN, several, late)
-    if meaning.is_compiled:
+        parts += [_UNKNOWN, late]
+    elif meaning.is_compiled:
         headline = f"compiled code asserted on the device: {meaning.sentence}"
-        return _asserted(headline, _COMPILED, several, late, certainty="likely")
-    op = _op_of_traceback(meaning, failure)
-    names = api_names(op)[:1] if op else ()
-    argument = meaning.argument_of(op) if op else meaning.argument
-    of = f"{argument}: " if argument else ""
-    return _asserted(
-        f"{joined(names or api_names_of_all(meaning.ops))} asserted on the device: "
-        f"{of}{meaning.sentence}",
-        f"CUDA printed `{line.expression}`, a check of {format_ops(meaning)}.",
-        several,
-        _SAME_OP if op else late,
-        certainty="likely",
-        op=OpName(name=op, api=names[0] if names else None),
-        argument=argument,
-    )
+        parts += [_COMPILED, late]
+    else:
+        op = next((op for op in meaning.ops if _api_called(op, called)), None)
+        name = (api_names(op) if op else (joined(api_names_of_all(meaning.ops)),))[0]
+        argument = meaning.argument_of(op) if op else meaning.argument
+        of = f"{argument}: " if argument else ""
+        headline = f"{name} asserted on the device: {of}{meaning.sentence}"
+        parts += [f"CUDA printed `{line.expression}`.", _SAME_OP if op else late]
+        known = {"argument": argument, "op": OpName(name=op, api=name if op else None)}
+    if len(log.asserts) > 1:
+        parts.append(f"The log holds {len(log.asserts)} different assertions; this is the first.")
+    certainty = "likely" if meaning is not None else "unknown"
+    text = " ".join(filter(None, parts))
+    return _report(evidence, headline, text, kind="device_assert", certainty=certainty, **known)
 
 
-def _op_of_traceback(meaning: Meaning, failure: Failure) -> str | None:
-    """Return the op that the traceback ends in, where it is one that prints the text.
-
-    That is the function of torch that the user's line called, or the call on the innermost line.
-    """
-    called = _called(failure)
-    return next((op for op in meaning.ops if _api_called(op, called)), None)
-
-
-def _suspect(failure: Failure) -> str:
-    """Name the function that the traceback ends in, where it is one whose kernels can assert."""
-    called = _called(failure)
-    for meaning in known_texts().values():
-        for op in meaning.ops:
-            if (name := _api_called(op, called)) is not None:
-                return (
-                    f"The traceback ends in {name}, whose kernels can assert; nothing in the log "
-                    "proves that they did."
-                )
-    return ""
+def _of_waiting(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
+    ranks = frozenset[int]().union(*(item.ranks for item in filter(_is_waiting, log.failures)))
+    who = f"ranks {_numbers(ranks)} waited" if len(ranks) > 1 else "a rank waited"
+    is_time_out = "Watchdog" in failure.message
+    what = f"{who} for another rank until NCCL's time-out" if is_time_out else "NCCL gave up"
+    headline = f"this log does not show what failed: {what}"
+    return _report(evidence, headline, _WAITED, kind="cuda_error")
 
 
 def _api_called(op: str, called: frozenset[str]) -> str | None:
@@ -255,42 +228,15 @@ def _api_called(op: str, called: frozenset[str]) -> str | None:
 
 def _called(failure: Failure) -> frozenset[str]:
     """Return the functions that a traceback ends in: those called by the user's line and below."""
-    if failure.is_mixed or _phase(failure) == "backward":
-        return frozenset()
     called: set[str] = set()
+    if _phase(failure) == "backward":
+        return frozenset()
     for frame in reversed(failure.frames):
         called.update(_CALL.findall(frame.text))
         if _is_user(frame):
             break
         called.add(frame.function.rpartition(".")[2])
     return frozenset(called - {"add"})
-
-
-def _of_own(failure: Failure, evidence: Evidence) -> Report:
-    """Repeat the finding of a guard, which is the first failure of the job that counts."""
-    is_nan = failure.type_name == "NonFiniteError"
-    return Report(
-        kind="nonfinite" if is_nan else "device_assert",
-        certainty="proven",
-        prevented=not is_nan,
-        phase=evidence.phase,
-        headline=failure.message.split("\n", 1)[0],
-        explanation=_FOUND,
-    )
-
-
-def _of_waiting(log: CrashLog, failure: Failure) -> Report:
-    ranks = frozenset().union(
-        *(item.ranks for item in log.failures if _weight(item) == _WAITING), failure.ranks
-    )
-    who = f"ranks {_numbers(ranks)} waited" if len(ranks) > 1 else "a rank waited"
-    is_time_out = "Watchdog caught" in failure.message
-    what = f"{who} for another rank until NCCL's time-out" if is_time_out else "NCCL gave up"
-    return Report(
-        kind="cuda_error",
-        headline=f"this log does not show what failed: {what}",
-        explanation=_WAITED if is_time_out else f"This is no cause: {_FOR_NCCL}.",
-    )
 
 
 # --- place, ranks, what to do ---------------------------------------------------------------------
@@ -305,12 +251,8 @@ def _source(failure: Failure) -> SourceSpan | None:
     found = next((item for item in reversed(failure.frames) if _is_user(item)), None)
     if found is None or not found.line:
         return None
-    return SourceSpan(
-        cell=found.cell,
-        file=found.file if found.cell is None else None,
-        line=found.line,
-        text=found.text or None,
-    )
+    file = found.file if found.cell is None else None
+    return SourceSpan(cell=found.cell, file=file, line=found.line, text=found.text or None)
 
 
 def _phase(failure: Failure) -> Phase:
@@ -319,66 +261,20 @@ def _phase(failure: Failure) -> Phase:
 
 
 def _numbers(ranks: frozenset[int]) -> str:
-    if len(ranks) > 8:
-        return list_of(ranks, 8)
-    return " and ".join(list_of(ranks, 8).rsplit(", ", 1))
-
-
-def _who(log: CrashLog, failure: Failure, *, is_assert: bool) -> str:
-    """Say which ranks failed so, and what torchrun says of the first."""
-    same = [
-        item
-        for item in log.failures
-        if (_is_assert(item) if is_assert else _weight(item) == _weight(failure))
-    ]
-    ranks = frozenset[int]().union(*(item.ranks for item in same), failure.ranks)
-    parts = []
-    if len(ranks) > 1 and _weight(failure) != _WAITING:
-        parts.append(f"Ranks {_numbers(ranks)} report it.")
-    root = log.root_rank
-    if root is not None and ranks and root not in ranks:
-        parts.append(
-            f"torchrun names rank {root} as the first to fail, and the log holds no such error of "
-            "that rank."
-        )
-    return " ".join(parts)
+    shown = list_of(ranks, 8)
+    return shown if len(ranks) > 8 else " and ".join(shown.rsplit(", ", 1))
 
 
 def _next_run(log: CrashLog, failure: Failure) -> Hint:
-    is_assert = bool(log.asserts) or _is_assert(failure)
-    does = "finds the value before its launch" if is_assert else "names the op and its tensors"
-    text = f"{_command(log, failure)} {does}"
+    """Return the command that runs the same job checked."""
     if any(item.cell is not None for item in failure.frames):
         text = "%load_ext cudalens in the first cell, and %%cudacheck over this one"
-    return Hint(text=f"next time: {text}", rule="next_run")
-
-
-def _command(log: CrashLog, failure: Failure) -> str:
-    """Return the command that runs the same job checked."""
-    words = _program(log.command) or _script(log, failure)
-    ranks = len(log.ranks)
-    if log.is_launched or (not log.starts_itself and (ranks > 1 or any(log.ranks))):
-        # Ranks that printed nothing are not in the log.
-        is_whole = ranks > 1 and max(log.ranks) == ranks - 1
-        count = str(ranks) if is_whole else "N"
-        return shlex.join(("torchrun", "--nproc-per-node", count, "-m", "cudalens", *words))
-    return shlex.join(("python", "-m", "cudalens", *words))
-
-
-def _program(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the script and its arguments, or ``-m`` and the module, of a command of Python's."""
-    if not command or "python" not in command[0].replace("\\", "/").rpartition("/")[2]:
-        return ()
-    rest = list(command[1:])
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        rest.pop(0)
-    return tuple(item for item in rest if not item.startswith("--local_rank"))
-
-
-def _script(log: CrashLog, failure: Failure) -> tuple[str, ...]:
+        return Hint(text=f"next time: {text}", rule="next_run")
     others = (item for item in log.failures if item.type_name not in _CONSEQUENCES)
-    for item in (failure, *others):
-        for frame in item.frames:
-            if frame.function == "<module>" and _is_user(frame):
-                return (frame.file,)
-    return ("SCRIPT",)
+    frames = (frame for item in (failure, *others) for frame in item.frames)
+    mains = (frame.file for frame in frames if frame.function == "<module>" and _is_user(frame))
+    words = ["-m", "cudalens", next(mains, "SCRIPT")]
+    command = ["torchrun", "--nproc-per-node", "N"] if log.is_launched else ["python"]
+    is_assert = bool(log.asserts) or _is_assert(failure)
+    does = "finds the value before its launch" if is_assert else "names the op and its tensors"
+    return Hint(text=f"next time: {shlex.join([*command, *words])} {does}", rule="next_run")

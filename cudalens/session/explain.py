@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback, parse
+from cudalens.core.api_names import BACKWARD, api_names
 from cudalens.core.device_asserts import fold
+from cudalens.core.limits import Limits
 from cudalens.core.report import Report
-from cudalens.core.report_types import TensorFact
+from cudalens.core.report_types import OpName, TensorFact
+from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.evidence import lost_context
 from cudalens.evidence.context import rehearsed_fault
@@ -53,6 +57,7 @@ def explain(
         return PROCESS.last
     started = time.perf_counter()
     lines = _assertions(facts.message, printed) if is_lost else ""
+    tree = Limits().attempt("cell", lambda: _tree_of_cell(error), lambda: ast.Module([], []))
     # In place of the stream of a checked block.
     evidence = evidence_of_error(
         error,
@@ -60,10 +65,14 @@ def explain(
         SimpleNamespace(text=lambda **_: lines),
         started=started,
         is_checked=False,
-        beside=lambda: _tensors(namespace, _names_of_cell(error)),
+        beside=lambda: _tensors(namespace, tree),
     )
-    trial = None if is_lost else trial_of_error(error)
-    PROCESS.last = report = diagnose(evidence, trial)
+    called = ""
+    if evidence.op.name is None and (fits := _call_that_fits(tree, lines)) is not None:
+        evidence = replace(evidence, op=fits[0])
+        called = f" {fits[0].api} is called once in this cell, in line {fits[1]}."
+    report = diagnose(evidence, None if is_lost else trial_of_error(error))
+    PROCESS.last = report = replace(report, explanation=f"{report.explanation}{called}")
     lost_context.remember(report)
     return report
 
@@ -78,25 +87,41 @@ def _assertions(message: str, printed: str) -> str:
     return "\n".join(line.text() for line in found)
 
 
-def _names_of_cell(error: BaseException) -> frozenset[str]:
-    """Return the names that the cell, or the file, which failed mentions."""
+def _tree_of_cell(error: BaseException) -> ast.AST:
+    """Return the code of the cell, or the file, which failed."""
     places = places_of(entries_from_traceback(error.__traceback__))
     users = (place for place in places if is_user_source(place.filename))
     first = next(users, None)
-    if first is None:
-        return frozenset()
-    tree = parse("\n".join(source_lines(first.filename)))
-    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return parse("\n".join(source_lines(first.filename)) if first is not None else "")
 
 
-def _tensors(namespace: Mapping[str, object], mentioned: frozenset[str]) -> tuple[TensorFact, ...]:
-    """Describe the accelerator's tensors among the user's variables, from host memory alone.
+def _call_that_fits(tree: ast.AST, lines: str) -> tuple[OpName, int] | None:
+    """Return the op, as the cell names it, and the line of the one call that can print this.
 
-    Those that the failing cell mentions come first.
+    ``None`` where no call of the cell does, or more than one.
     """
+    first = next(iter(fold(lines)), None)
+    meaning = meaning_of(first) if first is not None else None
+    if meaning is None:
+        return None
+    ops = {
+        name.rpartition(".")[2]: OpName(name=op, api=name)
+        for op in reversed(meaning.ops)
+        for name in api_names(op)
+        if not name.startswith(BACKWARD)
+    }
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    named = ((ast.unparse(node.func).rpartition(".")[2], node.lineno) for node in calls)
+    found = [(ops[name], line) for name, line in named if name in ops]
+    return found[0] if len(found) == 1 else None
+
+
+def _tensors(namespace: Mapping[str, object], tree: ast.AST) -> tuple[TensorFact, ...]:
+    """Describe the accelerator's tensors that a cell mentions, from host memory alone."""
+    mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return tuple(
         of_meta(None, _torch.meta_of(value), name)
-        for name, value in sorted(namespace.items(), key=lambda item: item[0] not in mentioned)
-        if not name.startswith("_") and isinstance(value, Tensor)
+        for name, value in namespace.items()
+        if name in mentioned and not name.startswith("_") and isinstance(value, Tensor)
         if _torch.is_accelerator(value.device)
     )

@@ -28,7 +28,7 @@ def shown(notebook: Notebook) -> str:
 
 
 def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
-    """Line, check, variables by metadata, those of the cell first, and the next step; no value."""
+    """Line, check, the cell's variables by metadata, and the next step; no value."""
     notebook.run("first = torch.ones(2, device='cuda'); del table, ids")
     failed = notebook.run(DIES)
     assert failed.error_in_exec is not None
@@ -38,18 +38,30 @@ def test_a_plain_cell_that_died_is_explained(notebook: Notebook) -> None:
     assert (report.kind, report.certainty) == ("device_assert", "likely")
     assert report.context_usable is False
     assert report.device_text is not None and "t >= 0 && t < n_classes" in report.device_text
-    assert "a label is neither one of the classes nor ignore_index" in report.headline
+    assert report.headline == (
+        "F.cross_entropy asserted on the device: target: a label is neither one of the classes nor "
+        "ignore_index"
+    )
+    assert "F.cross_entropy is called once in this cell, in line 3." in report.explanation
     assert report.source is not None and report.source.text == "loss.item()"
     assert (report.source.cell, report.source.line) == (3, 4)
     listed = [(item.expression, item.shape) for item in report.tensors]
-    assert listed == [("loss", ()), ("logits", (4, 3)), ("labels", (4,)), ("first", (2,))]
+    assert listed == [("loss", ()), ("logits", (4, 3)), ("labels", (4,))]
     assert all(item.summary.min is None for item in report.tensors)
     words = " ".join(text.split())
     assert "run `%load_ext cudalens` and `%cudacheck on`" in words
-    assert "the line shown may be an innocent one" in words
+    assert "the real cause may be an earlier line" in words
 
 
-def test_item_25_a_host_error_is_explained_and_takes_no_assertion(notebook: Notebook) -> None:
+def test_of_two_calls_that_fit_none_is_blamed(notebook: Notebook) -> None:
+    notebook.run(DIES.replace("loss.item()", "F.nll_loss(logits, labels)\nloss.item()"))
+    notebook.run("%cudacheck explain")
+    report = cudalens.last_report()
+    assert report.op.name is None
+    assert report.headline.startswith("F.cross_entropy, nn.CrossEntropyLoss, F.nll_loss or another")
+
+
+def test_a_host_error_is_explained_and_takes_no_assertion(notebook: Notebook) -> None:
     """The device lives: its tensors can be read, and what was printed belongs to a lost context."""
     notebook.run("a = torch.ones(2, 3, device='cuda')\na @ a")
     notebook.run("%cudacheck explain")
@@ -96,7 +108,7 @@ def test_later_cells_get_one_line(notebook: Notebook, how: str, sim: simulate.Si
 
 
 @pytest.mark.parametrize("printed", [LINE, ""])
-def test_item_25_what_cuda_printed_is_used_where_nothing_else_tells(
+def test_what_cuda_printed_is_used_where_nothing_else_tells(
     notebook: Notebook, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU keeps no text of its own; the shell's stream has it, or nobody."""

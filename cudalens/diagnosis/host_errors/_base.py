@@ -24,11 +24,8 @@ from cudalens.diagnosis.host_errors._words import (
 from cudalens.diagnosis.user_code import api_function
 
 REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
-NO_ASSERT = (
-    "This is not a device-side assert; the advice about TORCH_USE_CUDA_DSA, which PyTorch prints "
-    "under every CUDA error, does not help."
-)
-"""What PyTorch prints under every CUDA error misleads under most of them."""
+NO_ASSERT = "This is not a device-side assert."
+_NO_DSA = "The advice about TORCH_USE_CUDA_DSA under it does not help."
 _UNDER_CHECK = "{check_anew}, which waits after each op and names the one at fault."
 _UNDER_SANITIZER = (
     "{rerun_as_script} under NVIDIA's compute-sanitizer, which names the kernel and the address."
@@ -242,7 +239,9 @@ def _repeated(error: ErrorFacts, message: str) -> Verdict:
 
 
 def _placed(verdict: Verdict, error: ErrorFacts, evidence: Evidence) -> Verdict:
-    """Add where a worker's error comes from."""
+    """Add where a worker's error comes from, and what PyTorch's own advice is worth."""
+    if verdict.kind == "cuda_error" and "TORCH_USE_CUDA_DSA" in error.message:
+        verdict = replace(verdict, explanation=f"{verdict.explanation} {_NO_DSA}")
     reraised = _RERAISED.match(error.message)
     if reraised is None:
         return verdict
