@@ -20,6 +20,7 @@ MODES: dict[str, dict[str, bool]] = {
     "on": {},
     **{name: {name: True} for name in ("fast", "nan", "deferred")},
 }
+_HEADLINE = "cudalens_headline"
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 _IS_LOST = pytest.StashKey[bool]()
 
@@ -76,6 +77,8 @@ def _checked(item: pytest.Item, options: dict[str, Any] | None) -> Generator[Non
     from cudalens.session.session import check
 
     session = check(**options)
+    # capfd reads the descriptor that the check would lead through a process of its own.
+    session.reads_stderr = {"capfd", "capfdbinary"}.isdisjoint(getattr(item, "fixturenames", ()))
     try:
         with session:
             return (yield)
@@ -101,7 +104,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the text to a failure, and the finding to the JUnit file."""
     found = item.stash.get(_REPORT, None)
@@ -113,12 +116,22 @@ def pytest_runtest_makereport(
     item.user_properties += [
         ("cudalens_kind", found.kind),
         ("cudalens_op", found.op.name),
-        ("cudalens_headline", found.headline_own or found.headline),
+        (_HEADLINE, found.headline_own or found.headline),
     ]
+    if call.excinfo is not None:
+        _say_once(call.excinfo.value)
     report = yield
     if report.failed:
         report.sections.append(("cudalens", found.to_text()))
     return report
+
+
+def _say_once(error: BaseException) -> None:
+    """Leave an exception its first line: the section below it holds the rest."""
+    if getattr(error, "report", None) is not None and error.args:
+        error.args = (str(error.args[0]).split("\n", 1)[0], *error.args[1:])
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [line for line in notes if not line.startswith("cudalens: ")]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -131,9 +144,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say once that what failed behind a lost context says nothing."""
-    if config.stash.get(_IS_LOST, False):
+    """List the findings of tests that passed, and say that a lost context makes others fail."""
+    passed = [
+        (report.nodeid, value)
+        for outcome in ("passed", "skipped")
+        for report in terminalreporter.getreports(outcome)
+        for name, value in report.user_properties
+        if name == _HEADLINE and report.when == "call"
+    ]
+    is_lost = config.stash.get(_IS_LOST, False)
+    if passed or is_lost:
         terminalreporter.section("cudalens")
+    if passed:
+        terminalreporter.line(
+            "Found in tests that did not fail by it: caught by a handler, or in a thread."
+        )
+    for nodeid, headline in passed:
+        terminalreporter.line(f"  {nodeid}: {headline}")
+    if is_lost:
         terminalreporter.line(
             "A test lost CUDA for this process: tests behind it that use the GPU fail for that "
             "reason alone. With pytest-xdist (-n 1) a new worker takes over."

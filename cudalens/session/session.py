@@ -78,6 +78,8 @@ class CheckSession:
         # The block may leave the directory.
         self._files = [name and expanded(name).absolute() for name in (html, json)]
         self._stack = ExitStack()
+        self.reads_stderr = True
+        """Whether the assertions that CUDA prints are read off file descriptor 2."""
         self.counted_before = (0, 0)
         """What was looked at and recorded of a part of the block that was checked before."""
         self.kept: BaseException | None = None
@@ -162,7 +164,8 @@ class CheckSession:
         from cudalens.recorder.nonfinite import NonFiniteWatch
         from cudalens.recorder.stderr import DeviceText
 
-        self.device_text = self._optional(stack, "device text", DeviceText)
+        if self.reads_stderr:
+            self.device_text = self._optional(stack, "device text", DeviceText)
         if self.force_eager:
             self._optional(stack, "eager mode", EagerCompiler)
         watch = NonFiniteWatch(on_nonfinite) if self.nan else None

@@ -74,6 +74,51 @@ def marked(mark: str) -> str:
     return BAD.replace("def test_bad_label", f"@pytest.mark.cudacheck({mark})\ndef test_bad_label")
 
 
+QUIET = (
+    BAD.partition("def test_bad_label")[0]
+    + """
+import os
+import threading
+
+def test_caught():
+    with pytest.raises(IndexError):
+        train([0, 1, 3, 2])
+
+def test_in_a_thread():
+    def body():
+        with pytest.raises(IndexError):
+            train([0, 1, 4, 2])
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+
+def test_nothing():
+    train([0, 1, 2, 2])
+
+def test_descriptor(capfd):
+    os.write(2, b"to the descriptor\\n")
+    assert capfd.readouterr().err == "to the descriptor\\n"
+
+def test_shapes():
+    rows = torch.zeros(2, 3, device="cuda")
+    rows @ rows
+"""
+)
+"""Findings that fail no test, a test that captures the descriptors, and torch's own exception."""
+
+
+def test_findings_of_tests_that_pass_are_in_the_summary(tmp_path: Path) -> None:
+    """Each once, with the test's name; a failure has the report, and no notes that repeat it."""
+    done = run(tmp_path, QUIET, "--cudacheck")
+    assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
+    failure, _, summary = done.stdout.partition("Found in tests that did not fail by it")
+    assert re.search(r"test_it.py::test_caught: .*\] = 3 is outside the 3 classes", summary)
+    assert re.search(r"test_it.py::test_in_a_thread: .*\] = 4 is outside the 3 classes", summary)
+    assert "test_nothing" not in summary and "test_descriptor" not in summary
+    assert "E       RuntimeError: mat1 and mat2" in failure
+    assert "E       cudalens:" not in failure and failure.count("(2, 3) and (2, 3) cannot") == 1
+
+
 LOG = "import torch\ndef test_it():\n    torch.zeros(2, device='cuda').log()\n"
 EXPECTING = BAD.replace("train([0, 1, 3", "with pytest.raises(IndexError): train([0, 1, 3")
 IN_FIXTURE = BAD.replace("def test_bad_label():", "@pytest.fixture\ndef bad():")
