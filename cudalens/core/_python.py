@@ -21,6 +21,40 @@ from typing import Any, cast
 _MAIN = threading.main_thread()
 
 
+class MoreStack:
+    """Room for 500 more frames while the block runs, also where the user's recursion ends.
+
+    The limit is that of all threads: it is put back when the last of such blocks is left.
+    """
+
+    FRAMES = 500
+    _lock = threading.Lock()
+    _open = 0
+    _before = 0
+
+    def __enter__(self) -> None:
+        """Raise the limit, unless another block has done so."""
+        # By a function of its own: Python lowers no limit where the stack is as high as that, and
+        # so there is room for __exit__ wherever this succeeded.
+        self._raise_limit()
+
+    def _raise_limit(self) -> None:
+        kind = type(self)
+        with kind._lock:
+            if kind._open == 0:
+                kind._before = sys.getrecursionlimit()
+                sys.setrecursionlimit(kind._before + kind.FRAMES)
+            kind._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Put the limit back, unless somebody else has set it meanwhile."""
+        kind = type(self)
+        with kind._lock:
+            kind._open -= 1
+            if kind._open == 0 and sys.getrecursionlimit() == kind._before + kind.FRAMES:
+                sys.setrecursionlimit(kind._before)
+
+
 class Uninterrupted:
     """Let an interrupt that comes inside the block take effect right behind it.
 

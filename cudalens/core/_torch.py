@@ -392,7 +392,7 @@ def unseen_without_wait() -> Iterator[None]:
 def device_type(tensor: Tensor) -> str:
     """Return the type of a tensor's device, asked in a way that a subclass does not see."""
     with torch._C.DisableTorchFunction():
-        return tensor.device.type
+        return str(Tensor.device.__get__(tensor).type)
 
 
 @contextmanager

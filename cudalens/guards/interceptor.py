@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core import _torch
-from cudalens.core._python import FailedCall, Uninterrupted, raise_if_outside
+from cudalens.core._python import FailedCall, MoreStack, Uninterrupted, raise_if_outside
 from cudalens.core.device_asserts import as_printed_by
 from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
-from cudalens.guards._base import Guard, full_name, schema_parameters
+from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
 from cudalens.guards.compiled_graph import CompiledCheck
@@ -281,7 +281,7 @@ class Interceptor:
             for plan in plans:
                 try:
                     values = plan.pick(args) if is_whole else plan.find(args, kwargs)
-                    found: object = plan.check(*values)
+                    found: object = _looked_at(plan, values)
                     if found is None:
                         continue
                     if not isinstance(found, Violation):
@@ -289,10 +289,13 @@ class Interceptor:
                         raise TypeError(msg)
                 except Exception as failure:  # a guard that fails must never stop a good call
                     raise_if_outside(failure)
+                    if isinstance(failure, RecursionError) and plan.guard.frequency != OF_USER:
+                        raise  # no room to look: the user is told so, and nothing is launched
                     kind = type(failure).__name__
                     self._complain(f"guard {plan.guard.name} failed: {kind}: {failure}")
                     continue
-                error = self._handle(op, plan.guard, found, args, kwargs)
+                with MoreStack():
+                    error = self._handle(op, plan.guard, found, args, kwargs)
                 if error is not None:
                     return error
             return None
@@ -357,6 +360,28 @@ class Interceptor:
     def _complain(self, line: str) -> None:
         with suppress(Exception):  # who listens must not stop a call either
             self._on_internal_error(line)
+
+
+def _looked_at(plan: Plan, values: Sequence[Any]) -> object:
+    """Return what a guard finds.
+
+    Where the stack is at its end, or a property of a user's subclass raises, it looks again with
+    more room and without the subclass.
+    """
+    try:
+        return plan.check(*values)
+    except Exception as failure:
+        with MoreStack():
+            raise_if_outside(failure)
+            if plan.guard.frequency == OF_USER and not isinstance(failure, RecursionError):
+                raise
+            return plan.check(*map(_without_subclass, values))
+
+
+def _without_subclass(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_without_subclass(item) for item in value]
+    return Tensor.as_subclass(value, Tensor) if isinstance(value, Tensor) else value
 
 
 def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
@@ -102,3 +105,55 @@ def test_a_subclass_does_not_see_the_look(
         assert guards.look(lambda: train(GOOD)) is None
         assert [*alone, *alone] == Noting.seen
         assert guards.look(lambda: train(BAD)) is not None
+
+
+class Shapeless(Tensor):
+    """Raises where its sizes or its device are asked for."""
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError("no shape")
+
+    device = shape
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+@pytest.mark.parametrize("choose", CHOSEN)
+def test_a_property_of_a_subclass_that_raises_hides_no_index(
+    choose: Callable[[Tensor, Tensor], Tensor], is_deferred: bool
+) -> None:
+    """Sizes and devices are read below Python."""
+    with guarded(is_deferred=is_deferred) as guards:
+        assert guards.look(lambda: choose(TABLE, GOOD.as_subclass(Shapeless))) is None
+        found = guards.look(lambda: choose(TABLE, BAD.as_subclass(Shapeless)))
+        assert found is not None and found.offenders.first[0].value == 3
+        guards.trouble.clear()  # deferred guards say that they looked at once
+
+
+def at_depth(room: int, call: Callable[[], Any]) -> Any:
+    """Make a call with room for so many more frames of Python."""
+    depth = len(inspect.stack(0))
+
+    def deeper(left: int) -> Any:
+        return call() if left == 0 else deeper(left - 1)
+
+    return deeper(sys.getrecursionlimit() - depth - room)
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_a_bad_call_is_found_as_deep_as_any_call_runs(is_deferred: bool) -> None:
+    """Near the end of the stack Python may refuse a call; none that runs has not been looked at."""
+    limit = sys.getrecursionlimit()
+    ran = found = 0
+    with guarded(is_deferred=is_deferred) as guards:
+        for room in range(5, 90):
+            for ids in (GOOD, BAD):
+                with suppress(RecursionError):
+                    if guards.look(lambda: at_depth(room, lambda: TABLE[ids])) is None:  # noqa: B023
+                        assert ids is GOOD
+                        ran += 1
+                    else:
+                        found += 1
+        guards.trouble.clear()
+    assert sys.getrecursionlimit() == limit
+    assert found > 40 and ran > 40
