@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from cudalens.guards import full_name
 from cudalens.guards.interceptor import GuardedCall, Interceptor
 from cudalens.guards.past_calls import PastCall
 from tests.releases import here
+
+_TESTS = str(Path(__file__).parent)
 
 
 class Stopped(Exception):  # noqa: N818  not an error of torch or of ours
@@ -28,13 +31,19 @@ class Collector:
         self.trouble: list[str] = []
         self.lets_pass = False
         self.past: PastCall | None = None
-        """What was known of the call of the last finding, where it was over."""
+        """The call of the last finding, where it was over."""
         self.settle: Callable[[], BaseException | None] = lambda: None
         self.look_later: Callable[[bool], None] = lambda is_deferred: None
 
     def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException:
         self.found.append((full_name(call.op), violation))
-        self.past = call.past
+        self.past = None
+        return Stopped(violation.headline)
+
+    def on_past_violation(self, violation: Violation, past: PastCall) -> BaseException:
+        name = f"{violation.op}.{violation.overload}".removesuffix(".default").removesuffix(".")
+        self.found.append((name, violation))
+        self.past = past
         return Stopped(violation.headline)
 
     def look(self, call: Callable[[], Any]) -> Violation | None:
@@ -73,6 +82,8 @@ class Observer(Interceptor):
             collector.trouble.append,
             devices=devices,
             is_deferred=is_deferred,
+            on_past_violation=collector.on_past_violation,
+            is_users=lambda file: file.startswith(_TESTS),
         )
         self.collector = collector
 

@@ -127,8 +127,7 @@ def as_tensor(value: Any) -> Any:
     dtype = _NUMBERS.get(type(value))
     if dtype is None:
         return value
-    with unseen_without_wait():
-        return torch.scalar_tensor(value, dtype=dtype)
+    return unseen_without_wait(partial(torch.scalar_tensor, value, dtype=dtype))
 
 
 def has_kernel(name: str, key: str) -> bool:
@@ -359,34 +358,18 @@ def can_read_unseen() -> bool:
     return not _sync_debug_mode() and not is_capturing()
 
 
-@contextmanager
-def deterministic(is_on: bool) -> Iterator[None]:
-    """Set for a while whether algorithms must be deterministic."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    if before != is_on:
-        torch.use_deterministic_algorithms(is_on)
-    try:
-        yield
-    finally:
-        if before != is_on:
-            torch.use_deterministic_algorithms(before, warn_only=warns)
-
-
 def own_wait() -> AbstractContextManager[Any]:
     """Return a block in which we may wait for the device, whatever the user's mode says."""
     return _own_waits.block() if _sync_debug_mode() or _own_waits.count else nullcontext()
 
 
-@contextmanager
-def unseen_without_wait() -> Iterator[None]:
-    """Run our own torch calls where nobody sees them, and none of them waits."""
+def unseen_without_wait(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of ours as :func:`unseen`, where none of its torch calls waits."""
     with torch._C.DisableTorchFunction(), BelowAutograd():
         if not has_dispatch_modes():
-            yield
-        else:
-            with no_dispatch_modes():
-                yield
+            return function(*args)
+        with no_dispatch_modes():
+            return function(*args)
 
 
 def device_type(tensor: Tensor) -> str:
@@ -460,6 +443,14 @@ def same_tensor(left: object, right: object) -> bool:
             and left.storage_offset() == right.storage_offset()
             and left.untyped_storage()._cdata == right.untyped_storage()._cdata
         )
+    except (RuntimeError, NotImplementedError):  # sparse and functional tensors have no storage
+        return False
+
+
+def shares_storage(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have one storage."""
+    try:
+        return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse and functional tensors have no storage
         return False
 

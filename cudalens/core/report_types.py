@@ -119,10 +119,16 @@ class OffenderMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Offenders:
-    """How many elements are bad, of how many, and the first of them in row-major order."""
+    """How many elements are bad, of how many, and the first of them in row-major order.
+
+    Of a deferred finding the smallest and the largest value alone are known.
+    """
 
     count: int = 0
     total: int = 0
+    min: Number = None
+    """The smallest value of the tensor, bad or not; NaN where it holds one."""
+    max: Number = None
     first: tuple[Offender, ...] = ()
     map: OffenderMap | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,17 @@ def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
     )
     has_map = tensor.dim() and tensor.numel() and not tensor.is_complex()
     grid = _offender_map(tensor, bad, listed) if has_map else None
-    return Offenders(count=count, total=tensor.numel(), first=first, map=grid)
+    low, high = _ends(grid, first)
+    return Offenders(count=count, total=tensor.numel(), min=low, max=high, first=first, map=grid)
+
+
+def _ends(grid: OffenderMap | None, first: tuple[Offender, ...]) -> tuple[Number, Number]:
+    """Return the smallest and the largest value of a tensor, by its grid or its one element."""
+    alone: tuple[Any, ...] = tuple(item.value for item in first[:1])
+    low, high = (alone, alone) if grid is None else (grid.low, grid.high)
+    if not low or None in low:
+        return None, None
+    return ("nan", "nan") if "nan" in low else (min(low, key=float), max(high, key=float))
 
 
 def _listed(marks: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback, linked
 from cudalens.core.report_types import LineRef, Phase, Violation
-from cudalens.guards.past_calls import PastCall, StackLine
+from cudalens.guards.past_calls import StackLine
 from cudalens.recorder import eager
 from cudalens.source.argument_names import OpSignature
 from cudalens.source.files import (
@@ -77,24 +77,9 @@ def op_signature(violation: Violation) -> OpSignature:
     return OpSignature(violation.op, _torch.signature_of(violation.op, violation.overload))
 
 
-def entries_of(past: PastCall, lines: Sequence[StackLine] | None = None) -> list[Entry]:
-    """Return the lines of a call that is over, each with its frame while that is running.
-
-    Args:
-        lines: others than those of its stack.
-    """
-    running = stack_of(sys._getframe(1))
-    entries: list[StackEntry] = []
-    for at, (code, lasti) in enumerate(past.stack if lines is None else lines):
-        # Alike from the outermost on; what was called below the last of them may be another call.
-        is_alive = at < len(running) and running[at].f_code is code
-        if not is_alive:
-            running = running[:at]
-        frame = running[at] if is_alive else None
-        entries.append(StackEntry(code, line_of(code, lasti), lasti, frame))
-    while entries and is_own_file(entries[0].code.co_filename):
-        entries.pop(0)
-    return list(entries)
+def entries_of(lines: Sequence[StackLine]) -> list[Entry]:
+    """Return the lines of a call that is over, outermost first."""
+    return [StackEntry(code, line_of(code, lasti), lasti) for code, lasti in lines]
 
 
 def _code_of(item: Entry) -> CodeType:

@@ -62,13 +62,13 @@ from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, breaks, facts_of, scalars_of
 from cudalens.evidence.trial import trial_of
 from cudalens.guards.interceptor import GuardedCall
-from cudalens.guards.past_calls import PastCall
+from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import is_user_file, running_shell
 from cudalens.source.locate import CallSite, locate_entries
-from cudalens.source.stack import Entry, stack_of
+from cudalens.source.stack import stack_of
 
 FORWARD_CALL = "the forward call of the op that failed"
 
@@ -78,14 +78,64 @@ FORWARD_CALL = "the forward call of the op that failed"
 
 def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
     """Make the report of a guard's finding, tell the session, and return what is to be raised."""
-    past = call.past
-    if violation.is_silent and is_repeated(violation, past):
+    if violation.is_silent and is_repeated(violation, _running_line()):
         return None
-    if past is not None and past.written:
-        names = " and ".join(past.written)
-        note = f"{names} was written to with other values in place of the bad ones: do not use it."
-        violation = replace(violation, explanation=f"{violation.explanation} {note}".strip())
-    text, report = _reported(violation, call.arguments, lambda: _replayed(call, violation), past)
+
+    def replayed() -> Replay:
+        return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
+
+    return _raised(violation, *_found(violation, call.arguments, replayed))
+
+
+def on_past_violation(violation: Violation, past: PastCall) -> BaseException | None:
+    """Make the report of a finding in a call that is over: no tensor of it is known."""
+    if violation.is_silent and is_repeated(violation, _line_of(past)):
+        return None
+    values, calls = violation.offenders, f"call{'s' * (past.calls_ago != 1)}"
+    extremes = (
+        f"Its values went from {values.min} to {values.max}, {past.calls_ago} guarded {calls} ago; "
+        "to see which element is bad, run it under %%cudacheck, or without deferred guards."
+    )
+    violation = replace(violation, explanation=f"{violation.explanation} {extremes}".strip())
+    started, limits = time.perf_counter(), Limits()
+    return _raised(
+        violation,
+        *_reported(
+            violation,
+            limits,
+            lambda: diagnose(_evidence_of_past(violation, past, started), None),
+            is_deferred=True,
+        ),
+    )
+
+
+def _evidence_of_past(violation: Violation, past: PastCall, started: float) -> Evidence:
+    limits = Limits()
+    attempt = limits.attempt
+    entries = attempt("frames", lambda: entries_of(past.lines), list)
+    site = attempt("source", lambda: locate(entries, {}), CallSite)
+    return Evidence(
+        violation=violation,
+        op=OpName(name=violation.op, overload=violation.overload, api=site.api),
+        phase=phase_of(entries, in_backward=past.in_backward),
+        prevented=not violation.is_silent,
+        deferred=True,
+        context_usable=True,
+        source=site.source,
+        forward_source=locate_entries(entries_of(past.forward)),
+        call_text=site.call_text,
+        frames=site.frames,
+        device_text=violation.device_text,
+        environment=attempt("environment", describe, Environment),
+        libraries=libraries(),
+        is_script=is_script(site),
+        timing=attempt("timing", lambda: timing_since(started), Timing),
+        limits=(*site.limits, *limits.lines),
+    )
+
+
+def _raised(violation: Violation, text: str, report: Report) -> BaseException | None:
+    """Return what is raised for a finding; a silent one is a warning."""
     if violation.is_silent:
         return None if PROCESS.listeners else _warn(text)
     kind: type[DeviceAssertError] = DeviceIndexError if violation.is_index else DeviceValueError
@@ -97,7 +147,7 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     limits = Limits()
     error = limits.attempt(
         "report",
-        lambda: NonFiniteError(*_reported(violation, arguments, Replay)),
+        lambda: NonFiniteError(*_found(violation, arguments, Replay)),
         lambda: NonFiniteError(violation.sentence()),
     )
     for line in limits.lines:
@@ -105,27 +155,32 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     return error
 
 
+def _found(
+    violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
+) -> tuple[str, Report]:
+    """Return the text of the exception, and the report, of a call that is being made."""
+    started, limits = time.perf_counter(), Limits()
+
+    def full() -> Report:
+        context = FailureContext(violation, arguments)
+        make = partial(trial_of, context.frames, has_autograd=False)
+        trial = context.limits.attempt("trial", make)
+        return diagnose(evidence_of(context, replayed, started), trial)
+
+    return _reported(violation, limits, full)
+
+
 def _reported(
-    violation: Violation,
-    arguments: Mapping[str, Any],
-    replayed: Callable[[], Replay],
-    past: PastCall | None = None,
+    violation: Violation, limits: Limits, full: Callable[[], Report], *, is_deferred: bool = False
 ) -> tuple[str, Report]:
     """Return the text of the exception, and the report, which the session is given.
 
     Whatever fails on the way is a line of ``limits``: the sentence with the value has to arrive.
     """
-    started, limits = time.perf_counter(), Limits()
-
-    def full() -> Report:
-        context = FailureContext(violation, arguments, past)
-        make = partial(trial_of, context.frames, has_autograd=False)
-        trial = context.limits.attempt("trial", make)
-        return diagnose(evidence_of(context, replayed, started), trial)
 
     def bare() -> Report:
         known = tuple(limits.lines)
-        return bare_report_of_violation(violation, is_deferred=past is not None, limits=known)
+        return bare_report_of_violation(violation, is_deferred=is_deferred, limits=known)
 
     report = limits.attempt("diagnosis", full, bare, kind=Report)
     limits.attempt("variables", _python.forget)
@@ -137,12 +192,6 @@ def _reported(
         if line not in report.limits:
             PROCESS.internal_error(line)
     return text, report
-
-
-def _replayed(call: GuardedCall, violation: Violation) -> Replay:
-    if call.past is not None and not call.past.is_whole:
-        return Replay(reason="tensors of the call are gone, or have changed since")
-    return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
 
 
 def _warn(text: str) -> SilentFindingWarning | None:
@@ -175,30 +224,15 @@ def _recorder() -> Any:
 
 
 class FailureContext:
-    """The live objects around a finding; it exists only while the report is made.
+    """The live objects around a finding; it exists only while the report is made."""
 
-    Args:
-        past: the call, where it is over: its lines are known, and no frame of it.
-    """
-
-    def __init__(
-        self, violation: Violation, arguments: Mapping[str, Any], past: PastCall | None
-    ) -> None:
-        self.violation, self.past = violation, past
+    def __init__(self, violation: Violation, arguments: Mapping[str, Any]) -> None:
+        self.violation = violation
         self.arguments, self.values = arguments, tensor_values(arguments)
         self.bad, self.recorder, self.limits = bad_key(violation), _recorder(), Limits()
-        self.node = None if past is not None else _torch.current_node()
-        self.frames: Sequence[FrameType] = []
-        """The frames of a call that is running; none of one that is over."""
-        self.entries: Sequence[Entry]
-        """The lines of the call, with the frames that live."""
-        if past is None:
-            running = partial(calling_frames, in_backward=self.node is not None)
-            self.entries = self.frames = self.limits.attempt("frames", running, list)
-        else:
-            self.entries = self.limits.attempt("frames", lambda: entries_of(past), list)
-            for line in past.limits:
-                self.limits.add(line)
+        self.node = _torch.current_node()
+        running = partial(calling_frames, in_backward=self.node is not None)
+        self.frames: Sequence[FrameType] = self.limits.attempt("frames", running, list)
 
 
 def evidence_of(
@@ -206,7 +240,7 @@ def evidence_of(
 ) -> Evidence:
     """Collect everything about a call that a finding was made in; the device is alive."""
     violation, values, frames = context.violation, context.values, context.frames
-    past, node, recorder = context.past, context.node, context.recorder
+    node, recorder = context.node, context.recorder
     limits, attempt = context.limits, context.limits.attempt
     site = _site(context)
     forward, forward_module = attempt(
@@ -237,9 +271,8 @@ def evidence_of(
     return Evidence(
         violation=violation,
         op=OpName(name=violation.op, overload=violation.overload, api=site.api),
-        phase=phase_of(context.entries, in_backward=past.in_backward if past else node is not None),
+        phase=phase_of(frames, in_backward=node is not None),
         prevented=not (violation.is_silent or violation.is_nonfinite),
-        deferred=past is not None,
         context_usable=True,
         source=site.source,
         forward_source=forward,
@@ -269,22 +302,14 @@ def evidence_of(
 
 def _site(context: FailureContext) -> CallSite:
     """Find the user's line, and what is proven to be each tensor on it."""
-    attempt, signature = context.limits.attempt, None
-    if context.past is None:
-        signature = attempt("signature", lambda: op_signature(context.violation))
-    site = attempt("source", lambda: locate(context.entries, context.values, signature), CallSite)
-    if context.past is None:
-        return site
-    # Variables of a call that is over may be others by now: only what is its tensor is told.
-    is_named = (site.api or "").startswith("torch.nn.functional.")
-    return replace(site, others=(), library_names=(), api=site.api if is_named else None)
+    attempt = context.limits.attempt
+    signature = attempt("signature", lambda: op_signature(context.violation))
+    return attempt("source", lambda: locate(context.frames, context.values, signature), CallSite)
 
 
 def _forward(context: FailureContext) -> tuple[SourceSpan | None, str | None]:
     """Return the place and the module of the forward call of an op that runs in backward."""
-    past, node, recorder = context.past, context.node, context.recorder
-    if past is not None and past.forward:
-        return locate_entries(entries_of(past, past.forward)), None
+    node, recorder = context.node, context.recorder
     number = _torch.node_sequence_nr(node)
     found = forward_place(recorder, number, type(node).__name__)
     if recorder is not None and number is not None and found[0] is None:
@@ -378,9 +403,8 @@ A cell that is run again is new code, and is reported again.
 """
 
 
-def is_repeated(violation: Violation, past: PastCall | None = None) -> bool:
+def is_repeated(violation: Violation, line: StackLine | None) -> bool:
     """Return whether this instruction of the user's has met this finding before."""
-    line = _users_line(past)
     if line is None:
         return False  # a thread of autograd's own: no line of the user's is known
     places = _told_silently.setdefault(PROCESS.audience, WeakKeyDictionary())
@@ -392,9 +416,14 @@ def is_repeated(violation: Violation, past: PastCall | None = None) -> bool:
     return False
 
 
-def _users_line(past: PastCall | None) -> tuple[CodeType, int] | None:
-    """Return the deepest line of the user's: that of a call that is over, else the running one."""
-    lines = iter(() if past is None else reversed(past.stack))
-    if past is None:
-        lines = ((item.f_code, item.f_lasti) for item in reversed(stack_of(sys._getframe(2))))
+def _running_line() -> StackLine | None:
+    """Return the deepest line of the user's that is running."""
+    frames = reversed(stack_of(sys._getframe(1)))
+    lines = ((item.f_code, item.f_lasti) for item in frames)
+    return next((line for line in lines if is_user_file(line[0].co_filename)), None)
+
+
+def _line_of(past: PastCall) -> StackLine | None:
+    """Return the user's line of a call that is over."""
+    lines = reversed(past.lines)
     return next((line for line in lines if is_user_file(line[0].co_filename)), None)

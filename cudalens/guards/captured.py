@@ -33,7 +33,7 @@ _COUNTERS, _PAIR, _NOW, _ROW_BYTES = slice(0, 16), slice(16, 32), slice(32, 48),
 class _Row:
     """One check in a graph, and what it has of a page."""
 
-    check: Any
+    claim: Any
     replays: Tensor
     """0-dim: how often the graph was replayed."""
     found_in: Tensor
@@ -49,9 +49,9 @@ class _Row:
         write(low, high)
         self.replays.add_(1)
         # Of no number at all, both comparisons are false.
-        holds = high <= self.check.high
-        if self.check.low != -math.inf:
-            holds = holds & (low >= self.check.low)
+        holds = high <= self.claim.high
+        if self.claim.low != -math.inf:
+            holds = holds & (low >= self.claim.low)
         is_first = ~holds & (self.found_in == 0)
         self.pair.copy_(torch.where(is_first, self.now, self.pair))
         self.found_in.copy_(torch.where(is_first, self.replays, self.found_in))
@@ -62,11 +62,11 @@ class _RowPage:
         self.rows = _torch.zeroed_bytes(MAX_CAPTURED, _ROW_BYTES, device)
         self.used: list[_Row] = []
 
-    def add(self, check: Any) -> _Row:
+    def add(self, dtype: torch.dtype, claim: Any) -> _Row:
         bytes_ = self.rows[len(self.used)]
         counters = bytes_[_COUNTERS].view(torch.int64)
-        pairs = (bytes_[part].view(check.dtype)[:2] for part in (_PAIR, _NOW))
-        row = _Row(check, counters[0], counters[1], *pairs)
+        pairs = (bytes_[part].view(dtype)[:2] for part in (_PAIR, _NOW))
+        row = _Row(claim, counters[0], counters[1], *pairs)
         self.used.append(row)
         return row
 
@@ -108,16 +108,17 @@ class Captured:
         return any(page.used for page in list(self._pages.values()))
 
     def note(
-        self, device: torch.device, write: Callable[[Tensor, Tensor], object], check: Any
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        write: Callable[[Tensor, Tensor], object],
+        claim: Any,
     ) -> None:
-        """Capture a check with the graph; :meth:`has_room` was asked.
-
-        Args:
-            write: launches what fills two 0-dim tensors with the extremes.
-            check: what must hold, as :class:`cudalens.guards.pending.Check`.
+        """Capture a check with the graph, as :meth:`cudalens.guards.pending.Pending.note` does;
+        :meth:`has_room` was asked.
         """
         with self._lock:
-            row = self._pages[device].add(check)
+            row = self._pages[device].add(dtype, claim)
         row.launch(write)
 
     def collect(self) -> list[BaseException]:
@@ -135,11 +136,9 @@ class Captured:
     def _told(self, row: _Row, replay: int) -> BaseException | None:
         smallest, largest = row.pair.tolist()
         row.found_in.zero_()  # the next replay in which it does not hold is found again
-        if row.check.tell is None:
-            return None
         self.replay = replay
         try:
-            error: BaseException | None = row.check.tell(smallest, largest)
+            error: BaseException | None = row.claim.report(smallest, largest)
         finally:
             self.replay = None
         return error

@@ -17,7 +17,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -29,22 +29,20 @@ from cudalens.core import _compiler, _torch
 from cudalens.core._python import Uninterrupted, raise_if_outside
 from cudalens.core.errors import DeviceIndexError
 from cudalens.core.late_import import when_imported
-from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.core.report_types import Violation
 from cudalens.guards._dims import NEGATIVES_STOP, NEGATIVES_WRAP
-from cudalens.guards._ranges import format_interval
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled_graph import CompiledCheck, Rewriter
-from cudalens.guards.past_calls import PastCall, StackLine, running_lines
-from cudalens.guards.pending import PENDING, Check
+from cudalens.guards.deferred import violation_of
+from cudalens.guards.engine import Within
+from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
+from cudalens.guards.pending import PENDING, Claim
 
 NO_HOOK = "compiled code is not guarded: {reason}"
 OTHER_BACKEND = (
     "code compiled with backend={name} is guarded only at the ops that torch itself runs"
 )
 NO_ROOM = "a CUDA graph was captured with checks that cannot be noted: guards make room at calls"
-EXTREMES_ALONE = (
-    "positions unavailable: compiled code keeps the smallest and the largest index alone"
-)
 
 
 # --- the op ---------------------------------------------------------------------------------------
@@ -58,12 +56,13 @@ class _Listening:
 
     tell: Tell | None = None
     complain: Callable[[str], None]
+    is_users: IsUsers
 
 
 def _note(extremes: Tensor, bounds: Sequence[int], meaning: str) -> None:
     """Take in the extremes of one run of a compiled graph; the host does not wait for them."""
     tell = _Listening.tell
-    stack = () if tell is None else running_lines()
+    thread, stack = (0, ()) if tell is None else running_call(_Listening.is_users)
     for at, check in enumerate(_read(meaning)):
         low, high = bounds[2 * at : 2 * at + 2]
         pair = extremes[2 * at : 2 * at + 2]
@@ -72,8 +71,9 @@ def _note(extremes: Tensor, bounds: Sequence[int], meaning: str) -> None:
         elif _torch.is_capturing() and not CAPTURED.has_room(extremes.device):
             _Listening.complain(NO_ROOM)
         else:
-            pending = Check(low=low, high=high, tell=_teller(tell, check, low, high, stack))
-            PENDING.note(extremes.device, torch.int64, _copier(pair), pending)
+            report = partial(_report, tell, check, low, high, stack)
+            claim = Claim(low, high, report, thread)
+            PENDING.note(extremes.device, torch.int64, _copier(pair), claim)
 
 
 def _copier(pair: Tensor) -> Callable[[Tensor, Tensor], object]:
@@ -81,21 +81,22 @@ def _copier(pair: Tensor) -> Callable[[Tensor, Tensor], object]:
     return lambda low, high: low.as_strided((2,), (1,)).copy_(pair)
 
 
-def _teller(
-    tell: Tell, check: CompiledCheck, low: int, high: int, stack: tuple[StackLine, ...]
-) -> Callable[..., Any]:
-    def told(smallest: int, largest: int) -> BaseException | None:
-        lines = tuple(_line(*frame) for frame in check.frames)
-        past = PastCall(
-            stack=stack if check.backward else (*stack, *lines),
-            in_backward=check.backward,
-            forward=lines if check.backward else (),
-            is_whole=False,
-            limits=(EXTREMES_ALONE,),
-        )
-        return tell(check, violation_of(check, low, high, smallest, largest), past)
-
-    return told
+def _report(
+    tell: Tell,
+    check: CompiledCheck,
+    low: int,
+    high: int,
+    stack: tuple[StackLine, ...],
+    smallest: int,
+    largest: int,
+) -> BaseException | None:
+    lines = tuple(_line(*frame) for frame in check.frames)
+    past = PastCall(
+        lines=stack if check.backward else (*stack, *lines),
+        in_backward=check.backward,
+        forward=lines if check.backward else (),
+    )
+    return tell(check, violation_of(need_of(check, low, high), smallest, largest), past)
 
 
 def _line(file: str, line: int, function: str) -> StackLine:
@@ -115,7 +116,8 @@ def _look_now(pair: Tensor, check: CompiledCheck, low: int, high: int) -> None:
         return
     smallest, largest = pair.tolist()
     if smallest < low or largest > high:
-        raise DeviceIndexError(violation_of(check, low, high, smallest, largest).sentence())
+        found = violation_of(need_of(check, low, high), smallest, largest)
+        raise DeviceIndexError(found.sentence())
 
 
 @lru_cache(256)
@@ -126,26 +128,11 @@ def _read(meaning: str) -> tuple[CompiledCheck, ...]:
     )
 
 
-def violation_of(
-    check: CompiledCheck, low: int, high: int, smallest: int, largest: int
-) -> Violation:
-    """Describe the finding in compiled code, of which the extremes alone are known."""
-    size = high + 1
-    value = largest if largest > high else smallest
-    item = "" if check.item is None else f"[{check.item}]"
-    return Violation(
-        op=check.op,
-        overload=check.overload,
-        argument=check.argument,
-        headline=f"{{argument}}{item} holds {value}, which is outside dimension {check.dim} "
-        f"(size {size}) of {{related}}",
-        explanation=NEGATIVES_WRAP if check.wraps else NEGATIVES_STOP,
-        offenders=Offenders(),
-        bounds=Bounds(min=low, max=high, text=format_interval(low, high)),
-        related=check.related,
-        size=size,
-        dim=check.dim,
-        list_position=check.item,
+def need_of(check: CompiledCheck, low: int, high: int) -> Within:
+    """Return what an index of compiled code must hold, as a guard says it."""
+    why = NEGATIVES_WRAP if check.wraps else NEGATIVES_STOP
+    return Within(
+        check.argument, low, high, item=check.item, of=check.related, dim=check.dim, why=why
     )
 
 
@@ -175,6 +162,7 @@ class CompiledGuards:
         on_internal_error: told, in one line, when a guard cannot be put in; the code is compiled
             without it.
         devices: device types to act on, instead of the accelerators.
+        is_users: whether a file is the user's.
     """
 
     def __init__(
@@ -182,9 +170,10 @@ class CompiledGuards:
         tell: Tell,
         on_internal_error: Callable[[str], None],
         *,
+        is_users: IsUsers = lambda file: False,
         devices: Iterable[str] | None = None,
     ) -> None:
-        self._tell = tell
+        self._tell, self._is_users = tell, is_users
         self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._undo: list[Callable[[], None]] = []
@@ -197,6 +186,7 @@ class CompiledGuards:
             if self._undo:
                 return
             _Listening.tell, _Listening.complain = self._tell, self._on_internal_error
+            _Listening.is_users = self._is_users
             self._undo.append(_compiler.tell_of_backends(self._tell_of_backend))
             config = sys.modules.get(_compiler.COMPILER_CONFIG)
             if config is None:

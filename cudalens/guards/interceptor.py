@@ -30,9 +30,9 @@ from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
 from cudalens.guards.compiled_graph import CompiledCheck
-from cudalens.guards.deferred import LaterLook
+from cudalens.guards.deferred import DeferredOp, KnownExtremes, LooksAtOnce, Made
 from cudalens.guards.host_waits import HostWaits
-from cudalens.guards.past_calls import PastCall
+from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
 from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import PLAIN, Plan, plans_of, usual_call
 from cudalens.guards.refused_calls import is_refused
@@ -48,8 +48,6 @@ class GuardedCall:
     """Every schema argument by name, live tensors included."""
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    past: PastCall | None = None
-    """Where the call was made, when that is over; what it was given may be gone."""
 
 
 OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
@@ -70,6 +68,8 @@ class Interceptor:
         on_internal_error: told, in one line, when a guard itself failed; the call goes on.
         devices: device types to act on, instead of the accelerators.
         is_deferred: look at the values later, without a wait of the host.
+        on_past_violation: told of each finding in a call that is over, where guards look later.
+        is_users: whether a file is the user's: so far a finding's lines go.
     """
 
     def __init__(
@@ -79,8 +79,12 @@ class Interceptor:
         *,
         devices: Iterable[str] | None = None,
         is_deferred: bool = False,
+        on_past_violation: OnPastViolation | None = None,
+        is_users: IsUsers = lambda file: False,
     ) -> None:
         self._on_violation = on_violation
+        self._on_past_violation: Any = on_past_violation
+        self._is_users, self._known = is_users, KnownExtremes()
         self._on_internal_error = on_internal_error
         self._devices = frozenset(devices) if devices is not None else _torch.ACCELERATORS
         self._libraries: list[Any] = []
@@ -88,8 +92,10 @@ class Interceptor:
         self._inside = _Inside()
         self.checked_ops = 0
         self.is_deferred, self._in_compiled = is_deferred, False
-        self._waits = HostWaits(self.settle, self._devices, lambda: self._inside.busy)
-        self._compiled = CompiledGuards(self._tell_compiled, self._complain, devices=self._devices)
+        self._waits = HostWaits(self._settle_here, self._devices, lambda: self._inside.busy)
+        self._compiled = CompiledGuards(
+            self._tell_compiled, self._complain, is_users=is_users, devices=self._devices
+        )
 
     def install(self) -> None:
         """Register a kernel for each guarded overload that has none yet; does nothing twice."""
@@ -124,6 +130,7 @@ class Interceptor:
         plans, inside = plans_of(op), self._inside
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
         ask_unseen = partial(_torch.unseen, ask)
+        later_unseen = partial(_torch.unseen_without_wait, later)
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
@@ -143,7 +150,8 @@ class Interceptor:
                 if not is_usual and not acts_on(args, kwargs):
                     return go_on(keyset & below, *args, **kwargs)
                 if self.is_deferred:
-                    return self._go_on_later(keyset & below, go_on, later, args, kwargs, covers)
+                    look = later if is_usual else later_unseen
+                    return self._go_on_later(keyset & below, go_on, look, args, kwargs, covers)
                 inside.busy = True
                 try:
                     self.checked_ops += 1
@@ -166,60 +174,61 @@ class Interceptor:
         self,
         keyset: Any,
         go_on: Callable[..., Any],
-        later: Callable[..., tuple[BaseException | None, LaterLook]],
+        look: Callable[[tuple[Any, ...], dict[str, Any]], Made],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         covers_inner: bool,
     ) -> Any:
-        __tracebackhide__ = True
         inside = self._inside
         inside.busy = True
         self.checked_ops += 1
         try:
-            with _torch.unseen_without_wait():
-                error, look = later(args, kwargs)
-            if error is not None:
-                raise error
-            args, kwargs = look.arguments(args, kwargs)
+            made = look(args, kwargs)
+            args, kwargs = made.put_into(args, kwargs)
             inside.busy = covers_inner
             try:
                 return go_on(keyset, *args, **kwargs)
             except DeviceAssertError:
                 raise
             except BaseException:
-                look.drop()
+                made.withdraw()
                 raise
         finally:
             inside.busy = False
 
-    def _later(self, op: Any) -> Callable[..., tuple[BaseException | None, LaterLook]]:
-        """Return what notes the checks of a call: it gives what to raise, and what it noted."""
-        slots, plans = schema_parameters(op), plans_of(op)
+    def _later(self, op: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], Made]:
+        """Return what notes the checks of a call; it raises what is found."""
+        plans = plans_of(op)
         askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
+        deferred = DeferredOp(
+            op, self._known, self._tell_past, lambda: self.checked_ops, self._is_users
+        )
 
-        def note(
-            args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[BaseException | None, LaterLook]:
-            look = LaterLook(
-                op, {item.name: item.of(args, kwargs) for item in slots}, self._tell_past
-            )
-            error = None
+        def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Made:
+            made, error = Made(), None
             for plan in plans:
                 try:
-                    is_taken = not plan.guard.waits and look.takes(plan.guard)
+                    if plan.guard.waits:
+                        raise LooksAtOnce
+                    deferred.look(plan, args, kwargs, made)
+                    continue
+                except LooksAtOnce:
+                    pass
                 except Exception as failure:
                     raise_if_outside(failure)
                     self._complain(failure_line(f"deferred {plan.guard.name}", failure))
-                    is_taken = False
-                if not is_taken and not _torch.is_capturing():
+                if not _torch.is_capturing():
                     with _torch.own_wait():
                         error = error or askers[plan.guard](args, kwargs)
-            if error is not None or (PENDING.has_failed and not _torch.is_capturing()):
+            if error is not None or (PENDING.has_finding() and not _torch.is_capturing()):
                 # What was noted before comes before what this call is about.
-                error = self._first([*PENDING.settle(), *([] if error is None else [error])])
-            return error, look
+                found = PENDING.settle(threading.get_ident())
+                error = self._first([*found, *([] if error is None else [error])])
+                if error is not None:
+                    raise error
+            return made
 
-        return note
+        return look
 
     def look_later(self, is_deferred: bool, in_compiled: bool = False) -> None:
         """Look later, or at once again; what is pending stays so.
@@ -235,17 +244,24 @@ class Interceptor:
             self._waits.remove()
             self._compiled.uninstall()
 
-    def settle(self) -> BaseException | None:
-        """Wait for the checks that are pending; return what is to be raised."""
+    def settle(self, thread: int | None = None) -> BaseException | None:
+        """Wait for the checks that are pending; return what is to be raised.
+
+        Args:
+            thread: leave the findings of other threads that are at work to them.
+        """
         if not PENDING:
             return None
         inside = self._inside
         was_busy, inside.busy = inside.busy, True
         try:
-            with _torch.unseen_without_wait(), _torch.own_wait():
-                return self._first(PENDING.settle())
+            with _torch.own_wait():
+                return self._first(_torch.unseen_without_wait(PENDING.settle, thread))
         finally:
             inside.busy = was_busy
+
+    def _settle_here(self) -> BaseException | None:
+        return self.settle(threading.get_ident())
 
     def _first(self, errors: Sequence[BaseException]) -> BaseException | None:
         """Return the first of some findings, which tells of the others."""
@@ -257,19 +273,19 @@ class Interceptor:
         return first
 
     def _tell_past(
-        self, op: Any, guard: Guard, found: Violation, arguments: dict[str, Any], past: PastCall
+        self, op: Any, guard: Guard, found: Violation, past: PastCall
     ) -> BaseException | None:
-        slots, found = schema_parameters(op), CAPTURED.with_replay(found)
-        args = tuple(arguments[item.name] for item in slots if item.position < len(slots))
-        named = {item.name: arguments[item.name] for item in slots[len(args) :]}
-        return self._answer(Limits(), op, guard, found, args, named, past)
+        def report() -> object:
+            violation = self._completed(op, guard, CAPTURED.with_replay(found))
+            return self._on_past_violation(violation, past)
+
+        return self._answer(Limits(), found, report)
 
     def _tell_compiled(
         self, check: CompiledCheck, found: Violation, past: PastCall
     ) -> BaseException | None:
         op = _torch.op_of(f"{check.op}.{check.overload}")
-        nothing = {item.name: None for item in schema_parameters(op)}
-        return self._tell_past(op, GUARDS[op][0], found, nothing, past)
+        return self._tell_past(op, GUARDS[op][0], found, past)
 
     # --- looking at once --------------------------------------------------------------------------
 
@@ -312,50 +328,50 @@ class Interceptor:
         limits = Limits()
         if limits.attempt("refusal", lambda: is_refused(op, args, kwargs), bool):
             return None
-        return self._answer(limits, op, guard, found, args, kwargs)
 
-    def _answer(
-        self, limits: Limits, op: Any, guard: Guard, found: Violation, *call: Any
-    ) -> BaseException | None:
-        """Return what is to be raised, without a report where none can be made."""
-        error = limits.attempt("report", lambda: self._report(op, guard, found, *call))
-        for line in limits.lines:
-            self._complain(line)
-        if error is not None or found.is_silent:
-            return error
-        return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
+        def report() -> object:
+            call = GuardedCall(
+                op=op,
+                guard=guard,
+                arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
+                args=args,
+                kwargs=kwargs,
+            )
+            return self._on_violation(call, self._completed(op, guard, found))
 
-    def _report(
-        self,
-        op: Any,
-        guard: Guard,
-        found: Violation,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        past: PastCall | None = None,
-    ) -> BaseException | None:
+        return self._answer(limits, found, report)
+
+    @staticmethod
+    def _completed(op: Any, guard: Guard, found: Violation) -> Violation:
+        """Return a finding with the names of its guard and its op."""
         text = found.device_text
-        found = replace(
+        return replace(
             found,
             guard=guard.name,
             op=str(op._schema.name),
             overload=str(op._overloadname),
             device_text=text if text is None else as_printed_by(torch.__version__, text),
         )
-        call = GuardedCall(
-            op=op,
-            guard=guard,
-            arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
-            args=args,
-            kwargs=kwargs,
-            past=past,
-        )
-        with Uninterrupted(), _torch.plain_torch():
-            error: object = self._on_violation(call, found)
-        if isinstance(error, BaseException) or (error is None and found.is_silent):
+
+    def _answer(
+        self, limits: Limits, found: Violation, report: Callable[[], object]
+    ) -> BaseException | None:
+        """Return what is to be raised, without a report where none can be made."""
+
+        def reported() -> BaseException | None:
+            with Uninterrupted(), _torch.plain_torch():
+                error = report()
+            if isinstance(error, BaseException) or (error is None and found.is_silent):
+                return error
+            msg = f"it gave {type(error).__name__}"
+            raise TypeError(msg)
+
+        error = limits.attempt("report", reported)
+        for line in limits.lines:
+            self._complain(line)
+        if error is not None or found.is_silent:
             return error
-        msg = f"it gave {type(error).__name__}"
-        raise TypeError(msg)
+        return (DeviceIndexError if found.is_index else DeviceValueError)(found.sentence())
 
     def _complain(self, line: str) -> None:
         with suppress(Exception):  # who listens must not stop a call either

@@ -194,7 +194,10 @@ def _margin_class(scores: Tensor, target: Tensor, *, asserts: str | None = None)
 
 
 @guard(
-    "aten::multilabel_margin_loss_forward", "aten::multilabel_margin_loss_backward", is_silent=True
+    "aten::multilabel_margin_loss_forward",
+    "aten::multilabel_margin_loss_backward",
+    is_silent=True,
+    waits=True,
 )
 def multilabel_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Need:
     """Every target before the first negative one of its row is a class, in [0, classes - 1].

@@ -7,24 +7,28 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
 from cudalens.core.report import Report
 from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.context import describe
-from cudalens.evidence.finding import on_violation
+from cudalens.evidence.finding import on_past_violation, on_violation
 from cudalens.guards.host_waits import refuse_in_capture
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
+from cudalens.source.files import is_user_file
 
 if TYPE_CHECKING:
     import torch
 
     from cudalens.core.report_types import Violation
     from cudalens.simulate import Simulation
+
+
+_FILES = 1024
 
 
 def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
@@ -35,7 +39,13 @@ def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
     """
     _raise(PROCESS.settle())
     PROCESS.acquire(
-        lambda devices: Interceptor(on_violation, PROCESS.internal_error, devices=devices),
+        lambda devices: Interceptor(
+            on_violation,
+            PROCESS.internal_error,
+            devices=devices,
+            on_past_violation=on_past_violation,
+            is_users=lru_cache(_FILES)(is_user_file),
+        ),
         is_deferred=is_deferred,
         in_compiled=in_compiled,
     )

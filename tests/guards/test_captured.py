@@ -16,7 +16,7 @@ from torch import Tensor
 from cudalens.core import _torch
 from cudalens.core.report_types import Violation
 from cudalens.guards.captured import CAPTURED, MAX_CAPTURED, Captured
-from cudalens.guards.pending import Check, Pending
+from cudalens.guards.pending import Claim, Pending
 
 CPU = torch.device("cpu")
 FOUND = Violation(headline="it is bad", explanation="Why.")
@@ -29,9 +29,7 @@ class Graph:
         self.values = values
         self.captured = Captured()
         self.captured.prepare(CPU)
-        check = Check(low, high, self._tell)
-        check.dtype = values.dtype
-        self.captured.note(CPU, self._write, check)
+        self.captured.note(CPU, values.dtype, self._write, Claim(low, high, self._tell))
         self.captured._pages[CPU].rows.zero_()  # a capture launches nothing
         self.told: list[tuple[object, object, int | None]] = []
 
@@ -93,8 +91,8 @@ def test_the_queue_hands_on_what_is_captured(capturing: None) -> None:
     pending = Pending()
     values = torch.tensor([1, 7])
     assert not pending
-    check = Check(0, 6, lambda *pair: IndexError(pair))
-    pending.note(CPU, torch.int64, lambda *pair: torch.aminmax(values, out=pair), check)
+    claim = Claim(0, 6, lambda *pair: IndexError(pair))
+    pending.note(CPU, torch.int64, lambda *pair: torch.aminmax(values, out=pair), claim)
     assert pending and pending.count == 0
     assert [error.args for error in pending.settle()] == [((1, 7),)]
     assert pending.settle() == []

@@ -21,7 +21,10 @@ def test_a_finding_is_told_where_its_cell_ends(notebook: Notebook, how: str) -> 
     assert report is not None and report.deferred
     assert report.source is not None and report.source.line == (2 if magic else 1)
     assert isinstance(error, DeviceIndexError) and error.report is report if magic else not error
-    assert any("7 is outside the 5 rows" in item.get("text/plain", "") for item in notebook.shown)
+    assert any(
+        "contained 7, which is outside the 5 rows" in item.get("text/plain", "")
+        for item in notebook.shown
+    )
     assert not PENDING
     notebook.run(f"{magic}result = table[:2].sum().item()")
     assert (notebook.error, notebook.shown) == (None, [])

@@ -6,7 +6,6 @@ import copy
 import io
 import operator
 import os
-import re
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudalens
 from cudalens import DeviceIndexError, simulate
-from cudalens.guards.pending import PENDING, Check, Pending
+from cudalens.guards.pending import PENDING, Claim, Pending
 from cudalens.session import environment
 from cudalens.session.process import status
 from cudalens.simulate.asserts import NOT_SIMULATED
@@ -67,7 +66,7 @@ TRIGGERS = [case for case in CASES[::6] if case.record not in NOT_SIMULATED]
 
 @pytest.mark.parametrize("case", TRIGGERS, ids=lambda case: case.record)
 def test_the_report_is_that_of_the_right_call(case: Case) -> None:
-    """Op, argument, values, positions, line and words of an assertion as at once."""
+    """Op, argument, bounds, line and words of an assertion as at once; of the values the ends."""
 
     def run(**options: Any) -> Outcome:
         with torch.device("cuda"):
@@ -77,11 +76,15 @@ def test_the_report_is_that_of_the_right_call(case: Case) -> None:
     assert type(late.error) is type(soon.error)
     assert told(late) == told(soon)
     assert soon.shown.context_usable and late.shown.context_usable
+    if not late.shown.deferred:
+        return  # its guard waits
+    values = late.shown.offenders
+    assert values is not None and values.first == ()
+    assert f"Its values went from {values.min} to {values.max}, " in late.shown.explanation
+    assert "run it under %%cudacheck" in late.shown.explanation
 
 
-# What CUDA does; that it was not launched, where torch 2.11 has no assertion; what became of self.
-NOT_ALIKE = r" On CUDA this stops| The guard \w+ stopped the op before| self was written to"
-TOLD = ("kind", "headline", "certainty", "argument", "offenders", "bounds", "phase", "device_text")
+TOLD = ("kind", "certainty", "argument", "bounds", "phase", "device_text")
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
@@ -91,28 +94,7 @@ def told(outcome: Outcome) -> dict[str, Any]:
         **{name: getattr(report, name) for name in TOLD},
         "op": (report.op.name, report.op.overload),
         "source": replace(report.source, cell=None),
-        "why": re.split(NOT_ALIKE, report.explanation)[0],
     }
-
-
-def test_expressions_are_those_that_still_hold_the_tensor() -> None:
-    """A variable that is another tensor by now names nothing."""
-    code = """
-        import torch, torch.nn.functional as F
-        table = torch.ones(3, 2, device="cuda")
-        ids = torch.tensor([0, 3], device="cuda")
-        F.embedding(ids, table)
-        {}
-        cudalens.settle()
-    """
-    names = {"cudalens": cudalens}
-    kept = run_cell(code.format("pass"), names, deferred=True).shown
-    assert kept.expression == "ids"
-    assert kept.headline_own == "ids[1] = 3 is outside the 3 rows of table"
-    again = "ids = torch.tensor([0, 3], device='cuda')"
-    other = run_cell(code.format(again), names, deferred=True).shown
-    assert other.expression is None
-    assert other.headline == kept.headline
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -240,8 +222,8 @@ def test_no_parameter_sees_a_bad_row(way: str) -> None:
     for trained in pair:
         step(*trained, rows, classes)
     for ids, labels, says in (
-        (cuda(1, 10), classes, "= 10 is outside the 10 rows"),
-        (rows, cuda(0, 3), "= 3 is outside the 3 classes"),
+        (cuda(1, 10), classes, "contained 10, which is outside the 10 rows"),
+        (rows, cuda(0, 3), "contained 3, which is outside the 3 classes"),
     ):
         with pytest.raises(DeviceIndexError, match=says) as caught:
             step(*pair[0], ids, labels)
@@ -315,7 +297,7 @@ LEAVING: dict[str, Callable[[Tensor], Any]] = {
 def test_nothing_poisoned_leaves(way: str) -> None:
     result = looked_up(0, 3)
     assert PENDING.count == 1
-    with pytest.raises(DeviceIndexError, match=r"\[1\] = 3 is outside the 3 rows"):
+    with pytest.raises(DeviceIndexError, match="contained 3, which is outside the 3 rows"):
         LEAVING[way](result)
     assert not PENDING
 
@@ -396,17 +378,20 @@ def test_eight_threads() -> None:
         told = [line for lines in pool.map(work, range(8)) for line in lines]
     told += found_by(cudalens.settle)
     for number in range(8):
-        assert sum(f" = {100 + number} is outside" in line.splitlines()[0] for line in told) == 1
+        assert sum(f"contained {100 + number}," in line.splitlines()[0] for line in told) == 1
     assert not PENDING
 
 
 def test_several_findings_of_a_block_are_counted() -> None:
-    with pytest.raises(DeviceIndexError, match="= 3"), cudalens.check(deferred=True) as session:
+    with (
+        pytest.raises(DeviceIndexError, match="contained 3"),
+        cudalens.check(deferred=True) as session,
+    ):
         looked_up(0, 3)
         looked_up(4, 0)
     assert len(session.findings) == 2
     assert "1 more in this block" in session.report.explanation
-    assert "= 4 is outside" in session.report.explanation
+    assert "contained 4, which" in session.report.explanation
 
 
 def test_an_error_of_the_users_stays_his() -> None:
@@ -438,11 +423,11 @@ def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path) -> None:
     script = tmp_path / "last.py"
     script.write_text(SCRIPT)
     found = python(str(script), CUDALENS="deferred")
-    assert "DeviceIndexError: indices[0][1] = 9 is outside" in found.stderr
+    assert "DeviceIndexError: indices[0] contained 9, which is outside" in found.stderr
     assert "last.py:4" in found.stderr
     checked = python("-m", "cudalens", "--deferred", str(script))
     assert checked.returncode == 1
-    assert "indices[0][1] = 9 is outside" in checked.stderr
+    assert "indices[0] contained 9, which is outside" in checked.stderr
 
 
 def test_an_unknown_mode_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -516,7 +501,7 @@ def test_slots_lie_on_the_device_of_the_call() -> None:
             seen.append((low.device.type, high.device.type))
             torch.aminmax(index, out=(low, high))
 
-        queue.note(index.device, index.dtype, write, Check(0, 5, lambda *pair: ValueError(*pair)))
+        queue.note(index.device, index.dtype, write, Claim(0, 5, lambda *pair: ValueError(*pair)))
     assert seen == [("cuda", "cuda"), ("cpu", "cpu")] * 2
     assert queue.count == 4
     assert [error.args for error in queue.settle()] == [(9, 9), (0, 7), (8, 8)]
