@@ -11,6 +11,19 @@ from cudalens.core.report_types import LineRef, ProvenanceStep, SourceSpan
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnerModule:
+    """A module that contains an argument of the op as a parameter or buffer."""
+
+    argument: str
+    text: str
+    """What the user calls the module: ``self.pos``."""
+    kind: str
+    """Its class: ``nn.Embedding``."""
+    attribute: str
+    """The parameter or buffer: ``weight``."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CallContext:
     """The variables around a call, read without running code of the user's."""
 

@@ -31,14 +31,15 @@ from cudalens.core.evidence_types import (
     GrownParameter,
     InPlaceChange,
     NanWatch,
+    OwnerModule,
     RefusedCall,
     Synchronization,
 )
 from cudalens.core.next_steps import NOTEBOOK, SCRIPT, NextSteps
 from cudalens.core.report_types import *  # the pieces are part of this module's face
 
-SCHEMA_VERSION = 2
-READABLE_VERSIONS = (1, 2)
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,9 @@ class Evidence:
     graph: AutogradNeighbourhood = field(default_factory=AutogradNeighbourhood)
     provenance: tuple[ProvenanceStep, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
+    seen_before: SeenBefore | None = None
+    owners: tuple[OwnerModule, ...] = ()
+    """The modules that arguments of the op are parameters or buffers of."""
     call_context: CallContext = field(default_factory=CallContext)
     dataset_labels: DatasetLabels | None = None
     refused_call: RefusedCall = field(default_factory=RefusedCall)
@@ -138,7 +142,7 @@ class Report:
     """Everything that is known of one failure.  Its JSON form: docs/reference/report.md."""
 
     schema_version: int = SCHEMA_VERSION
-    """Changes with every change of a key; this release reads 1 and 2."""
+    """Changes with every change of a key; this release reads 1 to 3."""
     kind: Kind = "device_assert"
     """What happened; the kinds are told apart in docs/reference/report.md."""
     certainty: Certainty = "unknown"
@@ -165,6 +169,8 @@ class Report:
     """The bad values: how many of how many, and the first 20 with their positions."""
     bounds: Bounds | None = None
     """What would have been allowed."""
+    seen_before: SeenBefore | None = None
+    """What earlier calls of the same line gave the argument at fault."""
     source: SourceSpan | None = None
     """The innermost line of the user's cell or script."""
     forward_source: SourceSpan | None = None
@@ -222,7 +228,7 @@ class Report:
         """
         version = data.get("schema_version") if isinstance(data, dict) else None
         if version not in READABLE_VERSIONS:
-            known = " and ".join(map(str, READABLE_VERSIONS))
+            known = f"{READABLE_VERSIONS[0]} to {SCHEMA_VERSION}"
             msg = f"schema_version {version!r} cannot be read: this release reads {known}"
             if not isinstance(version, int):
                 msg = "it holds no report of cudalens: schema_version is missing"

@@ -130,7 +130,10 @@ class Offenders:
     """The smallest value of the tensor, bad or not; NaN where it holds one."""
     max: Number = None
     first: tuple[Offender, ...] = ()
+    """Empty where they were looked at after the launch."""
     map: OffenderMap | None = None
+    others: str | None = None
+    """What the good values are, in short: ``0 … 4``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,15 @@ class Bounds:
     max: Number = None
     also_allowed: tuple[int, ...] = ()
     text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenBefore:
+    """What earlier calls of one line gave one argument, in all of them together."""
+
+    calls: int
+    min: Number = None
+    max: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +181,10 @@ class Violation:
     """Whether the NaN is that of a softmax over a row of -inf alone."""
     is_index: bool = True
     """Whether the CPU would call it an IndexError (else a ValueError)."""
+    element: str = ""
+    """The first bad value, as ``headline`` begins with it: ``{argument}[17] = 10``."""
+    unit: str = ""
+    """What ``size`` counts: ``row``, ``class``."""
     related: str | None = None
     """The schema name of the argument that sets the bound, such as ``weight``."""
     size: int | None = None
@@ -193,6 +209,7 @@ class Violation:
         related: str | None = None,
         position: tuple[int, ...] | None = None,
         inputs: Mapping[str, str] | None = None,
+        template: str | None = None,
     ) -> str:
         """Return the headline with names in place of the placeholders; the schema's by default.
 
@@ -200,8 +217,9 @@ class Violation:
             argument: of a list, the name of the tensor that is at fault.
             position: of the first bad value, where ``argument`` has another shape than the op got.
             inputs: names of the tensors that ``{input:self}`` and the like stand for.
+            template: in place of the headline.
         """
-        template = str(self.headline)
+        template = str(template or self.headline)
         if argument is not None:
             part = "" if self.list_position is None else f"[{self.list_position}]"
             given = next((item.position for item in self.offenders.first), ())
@@ -221,6 +239,11 @@ class Violation:
 
 
 _PLACEHOLDER = re.compile(r"\{(?:(argument|related)|input:([^{}]+))\}")
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return ``1 row`` or ``3 rows``."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun[-1] == 's' else 's'}"
 
 
 def _subscript(position: tuple[int, ...]) -> str:

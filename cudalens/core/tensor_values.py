@@ -67,12 +67,13 @@ def outside(tensor: Tensor, low: float, high: float) -> Tensor:
     return bad
 
 
-def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
+def find_offenders(tensor: Tensor, bad: Tensor, marked: Sequence[int] = ()) -> Offenders:
     """Count the bad elements of ``tensor`` and give the first ones in row-major order.
 
     Args:
         tensor: the tensor that the op was given, any shape.
         bad: bool[shape of tensor], true where the value breaks the bound.
+        marked: good values with a meaning of their own, which ``others`` leaves out.
     """
     if tensor.numel() <= HOST_NUMEL:
         tensor, bad = tensor.detach().cpu(), bad.cpu()
@@ -87,7 +88,29 @@ def find_offenders(tensor: Tensor, bad: Tensor) -> Offenders:
     has_map = tensor.dim() and tensor.numel() and not tensor.is_complex()
     grid = _offender_map(tensor, bad, listed) if has_map else None
     low, high = _ends(grid, first)
-    return Offenders(count=count, total=tensor.numel(), min=low, max=high, first=first, map=grid)
+    good = ~bad
+    for value in marked:
+        good &= tensor != value
+    least, most = _extremes_where(tensor, good)
+    others = None if least is None else f"{least} … {most}" if least != most else str(least)
+    return Offenders(
+        count=count, total=tensor.numel(), first=first, map=grid, min=low, max=high, others=others
+    )
+
+
+def _extremes_where(tensor: Tensor, mask: Tensor) -> tuple[Number, Number]:
+    """Return the smallest and the largest element that a mask selects, NaN left out."""
+    found: list[Any] = []
+    if tensor.is_complex() or tensor.shape != mask.shape:
+        return None, None
+    for piece, marks in zip(_pieces(tensor.reshape(-1)), _pieces(mask.reshape(-1)), strict=True):
+        values = piece[marks]
+        if values.is_floating_point():
+            values = values[~values.isnan()].double()
+        if values.numel():
+            wide = values if values.is_floating_point() else values.long()
+            found += [item.item() for item in torch.aminmax(wide)]
+    return (number(min(found)), number(max(found))) if found else (None, None)
 
 
 def _ends(grid: OffenderMap | None, first: tuple[Offender, ...]) -> tuple[Number, Number]:

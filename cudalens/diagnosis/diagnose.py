@@ -9,7 +9,15 @@ from typing import Any
 
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report
-from cudalens.core.report_types import Bounds, Hint, Kind, Offenders, OpName, Violation
+from cudalens.core.report_types import (
+    Bounds,
+    Hint,
+    Kind,
+    Offenders,
+    OpName,
+    Violation,
+    format_count,
+)
 from cudalens.diagnosis.assert_verdict import explain_assert
 from cudalens.diagnosis.candidates import Refusal, Trial, search, tried
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
@@ -56,6 +64,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         expression=_expression(evidence, verdict.argument),
         offenders=_offenders(evidence),
         bounds=bounds_of(evidence.violation) if evidence.violation else None,
+        seen_before=evidence.seen_before,
         source=evidence.source,
         forward_source=evidence.forward_source,
         module_path=evidence.module_path,
@@ -225,7 +234,17 @@ def _in_own_names(evidence: Evidence, violation: Violation) -> str:
     related = _name_in_manual(evidence, violation.related)
     known = [evidence.tensor(name) for name in (violation.related, related) if name]
     names = [_own_name(fact.expression) for fact in known if fact is not None]
+    owner = next((item for item in evidence.owners if item.argument == violation.related), None)
+    template = None
+    if owner is not None:
+        names.append(f"{owner.text}.{owner.attribute}")
+    if owner is not None and violation.unit and violation.element and not any(names[:-1]):
+        has = format_count(violation.size or 0, violation.unit)
+        allowed = f" ({violation.bounds.text})" if violation.bounds.text else ""
+        template = f"{violation.element}, but {{related}} has {has}{allowed}"
+        names = [f"{owner.text} ({owner.kind})"]
     return violation.sentence(
+        template=template,
         related=next(filter(None, names), related),
         inputs=_input_names(evidence),
         **_own_element(evidence, violation),
@@ -259,7 +278,7 @@ def _own_name(expression: str | None) -> str | None:
 def format_sentence(report: Report) -> str:
     """Return the headline with bounds and count: the one sentence that says everything."""
     text = report.headline_own
-    if report.bounds is not None and report.bounds.text:
+    if report.bounds is not None and report.bounds.text and report.bounds.text not in text:
         text += f" (allowed {report.bounds.text})"
     offenders = report.offenders
     if offenders is not None and offenders.total > 1:

@@ -33,6 +33,7 @@ from cudalens.core.report_types import (
     LineRef,
     OpName,
     Replay,
+    SeenBefore,
     SourceSpan,
     TensorFact,
     Timing,
@@ -57,7 +58,7 @@ from cudalens.evidence.call_stack import (
 from cudalens.evidence.context import describe, observe
 from cudalens.evidence.dataset_labels import labels_of
 from cudalens.evidence.grown_parameter import grown_parameter
-from cudalens.evidence.module_names import module_names
+from cudalens.evidence.module_names import module_names, owner_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, breaks, facts_of, scalars_of
 from cudalens.evidence.trial import trial_of
@@ -288,6 +289,8 @@ def evidence_of(
         graph=graph,
         provenance=tuple(way.steps),
         history=history,
+        seen_before=attempt("earlier calls", lambda: _seen_before(context)),
+        owners=attempt("modules", partial(owner_modules, context.values, frames, site), tuple),
         call_context=attempt("observations", lambda: observe(frames, site), CallContext),
         dataset_labels=labels,
         nan_watch=None if watch is None else watch.facts,
@@ -346,6 +349,13 @@ def _provenance(context: FailureContext) -> Provenance:
     if found.is_open:
         context.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
     return found
+
+
+def _seen_before(context: FailureContext) -> SeenBefore | None:
+    """Return what earlier calls of the line gave the argument at fault."""
+    read = getattr(context.recorder, "seen_before", None)
+    found = None if read is None else read(context.violation.argument)
+    return None if found is None else SeenBefore(**found)
 
 
 def _with_samples(violation: Violation, way: Provenance) -> Violation:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from cudalens.core.evidence_types import OwnerModule
 from cudalens.evidence.call_stack import namespaces
-from cudalens.source.module_path import running_modules
+from cudalens.source.files import is_user_file
+from cudalens.source.locate import CallSite
+from cudalens.source.module_path import paths_below, running_modules
+from cudalens.source.running_call import RunningCall, class_name
+from cudalens.source.safe_eval import registered
 from cudalens.source.stack import frame_of, place_of
 
 
@@ -47,6 +54,51 @@ def module_names(
         if len(held) == 1 and (name := held.pop()):
             found[path] = f"{name}.{path}"
     return tuple(found.items())
+
+
+def owner_modules(
+    values: Mapping[str, Tensor], entries: Sequence[FrameType | TracebackType], site: CallSite
+) -> tuple[OwnerModule, ...]:
+    """Return the module of each argument that no expression of the line is, where one is proven.
+
+    The innermost running module that has the tensor as a parameter or buffer.  Its name is that
+    of the user's line where the line calls this very module, else its path below the variable
+    that contains the model.
+    """
+    stack = running_modules([place_of(item) for item in entries])
+    named = {item.key for item in site.names}
+    found = []
+    for key, tensor in values.items():
+        for module in reversed(stack) if key not in named else ():
+            stored = {**registered(module, "_parameters"), **registered(module, "_buffers")}
+            name = next((name for name, item in stored.items() if item is tensor), None)
+            text = name and _text_of(module, entries, stack[0])
+            if name and text:
+                kind = class_name(type(module)) or type(module).__name__
+                found.append(
+                    OwnerModule(
+                        argument=key, text=text, kind=kind.removeprefix("torch."), attribute=name
+                    )
+                )
+                break
+    return tuple(found)
+
+
+def _text_of(
+    module: object, entries: Sequence[FrameType | TracebackType], root: object
+) -> str | None:
+    """Return what the user calls a running module: where their line calls it, else by its path."""
+    users = [item for item in entries if is_user_file(frame_of(item).f_code.co_filename)]
+    call = RunningCall.at(place_of(users[-1])) if users else None
+    function = call.node.func if call is not None and isinstance(call.node, ast.Call) else None
+    if call is not None and function is not None and call.value(function) is module:
+        return ast.unparse(function)
+    variable = _variables(list(map(frame_of, entries)), {id(root)}).get(id(root))
+    path = paths_below(root, wanted={id(root), id(module)}).get(id(module))
+    if variable is None or path is None:
+        return None
+    steps = path.split(".") if path else []
+    return variable + "".join(f"[{step}]" if step.isdecimal() else f".{step}" for step in steps)
 
 
 def _variables(frames: Sequence[FrameType], wanted: Set[int]) -> Mapping[int, str]:

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
+from cudalens.core.report_types import (
+    Bounds,
+    Number,
+    Offender,
+    Offenders,
+    Violation,
+)
 from cudalens.core.tensor_values import find_offenders, outside
 
 FEW = 256
@@ -73,13 +79,6 @@ def format_interval(low: object, high: object, also: tuple[tuple[int, str], ...]
     return " or ".join([text, *(f"{value} ({name})" for value, name in also)])
 
 
-def format_count(number: int, noun: str) -> str:
-    """Return ``1 row`` or ``3 rows``."""
-    return (
-        f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun[-1] == 's' else 's'}"
-    )
-
-
 def format_offender(argument: str, offenders: Offenders, list_position: int | None = None) -> str:
     """Return the first offender as ``{argument}[17] = 10``, with the name left open."""
     first = offenders.first[0]
@@ -97,9 +96,16 @@ def violation_at(
         says: what follows the first of them in the headline.
         fields: the other fields of the violation.
     """
-    offenders = find_offenders(tensor, bad)
+    bounds = fields.get("bounds", Bounds())
+    offenders = find_offenders(tensor, bad, marked=bounds.also_allowed)
     first = format_offender(argument, offenders, fields.get("list_position"))
-    return Violation(argument=argument, headline=f"{first} {says}", offenders=offenders, **fields)
+    return Violation(
+        argument=argument,
+        headline=f"{first} {says}",
+        element=first,
+        offenders=offenders,
+        **fields,
+    )
 
 
 def out_of_range(

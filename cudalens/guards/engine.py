@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
-from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.core.tensor_values import outside
 from cudalens.guards._ranges import (
     FEW,
     bad_numbers,
     extremes,
     extremes_on_host,
-    format_count,
     lies_within,
     out_of_range,
     outside_mask,
@@ -241,6 +240,7 @@ def _outside(
         bad=bad,
         related=need.of,
         size=need.size,
+        unit=need.unit,
         dim=need.dim,
         list_position=need.item,
         is_silent=is_silent,

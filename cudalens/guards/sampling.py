@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
-from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.guards._base import guard
 from cudalens.guards._dims import broadcast
 from cudalens.guards._ranges import (
@@ -17,7 +17,6 @@ from cudalens.guards._ranges import (
     all_true,
     bad_numbers,
     exact_offenders,
-    format_count,
     format_offender,
 )
 from cudalens.guards.engine import Between, Condition, Need

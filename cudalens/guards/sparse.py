@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cudalens.core.device_asserts import assert_text
-from cudalens.core.report_types import Bounds, Violation
+from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.guards._base import guard
-from cudalens.guards._ranges import format_count, format_interval, violation_at
+from cudalens.guards._ranges import format_interval, violation_at
 from cudalens.guards.engine import INDEX_DTYPES, Condition, Need
 
 _WHY = (

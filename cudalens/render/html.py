@@ -278,6 +278,7 @@ def _subline(report: Report) -> tuple[tuple[str, str], ...]:
     facts = (
         ("plain", words.ranks_line(report)),
         ("plain", words.bad_count(report)),
+        ("plain", words.earlier_calls(report)),
         ("code", words.format_op_path(report.op)),
         ("argument", words.format_argument(report)),
         ("plain", words.format_place(report.source)),

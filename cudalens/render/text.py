@@ -135,7 +135,8 @@ def _verdict(page: _TextPage, report: Report) -> None:
     if report.argument:
         path += f"{', ' if path else ''}argument {words.format_argument(report)}"
     module = one_line(report.module_path or "")
-    known = [words.ranks_line(report), words.bad_count(report), path, module]
+    counts = words.bad_count(report), words.earlier_calls(report)
+    known = [words.ranks_line(report), *counts, path, module]
     # A phase alone says nothing: no op is known that could have one.
     phase = report.phase if any(known) and report.phase != "unknown" else ""
     facts = [fact for fact in (*known, phase, words.certainty(report)) if fact]

@@ -23,6 +23,7 @@ from cudalens.core.report import (
     Report,
     SourceSpan,
     TensorFact,
+    format_count,
     is_of_cell,
 )
 
@@ -232,7 +233,17 @@ def bad_count(report: Report) -> str:
     if found is None or not found.count or found.total == 1:
         return ""
     verb = "is" if found.count == 1 else "are"
-    return f"{found.count} of {found.total} values {verb} bad"
+    others = f", all others {one_line(found.others)}" if found.others else ""
+    return f"{found.count} of {found.total} values {verb} bad{others}"
+
+
+def earlier_calls(report: Report) -> str:
+    """Return ``41 earlier calls of this line: 0 … 9``, empty when none is known."""
+    seen = report.seen_before
+    if seen is None or seen.min is None or seen.max is None:
+        return ""
+    calls = format_count(seen.calls, "earlier call")
+    return f"{calls} of this line: {format_number(seen.min)} … {format_number(seen.max)}"
 
 
 def format_inputs(item: Offender) -> str:
@@ -282,7 +293,7 @@ def headline(report: Report) -> str:
     if not line.strip():
         return f"{KINDS.get(report.kind, report.kind)}: nothing more could be established"
     allowed = format_bounds(report)
-    is_said = "allowed" in line or line.endswith(allowed)
+    is_said = "allowed" in line or allowed in line
     return one_line(line if is_said else f"{line}: allowed {allowed}")
 
 
