@@ -22,7 +22,7 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 MINUTES ?= 25
 INTO_EMPTY = $(BIN)/python -m pip --python build/package/bin/python install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-gpu clean colab docs
+.PHONY: help setup demo test lint types unit quick notebooks notebooks-update pages-update browser test-browser pictures test-all compat package coverage mutate soak bench test-cuda-host test-gpu clean colab docs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -157,6 +157,9 @@ $(VENV)/.bench: $(STAMP)
 
 bench: $(VENV)/.bench ## measure the costs; writes benchmarks/results.json, docs/performance.md and the README's table
 	$(BIN)/python -m benchmarks
+
+test-cuda-host: $(STAMP) ## torch's CUDA build without a GPU, on the stand-in of tests/standin: TORCH=2.13.0, half a gigabyte
+	$(BIN)/python -m tests.cuda_host $(TORCH)
 
 # The environment of `make setup` where its torch finds a device, else the python at hand.
 SEES_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null

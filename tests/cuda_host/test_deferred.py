@@ -1,0 +1,161 @@
+"""Deferred guards on torch's own streams, events, pinned copies and CUDA graphs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import cudalens
+from cudalens.guards import pending
+from tests import standin
+from tests.processes import ROOT, python
+
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+
+# These replay and capture on the stand-in too; its queue is done when the host waits for it.
+from test_captured_on_gpu import (  # noqa: F401
+    deferred,
+    test_a_replay_of_a_captured_graph_is_named,
+    test_a_wait_leaves_what_is_queued_behind_the_last_call,
+    test_nothing_is_asked_of_the_host_in_a_capture,
+)
+
+SLOTS = pending._SLOTS
+
+
+@pytest.fixture(autouse=True)
+def lagging_queue() -> None:
+    standin.lag()
+
+
+def embed() -> tuple[torch.nn.Embedding, torch.Tensor]:
+    return torch.nn.Embedding(10, 4).cuda(), torch.tensor([1, 2, 3], device="cuda")
+
+
+@pytest.mark.parametrize(("mode", "waits"), [("deferred", False), ("fast", True)])
+def test_a_call_waits_for_nothing(mode: str, waits: bool) -> None:
+    """Forward and backward, in a queue of which nothing is done unless the host waits."""
+    emb, at = embed()
+    labels = torch.zeros(3, dtype=torch.int64, device="cuda")
+
+    def step() -> None:
+        F.cross_entropy(emb(at), labels).backward()
+
+    with cudalens.check(**{mode: True}):
+        step()
+        with standin.counting() as seen:
+            for _ in range(5):
+                step()
+    assert bool(seen.waits) is waits
+    assert bool(seen.copies_out) is waits
+
+
+def test_an_optimizer_waits_once_a_step() -> None:
+    emb, at = embed()
+    optimizer = torch.optim.SGD(emb.parameters(), lr=0.1)
+    with cudalens.check(deferred=True):
+        emb(at).sum().backward()
+        optimizer.step()
+        with standin.counting() as seen:
+            for _ in range(5):
+                emb(at + 0).sum().backward()
+                optimizer.step()
+    assert seen.waits == 5
+
+
+@pytest.mark.parametrize(("calls", "waits"), [(2 * SLOTS - 1, 0), (2 * SLOTS, 1)])
+def test_a_full_page_is_copied_without_a_wait(calls: int, waits: int) -> None:
+    """Beyond the pages that there are the oldest is waited for."""
+    emb, at = embed()
+    with cudalens.check(deferred=True):
+        emb(at)
+        with standin.counting() as seen:
+            for _ in range(calls - 1):
+                emb(at + 0)
+    assert (seen.waits, seen.copies_out) == (waits, 1 + waits)
+
+
+@pytest.mark.parametrize("bad", [9, 10])
+def test_a_bad_index_is_told_where_the_host_waits(bad: int) -> None:
+    emb, at = embed()
+    session = cudalens.check(deferred=True)
+    try:
+        with session:
+            at[1] = bad
+            rows = emb(at)
+            at.fill_(0)
+            rows.sum().item()
+    except cudalens.DeviceIndexError as error:
+        assert bad == 10
+        assert "10" in str(error)
+    assert (session.report is not None) == (bad == 10)
+    assert standin.count("healthy")
+
+
+def test_a_lost_device_ends_no_process() -> None:
+    """The guards' own pinned pages were copied to: freed there, torch would abort."""
+    emb, at = embed()
+    standin.fault("sigmoid")
+    session = cudalens.check(deferred=True)
+    with pytest.raises(torch.AcceleratorError), session:
+        for _ in range(SLOTS + 1):
+            hidden = emb(at + 0)
+        torch.sigmoid(hidden).sum().item()
+    assert session.report is not None
+    assert (session.report.kind, session.report.context_usable) == ("device_assert", False)
+    cudalens.settle()
+
+
+@pytest.mark.parametrize("calls", [SLOTS - 1, SLOTS])
+def test_a_forked_child_lives(calls: int) -> None:
+    """So many calls fill a page, which is then copied; the child must not free it."""
+    emb, at = embed()
+    cudalens.install(deferred=True)
+    for _ in range(calls):
+        emb(at + 0)
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    cudalens.uninstall()
+
+
+def test_workers_of_a_loader_live() -> None:
+    emb, at = embed()
+    cudalens.install(deferred=True)
+    for _ in range(SLOTS + 1):
+        emb(at + 0)
+    data = TensorDataset(torch.randint(0, 10, (16,)))
+    for (batch,) in DataLoader(data, batch_size=8, num_workers=2, pin_memory=True):
+        emb(batch.to("cuda", non_blocking=True)).sum().backward()
+    cudalens.uninstall()
+    assert emb.weight.grad is not None
+
+
+PROGRAM = """
+import os, sys, torch, cudalens
+from tests import standin
+emb, at = torch.nn.Embedding(10, 4).cuda(), torch.tensor([1, 2, 3], device="cuda")
+cudalens.install(deferred=True)
+for _ in range(300):
+    hidden = emb(at + 0)
+if sys.argv[1] == "forked":
+    child = os.fork()
+    sys.exit(7 if child == 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if sys.argv[1] == "lost":
+    standin.fault("sigmoid")
+    torch.sigmoid(hidden).sum().item()
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("good", 0), ("forked", 7), ("lost", 1)])
+def test_a_program_ends_as_without_guards(end: str, status: int) -> None:
+    done = python("-c", PROGRAM, end)
+    assert done.returncode == status, done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.count("AcceleratorError") == (end == "lost")

@@ -1,0 +1,211 @@
+"""After a kernel has failed: the report says so, the op is named, later cells get one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cudalens
+from cudalens.core.report import Report
+from tests import standin
+
+
+def report_of(run: Callable[[], object], **options: Any) -> Report:
+    """Run a block under a check in which the device is lost; return its report."""
+    session = cudalens.check(**options)
+    with pytest.raises(torch.AcceleratorError) as caught, session:
+        run()
+    report = session.report
+    assert report is not None
+    assert report.context_usable is False
+    assert report.limits == ()
+    assert caught.value.error_code in {710, 700, 719}
+    return report
+
+
+def values() -> Tensor:
+    return torch.randn(8, 3, device="cuda", requires_grad=True)
+
+
+CODES = {
+    standin.ASSERT: ("device_assert", "i < n"),
+    standin.ILLEGAL_ADDRESS: ("cuda_error", "a kernel read or wrote memory"),
+    standin.LAUNCH_FAILURE: ("cuda_error", "unspecified launch failure"),
+}
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"])
+@pytest.mark.parametrize("is_narrow", [False, True], ids=["all calls raise", "some do not"])
+@pytest.mark.parametrize("code", CODES)
+def test_the_op_whose_kernel_failed_is_named(
+    code: int, is_narrow: bool, blocking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The op before it and the op behind it are not blamed."""
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    if is_narrow:
+        standin.narrow()
+    x = values()
+    standin.fault("sigmoid", code=code, text=standin.LINE if code == standin.ASSERT else "")
+    report = report_of(lambda: torch.sigmoid(x + 1) * 2)
+    kind, words = CODES[code]
+    assert (report.kind, report.op.name) == (kind, "aten::sigmoid")
+    assert words in report.headline
+    assert report.source is not None
+    assert "torch.sigmoid(x + 1)" in report.source.text
+
+
+def in_backward() -> None:
+    x = values()
+    standin.fault("sigmoid_backward")
+    x.sigmoid().sum().backward()
+
+
+def in_a_hook() -> None:
+    x = values()
+    y = x * 2
+    y.register_hook(lambda grad: grad.sigmoid())
+    standin.fault("sigmoid")
+    y.sum().backward()
+
+
+def on_another_stream() -> None:
+    x = values()
+    standin.fault("sigmoid")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x.sigmoid()
+
+
+def in_a_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    y = checkpoint(lambda x: x.sin().sigmoid(), values(), use_reentrant=False)
+    standin.fault("sigmoid")
+    y.sum().backward()
+
+
+PLACES = {
+    in_backward: ("backward", "aten::sigmoid_backward"),
+    in_a_hook: ("backward", "aten::sigmoid"),
+    in_a_checkpoint: ("backward", "aten::sigmoid"),
+    on_another_stream: ("forward", "aten::sigmoid"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_it_is_named_wherever_it_ran(place: Callable[[], None]) -> None:
+    report = report_of(place)
+    assert (report.kind, report.phase, report.op.name) == ("device_assert", *PLACES[place])
+
+
+def test_without_waits_no_op_is_blamed() -> None:
+    x = values()
+    standin.fault("sigmoid")
+    report = report_of(lambda: x.sigmoid().sum().item(), sync=False)
+    assert (report.kind, report.certainty) == ("device_assert", "unknown")
+
+
+def test_its_arguments_are_read_from_the_host() -> None:
+    """After the end nothing can be copied from the device: the copies were made before."""
+    table, rows = torch.arange(8.0, device="cuda"), torch.tensor([0, 9, 3], device="cuda")
+    library = torch.library.Library("lane", "DEF")
+    library.define("pick(Tensor table, Tensor rows) -> Tensor")
+    library.impl("pick", lambda table, rows: table[:3].sigmoid(), "CUDA")
+    standin.fault("sigmoid")
+    report = report_of(lambda: torch.ops.lane.pick(table, rows))
+    assert report.op.name == "lane::pick"
+    largest = {item.argument: item.summary.max for item in report.tensors if item.summary}
+    assert largest["rows"] == 9
+
+
+def test_what_the_kernel_printed_is_in_the_report() -> None:
+    x = values()
+    standin.fault("sigmoid", text=standin.LINE)
+    assert "Ext.cu:12" in report_of(x.sigmoid).to_json()
+
+
+REMINDER = "the CUDA context is gone since a device-side assert in aten::sigmoid"
+
+
+def test_a_later_cell_gets_one_line(notebook: Any) -> None:
+    notebook.run('x = torch.ones(3, device="cuda"); standin.fault("sigmoid")')
+    notebook.run("%%cudacheck\ny = torch.sigmoid(x)")
+    assert "device-side assert" in str(notebook.error)
+    assert "restart the kernel" in str(notebook.shown) + notebook.out
+    for cell in ("x + 1", "torch.cuda.synchronize()", "x.cpu()"):
+        notebook.run(f"%%cudacheck\n{cell}")
+        assert [note for note in notebook.error.__notes__ if REMINDER in note]
+    notebook.run("%%cudacheck\n1 + 1")
+    assert notebook.error is None
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_a_cell_without_a_check_is_explained_afterwards(notebook: Any, is_narrow: bool) -> None:
+    if is_narrow:
+        standin.narrow()
+    notebook.run('x = torch.ones(3, device="cuda"); standin.fault("sigmoid")')
+    notebook.run("y = torch.sigmoid(x)\nz = (x * 2).tolist()")
+    assert isinstance(notebook.error, torch.AcceleratorError)
+    notebook.run("%cudacheck explain")
+    report = cudalens.last_report()
+    assert report is not None
+    assert (report.kind, report.context_usable) == ("device_assert", False)
+    assert report.certainty == "unknown"
+
+
+def test_an_error_of_another_process_is_not_this_device_s() -> None:
+    """The words alone do not end a context that goes on."""
+    torch.ones(3, device="cuda")
+    session = cudalens.check()
+    with pytest.raises(RuntimeError), session:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    assert session.report is None or session.report.context_usable is not False
+    assert F.relu(torch.ones(3, device="cuda")).sum().item() == 3
+
+
+def test_out_of_memory_leaves_the_device_usable() -> None:
+    session = cudalens.check()
+    with pytest.raises(torch.OutOfMemoryError), session:
+        torch.empty(2**45, device="cuda")
+    report = session.report
+    assert report is not None
+    assert (report.kind, report.context_usable) == ("cuda_error", True)
+    assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_memory_that_is_refused_once_is_asked_for_again(failures: int) -> None:
+    """The caching allocator frees its cache and tries again: nothing is reported then."""
+    torch.ones(3, device="cuda")
+    for at in range(1, failures + 1):
+        standin.fault("call:cudaMalloc", at, standin.OUT_OF_MEMORY)
+    session = cudalens.check()
+    try:
+        with session:
+            torch.empty(2**28, device="cuda")
+    except torch.OutOfMemoryError:
+        assert failures == 2
+    assert (session.report is None) == (failures == 1)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    session = cudalens.check()
+    with pytest.raises(torch.AcceleratorError), session:
+        torch.ones(1, device="cuda:99")
+    assert session.report is not None
+    assert (session.report.kind, session.report.context_usable) == ("cuda_error", True)
+
+
+def test_the_launch_s_own_line_raises_where_launches_block() -> None:
+    """CUDA_LAUNCH_BLOCKING=1: the error leaves out the advice to set it."""
+    x = values()
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    standin.fault("sigmoid")
+    with pytest.raises(torch.AcceleratorError) as caught:
+        x.sigmoid()
+    assert "CUDA_LAUNCH_BLOCKING" not in str(caught.value)

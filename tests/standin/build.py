@@ -1,0 +1,144 @@
+"""Builds the libraries that torch's CUDA build links to.
+
+``runtime.c`` is the runtime library; cuBLAS, cuDNN, NCCL and the others are empty: each of their
+functions returns a failing status.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+NOT_SUPPORTED = 801
+HERE = Path(__file__).parent
+RUNTIME = "libcudart.so.13"
+GCC = ("gcc", "-O1", "-g", "-fPIC", "-shared")
+UNVERSIONED = {
+    "cu": "libcuda.so.1",
+    "nccl": "libnccl.so.2",
+    "pnccl": "libnccl.so.2",
+    "cuFile": "libcufile.so.0",
+    "cusparseLt": "libcusparseLt.so.0",
+    "curand": "libcurand.so.10",
+}
+"""The libraries whose functions torch names without a version, by how these begin."""
+VERSIONS = {"NVSHMEM": "libnvshmem_host.so.3"}
+"""The libraries whose version is not their own name."""
+NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJit)")
+HAS_CONTEXT = """\
+unsigned long standin_count(const char *what);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
+    if (flags) *flags = 0;
+    *is_active = standin_count("context");
+    return device ? 101 : 0;
+}"""
+"""The one question to the driver library that has to be answered."""
+TEXT = re.compile(r"Get\w*(String|Name|LastError)$")
+WITHOUT_EFFECT = """
+    cudaProfilerStart cudaProfilerStop cudaFuncSetAttribute cudaKernelSetAttributeForDevice
+    cudaStreamDestroy cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy
+    cudaLibraryUnload cudaStreamUpdateCaptureDependencies cudaGraphDebugDotPrint
+    cudaUserObjectCreate cudaUserObjectRelease cudaGraphRetainUserObject
+    cudaDeviceSetGraphMemAttribute
+"""
+"""Functions of the runtime library that succeed and do nothing; what else is missing is refused."""
+
+
+def needed(torch: Path) -> dict[str, set[str]]:
+    """Return the functions that torch's libraries take from each of NVIDIA's."""
+    symbols: dict[str, set[str]] = defaultdict(set)
+    defined, wanted = set[str](), set[str]()
+    for library in sorted((torch / "lib").glob("*.so")):
+        for soname in re.findall(r"NEEDED.*\[(.*)\]", _output("readelf", "-dW", library)):
+            symbols[soname].update()
+        for line in _output("nm", "-D", "--with-symbol-versions", library).splitlines():
+            *_, kind, symbol = line.split()
+            name, _, version = symbol.partition("@")
+            if kind != "U":
+                defined.add(name)
+            elif version:
+                symbols[VERSIONS.get(version, version)].add(name)
+            else:
+                wanted.add(name)
+    for name in wanted - defined:
+        fitting = [start for start in UNVERSIONED if name.startswith(start)]
+        if fitting:
+            symbols[UNVERSIONED[max(fitting, key=len)]].add(name)
+    return {name: found for name, found in symbols.items() if NVIDIA.match(name)}
+
+
+def build(torch: Path, headers: Path, out: Path) -> None:
+    """Build every library that torch needs.
+
+    Args:
+        torch: the folder of torch's package.
+        headers: what ``pip install --target`` made of CUDA's headers and runtime library.
+        out: where the libraries go.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    libraries = needed(torch)
+    for soname, names in libraries.items():
+        if soname != RUNTIME:
+            _stub(out, soname, sorted(names))
+    toolkit = headers / "nvidia" / "cu13"
+    (out / "error_texts.h").write_text(_error_texts(toolkit / "lib" / RUNTIME), encoding="utf-8")
+    written = set(re.findall(r"\b(cuda\w+|__cuda\w+)\(", (HERE / "runtime.c").read_text("utf-8")))
+    lines = ["int standin_without_effect(const char *name, int answer);"]
+    for name in sorted(libraries[RUNTIME] - written):
+        answer = 0 if name in WITHOUT_EFFECT.split() else NOT_SUPPORTED
+        lines.append(f'int {name}(void) {{ return standin_without_effect("{name}", {answer}); }}')
+    exported = "global: cu*; __cu*; standin_*; local: *;"
+    sources = [HERE / "runtime.c", _write(out / "rest.c", lines)]
+    flags = ["-Wall", "-Wextra", f"-I{toolkit / 'include'}", f"-I{out}", "-lpthread"]
+    _link(out, RUNTIME, sources, f"{RUNTIME} {{ {exported} }};", flags)
+
+
+def _stub(out: Path, soname: str, names: list[str]) -> None:
+    lines = ['static const char text[] = "there is no GPU here: this is a stand-in";']
+    for name in names:
+        if name == "cuDevicePrimaryCtxGetState":
+            lines.append(HAS_CONTEXT)
+        elif TEXT.search(name):
+            lines.append(f"const char *{name}(void) {{ return text; }}")
+        else:
+            status = NOT_SUPPORTED if soname == "libcuda.so.1" else 1
+            lines.append(f"long {name}(void) {{ return {status}; }}")
+    is_versioned = soname not in UNVERSIONED.values()
+    version = next((key for key, value in VERSIONS.items() if value == soname), soname)
+    script = f"{version} {{ global: *; }};" if is_versioned else None
+    _link(out, soname, [_write(out / "stub.c", lines)], script, ["-w", "-fno-builtin"])
+
+
+def _link(
+    out: Path, soname: str, sources: list[Path], script: str | None, flags: list[str]
+) -> None:
+    command = [*GCC, f"-Wl,-soname,{soname}", *sources, *flags, "-o", out / soname]
+    if script is not None:
+        command.append(f"-Wl,--version-script={_write(out / 'versions.map', [script])}")
+    subprocess.run(command, check=True)
+
+
+def _error_texts(library: Path) -> str:
+    """Ask NVIDIA's library for the names and texts of its errors; it needs no device for that."""
+    real = ctypes.CDLL(str(library))
+    real.cudaGetErrorName.restype = real.cudaGetErrorString.restype = ctypes.c_char_p
+    rows = []
+    for code in range(1200):
+        name, text = (f(code).decode() for f in (real.cudaGetErrorName, real.cudaGetErrorString))
+        if name != "unrecognized error code":
+            rows.append(f"    {{{code}, {json.dumps(name)}, {json.dumps(text)}}},")
+    head = "static const struct { int code; const char *name, *text; } error_texts[] = {"
+    return "\n".join([head, *rows, "};", ""])
+
+
+def _write(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _output(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
