@@ -12,7 +12,6 @@ from cudalens.core._torch import op_of
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
 from cudalens.guards._base import schema_parameters
-from cudalens.simulate.asserts import look
 
 
 def filled(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -65,11 +64,6 @@ def finding(name: str, given: dict[str, Any]) -> Violation | None:
     op = op_of(name)
     outputs = {a.name: torch.empty(0) for a in op._schema.arguments if a.is_out}
     return next((found for _, found in ask(op, **filled(name, given), **outputs)), None)
-
-
-def device_line(name: str, given: dict[str, Any]) -> str | None:
-    """Return the line that the rehearsal device prints for a call on it."""
-    return look(op_of(name), filled(name, given))[0]
 
 
 def on_device(value: Any) -> Any:
