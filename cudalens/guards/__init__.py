@@ -43,7 +43,7 @@ GUARDS: Mapping[Any, tuple[Guard, ...]] = MappingProxyType(_table)
 
 def _enter(entry: Guard) -> None:
     for op in resolve(entry):
-        _table[op] = (*_table.get(op, ()), entry)
+        _table[op] = (*_table.get(op, ()), _base.of_overload(entry, op))
 
 
 for _entry in _base._registered:
@@ -52,7 +52,8 @@ for _entry in _base._registered:
 
 def all_guards() -> Iterator[Guard]:
     """Return every guard once, in the order of the catalogue's files."""
-    return iter(dict.fromkeys(entry for entries in _table.values() for entry in entries))
+    entries = (entry for entries in _table.values() for entry in entries)
+    return iter({entry.requires: entry for entry in entries}.values())
 
 
 def register(op: Any, check: UserCheck, name: str | None = None) -> tuple[Any, ...]:
@@ -98,10 +99,10 @@ def _take_out(overload: Any, entry: Guard) -> None:
 
 def catalogue_rows() -> list[dict[str, Any]]:
     """Return the catalogue as plain rows, one a guard: what ``cudalens guards`` prints."""
-    ops: dict[Guard, list[str]] = {}
+    found: dict[Any, tuple[Guard, list[str]]] = {}
     for op, entries in _table.items():
         for entry in entries:
-            ops.setdefault(entry, []).append(full_name(op))
+            found.setdefault(entry.requires, (entry, []))[1].append(full_name(op))
     return [
         {
             "guard": entry.name,
@@ -115,5 +116,5 @@ def catalogue_rows() -> list[dict[str, Any]]:
             "silent": entry.is_silent,
             "waits": entry.waits,
         }
-        for entry, names in ops.items()
+        for entry, names in found.values()
     ]

@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ class Guard:
     """Looks whether it holds."""
     parameters: tuple[str, ...]
     """Schema arguments that both take, by name."""
+    required: int = 0
+    """How many of them every overload has; the others have a default for those that lack them."""
     ops: tuple[str, ...]
     """Ops as ``aten::gather`` (overloads that have the parameters) or ``aten::index.Tensor``."""
     records: tuple[str, ...] = ()
@@ -97,12 +100,15 @@ def make_guard(
     doc = inspect.getdoc(requires) or ""
     precondition = re.split(r"\n\s*\n", doc, maxsplit=1)[0]
     parts: dict[str, Any] = {name.lower(): _section(doc, name) for name in _SECTIONS}
-    parameters = tuple(inspect.signature(requires).parameters)
+    signature = inspect.signature(requires).parameters
+    parameters = tuple(signature)
+    required = [name for name in parameters if signature[name].default is inspect.Parameter.empty]
     return Guard(
         name=getattr(requires, "__name__", repr(requires)),
         requires=requires,
         check=checker(requires, parameters, is_silent),
         parameters=parameters,
+        required=len(required),
         ops=tuple(ops),
         is_silent=is_silent,
         precondition=" ".join(precondition.split()),
@@ -155,7 +161,7 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
     Overloads that merely decompose are left out, since the guard of the inner op sees their
     values; a composite guard acts on these alone.
     """
-    wanted = set(entry.parameters)
+    wanted = {*entry.parameters[: entry.required]}
     found = (op for op_name in entry.ops for op in _overloads(op_name))
     return tuple(
         dict.fromkeys(
@@ -165,6 +171,13 @@ def resolve(entry: Guard) -> tuple[Any, ...]:
             and _decomposes(op) == entry.is_composite
         )
     )
+
+
+def of_overload(entry: Guard, op: Any) -> Guard:
+    """Return the guard as one of this overload: it takes what the overload has."""
+    names = {argument.name for argument in op._schema.arguments}
+    taken = tuple(takewhile(names.__contains__, entry.parameters))
+    return entry if taken == entry.parameters else replace(entry, parameters=taken)
 
 
 def _decomposes(op: Any) -> bool:

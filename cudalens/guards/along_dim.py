@@ -50,121 +50,75 @@ def _scatter(
     src: Tensor | None,
     *,
     asserts: Asserts,
-    adds: bool = False,
-    may_be_put: bool = True,
+    is_put: bool,
+    adds: bool,
 ) -> Need:
     """Require an index of scatter.
 
     Args:
+        is_put: whether deterministic algorithms write by ``index_put_`` instead.
         adds: whether values that meet in one place are added.
-        may_be_put: whether deterministic algorithms write the source by index_put_.
     """
     place = dim_size(self, dim)
     if place is None or not fits(index.shape, self.shape, but=place[0]):
         return None
     if src is not None and (src.dtype != self.dtype or not fits(index.shape, src.shape)):
         return None
-    # Deterministic algorithms write by index_put_, where negative values count from the end.
-    is_put = src is not None and may_be_put and torch.are_deterministic_algorithms_enabled()
+    # In index_put_ negative values count from the end.
+    is_put = is_put and torch.are_deterministic_algorithms_enabled()
     if is_put:
         asserts = "assert_async" if adds or index.numel() > 1 else "index_get"
     return index_of_dim(index, self, dim, asserts=asserts, wraps=is_put)
 
 
 @guard(
-    "aten::scatter.src",
-    "aten::scatter.src_out",
-    "aten::scatter_.src",
-    records=("gather_scatter",),
+    "aten::scatter",
+    "aten::scatter_",
+    records=("gather_scatter", "scatter_value"),
     frequency="very common",
 )
-def scatter_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Need:
+def scatter_index_in_range(
+    self: Tensor, dim: int, index: Tensor, src: Tensor | None = None, reduce: str | None = None
+) -> Need:
     """Every index lies in [0, size - 1] of the dimension that it writes to.
 
-    Source:   ScatterGatherKernel.cu:203, torch 2.13.0
+    Source:   ScatterGatherKernel.cu:203, :449 (one value for all), torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers
     Passes:   aten.scatter(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2))
     Violates: aten.scatter(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2))
     """
-    return _scatter(self, dim, index, src, asserts="gather_scatter")
-
-
-@guard(
-    "aten::scatter.reduce",
-    "aten::scatter.reduce_out",
-    "aten::scatter_.reduce",
-    records=("gather_scatter",),
-)
-def scatter_by_reduction_index_in_range(
-    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
-) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that is added to or multiplied.
-
-    Source:   ScatterGatherKernel.cu:203, torch 2.13.0
-    Cost:     one reduction over the index, one copy of two numbers
-    Passes:   aten.scatter(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2), reduce="add")
-    Violates: aten.scatter(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2), reduce="add")
-    """
-    is_put = reduce == "add"
-    return _scatter(self, dim, index, src, asserts="gather_scatter", adds=True, may_be_put=is_put)
-
-
-@guard(
-    "aten::scatter.value",
-    "aten::scatter.value_out",
-    "aten::scatter_.value",
-    "aten::scatter.value_reduce",
-    "aten::scatter.value_reduce_out",
-    "aten::scatter_.value_reduce",
-    records=("scatter_value",),
-    frequency="very common",
-)
-def scatter_value_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that the value is written to.
-
-    Source:   ScatterGatherKernel.cu:449, torch 2.13.0
-    Cost:     one reduction over the index, one copy of two numbers
-    Passes:   aten.scatter_(zeros(2, 3), 1, tensor([[0, 2]]), 1.0)
-    Violates: aten.scatter_(zeros(2, 3), 1, tensor([[0, 3]]), 1.0)
-    """
-    return _scatter(self, dim, index, None, asserts="scatter_value")
+    key = "scatter_value" if src is None else "gather_scatter"
+    is_put = src is not None and reduce in (None, "add")
+    return _scatter(self, dim, index, src, asserts=key, is_put=is_put, adds=reduce is not None)
 
 
 @guard(
     "aten::scatter_add",
     "aten::scatter_add_",
-    records=("gather_scatter", "scatter_add_rows_fast", "scatter_add_tma", "scatter_add_cutedsl"),
-    frequency="very common",
-)
-def scatter_add_index_in_range(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it adds to.
-
-    Source:   ScatterGatherKernel.cu:203, IndexKernelUtils.cu:122 and TmaScatterAddKernel.cu:150
-              (whole rows), torch 2.13.0
-    Cost:     one reduction over the index without its expanded repeats, one copy of two numbers
-    Passes:   aten.scatter_add_(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2))
-    Violates: aten.scatter_add_(zeros(2, 3), 1, tensor([[0, -1]]), ones(1, 2))
-    """
-    return _scatter(self, dim, index, src, asserts=_ADDS_ROWS, adds=True)
-
-
-@guard(
     "aten::scatter_reduce.two",
     "aten::scatter_reduce.two_out",
     "aten::scatter_reduce_.two",
-    records=("gather_scatter", "scatter_add_rows_fast", "scatter_add_tma"),
-    frequency="common",
+    records=(
+        *("gather_scatter", "scatter_add_rows_fast", "scatter_add_tma", "scatter_add_cutedsl"),
+        "scatter_value",
+    ),
+    frequency="very common",
 )
 def scatter_reduce_index_in_range(
-    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str = "sum",
+    include_self: bool = True,
 ) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it reduces into.
+    """Every index lies in [0, size - 1] of the dimension that it adds to or reduces into.
 
     Source:   ScatterGatherKernel.cu:203, IndexKernelUtils.cu:122 and TmaScatterAddKernel.cu:150
               (whole rows, sum), torch 2.13.0; without include_self a fill at :449 comes first
     Cost:     one reduction over the index without its expanded repeats, one copy of two numbers
-    Passes:   aten.scatter_reduce(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2), "amax")
-    Violates: aten.scatter_reduce(zeros(2, 3), 1, tensor([[0, 3]]), ones(1, 2), "amax")
+    Passes:   aten.scatter_add_(zeros(2, 3), 1, tensor([[0, 2]]), ones(1, 2))
+    Violates: aten.scatter_add_(zeros(2, 3), 1, tensor([[0, -1]]), ones(1, 2))
     """
 
     def key(*_: Any) -> str:
@@ -173,7 +127,7 @@ def scatter_reduce_index_in_range(
         return _ADDS_ROWS(self, dim, index) if reduce == "sum" else "gather_scatter"
 
     is_put = include_self and reduce in ("sum", "mean")
-    return _scatter(self, dim, index, src, asserts=key, adds=True, may_be_put=is_put)
+    return _scatter(self, dim, index, src, asserts=key, is_put=is_put, adds=True)
 
 
 @guard("aten::take_along_dim", is_silent=True, is_composite=True)
@@ -265,45 +219,36 @@ def _narrows_selected(self: Tensor, dim: int, index: Tensor) -> bool:
 @guard(
     "aten::index_add",
     "aten::index_add_",
+    "aten::index_reduce",
+    "aten::index_reduce_",
     records=("index_add_small", "index_add_large", "add_dense_sparse"),
     frequency="common",
     covers_inner=True,
 )
-def index_add_index_in_range(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it adds to.
+def index_add_index_in_range(
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str | None = None,
+    include_self: bool = True,
+) -> Need:
+    """Every index lies in [0, size - 1] of the dimension that it adds to or reduces into.
 
     Dense plus sparse ends here too: its kernel calls index_add_ with the flattened sparse indices.
     The kernel compares 32 bits, so that 2**32 asserts nothing there.
 
-    Source:   Indexing.cu:1030 (at most 16 indices) and 1089, torch 2.13.0
+    Source:   Indexing.cu:1030 (at most 16 indices) and 1089; IndexKernel.cu:154 for a reduction
+              without include_self, torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers
     Passes:   aten.index_add_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2))
     Violates: aten.index_add_(zeros(3, 2), 0, tensor([0, -1]), ones(2, 2))
     """
     if not _is_row_write(self, dim, index, source):
         return None
-    # Deterministic algorithms write by index_put_, where negative values count from the end.
-    if torch.are_deterministic_algorithms_enabled():
+    # Deterministic algorithms add by index_put_, where negative values count from the end.
+    if reduce is None and torch.are_deterministic_algorithms_enabled():
         return index_of_dim(index, self, dim, asserts="assert_async", wraps=True)
-    return index_of_dim(index, self, dim, asserts=index_add_key(index), narrows=_narrows)
-
-
-@guard("aten::index_reduce", "aten::index_reduce_", records=("index_add_small", "index_add_large"))
-def index_reduce_index_in_range(
-    self: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
-) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it reduces into.
-
-    The kernel compares 32 bits, so that 2**32 asserts nothing with include_self.
-
-    Source:   Indexing.cu:1030 (at most 16 indices) and 1089; IndexKernel.cu:154 without
-              include_self, torch 2.13.0
-    Cost:     one reduction over the index, one copy of two numbers
-    Passes:   aten.index_reduce_(zeros(3, 2), 0, tensor([0, 2]), ones(2, 2), "amax")
-    Violates: aten.index_reduce_(zeros(3, 2), 0, tensor([0, 3]), ones(2, 2), "amax")
-    """
-    if not _is_row_write(self, dim, index, source):
-        return None
 
     def key(*_: Any) -> str:
         # Without include_self the rows are first filled by index_fill_, which lets negatives wrap.

@@ -19,20 +19,8 @@ _MESSAGE_LIMIT = 255
 _SITES = {torch.complex64: "assert_async_complex64", torch.complex128: "assert_async_complex128"}
 
 
-@guard("aten::_assert_async.default", records=("assert_async",), waits=True)
-def assert_async_holds(self: Tensor) -> Need:
-    """The single element is not zero; NaN is not zero.
-
-    Source:   TensorCompare.cu:109 (:113 and :116 for complex), torch 2.13.0
-    Cost:     one copy of one element
-    Passes:   aten._assert_async(tensor(1))
-    Violates: aten._assert_async(tensor(0))
-    """
-    return _stated(self, "")
-
-
-@guard("aten::_assert_async.msg", records=("assert_async", "nested_index_put"), waits=True)
-def assert_async_message_holds(self: Tensor, assert_msg: str) -> Need:
+@guard("aten::_assert_async", records=("assert_async", "nested_index_put"), waits=True)
+def assert_async_holds(self: Tensor, assert_msg: str = "") -> Need:
     """The single element is not zero; NaN is not zero.
 
     Source:   TensorCompare.cu:109 (:113 and :116 for complex), torch 2.13.0
@@ -40,13 +28,9 @@ def assert_async_message_holds(self: Tensor, assert_msg: str) -> Need:
     Passes:   aten._assert_async(tensor(1), "lengths must match")
     Violates: aten._assert_async(tensor(0), "lengths must match")
     """
-    return _stated(self, assert_msg)
-
-
-def _stated(condition: Tensor, message: str) -> Need:
-    if condition.numel() != 1 or len(message.encode()) >= _MESSAGE_LIMIT:
+    if self.numel() != 1 or len(assert_msg.encode()) >= _MESSAGE_LIMIT:
         return None
-    return Condition("self", lambda: _broken(condition, message))
+    return Condition("self", lambda: _broken(self, assert_msg))
 
 
 def _broken(condition: Tensor, message: str) -> Violation | None:

@@ -139,49 +139,28 @@ def index_in_range(self: Tensor, indices: Indices) -> Need:
     "aten::index_put.out",
     "aten::index_put_.default",
     "aten::_unsafe_index_put.default",
+    "aten::_index_put_impl.default",
+    "aten::_index_put_impl.out",
+    "aten::_index_put_impl_.default",
     records=("index_put", "index_put_sort"),
     frequency="very common",
     covers_inner=True,
 )
-def index_put_in_range(self: Tensor, indices: Indices, values: Tensor, accumulate: bool) -> Need:
-    """Every index lies in [-size, size - 1] of the dimension that it writes to.
-
-    Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate), torch 2.13.0
-    Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
-    Passes:   aten.index_put_(zeros(3), [tensor([2, -3])], ones(2))
-    Violates: aten.index_put_(zeros(3), [tensor([2, 3])], ones(2), True)
-    """
-    return _written(self, indices, values, accumulate)
-
-
-def _written(self: Tensor, indices: Indices, values: Tensor, accumulate: bool) -> Need:
-    if values.dtype != self.dtype:
-        return None
-    if _writes_by_sorting(values, accumulate):
-        return _selection(self, indices, asserts="assert_async")
-    return _selection(self, indices, asserts="index_get", values=values)
-
-
-@guard(
-    "aten::_index_put_impl_.default",
-    "aten::_index_put_impl.default",
-    "aten::_index_put_impl.out",
-    records=("index_put", "index_put_sort"),
-    frequency="very common",
-)
-def index_put_impl_in_range(
-    self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool
+def index_put_in_range(
+    self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool = False
 ) -> Need:
     """Every index lies in [-size, size - 1] of the dimension that it writes to.
 
     Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate, not unsafe), torch 2.13.0
     Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
-    Passes:   aten._index_put_impl_(zeros(3), [tensor([2, -3])], ones(2), False, True)
-    Violates: aten._index_put_impl_(zeros(3), [tensor([2, -4])], ones(2), False, True)
+    Passes:   aten.index_put_(zeros(3), [tensor([2, -3])], ones(2))
+    Violates: aten.index_put_(zeros(3), [tensor([2, 3])], ones(2), True)
     """
-    if unsafe and _writes_by_sorting(values, accumulate):
+    if values.dtype != self.dtype:
         return None
-    return _written(self, indices, values, accumulate)
+    if not _writes_by_sorting(values, accumulate):
+        return _selection(self, indices, asserts="index_get", values=values)
+    return None if unsafe else _selection(self, indices, asserts="assert_async")
 
 
 @guard(
@@ -212,15 +191,8 @@ def index_backward_in_range(
 _FLAT = NEGATIVES_WRAP.replace("its dimension", "the tensor, counted over all its elements")
 
 
-def _flat_index(self: Tensor, index: Tensor) -> Need:
-    count = self.numel()
-    if count == 0 or index.dtype != torch.int64:
-        return None
-    return Within("index", -count, count - 1, of="self", unit="element", why=_FLAT, asserts="take")
-
-
-@guard("aten::take", records=("take",))
-def take_index_in_range(self: Tensor, index: Tensor) -> Need:
+@guard("aten::take", "aten::put", "aten::put_", records=("take", "put"))
+def flat_index_in_range(self: Tensor, index: Tensor, source: Tensor | None = None) -> Need:
     """Every index lies in [-numel, numel - 1]: it counts over all elements, not a dimension.
 
     Source:   IndexKernel.cu:339 cuda_take_put_kernel, torch 2.13.0
@@ -228,21 +200,12 @@ def take_index_in_range(self: Tensor, index: Tensor) -> Need:
     Passes:   aten.take(zeros(2, 3), tensor([-6, 5]))
     Violates: aten.take(zeros(2, 3), tensor([0, 6]))
     """
-    return _flat_index(self, index)
-
-
-@guard("aten::put", "aten::put_", records=("put",))
-def put_index_in_range(self: Tensor, index: Tensor, source: Tensor) -> Need:
-    """Every index lies in [-numel, numel - 1]: it counts over all elements, not a dimension.
-
-    Source:   IndexKernel.cu:339 cuda_take_put_kernel, torch 2.13.0
-    Cost:     one reduction over the index, one copy of two numbers
-    Passes:   aten.put_(zeros(2, 3), tensor([-6, 5]), ones(2))
-    Violates: aten.put_(zeros(2, 3), tensor([0, -7]), ones(2))
-    """
-    if source.dtype != self.dtype or source.numel() != index.numel():
+    count = self.numel()
+    if count == 0 or index.dtype != torch.int64:
         return None
-    return _flat_index(self, index)
+    if source is not None and (source.dtype != self.dtype or source.numel() != index.numel()):
+        return None
+    return Within("index", -count, count - 1, of="self", unit="element", why=_FLAT, asserts="take")
 
 
 @guard(

@@ -224,11 +224,12 @@ def grouped_mm_offsets_in_range(
 
 @guard(
     "aten::_scaled_grouped_mm",
+    "aten::_scaled_grouped_mm_v2",
     records=("grouped_mm_offsets", "grouped_mm_alignment", "scaled_grouped_mm_mx"),
     waits=True,
 )
 def scaled_grouped_mm_offsets_in_range(
-    self: Tensor, mat2: Tensor, scale_a: Tensor, offs: Tensor | None
+    self: Tensor, mat2: Tensor, scale_a: Tensor | Sequence[Tensor], offs: Tensor | None
 ) -> Need:
     """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
 
@@ -242,31 +243,10 @@ def scaled_grouped_mm_offsets_in_range(
               zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, ones(4), ones(2, 16),
               tensor([1, 5], dtype=torch.int32))
     """
-    if self.dtype == _FLOAT4:  # only the second version takes it
-        return None
-    return _scaled(self, mat2, (scale_a,), offs)
-
-
-@guard(
-    "aten::_scaled_grouped_mm_v2",
-    records=("grouped_mm_offsets", "grouped_mm_alignment", "scaled_grouped_mm_mx"),
-    waits=True,
-)
-def scaled_grouped_mm_v2_offsets_in_range(
-    self: Tensor, mat2: Tensor, scale_a: Sequence[Tensor], offs: Tensor | None
-) -> Need:
-    """Offsets rise within [0, size], by multiples of 16 bytes where a group starts in memory.
-
-    Source:   GroupMMCommon.cuh:54 to :115 (scales per row), grouped_common.cuh:116 to :233 (scales
-              per block), torch 2.13.0, compute capability 9 and 10
-    Cost:     one copy of the offsets, at most 1023 numbers
-    Passes:   aten._scaled_grouped_mm_v2(zeros(4, 16).to(torch.float8_e4m3fn),
-              zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, [ones(4)], [1], [0], [ones(2, 16)],
-              [1], [0], tensor([1, 4], dtype=torch.int32))
-    Violates: aten._scaled_grouped_mm_v2(zeros(4, 16).to(torch.float8_e4m3fn),
-              zeros(2, 16, 16).to(torch.float8_e4m3fn).mT, [ones(4)], [1], [0], [ones(2, 16)],
-              [1], [0], tensor([1, 5], dtype=torch.int32))
-    """
+    if isinstance(scale_a, Tensor):
+        if self.dtype == _FLOAT4:  # only the second version takes it
+            return None
+        scale_a = (scale_a,)
     return _scaled(self, mat2, scale_a, offs)
 
 

@@ -145,9 +145,13 @@ def _too_few_categories(weights: Tensor, samples: int) -> Violation | None:
 
 
 @guard(
-    "aten::bernoulli.default", records=("bernoulli_tensor",), frequency="common", covers_inner=True
+    "aten::bernoulli.default",
+    "aten::bernoulli.out",
+    records=("bernoulli_tensor",),
+    frequency="common",
+    covers_inner=True,
 )
-def bernoulli_input_in_unit_interval(self: Tensor) -> Need:
+def bernoulli_input_in_unit_interval(self: Tensor, out: Tensor | None = None) -> Need:
     """Every probability of the input lies in [0, 1]; NaN does not.
 
     Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
@@ -155,19 +159,8 @@ def bernoulli_input_in_unit_interval(self: Tensor) -> Need:
     Passes:   aten.bernoulli(tensor([0.0, 1.0]))
     Violates: aten.bernoulli(tensor([0.0, 1.5]))
     """
-    return _probabilities(self, self.shape, self.dtype, argument="self")
-
-
-@guard("aten::bernoulli.out", records=("bernoulli_tensor",), covers_inner=True)
-def bernoulli_out_input_in_unit_interval(self: Tensor, out: Tensor) -> Need:
-    """Every probability of the input lies in [0, 1]; NaN does not.
-
-    Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
-    Cost:     one reduction over the input, one copy of two numbers
-    Passes:   aten.bernoulli.out(tensor([0.0, 1.0]), out=zeros(2))
-    Violates: aten.bernoulli.out(tensor([0.0, 1.5]), out=zeros(2))
-    """
-    return _probabilities(self, self.shape, out.dtype, argument="self")
+    drawn = self.dtype if out is None else out.dtype
+    return _probabilities(self, self.shape, drawn, argument="self")
 
 
 @guard(

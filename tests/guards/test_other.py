@@ -84,7 +84,7 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
     (lambda: put_in_ragged(1, 3), None),
     (
         lambda: put_in_ragged(2, 3),
-        {"guard": "assert_async_message_holds", "why": "ragged dimension are out of bounds"},
+        {"guard": "assert_async_holds", "why": "ragged dimension are out of bounds"},
     ),
 ]
 

@@ -137,12 +137,12 @@ def gather(draw: Draw) -> Call:
 
 
 @case("scatter_index_in_range", aten.scatter.src)
-@case("scatter_by_reduction_index_in_range", aten.scatter_.reduce, reduce="add")
-@case("scatter_add_index_in_range", aten.scatter_add_.default)
+@case("scatter_index_in_range", aten.scatter_.reduce, reduce="add")
+@case("scatter_reduce_index_in_range", aten.scatter_add_.default)
 @case("scatter_reduce_index_in_range", aten.scatter_reduce.two, how=("amax",))
 @case("scatter_reduce_index_in_range", aten.scatter_reduce_.two, how=("sum",), include_self=False)
-@case("scatter_value_index_in_range", aten.scatter_.value, value=1.0)
-@case("scatter_value_index_in_range", aten.scatter.value, value=1.0)
+@case("scatter_index_in_range", aten.scatter_.value, value=1.0)
+@case("scatter_index_in_range", aten.scatter.value, value=1.0)
 def scatter(draw: Draw, value: Any = None, how: tuple[str, ...] = (), **options: Any) -> Call:
     data, dim, size, index = draw(along_a_dim())
     args = (data, dim, index, ones(index.shape) if value is None else value, *how)
@@ -164,7 +164,7 @@ BOTH = (torch.int32, torch.int64)
 
 @case("index_add_index_in_range", aten.index_add_.default, kinds=BOTH)
 @case("index_copy_index_in_range", aten.index_copy.default)
-@case("index_reduce_index_in_range", aten.index_reduce_.default, kinds=BOTH, rest=("amax",))
+@case("index_add_index_in_range", aten.index_reduce_.default, kinds=BOTH, rest=("amax",))
 @case("index_fill_index_in_range", aten.index_fill_.int_Scalar, fills=True)
 def row_write(draw: Draw, kinds: Any = (torch.int64,), rest: Any = (), fills: bool = False) -> Call:
     data, dim, size, index = draw(rows_of(full_shapes))
@@ -177,8 +177,8 @@ def row_write(draw: Draw, kinds: Any = (torch.int64,), rest: Any = (), fills: bo
     return Call(args=args, tensor=index, bad=bad, on_cpu=is_index)
 
 
-@case("take_index_in_range", aten.take.default)
-@case("put_index_in_range", aten.put_.default, writes=True)
+@case("flat_index_in_range", aten.take.default)
+@case("flat_index_in_range", aten.put_.default, writes=True)
 def flat(draw: Draw, writes: bool = False) -> Call:
     values = ones(draw(shapes))
     count = values.numel()
@@ -191,7 +191,7 @@ def flat(draw: Draw, writes: bool = False) -> Call:
 @case("index_in_range", aten.index.Tensor, examples=120)
 @case("index_put_in_range", aten.index_put_.default, examples=120, writes=True)
 @case("index_put_in_range", aten.index_put.default, examples=120, writes=True)
-@case("index_put_impl_in_range", aten._index_put_impl_.default, examples=120, writes=True)
+@case("index_put_in_range", aten._index_put_impl_.default, examples=120, writes=True)
 def selection(draw: Draw, writes: bool = False) -> Call:
     """The first bad index tensor is told, nothing where nothing runs."""
     data, listed = draw(advanced())
@@ -434,8 +434,8 @@ def probabilities_of_a_loss(draw: Draw, argument: str) -> Call:
 
 
 @case("bernoulli_input_in_unit_interval", aten.bernoulli.default)
-@case("bernoulli_out_input_in_unit_interval", aten.bernoulli.out, has_out=True)
-@case("bernoulli_out_input_in_unit_interval", aten.bernoulli.out, has_out=True, rounds=True)
+@case("bernoulli_input_in_unit_interval", aten.bernoulli.out, has_out=True)
+@case("bernoulli_input_in_unit_interval", aten.bernoulli.out, has_out=True, rounds=True)
 @case("bernoulli_p_in_unit_interval", aten.bernoulli_.Tensor, fills=True)
 @case("bernoulli_p_in_unit_interval", aten.bernoulli_.Tensor, fills=True, rounds=True)
 def probabilities(
@@ -526,7 +526,7 @@ def sparse_invariants(draw: Draw) -> Call:
 
 
 @case("assert_async_holds", aten._assert_async.default)
-@case("assert_async_message_holds", aten._assert_async.msg, message=("lengths must match",))
+@case("assert_async_holds", aten._assert_async.msg, message=("lengths must match",))
 def statement(draw: Draw, message: tuple[str, ...] = ()) -> Call:
     """A single element that Python calls false breaks a statement."""
     value = draw(st.sampled_from([0, 0.0, -0.0, 0j, False, 1, -1, 0.5, float("nan"), 1j, True]))
@@ -581,7 +581,7 @@ def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call
 
 @case("grouped_mm_offsets_in_range", aten._grouped_mm.default, scales=None)
 @case("scaled_grouped_mm_offsets_in_range", aten._scaled_grouped_mm.default, scales=ones(4))
-@case("scaled_grouped_mm_v2_offsets_in_range", aten._scaled_grouped_mm_v2.default, scales=[ones(4)])
+@case("scaled_grouped_mm_offsets_in_range", aten._scaled_grouped_mm_v2.default, scales=[ones(4)])
 def groups_of_rows(draw: Draw, scales: Any) -> Call:
     """Ends of groups against a walk: the first assertion that fails names its offsets."""
     rows = draw(st.integers(1, 20))
