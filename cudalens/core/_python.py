@@ -87,12 +87,16 @@ class Uninterrupted:
 
 def replace_attribute(owner: Any, name: str, ours: object) -> Callable[[], None]:
     """Replace an attribute, and return what puts it back unless somebody else has replaced it."""
-    before = getattr(owner, name)
+    before, is_own = getattr(owner, name), name in getattr(owner, "__dict__", (name,))
     setattr(owner, name, ours)
 
     def undo() -> None:
-        if getattr(owner, name) is ours:
+        if getattr(owner, name) is not ours:
+            return
+        if is_own:
             setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
     return undo
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._python import entries_from_traceback, linked
+from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import LineRef, Phase, Violation
 from cudalens.guards.past_calls import StackLine
 from cudalens.recorder import eager
@@ -35,8 +34,6 @@ from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64
 """So many modules of a cell's namespace are asked for the names of their parameters."""
-_OPS = "_ops.py"
-"""Where torch keeps the wrappers through which an op is called from Python."""
 
 
 def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
@@ -106,37 +103,6 @@ def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
         if file.startswith("optim/"):
             return "optimizer"
     return "forward"
-
-
-def traceback_frames(traceback: TracebackType | None) -> list[TracebackType]:
-    """Return the entries of a traceback, outermost first, without our own.
-
-    An op that we passed on went through torch's own wrapper of ops: that frame is ours as well.
-    """
-    kept, is_ours = [], False
-    for entry in entries_from_traceback(traceback):
-        file = entry.tb_frame.f_code.co_filename
-        is_ours = is_own_file(file) or (is_ours and torch_path(file) == _OPS)
-        if not is_ours:
-            kept.append(entry)
-    return kept
-
-
-def hide_own_frames(error: BaseException) -> None:
-    """Take this package's frames out of a traceback: the user's error, not our machinery."""
-    first = error.__traceback__
-    kept = [item for item in traceback_frames(first) if item is not first]
-    if first is not None:
-        for entry, following in itertools.pairwise((first, *kept, None)):
-            cast("TracebackType", entry).tb_next = following
-
-
-def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback as :func:`hide_own_frames` leaves it; the given one is not changed.
-
-    A traceback that holds nothing but our frames is returned as it is: the failure is ours.
-    """
-    return linked(traceback_frames(trace)) or trace
 
 
 def trim(error: BaseException) -> None:

@@ -1,80 +1,313 @@
-"""Follows the cells of a shell: the text of the running one, and its session under ``on``.
+"""Checked cells of a shell: the shell runs them, this module opens and closes their sessions.
 
-The shell is only talked to, never imported.
+The line of ``%%cudacheck`` is taken off before the shell reads the cell; events of the shell open
+and close the session; the shell shows its tracebacks without our frames.  It is only talked to,
+never imported.
 """
 
 from __future__ import annotations
 
-import itertools
+import importlib
+import re
 import sys
-from dataclasses import dataclass, field, replace
-from types import TracebackType
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cudalens.core._python import entries_from_traceback, innermost
+from cudalens.core._python import innermost, replace_attribute
+from cudalens.core.errors import DeviceAssertError
 from cudalens.notebook.display import finish
-from cudalens.notebook.input_transform import MAGIC
-from cudalens.notebook.traceback import ShellHandling, without_machinery
-from cudalens.session.options import Options
-from cudalens.source.cell_text import typed_lines
+from cudalens.notebook.statement import awaited
+from cudalens.session.options import Options, OptionsError, split_line, subcommand
+from cudalens.source.cell_text import (
+    counted_lines,
+    is_tail,
+    split_lines,
+    typed_lines,
+)
 from cudalens.source.files import (
-    cells_of,
+    cell_number,
+    forget_cell,
     forget_noted,
     is_shared,
     note_cell,
     note_running,
     note_typed,
+    register_cell,
+    typed_of,
 )
 from cudalens.source.inner_cells import forget_inner, note_inner
-from cudalens.source.timed_cells import forget, note
+from cudalens.source.timed_cells import forget, note_timed
 
 if TYPE_CHECKING:
     from cudalens.session.session import CheckSession
 
-
-_SEEN = "__cudalens_seen__"
-_moments = itertools.count(1)
+MAGIC = "cudacheck"
+_MAGIC_LINE = re.compile(rf"\s*(?P<sign>%%?){MAGIC}(?:\s(?P<rest>.*))?", re.DOTALL)
 
 
 @dataclass
-class _RunningCell:
-    """A cell that is running."""
+class _Cell:
+    """A cell that the shell has read and is about to run, or that is running."""
 
-    raw: str
-    shown: int
-    """When it began, as :func:`last_shown` counts."""
-    number: int = 0
-    ran: int = 0
-    """How many cells it has run."""
+    options: Options | None = None
+    """Those of its own check; ``None`` where nothing asks for one."""
+    is_by_hand: bool = False
+    """Whether somebody's code has called the magic: that code gets the exception."""
+    typed: list[str] = field(default_factory=list)
+    """The lines that its own are counted by, as they were typed."""
+    is_part: bool = False
+    """Whether it is the lower part of a running cell, whose lines it is counted by."""
+    number: int | None = None
+    is_silent: bool = True
+    """Whether the shell tells nothing of it."""
     session: CheckSession | None = None
     """Its own session, until that is closed."""
-    options: Options = field(default_factory=Options)
+    late: BaseException | None = None
+    """A finding of deferred guards in a cell before, which came to light where this one began."""
+    ran: int = 0
+    """How many cells it has run."""
     explained: BaseException | None = None
-    """The last exception that a magic inside it has shown a report of."""
-    shell_handling: ShellHandling | None = None
-    """How the shell showed exceptions before, when this cell has changed it."""
-    display: _CheckedDisplay | None = None
-    """The hook that checks how the value of a check is displayed, while one is there."""
-
-    @property
-    def is_magic(self) -> bool:
-        """Whether it begins with the magic."""
-        return self.raw.lstrip().startswith(f"%%{MAGIC}")
+    """The last exception that a check inside it has shown a report of."""
+    shown_by_time: BaseException | None = None
+    """The exception that ``%time`` has shown and kept, as it does before IPython 9.4."""
 
 
 class CellWatch:
-    """The running cells of one shell; ``always`` makes each following one a checked cell."""
+    """The cells of one shell; ``always`` makes each following one a checked cell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.always: Options | None = None
         """The options of ``%cudacheck on``, ``None`` when it is off."""
-        self._cells: list[_RunningCell] = []
+        self._cells: list[_Cell] = []
+        self._next = _Cell()
+        """What is known of the text that the shell has read last."""
+        self._text = ""
+        """What it has made of that."""
+        self._is_by_hand = False
+        self._undo: list[Callable[[], None]] = []
 
-    @property
-    def raw(self) -> str | None:
-        """The running cell as the user typed it, ``None`` when it is not known."""
-        return self._cells[-1].raw if self._cells else None
+    def attach(self) -> None:
+        """Register with the shell."""
+        note_running(self.shell)
+        for event, function in self._events():
+            self.shell.events.register(event, function)
+        # First of all: the shell's own drop blank lines, and the indentation of the first line.
+        self.shell.input_transformers_cleanup.insert(0, self._read)
+        self.shell.input_transformers_post.append(self._made)
+        self._show, self._print = self.shell.showtraceback, self.shell._showtraceback
+        self._undo = [
+            replace_attribute(self.shell, "showtraceback", self._showtraceback),
+            replace_attribute(self.shell, "_showtraceback", self._print_traceback),
+        ]
+
+    def detach(self) -> None:
+        """Close what is open and leave the shell."""
+        self.always = None
+        while self._cells:
+            self._end(None)
+        forget()
+        forget_inner()
+        forget_noted()
+        while self._undo:
+            self._undo.pop()()
+        self.shell.input_transformers_post.remove(self._made)
+        self.shell.input_transformers_cleanup.remove(self._read)
+        for event, function in self._events():
+            self.shell.events.unregister(event, function)
+
+    def _events(self) -> list[tuple[str, Callable[..., None]]]:
+        return [
+            ("pre_execute", self._before_any),
+            ("pre_run_cell", self._before),
+            ("post_execute", self._after_any),
+            ("post_run_cell", self._after),
+        ]
+
+    # --- the text ---------------------------------------------------------------------------------
+
+    def _read(self, lines: list[str]) -> list[str]:
+        """Make the line of the magic a comment, so that the numbers of the lines below it stay.
+
+        The lower part of a running cell, such as ``%%time`` runs, gets comments for what is above
+        it there.
+        """
+        self._next = cell = _Cell(is_by_hand=self._is_by_hand)
+        text = "".join(lines)
+        cell.typed = counted_lines(text, f"%%{MAGIC}")
+        part_of = (item.typed for item in self._cells if is_tail(split_lines(text), item.typed))
+        if (typed := next(part_of, None)) is not None:
+            cell.typed, cell.is_part = typed, True
+        if not self._cells or cell.is_by_hand:
+            lines = self._without_magic(lines, cell)
+        if _first(lines).lstrip().startswith("%%"):
+            return lines  # nothing may be above another magic
+        if len(lines) < len(cell.typed):
+            # Below comments the shell would see neither an indentation nor prompts.
+            for transform in self.shell.input_transformers_cleanup:
+                if getattr(transform, "__module__", "").startswith("IPython."):
+                    lines = transform(lines)
+        above = cell.typed[: len(cell.typed) - len(lines)]
+        return [*(f"# {line.strip()}".rstrip() + "\n" for line in above), *lines]
+
+    _read.has_side_effects = True  # type: ignore[attr-defined]
+    """Who asks whether a text is complete has to see that it begins with a magic."""
+
+    def _without_magic(self, lines: list[str], cell: _Cell) -> list[str]:
+        """Return the text of a cell without the magic that checks all of it, and note its options.
+
+        That is ``%%cudacheck`` over a cell, and ``%cudacheck`` before a statement alone.  The magic
+        itself answers anything else: help, a misuse, and what is read while a cell runs, of whose
+        beginning the shell may tell nothing.
+        """
+        first = _first(lines)
+        match = _MAGIC_LINE.fullmatch(first)
+        if match is None:
+            return lines
+        below, is_line = lines[lines.index(first) + 1 :], match["sign"] == "%"
+        try:
+            options, rest = split_line((match["rest"] or "").strip())
+            is_alone = bool(rest) and subcommand(rest) is None and not _first(below)
+            if options.help or (is_line and not is_alone) or (rest and not is_line):
+                raise OptionsError
+            importlib.import_module("torch")
+        except (ImportError, OptionsError):
+            return lines if below else [*lines, "\n"]  # no magic has an empty body
+        except KeyboardInterrupt:
+            return ["raise KeyboardInterrupt\n"]
+        cell.options = options
+        if is_line:
+            cell.typed = [rest]
+            return [f"{rest}\n"]
+        return below
+
+    def _made(self, lines: list[str]) -> list[str]:
+        """Take note of the text that the shell has made of what it has read."""
+        lines = awaited(lines)
+        self._text = "".join(lines)
+        reader = innermost(lambda frame: frame.f_code.co_name == "transform_cell")
+        if self._cells and reader and reader.f_back and reader.f_back.f_code.co_name == "time":
+            self._note_timed()
+        return lines
+
+    def _note_timed(self) -> None:
+        if self._next.is_part and self._cells[0].number is not None:
+            note_timed(self._text, self._cells[0].number, self._next.typed, None)
+            return
+        magic = innermost(lambda frame: frame.f_code.co_name == "run_line_magic")
+        if magic is not None and magic.f_back is not None:
+            file, line = magic.f_back.f_code.co_filename, magic.f_back.f_lineno - 1
+            typed, number = list(typed_of(file)), cell_number(file)
+            if is_shared(file):
+                typed, number = self._cells[-1].typed, self._cells[-1].number
+            if number is not None and line < len(typed):
+                note_timed(self._text, number, typed, line)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def run(self, line: str, body: str) -> None:
+        """Run a text as a checked cell, for code that has called the magic by hand.
+
+        Raises:
+            BaseException: what the cell raised.
+        """
+        __tracebackhide__ = True
+        self._is_by_hand = True
+        result = self.shell.run_cell(f"%%{MAGIC} {line}".rstrip() + f"\n{body}")
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            raise error
+
+    def _before_any(self) -> None:
+        cell, self._next, self._is_by_hand = self._next, _Cell(), False
+        self._cells.append(cell)
+        if cell.options is not None:
+            self._open(cell, cell.options)
+        if len(self._cells) > 1:
+            # Of a silent cell, such as those of a notebook under %run, the shell tells nothing; the
+            # function that runs it knows the text.
+            frame = innermost(lambda frame: frame.f_code.co_name == "run_cell_async")
+            info = None if frame is None else frame.f_locals.get("info")
+            if info is not None and info.silent:
+                self._note_name(cell, info, int(self.shell.execution_count))
+
+    def _before(self, info: Any) -> None:
+        cell = self._cells[-1]
+        cell.is_silent = False
+        # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
+        is_raised = info.store_history and _version() >= (9, 8)
+        self._note_name(cell, info, int(self.shell.execution_count) - bool(is_raised))
+        if self.always is not None and not any(outer.session for outer in self._cells):
+            self._open(cell, self.always)
+
+    def _open(self, cell: _Cell, options: Options) -> None:
+        cell.options, session = options, new_session(options)
+        try:
+            cell.session = session.open()
+        except DeviceAssertError as error:
+            cell.late, cell.session = error, session.open()
+
+    def _note_name(self, cell: _Cell, info: Any, number: int) -> None:
+        """Keep what the shell does not: numbers of cells, lines of magics as they were typed, and
+        where a cell that another one runs was typed.
+        """
+        text = getattr(info, "transformed_cell", None) or self._text  # before IPython 9.4
+        name = self.shell.compile.get_code_name(info.raw_cell, text, number)
+        typed = typed_lines(cell.typed, text)
+        forget_inner(name)
+        forget_cell(name)
+        outermost = self._cells[0]
+        if outermost is cell or info.store_history:
+            cell.number = number
+            if not hasattr(self.shell.compile, "_filename_map"):
+                note_cell(name, number)
+            note_typed(name, typed)
+            return
+        outermost.ran += 1
+        if (cell.is_part or cell.is_by_hand) and outermost.number is not None:
+            cell.number = outermost.number
+            register_cell(name, cell.number, split_lines(text), typed)
+        else:
+            of = {"number": outermost.number or 0, "count": outermost.ran}
+            note_inner(name, split_lines(text), typed, **of)
+
+    def _close(self, cell: _Cell, error: BaseException | None) -> BaseException | None:
+        """Close the session of a cell, and show its report; return a finding that came so late."""
+        session, cell.session = cell.session, None
+        if session is None:
+            return None
+        late = session.close(error)
+        is_shown = error is not None and error is cell.explained
+        finish(self.shell, session, cell.options or Options(), is_shown=is_shown)
+        return late
+
+    def _after_any(self) -> None:
+        if self._cells and self._cells[-1].is_silent:
+            self._end(None)
+
+    def _after(self, result: Any) -> None:
+        # An empty cell never began, and that which loaded the extension began before.
+        if self._cells and (result is None or result.info.raw_cell.strip()):
+            self._end(result)
+
+    def _end(self, result: Any) -> None:
+        cell = self._cells.pop()
+        error = getattr(result, "error_in_exec", None) or cell.shown_by_time
+        late = self._close(cell, error) or cell.late
+        if late is not None:
+            self.shell.showtraceback((type(late), late, late.__traceback__))
+            if result is not None and result.success:
+                result.error_in_exec = error = late
+        if error is not None and _version() < (8, 14):  # which shows no notes of an exception
+            for line in _own_notes(error):
+                print(line, file=sys.stderr)
+        if result is not None and result.info.store_history:
+            raw = result.info.raw_cell
+            if _MAGIC_LINE.match(raw):
+                self.shell.history_manager.input_hist_parsed[cell.number] = raw.rstrip("\n")
+
+    # --- tracebacks -------------------------------------------------------------------------------
 
     def note_explained(self, error: BaseException) -> bool:
         """Remember the error that a check has dealt with; tell whether one inside it had before."""
@@ -83,178 +316,46 @@ class CellWatch:
         before, self._cells[-1].explained = self._cells[-1].explained, error
         return before is error
 
-    def take_exceptions(self) -> None:
-        """Show the exceptions of the running cell without the frames of the magics."""
-        if self._cells and all(cell.shell_handling is None for cell in self._cells):
-            self._cells[-1].shell_handling = ShellHandling(self.shell, self._on_error)
+    @property
+    def shown_by_time(self) -> BaseException | None:
+        """The exception that ``%time`` has shown and kept in the running cell."""
+        return self._cells[-1].shown_by_time if self._cells else None
 
-    def check_display(self, value: object, options: Options, done: CheckSession) -> None:
-        """Have the display of what a check returned checked, unless a session of the cell does."""
-        if value is None or not self._cells or any(cell.session for cell in self._cells):
-            return
-        self._forget_display(cell := self._cells[-1])
-        cell.display = _CheckedDisplay(self.shell, value, options, done)
+    def _showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        kind, error, trace = sys.exc_info() if exc_tuple is None else exc_tuple
+        if self._cells and isinstance(error, BaseException):
+            from cudalens.session.printed import shown_by_shell
 
-    def _forget_display(self, cell: _RunningCell) -> None:
-        display, cell.display = cell.display, None
-        if display is not None:
-            display.remove()
+            cell = self._cells[-1]
+            if options.get("running_compiled_code"):
+                # The session has to see an exception before the shell shows it: it adds the note,
+                # and cuts the traceback where a debugger is to land.
+                self._close(cell, error)
+                if cell.is_by_hand:
+                    for outer in self._cells[-2:-1]:
+                        outer.explained = error
+                    return
+            elif _is_timed(trace):
+                cell.shown_by_time = error
+            exc_tuple = (kind, error, shown_by_shell(error, trace))
+        self._show(exc_tuple, *args, **options)
 
-    def attach(self) -> None:
-        """Register with the shell's events."""
-        note_running(self.shell)
-        self.shell.events.register("pre_execute", self._before_any)
-        self.shell.events.register("pre_run_cell", self._before)
-        self.shell.events.register("post_run_cell", self._after)
-
-    def detach(self) -> None:
-        """Close what is open and leave the shell's events."""
-        self.always = None
-        while self._cells:
-            self._after(None)
-        forget()
-        forget_inner()
-        forget_noted()
-        self.shell.events.unregister("post_run_cell", self._after)
-        self.shell.events.unregister("pre_run_cell", self._before)
-        self.shell.events.unregister("pre_execute", self._before_any)
-
-    def _before(self, info: Any) -> None:
-        cell = _RunningCell(info.raw_cell, last_shown())
-        is_checked = any(outer.session is not None for outer in self._cells)
-        self._cells.append(cell)
-        # Since 9.8 a cell that goes into the history has raised the count for the next one by now.
-        is_raised = info.store_history and _version() >= (9, 8)
-        cell.number = int(self.shell.execution_count) - bool(is_raised)
-        is_inner = len(self._cells) > 1 and not info.store_history
-        if not is_inner:
-            note(cell.number, cell.raw)
-        self._note_name(cell, info, is_inner=is_inner)
-        if self.always is not None and not is_checked and not cell.is_magic:
-            cell.options = self.always
-            cell.session = new_session(self.always).open()
-            # The session has to see an exception before the shell shows it: it adds the note, and
-            # cuts the traceback where a debugger is to land.
-            self.take_exceptions()
-
-    def _before_any(self) -> None:
-        """Keep where a silent cell was typed, as those of a notebook under ``%run`` are.
-
-        Of these the shell tells nothing; the function that runs them knows the text.
-        """
-        if not self._cells:
-            return
-        frame = innermost(lambda frame: frame.f_code.co_name == "run_cell_async")
-        info = None if frame is None else frame.f_locals.get("info")
-        if info is not None and info.silent:
-            cell = _RunningCell(info.raw_cell, 0, self.shell.execution_count)
-            self._note_name(cell, info, is_inner=True)
-
-    def _note_name(self, cell: _RunningCell, info: Any, *, is_inner: bool) -> None:
-        """Keep what the shell does not: numbers of cells, lines of magics as they were typed, and
-        where a cell that another one runs was typed.
-        """
-        raw, keeps_numbers = cell.raw, hasattr(self.shell.compile, "_filename_map")
-        # The body of the magic is compiled from a text of its own.
-        if cell.is_magic and keeps_numbers and not is_inner:
-            return
-        text = getattr(info, "transformed_cell", None)
-        if text is None:  # before IPython 9.4 it does not tell
-            try:
-                text = str(self.shell.transform_cell(raw))
-            except Exception:  # of somebody's transformer: the shell says so, and runs nothing
-                return
-        name = self.shell.compile.get_code_name(raw, text, cell.number)
-        if is_inner:
-            outermost = self._cells[0]
-            outermost.ran += 1
-            note_inner(self.shell, name, raw, outermost.raw, outermost.number, outermost.ran)
-        else:
-            forget_inner(name)
-        if not keeps_numbers:
-            note_cell(name, cell.number)
-        if "get_ipython()" in text and not cell.is_magic:
-            note_typed(name, typed_lines(raw, text))
-
-    def _on_error(
-        self,
-        shell: Any,
-        kind: type[BaseException],
-        error: BaseException,
-        trace: TracebackType | None,
-        tb_offset: int | None = None,
-    ) -> None:
-        # A cell that this one runs keeps its errors to itself: the checked one goes on.
-        self._close(self._cells[-1], error)
-        outer = (cell.shell_handling for cell in self._cells if cell.shell_handling is not None)
-        handled, show = next(outer).before
-        if isinstance(error, handled):
-            show(kind, error, trace, tb_offset=tb_offset)
-            return
-        users = trace and without_machinery(trace, cells_of(shell))
-        shell.showtraceback(
-            (kind, error, users or trace),
-            tb_offset=tb_offset,
-            running_compiled_code=True,
-        )
-
-    def _close(self, cell: _RunningCell, error: BaseException | None) -> None:
-        session, cell.session = cell.session, None
-        if session is not None:
-            session.close(None if error is cell.explained else error)
-            finish(self.shell, session, cell.options)
-
-    def _after(self, result: Any) -> None:
-        if not self._cells:
-            return  # the cell that loaded the extension
-        cell = self._cells.pop()
-        self._forget_display(cell)
-        error = getattr(result, "error_in_exec", None)
-        if error is None:
-            error = shown_since(cell.shown)
-        self._close(cell, error)
-        if self._cells and isinstance(last := getattr(sys, "last_value", None), BaseException):
-            last.__dict__[_SEEN] = 0  # a cell that another one runs keeps its errors to itself
-        if error is not None and _version() < (8, 14):  # which shows no notes of an exception
-            for line in _own_notes(error):
-                print(line, file=sys.stderr)
-        if cell.shell_handling is not None:
-            cell.shell_handling.undo()
+    def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
+        if self._cells and _MAGIC_LINE.match(_first(self._cells[0].typed)):
+            lines = [line.replace(f"# %%{MAGIC}", f"%%{MAGIC}") for line in lines]
+        self._print(kind, error, lines)
 
 
-class _CheckedDisplay:
-    """A display hook for the rest of a cell, which checks the display of what a check returned.
+def _first(lines: list[str]) -> str:
+    return next((line for line in lines if line.strip()), "")
 
-    A check ends with its code; the shell asks the value for its text and pictures only afterwards,
-    and these may use the device.  The value is known by its identity and not kept alive; the shell
-    puts its own hook back when the cell ends.
-    """
 
-    def __init__(self, shell: Any, value: object, options: Options, done: CheckSession) -> None:
-        self._shell, self._options, self._key = shell, options, id(value)
-        self._counts = done.checked_ops, done.recorded_ops
-        self._before, sys.displayhook = sys.displayhook, self
-
-    def remove(self) -> None:
-        """Put the hook back that was there before, unless somebody else has taken the place."""
-        if sys.displayhook is self:
-            sys.displayhook = self._before
-
-    def __call__(self, shown: object) -> None:
-        """Display a value as the hook before does."""
-        if id(shown) != self._key:
-            self._before(shown)
-            return
-        self.remove()
-        session = new_session(self._options)
-        session.counted_before = self._counts
-        try:
-            with session:
-                self._before(shown)
-        finally:
-            # A variable that the check has bound keeps its report when the display has none.
-            unbound = replace(self._options, report=None)
-            finish(self._shell, session, self._options if session.report else unbound)
+def _is_timed(trace: Any) -> bool:
+    while trace is not None:
+        if is_shared(trace.tb_frame.f_code.co_filename):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _own_notes(error: BaseException) -> list[str]:
@@ -268,31 +369,6 @@ def new_session(options: Options) -> CheckSession:
     from cudalens.session.session import CheckSession
 
     return CheckSession(**options.for_session())
-
-
-def last_shown() -> int:
-    """Count a moment, and mark what the shell has shown last as older; nothing is kept alive."""
-    moment, error = next(_moments), getattr(sys, "last_value", None)
-    if isinstance(error, BaseException):
-        # Not its address: the next exception may have the same once this one is gone.
-        error.__dict__.setdefault(_SEEN, moment)
-    return moment
-
-
-def shown_since(before: int) -> BaseException | None:
-    """Return the exception that ``%time`` has shown and kept, as it does before IPython 9.4.
-
-    ``before`` is what :func:`last_shown` gave when the code began.
-    """
-    error = getattr(sys, "last_value", None)
-    if _version() >= (9, 4) or not isinstance(error, BaseException):
-        return None
-    mark = error.__dict__.get(_SEEN)
-    if mark is not None and mark <= before:
-        return None
-    links = entries_from_traceback(error.__traceback__)
-    is_timed = any(is_shared(link.tb_frame.f_code.co_filename) for link in links)
-    return error if is_timed else None
 
 
 def _version() -> tuple[int, ...]:

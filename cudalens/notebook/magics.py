@@ -1,7 +1,6 @@
 """The IPython front end: ``%cudacheck`` and ``%%cudacheck``.
 
-It parses, runs the cell inside a session and shows the session's report; it decides nothing.
-Loading it imports no torch.
+It parses; the shell runs the cell (``cells.py``).  Loading it imports no torch.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ from IPython.core.error import UsageError
 from IPython.core.magic import needs_local_scope, no_var_expand
 
 from cudalens.core.errors import SimulationError
-from cudalens.notebook.cells import CellWatch, last_shown, new_session, shown_since
+from cudalens.notebook import statement
+from cudalens.notebook.cells import MAGIC, CellWatch, new_session
 from cudalens.notebook.display import finish, publish, say_written
-from cudalens.notebook.input_transform import MAGIC, rewritten
 from cudalens.notebook.printed_asserts import PrintedAsserts
-from cudalens.notebook.run_cell import Unit, cell_unit, statement_unit
 from cudalens.session.options import Options, OptionsError, help_text, split_line, subcommand
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
-    from cudalens.session.session import CheckSession
 
 HELP = help_text()
 _ACTIVATION = "cudalens.simulate.activation"
@@ -63,21 +60,22 @@ class FrontEnd:
         """Magics of other people that ours replaced."""
 
     def attach(self) -> None:
-        """Register magics, event callbacks and the input transformation."""
+        """Register magics, event callbacks and the input transformations."""
         magics = self.shell.magics_manager.magics
         self._hidden = {kind: magics[kind].get(MAGIC) for kind in ("line", "cell")}
         for kind in magics:
             magics[kind][MAGIC] = self.cudacheck
+        # Below another line the shell takes it for a line magic of this name.
+        magics["line"][f"%{MAGIC}"] = self._misplaced
         self._watch.attach()
         self._printed.attach()
-        self.shell.input_transformers_post.append(self._rewrite)
 
     def detach(self) -> None:
         """Take everything back."""
         self._watch.detach()
         self._printed.detach()
-        self.shell.input_transformers_post.remove(self._rewrite)
         magics = self.shell.magics_manager.magics
+        magics["line"].pop(f"%{MAGIC}", None)
         for kind, previous in self._hidden.items():
             magics[kind].pop(MAGIC, None)
             if previous is not None:
@@ -101,14 +99,15 @@ class FrontEnd:
         if rest:
             msg = f"%%{MAGIC} takes options only, not {rest!r}: put the code below it"
             raise UsageError(msg)
-        if not cell.strip():
-            if options.report is not None:  # nothing is wrong, as in any good cell
-                self.shell.user_ns[options.report] = None
-            return None
         _require_torch()
-        return self._checked(options, cell_unit(self.shell, self._watch.raw, line, cell))
+        return self._watch.run(line, cell)
 
     cudacheck.__doc__ = HELP
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    def _misplaced(self, line: str) -> None:
+        msg = f"%%{MAGIC} must be the first line of the cell"
+        raise UsageError(msg)
 
     def _line(self, options: Options, rest: str, local_ns: dict[str, Any] | None) -> Any:
         __tracebackhide__ = True
@@ -119,8 +118,12 @@ class FrontEnd:
         if command is not None:
             return self._command(*command, options)
         _require_torch()
-        user_locals = self.shell.user_ns if local_ns is None else local_ns
-        return self._checked(options, statement_unit(self.shell, rest, user_locals))
+        parts = statement.compiled(self.shell, rest)
+        call = (self.shell, parts, self.shell.user_ns if local_ns is None else local_ns)
+        if statement.does_await(rest):
+            return self._checked_async(options, *call)
+        with self._reported(options):
+            return statement.run(*call)
 
     def _command(self, words: str, behind: str, options: Options) -> None:
         options, rest = _split(behind, options)
@@ -132,42 +135,27 @@ class FrontEnd:
             return
         getattr(self, f"_do_{words.replace(' ', '_')}")(options)
 
-    def _checked(self, options: Options, unit: Unit) -> Any:
-        """Run under a session and show its report; an exception of the code passes through."""
+    async def _checked_async(self, options: Options, *call: Any) -> Any:
         __tracebackhide__ = True
-        self._watch.take_exceptions()
-        if unit.is_async:
-            return self._checked_async(options, unit)
-        with self._reported(options) as session:
-            value = unit.run()
-        self._watch.check_display(value, options, session)
-        return value
-
-    async def _checked_async(self, options: Options, unit: Unit) -> Any:
-        __tracebackhide__ = True
-        with self._reported(options) as session:
-            value = await unit.run_async()
-        self._watch.check_display(value, options, session)
-        return value
+        with self._reported(options):
+            return await statement.run_async(*call)
 
     @contextmanager
-    def _reported(self, options: Options) -> Iterator[CheckSession]:
+    def _reported(self, options: Options) -> Iterator[None]:
         """Run the block under a session, and show the session's report at its end."""
         session, is_shown = new_session(options), False
-        shown = last_shown()
+        before = self._watch.shown_by_time
         try:
             with session:
-                yield session
-                session.kept = shown_since(shown)
-                is_shown = session.kept is not None and self._watch.note_explained(session.kept)
+                yield
+                shown = self._watch.shown_by_time
+                if shown is not None and shown is not before:
+                    session.kept, is_shown = shown, self._watch.note_explained(shown)
         except BaseException as error:
             is_shown = self._watch.note_explained(error)
             raise
         finally:
             finish(self.shell, session, options, is_shown=is_shown)
-
-    def _rewrite(self, lines: list[str]) -> list[str]:
-        return rewritten(self.shell, "".join(lines)).splitlines(keepends=True)
 
     def _do_on(self, options: Options) -> None:
         _require_torch()

@@ -13,12 +13,12 @@ from cudalens.core.report import Report
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.evidence import exception, lost_context
-from cudalens.evidence.call_stack import locate, traceback_frames, trim
+from cudalens.evidence.call_stack import locate, trim
 from cudalens.evidence.finding import error_facts
 from cudalens.evidence.torch_errors import is_torch_error
-from cudalens.session.printed import with_causes
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
+from cudalens.source.shown_frames import shown_frames, with_causes
 
 
 def explained(
@@ -133,7 +133,7 @@ def site_from_traceback(
     trim(error)
     if report.source is not None or error.report is not report:
         return None
-    entries = list(traceback_frames(error.__traceback__))
+    entries = shown_frames(error.__traceback__)
     return Limits().attempt("source", lambda: locate(entries, {}), CallSite)
 
 

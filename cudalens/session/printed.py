@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 from cudalens.core._python import replace_attribute
-from cudalens.evidence.call_stack import hide_own_frames, without_own_frames
 from cudalens.guards.process import PROCESS
+from cudalens.source.shown_frames import hide_own_frames, shown
 
 
 class OwnFramesHidden:
@@ -45,13 +45,6 @@ class OwnFramesHidden:
                 own._undo.close()
 
 
-def hide_in_all(error: BaseException) -> None:
-    """Take our frames out of the traceback of an exception, and of those that led to it."""
-    for item in with_causes(error, "__cause__", "__context__"):
-        hide_own_frames(item)
-        item.__traceback__ = without_own_frames(item.__traceback__)
-
-
 def shown_by_shell(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback with which the shell is to show an exception of a checked cell.
 
@@ -60,23 +53,9 @@ def shown_by_shell(error: BaseException, trace: TracebackType | None) -> Traceba
     for listener in PROCESS.listeners:
         if (note := getattr(listener, "note_shown", None)) is not None:
             note(error)
-    users = without_own_frames(trace)
-    hide_in_all(error)
+    users = shown(trace)
+    hide_own_frames(error)
     return users
-
-
-def with_causes(error: BaseException, *links: str) -> Iterator[BaseException]:
-    """Yield an exception, those that ``links`` lead to, and those of a group; each once."""
-    todo, met = [error], set()
-    while todo:
-        item = todo.pop()
-        if id(item) in met:
-            continue
-        met.add(id(item))
-        yield item
-        parts = item.exceptions if isinstance(item, BaseExceptionGroup) else ()
-        behind = (getattr(item, link) for link in links)
-        todo += [part for part in (*behind, *parts) if part is not None]
 
 
 def wrap_function(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
@@ -90,14 +69,14 @@ def _init(init: Any) -> Any:
     def without(
         self: Any, exc_type: Any, exc_value: Any, exc_traceback: Any, **options: Any
     ) -> None:
-        init(self, exc_type, exc_value, without_own_frames(exc_traceback), **options)
+        init(self, exc_type, exc_value, shown(exc_traceback), **options)
 
     return without
 
 
 def _extract_tb(extract: Any) -> Any:
     def without(tb: TracebackType | None, limit: int | None = None) -> Any:
-        return extract(without_own_frames(tb), limit)
+        return extract(shown(tb), limit)
 
     return without
 
@@ -105,8 +84,8 @@ def _extract_tb(extract: Any) -> Any:
 def _excepthook(hook: Any) -> Any:
     def without(args: Any) -> None:
         if args.exc_value is not None:
-            hide_in_all(args.exc_value)  # Python's own hook prints what hangs on the exception
-        trace = without_own_frames(args.exc_traceback)
+            hide_own_frames(args.exc_value)  # Python's own hook prints what hangs on the exception
+        trace = shown(args.exc_traceback)
         kept = (args.exc_type, args.exc_value, trace, args.thread)
         hook(threading.ExceptHookArgs(kept))
 

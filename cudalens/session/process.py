@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
 from cudalens.core.report import Report
-from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.context import describe
 from cudalens.evidence.finding import on_past_violation, on_violation
 from cudalens.guards.host_waits import refuse_in_capture
@@ -20,6 +19,7 @@ from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_file
+from cudalens.source.shown_frames import hide_own_frames
 
 if TYPE_CHECKING:
     import torch

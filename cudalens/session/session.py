@@ -20,7 +20,6 @@ from cudalens.core.report import Report
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import format_message, format_sentence
 from cudalens.evidence import lost_context
-from cudalens.evidence.call_stack import hide_own_frames
 from cudalens.evidence.finding import on_nonfinite
 from cudalens.guards.process import PROCESS
 from cudalens.session import process
@@ -45,6 +44,7 @@ from cudalens.session.ranks import (
     launcher_error,
     silent_ends,
 )
+from cudalens.source.shown_frames import hide_own_frames
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -184,16 +184,15 @@ class CheckSession:
         # A cell runs without what cannot be opened, and the report says so.
         return self._limits.attempt(what, lambda: stack.enter_context(make()))
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: BaseException | None = None) -> BaseException | None:
         """Remove everything, and make the report when something is wrong.
 
         Args:
             error: the exception that left the block, if one did; it is never swallowed.
-        """
-        self._finish(error)
 
-    def _finish(self, error: BaseException | None) -> BaseException | None:
-        """Close the session; return a finding that comes to light only here."""
+        Returns:
+            a finding of deferred guards that comes to light only here.
+        """
         late = None
         kept, self.kept = self.kept, None
         error = kept if error is None else error
@@ -249,7 +248,7 @@ class CheckSession:
         Raises:
             DeviceAssertError: a finding of deferred guards that comes to light only here.
         """
-        late = self._finish(error)
+        late = self.close(error)
         if late is not None:
             try:
                 raise late

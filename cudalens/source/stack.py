@@ -32,7 +32,7 @@ MAX_FRAMES = 60
 OUTERMOST = 5
 """How many of the outermost frames are kept when there are more than ``MAX_FRAMES``."""
 
-_RUNNER = str(Path(__file__).parents[1] / "notebook" / "run_cell.py")
+_RUNNER = str(Path(__file__).parents[1] / "notebook" / "statement.py")
 
 # What stands between a call and whoever watches it: dispatch modes, hooks, custom ops.
 _DISPATCH = (

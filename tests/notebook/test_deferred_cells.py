@@ -11,16 +11,14 @@ from tests.shells import BAD, Notebook
 
 @pytest.mark.parametrize("how", ["%%cudacheck --deferred\n", "%cudacheck on --deferred"])
 def test_a_finding_is_told_where_its_cell_ends(notebook: Notebook, how: str) -> None:
-    """Also when its last op is the bad one: with a report at its line, and an empty queue.
-
-    Below the magic it is raised; under ``on`` the cell has ended by then.
-    """
+    """Also when its last op is the bad one: with a report at its line, and an empty queue."""
     magic = notebook.under(how)
     notebook.run(f"{magic}result = {BAD}\nprint('ran on')")
     report, error = last_report(), notebook.error
     assert report is not None and report.deferred
     assert report.source is not None and report.source.line == (2 if magic else 1)
-    assert isinstance(error, DeviceIndexError) and error.report is report if magic else not error
+    assert isinstance(error, DeviceIndexError) and error.report is report
+    assert "DeviceIndexError: " in notebook.out
     assert any(
         "contained 7, which is outside the 5 rows" in item.get("text/plain", "")
         for item in notebook.shown

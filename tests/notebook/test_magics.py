@@ -24,7 +24,7 @@ from cudalens import simulate
 from cudalens.guards.process import PROCESS
 from cudalens.notebook import cells, magics
 from cudalens.session.options import Options
-from cudalens.source.cell_text import typed_lines
+from cudalens.source.cell_text import counted_lines, typed_lines
 from tests.processes import python
 from tests.shells import BAD, SETUP, Notebook, new_shell
 
@@ -180,13 +180,16 @@ def test_the_traceback_shows_the_users_frames_at_the_lines_of_the_cell(
 
 
 @pytest.mark.parametrize("last", ["a = (", "return b", "await b"])
-def test_a_cell_that_does_not_compile_is_not_run(notebook: Notebook, last: str) -> None:
+def test_a_cell_that_does_not_compile_is_as_without_the_magic(
+    notebook: Notebook, last: str
+) -> None:
+    """One that does not parse is not run; of others the shell runs the statements above."""
     notebook.shell.autoawait = last != "await b"
     result = notebook.run(f"%%cudacheck\nb = 1\n{last}")
     assert isinstance(result.error_before_exec, SyntaxError)
     assert result.error_before_exec.lineno == 3
-    assert "b" not in notebook.names
-    assert "cudalens" not in notebook.out
+    assert ("b" in notebook.names) is (last != "a = (")
+    assert "cudalens" not in notebook.out and PROCESS.is_installed is False
 
 
 @pytest.mark.parametrize(("wait", "lines"), [("await look_up()", [5, 4, 3]), ("plain()", [5, 3])])
@@ -214,17 +217,75 @@ def test_user_ast_transformers_act_inside(notebook: Notebook) -> None:
     assert seen.count(2) == 1
 
 
+@pytest.mark.parametrize(
+    "cell", ["%%cudacheck --nan\n{}", "\n%%cudacheck\n%pwd\n{}", "%cudacheck {}"]
+)
+def test_what_was_typed_is_what_the_shell_shows(notebook: Notebook, cell: str) -> None:
+    """In its history and in its traceback, where the magic's line is near enough."""
+    cell = cell.format("1 / 0")
+    result = notebook.run(cell)
+    number = result.execution_count
+    assert notebook.names["In"][number] == notebook.names["_ih"][number] == cell
+    assert notebook.names[f"_i{number}"] == cell
+    notebook.run(f"%history {number}")
+    assert notebook.out == f"{cell}\n"
+    notebook.run(cell)
+    assert f"# %%{cells.MAGIC}" not in notebook.out
+    assert ("%%cudacheck" in notebook.out) is cell.lstrip().startswith("%%")
+
+
+@pytest.mark.parametrize("above", ["# a comment\n", "import os\n", "if True:\n    "])
+def test_below_another_line_the_magic_says_where_it_belongs(notebook: Notebook, above: str) -> None:
+    result = notebook.run(f"{above}%%cudacheck --nan\nran = True")
+    assert notebook.err == "UsageError: %%cudacheck must be the first line of the cell\n"
+    assert not result.success and "ran" not in notebook.names
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("%%cudacheck\n1", "incomplete"), ("%%cudacheck\n1\n\n", "complete"), ("1", "complete")],
+)
+def test_a_terminal_waits_for_the_rest_of_the_cell(
+    notebook: Notebook, text: str, status: str
+) -> None:
+    assert notebook.shell.check_complete(text)[0] == status
+
+
+def test_a_silent_cell_is_checked_too(notebook: Notebook) -> None:
+    """The shell tells only that something is run: `ipython notebook.ipynb` runs its cells so."""
+    result = notebook.shell.run_cell(f"%%cudacheck\n{BAD}", silent=True)
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    assert len(notebook.shell.display_pub.outputs) == 1
+    assert not PROCESS.is_installed
+    assert not notebook.shell.run_cell(f"{BAD}.sum().item()", silent=True).success
+
+
+def test_where_torch_is_missing_the_cell_is_not_run(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    notebook.run("%%cudacheck\nran = True")
+    assert notebook.err.startswith("UsageError: cudalens needs torch")
+    assert "ran" not in notebook.names
+
+
 def test_a_magic_around_ours_works(notebook: Notebook) -> None:
     notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
     assert innermost(sys.last_traceback)[1] == 4
 
 
-def test_a_call_by_hand_works(notebook: Notebook) -> None:
-    """Code that calls the magic through the shell gets a file of its own for the body."""
-    assert notebook.shell.run_cell_magic("cudacheck", "", "v = 20\nv + 1") == 21
+def test_a_call_by_hand_runs_a_cell(notebook: Notebook) -> None:
+    """Whoever calls the magic gets the exception, which is not shown besides."""
+    notebook.shell.run_cell_magic("cudacheck", "", "v = 20\nv + 1")
+    assert (notebook.names["_"], notebook.names["v"]) == (21, 20)
     with pytest.raises(ZeroDivisionError) as caught:
         notebook.shell.run_cell_magic("cudacheck", "", "1 / 0")
     assert innermost(caught.tb)[1] == 2
+    result = notebook.run("get_ipython().run_cell_magic('cudacheck', '-r found', '1 / 0')")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert notebook.out.count("ZeroDivisionError: ") == 1
+    assert "run_cell" not in notebook.out.replace("get_ipython().run_cell_magic", "")
+    assert notebook.names["found"] is None
 
 
 @pytest.mark.parametrize("magic", ["run_cell_magic('cudacheck', '', B)", "run_line_magic(*ARGS)"])
@@ -358,13 +419,12 @@ def test_the_lines_around_are_those_that_were_typed(
         (f"%time rows = {BAD}", 1, f"%time rows = {BAD}", 13),
         (f"a = 1\nrows = %time {BAD}", 2, f"rows = %time {BAD}", 13),
         (f"if True:\n    %time  {BAD}", 2, f"%time  {BAD}", 11),
-        (f"%cudacheck --fast %time {BAD}", 1, f"%cudacheck --fast %time {BAD}", 24),
+        (f"a = 1\n%cudacheck --fast %time {BAD}", 2, f"%cudacheck --fast %time {BAD}", 24),
         (f"%%time\na = 1\n{BAD}", 3, BAD, 0),
         (f"%%time\n{BAD}\na = 1\na", 2, BAD, 0),
         (f"\n\n%%time\n\n\n{BAD}\n\n", 6, BAD, 0),
         (f"%%time\nfor _ in range(2):\n    %time rows = {BAD}", 3, f"%time rows = {BAD}", 17),
         (f"%%time\n%pwd\nrows = ({BAD},\n  1)", 3, f"rows = ({BAD},", 8),
-        (f"%%time\n>>> {BAD}", 2, f">>> {BAD}", None),
         (f"rows = {BAD}\n%pwd", 1, f"rows = {BAD}", 7),
     ],
 )
@@ -397,18 +457,16 @@ def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
     [
         ("%a\nb", "get_ipython().x\nb\n", ["%a", "b"]),
         ("\n\n%a", "get_ipython().x\n", ["%a"]),
-        ("\n%a", "\nget_ipython().x\n", ["", "%a"]),
         ("%%a\nb\nc", "get_ipython().x\n", ["%%a"]),
-        ("\n%%a\nb", "\nget_ipython().x\n", ["", "%%a"]),
+        ("\n%%cudacheck -r x\n%a", "#\n# %%cudacheck -r x\nget_ipython().x\n", ...),
         ("!a \\\n b\nc", "get_ipython().x\nc\n", []),
         (">>> %a\n>>> b", "get_ipython().x\nb\n", []),
     ],
 )
-def test_typed_lines_are_given_where_they_are_certain(
-    raw: str, text: str, typed: list[str]
-) -> None:
+def test_typed_lines_are_given_where_they_are_certain(raw: str, text: str, typed: Any) -> None:
     """A magic over several lines, or prompts that were pasted along, move or change the others."""
-    assert typed_lines(raw, text) == typed
+    lines = counted_lines(raw, "%%cudacheck")
+    assert typed_lines(lines, text) == (raw.split("\n") if typed is ... else typed)
 
 
 def test_a_statement_finding_names_its_line(notebook: Notebook) -> None:
@@ -619,7 +677,7 @@ def test_unloading_restores_everything(bare: Notebook) -> None:
             {name: list(calls) for name, calls in shell.events.callbacks.items()},
             list(shell.input_transformers_post),
             list(shell.input_transformers_cleanup),
-            shell.custom_exceptions,
+            {"showtraceback", "_showtraceback"} & vars(shell).keys(),
             set(shell.user_ns),
         )
 

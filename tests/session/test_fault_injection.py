@@ -21,8 +21,8 @@ import cudalens
 from cudalens import DeviceIndexError, guards, simulate
 from cudalens.core._python import Uninterrupted
 from cudalens.core.report import Report
-from cudalens.evidence.call_stack import hide_own_frames as hide
 from cudalens.evidence.lost_context import remember
+from cudalens.source.shown_frames import hide_own_frames as hide
 from tests.amount import AMOUNT
 from tests.blocks import cuda
 from tests.processes import python

@@ -220,7 +220,6 @@ def test_item_5_what_the_shell_prints_has_the_users_frames_only(
     printed = ANSI.sub("", notebook.names["out"].stdout) if "capture" in code else notebook.out
     assert "is outside the 5 rows" in printed and "functional.py" in printed
     assert OWN not in printed and UNRESOLVED not in printed
-    assert "showtraceback" not in vars(notebook.shell)
 
 
 def hit(x: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 
 import pytest
-import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import cudalens
 from cudalens.core.report import Report
-from cudalens.notebook import cells
 from cudalens.source import timed_cells
 from cudalens.source.files import is_user_file, source_lines
 from cudalens.source.stack import StackEntry, place_of
@@ -47,6 +45,11 @@ def code_of(text: str, name: str = EXEC, mode: str = "exec") -> CodeType:
     return compile(text, name, mode, dont_inherit=True)
 
 
+def note(text: str, typed: str, line: int | None = None) -> None:
+    """Note a text of the first cell."""
+    timed_cells.note_timed(text, 1, typed.split("\n"), line)
+
+
 def where(code: CodeType) -> tuple[int, int] | None:
     """Return how far the lines and columns of a code are moved."""
     home = timed_cells.home_of(code)
@@ -54,111 +57,71 @@ def where(code: CodeType) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "text", "moved"),
+    ("text", "typed", "line", "moved"),
     [
-        ("%%time\na = 1", "a = 1", (1, 0)),
-        ("%%time\n\n\na = 1", "a = 1", (3, 0)),
-        ("\n\n%%time\na = 1", "a = 1", (1, 0)),
-        ("\n\n%%cudacheck\n\n%%time\na = 1\n", "a = 1", (5, 0)),
-        ("%%capture\n%%time\na = 1", "a = 1", (2, 0)),
-        ("b = 2\n%time a = 1", "a = 1", (1, 6)),
-        ("b = 2\nif b:\n    %time  a = 1", "a = 1", (2, 11)),
-        ("%time --no-raise-error a = 1", "a = 1", (0, 23)),
-        ("%cudacheck --nan -r found %time a = 1", "a = 1", (0, 32)),
-        ("b = c = %time a = 1", "a = 1", None),
-        ("b.c, d = %time a = 1", "a = 1", (0, 15)),
-        ("%timeit a = 1", "a = 1", None),
-        ("if b == %time a = 1", "a = 1", None),
-        ("%%time\na = 2", "a = 1", None),
-        ("%%time\na =  1", "a = 1", None),
-        ("%%writefile x.py\n%%time\na = 1", "a = 1", None),
-        ("%%timeit\na = 1", "a = 1", None),
-        ("a = 1", "a = 1", None),
-        ("%%time\n!a \\\n  b\na = 1", "a = 1", None),
-        ("%%time\na = (", "a = 1", None),
+        ("# %%time\na = 1", "%%time\na = 1", None, (0, 0)),
+        ("a = 1", "b = 2\n%time a = 1", 1, (1, 6)),
+        ("a = 1", "if b:\n    %time  a = 1", 1, (1, 11)),
+        ("a = 1", "%time --no-raise-error a = 1", 0, (0, 23)),
+        ("a = 1", "b = %time   a =  1", 0, (0, None)),
+        ("a = 2", "%time a = 2", 0, None),
+        ("a =  1", "%time a =  1", 0, None),
+        ("a = (", "%time a = (", 0, None),
+        ("return 1", "%time return 1", 0, None),
     ],
 )
-def test_code_is_where_the_cell_gives_the_very_same(
-    shell: InteractiveShell, raw: str, text: str, moved: tuple[int, int] | None
+def test_code_is_where_a_text_gives_the_very_same(
+    shell: InteractiveShell, text: str, typed: str, line: int | None, moved: object
 ) -> None:
-    timed_cells.note(1, raw)
-    assert where(code_of(text)) == moved
+    note(text, typed, line)
+    assert where(code_of(text if moved else "a = 1")) == moved
 
 
 def test_inner_code_and_the_parts_of_the_magic_are_found(shell: InteractiveShell) -> None:
     """The last expression is compiled by itself, and a function is called long after."""
-    text = "def f():\n    return 1\nf()"
-    timed_cells.note(1, f"%%time\n{text}")
+    text = "#\ndef f():\n    return 1\nf()"
+    note(text, f"%%time\n{text[2:]}")
     head, _, last = text.rpartition("\n")
     inner = next(item for item in code_of(head).co_consts if isinstance(item, CodeType))
-    alone = code_of(f"\n\n{last}", "<timed eval>", "eval")
-    assert [where(code) for code in (code_of(head), inner, alone)] == [(1, 0)] * 3
+    alone = code_of(f"\n\n\n{last}", "<timed eval>", "eval")
+    assert [where(code) for code in (code_of(head), inner, alone)] == [(0, 0)] * 3
 
 
 def test_the_newest_of_two_like_cells_is_meant(shell: InteractiveShell) -> None:
-    timed_cells.note(1, "%%time\na = 1")
+    note("a = 1", "%time a = 1", 0)
     first = timed_cells.home_of(code_of("a = 1"))
-    timed_cells.note(2, "# again\n%time a = 1")
+    timed_cells.note_timed("a = 1", 2, ["# again", "%time a = 1"], 1)
     second = timed_cells.home_of(code_of("a = 1"))
     assert (first.filename, second.lines) != (second.filename, first.lines)
-    assert source_lines(second.filename) == ["# again", "pass; a = 1"]
+    assert source_lines(second.filename) == ["", "pass; a = 1"]
 
 
 def test_the_name_alone_says_nothing(shell: InteractiveShell) -> None:
     """Without a note the code is nobody's, as before; a note of another cell gives no line."""
-    entry = StackEntry(code_of("a = 1"), 1, 0)
     assert not is_user_file(EXEC)
-    timed_cells.note(1, "%time b = 2")
+    note("b = 2", "%time b = 2", 0)
     assert is_user_file(EXEC)
-    assert not place_of(entry).is_user
-    timed_cells.note(2, "%time a = 1")
-    assert place_of(entry).is_user
+    assert not place_of(StackEntry(code_of("a = 1"), 1, 0)).is_user
+    note("a = 1", "%time a = 1", 0)
+    assert place_of(StackEntry(code_of("a = 1"), 1, 0)).is_user
     timed_cells.forget()
     assert not is_user_file(EXEC)
-    assert place_of(entry).home is None
+    assert place_of(StackEntry(code_of("a = 1"), 1, 0)).home is None
 
 
 def test_what_was_noted_is_bounded_and_forgotten(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed_cells, "_MAX_CELLS", 2)
+    monkeypatch.setattr(timed_cells, "_MAX_TEXTS", 2)
     names = []
     for number in range(3):
-        timed_cells.note(number, f"%time a = {number}")
-        home = timed_cells.home_of(code_of(f"a = {number}"))
-        names.append(home.filename)
+        note(f"a = {number}", f"%time a = {number}", 0)
+        names.append(timed_cells.home_of(code_of(f"a = {number}")).filename)
     assert [name in linecache.cache for name in names] == [False, True, True]
+    assert len(timed_cells._answers) == 2
     assert timed_cells.home_of(code_of("a = 0")) is None
     timed_cells.forget()
     assert not any(name in linecache.cache for name in names)
-
-
-def test_a_transformer_that_fails_finds_nothing(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is somebody else's, and a report has more to say than this line."""
-    timed_cells.note(1, "%time a = 1")
-
-    def fail(cell: str) -> str:
-        raise LookupError(cell)
-
-    monkeypatch.setattr(shell, "transform_cell", fail)
-    assert timed_cells.home_of(code_of("a = 1")) is None
-
-
-def test_text_that_parses_and_does_not_compile_is_passed_over(shell: InteractiveShell) -> None:
-    timed_cells.note(1, "%time a = 1")
-    timed_cells.note(2, "%time return 1")
-    timed_cells.note(3, "%time (")
-    assert where(code_of("a = 1")) == (0, 6)
-
-
-def test_without_a_shell_nothing_is_looked_for() -> None:
-    timed_cells.note(1, "%time a = 1")
-    try:
-        assert timed_cells.home_of(code_of("a = 1")) is None
-    finally:
-        timed_cells.forget()
 
 
 def test_a_function_of_a_timed_cell_fails_in_another(run: Run) -> None:
@@ -175,15 +138,14 @@ def old_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     """The magic as it is before IPython 9.4: it shows an exception itself."""
     shell = notebook.shell
 
-    def shows_itself(line: str, cell: str = "") -> None:
+    def time(line: str, cell: str = "") -> None:
         try:
             exec(code_of(shell.transform_cell(cell or line)), shell.user_ns)
         except Exception:
             shell.showtraceback()
 
-    monkeypatch.setattr(cells, "_version", lambda: (9, 3))
     for kind in ("cell", "line"):
-        shell.magics_manager.magics[kind]["time"] = shows_itself
+        shell.magics_manager.magics[kind]["time"] = time
 
 
 @pytest.mark.parametrize(
@@ -252,13 +214,13 @@ MADE = "%%time\n{} = lambda x: F.embedding(x, table)"
         ((f"%%time\n{BAD}\n1",) * 2, (0, 2)),
         ((f"%%time\n{LOOK}\n1", LOOK), (0, 1)),
         ((f"%%time\n{LOOK}\n1",) * 2, (0, 2)),
-        # Of two lines alike the call of the magic tells the line, and nobody the column.
+        # Of two lines alike the call of the magic tells which.
         (
             (f"i = ok\n%time r = {AT_I}\ni = ids\n%time r = {AT_I}",),
-            (0, 4, f"%time r = {AT_I}", None),
+            (0, 4, f"%time r = {AT_I}", 10),
         ),
-        ((f"if 0:\n    %time {BAD}\nelse:\n    %time {BAD}",), (0, 4, f"%time {BAD}", None)),
-        ((f"s = '''\n%time {BAD}\n'''\n%time {BAD}",), (0, 4, f"%time {BAD}", None)),
+        ((f"if 0:\n    %time {BAD}\nelse:\n    %time {BAD}",), (0, 4, f"%time {BAD}", 10)),
+        ((f"s = '''\n%time {BAD}\n'''\n%time {BAD}",), (0, 4, f"%time {BAD}", 6)),
         # With an option the magic joins its words with one blank, maybe to those of another cell.
         *(
             (
@@ -282,22 +244,6 @@ def test_the_line_that_runs_is_named(
     source, newest = report.source, 4 + len(cells)
     place = (newest - source.cell, source.line, source.text, source.column)
     assert place[: len(found)] == found
-
-
-def test_the_users_constants_are_not_asked(shell: InteractiveShell) -> None:
-    """Codes of other files are told by their name; a constant may be anything."""
-
-    class Odd:
-        def __hash__(self) -> int:
-            raise AssertionError
-
-        def __eq__(self, other: object) -> bool:
-            raise AssertionError
-
-    timed_cells.note(1, "%time a = 1")
-    for name in ("<cell>", EXEC):
-        code = code_of("a = 2", name).replace(co_consts=(Odd(), [1], torch.ones(1)))
-        assert timed_cells.home_of(code) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Tracebacks as the user is to see them: without the frames of this package.
+
+Functions of ours that user code runs through have ``__tracebackhide__`` set, which pytest and
+IPython know.  Where a traceback leaves us or is shown by a shell, it goes through this filter.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from types import TracebackType
+
+from cudalens.core._python import entries_from_traceback, linked
+from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
+
+_OPS = "_ops.py"
+"""Where torch has the wrappers through which an op is called from Python."""
+
+
+def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
+    """Return the entries of a traceback, outermost first, without ours.
+
+    What is between them is ours too: torch's wrapper of an op that we passed on, the shell's call
+    of a magic that we ran, and the line with the magic itself where its statement is the next.
+    """
+    kept: list[TracebackType] = []
+    for is_between, run in groupby(entries_from_traceback(trace), _is_between):
+        entries = list(run)
+        if not (is_between and any(is_own_file(_file(entry)) for entry in entries)):
+            if kept and _is_same_line(kept[-1], entries[0]):
+                kept.pop()
+            kept += entries
+    return kept
+
+
+def shown(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without our frames; one of nothing else as it is: the failure is ours."""
+    return linked(shown_frames(trace)) or trace
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take our frames out of the traceback of an exception, and of those that led to it."""
+    for item in with_causes(error, "__cause__", "__context__"):
+        # Not by assignment: a class of the user's may refuse any.
+        BaseException.with_traceback(item, shown(item.__traceback__))
+
+
+def with_causes(error: BaseException, *links: str) -> list[BaseException]:
+    """Return an exception, those that ``links`` lead to, and those of a group; each once."""
+    todo, found = [error], {}
+    while todo:
+        item = todo.pop()
+        if id(item) in found:
+            continue
+        found[id(item)] = item
+        parts = item.exceptions if isinstance(item, BaseExceptionGroup) else ()
+        behind = (getattr(item, link) for link in links)
+        todo += [part for part in (*behind, *parts) if part is not None]
+    return list(found.values())
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _is_between(entry: TracebackType) -> bool:
+    file = _file(entry)
+    return is_own_file(file) or is_machinery(file) or torch_path(file) == _OPS
+
+
+def _is_same_line(call: TracebackType, statement: TracebackType) -> bool:
+    is_top_level = all(is_top(entry.tb_frame.f_code.co_name) for entry in (call, statement))
+    place = _file(call), call.tb_lineno
+    return is_top_level and place == (_file(statement), statement.tb_lineno)
