@@ -275,7 +275,6 @@ def violation_of(
     ends = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]
 
     def found(place: str, bounds: Bounds, key: object, **fields: Any) -> Violation:
-        key = key[is_above] if isinstance(key, tuple) else key
         return Violation(
             argument=need.argument,
             headline=f"{{argument}}{part} contained {ends[is_above]}, which is outside {place}",

@@ -34,10 +34,8 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 NARROWED = "The kernel compares the low 32 bits alone: they are another index, and nothing asserts."
 Late = Callable[..., Any]
 """A function of the guard's own arguments, called only once something is wrong."""
-Asserts = str | tuple[str, str] | Late | None
-"""Key of the assertion in the table; two for a value below the interval and one above it; what
-tells the key once it is needed; ``None`` where the kernel asserts nothing.
-"""
+Asserts = str | Late | None
+"""Key of the assertion in the table, or a function that returns it; ``None`` where none fails."""
 
 
 # Made in every guarded call: a frozen class would take twice the time.
@@ -225,6 +223,7 @@ def _outside(
         return None
     narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
     is_narrowed = narrows and lies_within(tensor.to(torch.int32), 0, need.high)
+    key = need.asserts(*values) if callable(need.asserts) else need.asserts
     also: tuple[tuple[int, str], ...] = ()
     if need.also_allowed is not None and not need.low <= need.also_allowed <= need.high:
         also = ((need.also_allowed, need.also_allowed_name),)
@@ -235,7 +234,7 @@ def _outside(
         high=need.high,
         place=need.where,
         why=NARROWED if is_narrowed else need.why,
-        device_text=None if is_narrowed else _device_text(need, tensor, values, bad),
+        device_text=None if is_narrowed or key is None else assert_text(key),
         also=also,
         bad=bad,
         related=need.of,
@@ -256,13 +255,6 @@ def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
         bad &= wide != need.also_allowed
     read = None if need.mask is None else need.mask()
     return bad if read is None else bad & read
-
-
-def _device_text(need: Within, tensor: Tensor, values: Sequence[Any], bad: Tensor) -> str | None:
-    key = need.asserts(*values) if callable(need.asserts) else need.asserts
-    if isinstance(key, tuple):
-        key = key[int(tensor[bad][0].item()) > need.high]
-    return None if key is None else assert_text(key)
 
 
 # --- values that are in bounds --------------------------------------------------------------------

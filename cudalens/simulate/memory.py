@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections import deque
 from typing import Any, Final
 
 import torch
@@ -17,63 +16,34 @@ _REFUSED: Final = re.compile(r"can't allocate memory: you tried to allocate (\d+
 class MemoryMeter:
     """Count device storages from their labelling until they are freed.
 
-    Without a lock: what a signal handler raises could leave it held, and the thread of the backward
-    pass would wait for ever.  A handler, or another thread, comes in at calls and at loops, and
-    finds each storage's size noted or not; all that is told is summed up from these sizes.
+    A storage's size leaves by a callback in C, which no signal handler interrupts, and nothing is
+    locked: what a handler raises can spoil no count.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[weakref.ref[Any], int] = {}
-        # Filled by C alone: what a signal handler raises in a weakref callback is lost.
-        self._freed: deque[weakref.ref[Any]] = deque()
-        # Kept since a sum for each op would cost too much: it says when the peak may have grown.
-        # An exception may leave it too large, until the next sum.
-        self._running = 0
+        self._at_most = 0
+        """Not less than what is allocated: a sum for each op would cost too much."""
         self.peak_bytes = 0
         self.fraction = 1.0
 
     @property
     def allocated_bytes(self) -> int:
         """The bytes of the device storages that live now."""
-        return self._sum_up()
-
-    def _sum_up(self) -> int:
-        self._forget_freed()
-        running = self._running
-        allocated = sum(self._sizes.values())
-        # No calls from here on.  The very same number: nobody has counted meanwhile.
-        if self._running is running:
-            self._running = allocated
-        if allocated > self.peak_bytes:  # noqa: PLR1730  max is a call
-            self.peak_bytes = allocated
+        self._at_most = allocated = sum(self._sizes.values())
+        self.peak_bytes = max(self.peak_bytes, allocated)
         return allocated
-
-    def _forget_freed(self) -> None:
-        for reference in self._freed.copy():
-            # No calls from here on.  Another thread may have done it.
-            if self._freed and self._freed[0] is reference:
-                if reference in self._sizes:
-                    size = self._sizes[reference]
-                    del self._sizes[reference]
-                    self._running -= size
-                del self._freed[0]
 
     def track(self, storage: Any) -> None:
         """Count a newly labelled storage until it is freed, or one that has another size now."""
         size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        reference = weakref.ref(storage)
-        if not size and reference not in self._sizes:
+        if not size and weakref.ref(storage) not in self._sizes:
             return
-        # A dictionary keeps the key that it has: one reference calls back, once.  Without a name,
-        # since a frame that is left early would let the storage go before it.
-        self._sizes.setdefault(weakref.ref(storage, self._freed.append), 0)
-        # No calls from one line to the next.
-        self._running += size - self._sizes[reference]
-        self._sizes[reference] = size
-        if self._freed:
-            self._forget_freed()
-        if self._running > self.peak_bytes:
-            self._sum_up()
+        # A dictionary keeps the key that it has, so that one reference calls back, once.
+        self._sizes[weakref.ref(storage, self._sizes.pop)] = size
+        self._at_most += size
+        if self._at_most > self.peak_bytes:
+            _ = self.allocated_bytes
 
     def storages(self) -> list[Any]:
         """Return the device storages that live now, but for those that never held a byte."""
@@ -81,8 +51,8 @@ class MemoryMeter:
 
     def reset_peak(self) -> None:
         """Start `peak_bytes` again from what is allocated now."""
-        self.peak_bytes = self._sum_up()
-        self._sum_up()  # what another thread has allocated meanwhile counts
+        self.peak_bytes = 0
+        self.peak_bytes = self.allocated_bytes
 
 
 METER: Final = MemoryMeter()
