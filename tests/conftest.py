@@ -23,12 +23,16 @@ import torch
 from cudalens import guards, simulate
 from cudalens.evidence import trial
 from cudalens.guards.process import PROCESS
+from cudalens.simulate.activation import OLDEST
 from tests.amount import LEVEL, LEVELS, is_left_out
+from tests.releases import release
 
 # Checks the syntax of addresses for whoever imports jsonschema, and takes 1.3 s to be imported.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 HAS_GPU = torch.cuda.is_available()
+HAS_DEVICE = HAS_GPU or release() >= OLDEST
+"""Whether this torch has the rehearsal device; else tests that start it are skipped."""
 FUNCTORCH = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
@@ -44,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
     # What is tried must not depend on how fast the machine is, or on what measures the coverage.
     trial.MAX_SECONDS = 20.0
-    if not HAS_GPU:
+    if HAS_DEVICE and not HAS_GPU:
         simulate.start(announce=False).stop()
 
 
@@ -103,6 +107,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         sys.settrace(None)
     try:
         return (yield)
+    except simulate.SimulationError as error:
+        if HAS_DEVICE:
+            raise
+        pytest.skip(str(error))
     finally:
         sys.settrace(tracer)
 
@@ -180,6 +188,8 @@ def sim() -> Iterator[simulate.Simulation]:
 
     Starting one takes longer than most tests.  A test of starting and stopping has its own.
     """
+    if not HAS_DEVICE:
+        pytest.skip("this torch has no rehearsal device")
     simulation = simulate.current()
     if simulation is None:
         simulation = _Device.shared = simulate.start(announce=False).__enter__()

@@ -66,10 +66,13 @@ def case(
     """Enter the decorated function, which draws a call, for this guard of an op.
 
     Args:
+        op: ``None`` where this torch has no such op: nothing is entered.
         chosen: arguments of the function.
     """
 
     def enter(make: Callable[..., Call]) -> Callable[..., Call]:
+        if op is None:
+            return make
         if "op" in signature(make).parameters:
             chosen["op"] = op
         calls = st.composite(make)(**chosen)

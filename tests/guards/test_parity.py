@@ -48,6 +48,7 @@ from tests.verdicts import ask
 
 aten = torch.ops.aten
 ones, zeros = torch.ones, torch.zeros
+SCALED_V2 = getattr(getattr(aten, "_scaled_grouped_mm_v2", None), "default", None)  # from 2.10 on
 
 
 def raises(op: Any, *args: Any, **options: Any) -> bool:
@@ -581,7 +582,7 @@ def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call
 
 @case("grouped_mm_offsets_in_range", aten._grouped_mm.default, scales=None)
 @case("scaled_grouped_mm_offsets_in_range", aten._scaled_grouped_mm.default, scales=ones(4))
-@case("scaled_grouped_mm_offsets_in_range", aten._scaled_grouped_mm_v2.default, scales=[ones(4)])
+@case("scaled_grouped_mm_offsets_in_range", SCALED_V2, scales=[ones(4)])
 def groups_of_rows(draw: Draw, scales: Any) -> Call:
     """Ends of groups against a walk: the first assertion that fails names its offsets."""
     rows = draw(st.integers(1, 20))
