@@ -2,8 +2,8 @@
 
 Thousands of equal printed lines become one.  The table, ``data/asserts.json``, is the one place for
 the texts: the guards and the simulated device take theirs from it by key, the diagnosis reads what
-they mean.  ``data/assert_sites.json`` says what other releases of torch print instead:
-file with line, device function and expression, by release and by torch 2.13.0's.
+they mean.  Lines move with each release: the table has those of ``READ_RELEASE``, read from the
+kernels of its CUDA wheel, and for another release they are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MAX_LINES = 20
 MAX_THREADS = 1 << 14
 """Threads that are told apart; a log may hold millions of lines."""
 _LINE = re.compile(
-    r"(?P<file>(?:\b[A-Za-z]:)?[^\s:]+):(?P<line>\d+): (?:(?P<function>.*?): )?"
+    r"(?P<file>(?:\b[A-Za-z]:)?[^\s:]+)(?::(?P<line>\d+)|(?<=\.cu)|(?<=\.cuh)|(?<=\.h)): "
+    r"(?:(?P<function>.*?): )?"
     r"block: \[(?P<block>[^\]]*)\], thread: \[(?P<thread>[^\]]*)\] "
     r"Assertion `(?P<expression>.*?)` failed\b\.?"
 )
@@ -31,7 +32,8 @@ class AssertLine:
     """One assertion, with how often it was printed and by which blocks and threads."""
 
     file: str
-    line: int
+    line: int | None
+    """``None`` where the rehearsal device does not know it."""
     function: str
     expression: str
     first: str
@@ -52,7 +54,7 @@ class AssertFold:
     """The different assertions of a text that is read piece by piece, at most 20 of them."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str, str, str], AssertLine] = {}
+        self._found: dict[tuple[str, str | None, str, str], AssertLine] = {}
 
     def add(self, text: str) -> bool:
         """Take in a line; return whether an assertion stood in it."""
@@ -67,7 +69,7 @@ class AssertFold:
                 continue
             first = AssertLine(
                 file=file,
-                line=int(match["line"]),
+                line=int(match["line"]) if match["line"] else None,
                 function=function,
                 expression=expression,
                 first=match[0],
@@ -99,9 +101,12 @@ def fold(raw: str | Iterable[str]) -> tuple[AssertLine, ...]:
 # --- the table of assertions ---------------------------------------------------------------------
 
 
+READ_RELEASE: Final = "2.15.0"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AssertSite:
-    """One assertion in the kernels of torch 2.13.0."""
+    """One assertion in the kernels of torch 2.15.0."""
 
     place: str
     """File and line, as ``IndexKernel.cu:111``."""
@@ -110,20 +115,23 @@ class AssertSite:
     expression: str
     """The asserted expression with its message, as it is printed."""
 
-    def text(self, thread: str = "") -> str:
-        """Return the line that CUDA prints.
+    def text(self) -> str:
+        """Return the line that CUDA prints, without the thread.
 
-        Args:
-            thread: ``block: [0,0,0], thread: [0,0,0] ``; left out where it is not known.
+        For another torch than 2.15.0 the file is without a line.
         """
-        return f"{self.place}: {self.function}: {thread}Assertion `{self.expression}` failed."
+        import torch
+
+        is_read = torch.__version__.partition("+")[0] == READ_RELEASE
+        place = self.place if is_read else self.place.partition(":")[0]
+        return f"{place}: {self.function}: Assertion `{self.expression}` failed."
 
 
 def assert_table() -> tuple[Mapping[str, Any], ...]:
     """Return the rows of ``data/asserts.json``: assertions with one meaning share a row.
 
     A row holds ``sentence``; ``ops``, each with the argument at fault behind a colon; ``sites``,
-    the assertions of torch 2.13.0 by key; ``texts``, expressions of other releases, after their
+    the assertions of torch 2.15.0 by key; ``texts``, expressions of other releases, after their
     file's name where two files share one; and ``by_file`` where that is so for the sites.
     """
     return tuple(packaged("asserts.json"))
@@ -139,50 +147,6 @@ def assert_site(key: str) -> AssertSite:
     raise KeyError(key)
 
 
-@cache
 def assert_text(key: str) -> str:
-    """Return the line that torch 2.13.0 prints for an assertion of the table, without thread."""
+    """Return the line that the installed torch prints for an assertion of the table."""
     return assert_site(key).text()
-
-
-# --- what other releases of torch print ----------------------------------------------------------
-
-
-KNOWN_RELEASE: Final = "2.13.0"
-_PRINTED = re.compile(
-    r"(?P<file>[\w.-]+):(?P<line>\d+): (?P<function>.*?): (?P<thread>block: .*?thread: \S+ )?"
-    r"Assertion `(?P<expression>.*)` failed\."
-)
-# Rows were scattered by the general kernel before they got one of their own.
-_BEFORE: Final = {"IndexKernelUtils.cu:122": "gather_scatter"}
-
-
-def as_printed_by(release: str | None, text: str) -> str | None:
-    """Return the line of an assertion as the kernels of a release print it.
-
-    Args:
-        release: ``torch.__version__``, such as ``2.14.1+cu130``.
-        text: the line as torch 2.13.0 prints it; other text comes back as it is.
-
-    Returns:
-        The line; ``None`` where the release has no such assertion.
-    """
-    public = (release or "").partition("+")[0]
-    found = _PRINTED.fullmatch(text)
-    if public == KNOWN_RELEASE or found is None:
-        return text
-    moved = packaged("assert_sites.json").get(public)
-    if moved is None:
-        return text.replace(f"{found['file']}:{found['line']}:", f"{found['file']}:", 1)
-    place = f"{found['file']}:{found['line']}"
-    # A kernel without words of its own prints its caller's: such a place stands alone.
-    key = next((key for key in (f"{place} {found['expression']}", place) if key in moved), None)
-    if key is None:
-        return text
-    site, thread = moved[key], found["thread"] or ""
-    if site is None:
-        before = _BEFORE.get(place)
-        return as_printed_by(release, assert_site(before).text(thread)) if before else None
-    place, function, expression = site
-    expression = expression or found["expression"]
-    return AssertSite(place=place, function=function, expression=expression).text(thread)

@@ -21,7 +21,6 @@ from torch.nn import Parameter
 
 from cudalens.core import _torch
 from cudalens.core._python import FailedCall, MoreStack, Uninterrupted, raise_if_outside
-from cudalens.core.device_asserts import as_printed_by
 from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
 from cudalens.core.report_types import Violation
@@ -344,13 +343,11 @@ class Interceptor:
     @staticmethod
     def _completed(op: Any, guard: Guard, found: Violation) -> Violation:
         """Return a finding with the names of its guard and its op."""
-        text = found.device_text
         return replace(
             found,
             guard=guard.name,
             op=str(op._schema.name),
             overload=str(op._overloadname),
-            device_text=text if text is None else as_printed_by(torch.__version__, text),
         )
 
     def _answer(

@@ -13,8 +13,8 @@ from typing import Any
 
 from cases import CASES, NOT_TRIGGERED, Case, is_too_old
 
-from cudalens.core.device_asserts import as_printed_by, fold
-from cudalens.diagnosis.assert_meanings import folded
+from cudalens.core.device_asserts import AssertLine, fold
+from cudalens.diagnosis.assert_meanings import folded, meaning_of
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "verified.md"
@@ -97,27 +97,33 @@ def _arguments(record: dict[str, Any], guarded: dict[str, Any] | None) -> list[l
 
 
 def unexpected(results: dict[str, Any]) -> dict[str, str]:
-    """Name the records whose printed text is not the inventory's, nor one that the case allows."""
+    """Name the records whose printed text is not the inventory's, nor one that the case allows.
+
+    Another release may have other words for the same fault of the same argument.
+    """
     records = {item["id"]: item for item in json.loads(INVENTORY.read_text(encoding="utf-8"))}
     found = {}
     for case in CASES:
         lines = fold(results["bare"].get(case.record, {}).get("stderr", ""))
-        known = {
-            folded(item.expression)
+        known = [
+            item
             for name in (case.record, *case.may_print)
-            for item in fold("\n".join(_listed(records[name]["stderr_text"])))
-        }
-        if lines and folded(lines[0].expression) not in known:
+            for item in fold(_joined(records[name]["stderr_text"]))
+        ]
+        if lines and not any(_is_same_fault(lines[0], item) for item in known):
             found[case.record] = lines[0].expression
     return found
 
 
-def _listed(texts: Any) -> list[str]:
-    """Return the inventory's texts of a record, as torch 2.13 and as this torch prints them."""
-    import torch
+def _joined(texts: list[str] | str) -> str:
+    return texts if isinstance(texts, str) else "\n".join(texts)
 
-    listed = texts if isinstance(texts, list) else [texts]
-    return [*listed, *filter(None, (as_printed_by(torch.__version__, text) for text in listed))]
+
+def _is_same_fault(one: AssertLine, other: AssertLine) -> bool:
+    if folded(one.expression) == folded(other.expression):
+        return True
+    meanings = meaning_of(one), meaning_of(other)
+    return meanings[0] is not None and meanings[0] == meanings[1]
 
 
 # --- pages ----------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None)
     [
         ((4, 3), "mean", "Loss.cu:476: nll_loss_backward_reduce_cuda_kernel_2d"),
         ((4, 3), "none", "Loss.cu:428: nll_loss_backward_no_reduce_cuda_kernel"),
-        ((2, 3, 2, 2), "mean", "NLLLoss2d.cu:199: nll_loss2d_backward_kernel"),
+        ((2, 3, 2, 2), "mean", "NLLLoss2d.cu:202: nll_loss2d_backward_kernel"),
         ((2, 3, 2, 2), "none", "NLLLoss2d.cu:162: nll_loss2d_backward_no_reduce_kernel"),
     ],
 )

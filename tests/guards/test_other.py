@@ -47,7 +47,7 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
             ([2, 0, 1], 3, None, ""),
             ([2, 0, 1], 4, f"{SUMS}4", "Repeat.cu:20"),
             ([2, 0, 1], 0, f"{SUMS}0", "Repeat.cu:20"),
-            ([3, -1, 1], 3, NEGATIVE, "Repeat.cu:33"),
+            ([3, -1, 1], 3, NEGATIVE, "Repeat.cu:36"),
             ([3, -1, -2], 1, NEGATIVE, "Repeat.cu:20"),
             ([0, 0], 0, None, ""),
         )

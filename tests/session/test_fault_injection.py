@@ -219,7 +219,6 @@ def test_every_quiet_pair_is_injected() -> None:
 
 AFTER_A_FINDING = {
     "refusal": ["guards.interceptor:is_refused"],
-    "assert's line": ["guards.interceptor:as_printed_by"],
     "call": ["guards.interceptor:GuardedCall"],
     "telling": ["session.process:on_violation"],
     "fallback": ["evidence.finding:diagnose", "evidence.finding:bare_report_of_violation"],

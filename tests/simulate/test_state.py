@@ -150,7 +150,7 @@ torch.cuda.synchronize()
         CUDA_LAUNCH_BLOCKING=blocking,
     )
     assert done.returncode == 1
-    assert here("Indexing.cu:1524: indexSelectSmallIndex: block: [0,0,0]") in done.stderr
+    assert here("Indexing.cu:1582: indexSelectSmallIndex: block: [0,0,0]") in done.stderr
     assert "AcceleratorError: CUDA error: device-side assert triggered" in done.stderr
     assert ("in guilty" in done.stderr, "launched" in done.stdout) == (
         (True, False) if blocking == "1" else (False, True)
