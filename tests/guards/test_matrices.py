@@ -1,4 +1,4 @@
-"""Guards of grouped matrix products: offsets, alignment, scales per row and per block."""
+"""Guards of grouped matrix products: offsets, alignment, scales per row."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from cudalens.guards import matrices
 from cudalens.simulate import Simulation
 from tests.cpu_guards import Collector, assert_said, positions
 from tests.releases import here
+from tests.verdicts import ask
 
 aten = torch.ops.aten
 
@@ -67,84 +67,45 @@ def test_grouped_products_without_a_kernel_of_their_own(
 
 
 def of_eight_bits(*shape: int) -> Tensor:
-    return torch.zeros(shape).to(FLOAT8)
-
-
-def of_four_bits(rows: int) -> Tensor:
-    """Return rows of 64 numbers, two in a byte."""
-    return torch.zeros(rows, 32, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-
-
-FLOAT8, EXPONENTS = torch.float8_e4m3fn, torch.float8_e8m0fnu
-PLAIN = of_eight_bits(64, 64), of_eight_bits(16, 64).mT
-STACKED = of_eight_bits(64, 32), of_eight_bits(3, 16, 32).mT
-PACKED = of_four_bits(64), of_four_bits(16).t()
-# Each group's scales are padded to 128 rows and four columns.
-BLOCKS = torch.ones(128, 12).to(EXPONENTS)
-SCALED = {
-    "row": (*PLAIN, torch.ones(4)),
-    "block": (*PLAIN, BLOCKS),
-    "few blocks": (*PLAIN, BLOCKS[:, :4].contiguous()),
-    "stacked": (*STACKED, BLOCKS),
-    "nvfp4": (*PACKED, BLOCKS.to(FLOAT8), torch.ones(1)),
-    "mxfp4": (*PACKED, BLOCKS, torch.ones(1)),
-    "flat": (*PLAIN, torch.ones(128).to(EXPONENTS)),
-}
+    return torch.zeros(shape).to(torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("op", ["_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
 @pytest.mark.parametrize(
-    ("kind", "offs", "bad", "line"),
+    ("scale", "offs", "bad", "line"),
     [
-        ("row", [16, 48, 63], [], ""),
-        ("row", [16, 40, 64], [(1,)], "GroupMMCommon.cuh:64"),
-        ("row", [16, 48, 65], [(2,)], "GroupMMCommon.cuh:115"),
-        ("block", [32, 32, 64], [], ""),
-        ("block", [32, 48, 64], [(1,), (2,)], "grouped_common.cuh:116"),
-        ("block", [32, 64, 96], [(2,)], "grouped_common.cuh:119"),
-        ("few blocks", [32, 32, 32], [], ""),
-        ("few blocks", [32, 32, 64], [(2,)], "grouped_common.cuh:165"),
-        ("stacked", [7, 9, 65], [(2,)], "grouped_common.cuh:233"),
-        ("stacked", [7, 9, 64], [], ""),
-        # Offsets count numbers, in blocks of 16 (nvfp4) or 32 (mxfp4).
-        ("nvfp4", [16, 48, 64], [], ""),
-        ("nvfp4", [16, 40, 64], [(1,), (2,)], "grouped_common.cuh:116"),
-        ("nvfp4", [16, 48, 80], [(2,)], "grouped_common.cuh:119"),
-        ("mxfp4", [32, 32, 64], [], ""),
-        ("mxfp4", [16, 32, 64], [(0,), (1,)], "grouped_common.cuh:116"),
-        ("flat", [7], [], ""),  # a wrong rank is no recipe, but torch's own error
+        (torch.ones(4), [16, 48, 63], [], ""),
+        (torch.ones(4), [16, 40, 64], [(1,)], "GroupMMCommon.cuh:64"),
+        (torch.ones(4), [16, 48, 65], [(2,)], "GroupMMCommon.cuh:115"),
+        # Another kernel, without a guard.
+        (torch.ones(128, 12).to(torch.float8_e8m0fnu), [32, 64, 96], [], ""),
     ],
 )
 def test_scaled_grouped_offsets(
-    guards: Collector, op: str, kind: str, offs: list[int], bad: list[Any], line: str
+    guards: Collector, op: str, scale: Tensor, offs: list[int], bad: list[Any], line: str
 ) -> None:
-    """Scales per row and per block have their own alignment, on the same offsets."""
-    (left, right, *scales), ends = SCALED[kind], tensor(offs, dtype=torch.int32)
-    is_first = not op.endswith("v2")
-    if is_first:
-        call = lambda: aten._scaled_grouped_mm(left, right, scales[0], scales[0], ends)
+    left, right = of_eight_bits(64, 64), of_eight_bits(16, 64).mT
+    ends = tensor(offs, dtype=torch.int32)
+    if op.endswith("v2"):
+        how = ([scale], [1], [0])
+        call = lambda: aten._scaled_grouped_mm_v2(left, right, *how, *how, ends)
     else:
-        how = ([1, 0][: len(scales)],) * 2
-        call = lambda: aten._scaled_grouped_mm_v2(left, right, scales, *how, scales, *how, ends)
+        call = lambda: aten._scaled_grouped_mm(left, right, scale, scale, ends)
     error = guards.unguarded(call)
     assert isinstance(error, NotImplementedError)  # no kernel on the CPU
     found = [violation for _, violation in guards.found]
     # torch 2.14 serves the call through another guarded op, which says the same.
     said = [positions(violation) for violation in found]
-    is_known = bad and not (is_first and "fp4" in kind)  # the first version refuses four bits
-    assert said[:1] == said[-1:] == ([bad] if is_known else [])
+    assert said[:1] == said[-1:] == ([bad] if bad else [])
     assert all((violation.device_text or "").startswith(here(line)) for violation in found)
 
 
-@pytest.mark.parametrize(
-    ("major", "plain", "scaled"),
-    [(8, False, False), (9, True, False), (10, True, True), (11, False, False)],
-)
+@pytest.mark.parametrize(("major", "asserts"), [(8, False), (9, True), (10, True), (11, False)])
 def test_the_architectures_with_a_kernel_that_asserts(
-    sim: Simulation, monkeypatch: pytest.MonkeyPatch, major: int, plain: bool, scaled: bool
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch, major: int, asserts: bool
 ) -> None:
-    """Hopper's scaled products are another kernel; elsewhere torch loops over the groups."""
+    """Elsewhere torch loops over the groups."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
-    tensor_there, scales = torch.zeros(1, device="cuda"), (torch.zeros(1), torch.zeros(1))
-    assert matrices._asserts(tensor_there, None) is plain
-    assert matrices._asserts(tensor_there, scales) is scaled
+    left, right = (item.bfloat16().to("cuda") for item in MATRIX["M"]())
+    offs = tensor([1, 5, 33], dtype=torch.int32, device="cuda")
+    assert bool(ask(aten._grouped_mm.default, left, right, offs)) is asserts
