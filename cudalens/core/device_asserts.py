@@ -1,7 +1,7 @@
 """The assertions of CUDA kernels: reading what was printed, and the table of known ones.
 
 Thousands of equal printed lines become one.  The table, ``data/asserts.json``, is the one place for
-the texts: the guards and the simulated device take theirs from it by key, the diagnosis reads what
+the texts: the guards and the rehearsal device take theirs from it by key, the diagnosis reads what
 they mean.  Lines move with each release: the table has those of ``READ_RELEASE``, read from the
 kernels of its CUDA wheel, and for another release they are left out.
 """

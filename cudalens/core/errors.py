@@ -7,7 +7,7 @@
      │    ├── DeviceIndexError        … also an IndexError: the CPU would have called it one
      │    └── DeviceValueError        … also a ValueError
      ├── NonFiniteError               an op made a NaN or an infinity (only with ``nan``)
-     └── SimulationError              the simulated device cannot be started here
+     └── SimulationError              the rehearsal device cannot be started here
           └── NotRehearsedError       … also a NotImplementedError: a feature it does not imitate
 
 ``except RuntimeError`` catches them as it does CUDA's own error, ``except IndexError`` and
@@ -60,15 +60,15 @@ class NonFiniteError(RuntimeError, FloatingPointError):
 
 
 class SimulationError(RuntimeError):
-    """The simulated device cannot be started in this process."""
+    """The rehearsal device cannot be started in this process."""
 
 
 class NotRehearsedError(SimulationError, NotImplementedError):
-    """The simulated device does not imitate this feature."""
+    """The rehearsal device does not imitate this feature."""
 
 
 class DeviceOffError(SimulationError, NotImplementedError):
-    """A tensor of the simulated device was used or made after the device was turned off."""
+    """A tensor of the rehearsal device was used or made after the device was turned off."""
 
 
 class GuardRegistrationError(ValueError):

@@ -119,7 +119,7 @@ def _simulation() -> Any:
 
 
 def rehearsed_fault() -> object | None:
-    """Return what ended the context of the simulated device, ``None`` while it lives or is off."""
+    """Return what ended the context of the rehearsal device, ``None`` while it lives or is off."""
     return getattr(_simulation(), "fault", None)
 
 

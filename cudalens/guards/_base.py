@@ -1,8 +1,8 @@
-"""The framework of the catalogue: what a guard is, how its function is turned into one.
+"""The catalogue's framework: a guard's definition, and how one is made from a function.
 
-A guard is one short function that says what must hold of an op's arguments.  Its parameters are
-named after the schema arguments that it needs; it knows shapes, dtypes and numbers alone and
-returns a requirement of :mod:`cudalens.guards.engine`, ``None`` where nothing is launched or torch
+A guard is one short function that returns what an op requires of its arguments.  Its parameters
+are named after the schema arguments that it needs; it reads shapes, dtypes and numbers and returns
+a requirement of :mod:`cudalens.guards.engine`, ``None`` where nothing is launched or torch
 refuses the call.  The engine looks at the values before the kernel is launched, changes nothing and
 reads the device at most once while nothing is wrong; a finding gets the guard's name, the op and
 the overload from the framework.  The docstring has five parts, and the tests run the last two::
@@ -49,26 +49,26 @@ class Guard:
 
     name: str
     requires: Callable[..., Any]
-    """Says what must hold of the arguments, without a look at the device."""
+    """Returns the requirement, without reading the device."""
     check: Check
-    """Looks whether it holds."""
+    """Checks it on the device."""
     parameters: tuple[str, ...]
     """Schema arguments that both take, by name."""
     required: int = 0
-    """How many of them every overload has; the others have a default for those that lack them."""
+    """Number of them that every overload has; the others have defaults."""
     ops: tuple[str, ...]
     """Ops as ``aten::gather`` (overloads that have the parameters) or ``aten::index.Tensor``."""
     records: tuple[str, ...] = ()
-    """Entries of the inventory of device-side assertions that this guard stands for."""
+    """Entries of the inventory of device-side assertions that this guard covers."""
     frequency: str = "rare"
     is_silent: bool = False
     """CUDA asserts nothing: the finding is a warning, the op still runs."""
     covers_inner: bool = False
     """The ops that the kernel calls in turn get these same values: no guard looks again."""
     is_composite: bool = False
-    """The op only decomposes: its guard stands above autograd, and acts on no other key."""
+    """The op only decomposes: its guard is registered above autograd, on no other key."""
     waits: bool = False
-    """Deferred guards wait here as well: what must hold is no interval of one tensor's values."""
+    """Deferred guards wait here as well: the requirement is no interval of one tensor's values."""
     precondition: str = ""
     source: str = ""
     cost: str = ""
@@ -124,7 +124,7 @@ def _section(doc: str, name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentSlot:
-    """Where a guard finds one schema argument in a call."""
+    """Position of one schema argument in a call."""
 
     name: str
     position: int
@@ -211,7 +211,7 @@ def _with_sentence(check: UserCheck, name: str) -> Check:
 
 
 def _op_name(op: Any) -> str:
-    """Return the name of an op that was given as an object: one of ``torch.ops``, or custom."""
+    """Return the name of an op object, one of ``torch.ops`` or custom."""
     custom = getattr(op, "_qualname", None)  # what torch.library.custom_op made has one
     if isinstance(custom, str):
         return custom

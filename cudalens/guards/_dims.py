@@ -1,4 +1,4 @@
-"""What the guards of indexed dimensions share: the size of a dimension, the wording, the kernel."""
+"""Helpers of the guards of indexed dimensions: sizes, shapes, which kernel is picked."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _scatter(
 
     Args:
         is_put: whether deterministic algorithms write by ``index_put_`` instead.
-        adds: whether values that meet in one place are added.
+        adds: whether values for one place are added.
     """
     place = dim_size(self, dim)
     if place is None or not fits(index.shape, self.shape, but=place[0]):

@@ -2,7 +2,7 @@
 
 Before each op that reads or writes by index, the extremes of the index are computed, and the index
 is brought into bounds, by ops that inductor fuses with what is there.  At the end of the graph one
-call of ``cudalens::note`` is given all extremes, and what they mean.
+call of ``cudalens::note`` takes all extremes and their meaning.
 
 Not here: that op, and how the pass is installed (``compiled.py``).
 """
@@ -49,7 +49,7 @@ _UNKNOWN_SIZE = 1 << 13
 
 @dataclass(frozen=True)
 class CompiledCheck:
-    """What an index of compiled code must hold, as it travels in the compiled code."""
+    """Requirement of an index, as it travels in the compiled code."""
 
     op: str
     overload: str
@@ -57,7 +57,7 @@ class CompiledCheck:
     related: str
     dim: int
     wraps: bool
-    """Whether negative values count from the end."""
+    """Negative values count from the end."""
     item: int | None = None
     """Place in a list of indices."""
     backward: bool = False
@@ -81,20 +81,20 @@ def _indices(graph: Any) -> Iterator[_Found]:
         name = _schema_name(node)
         if node.op != "call_function" or name not in _OPS:
             continue
-        given = {
+        arguments = {
             item.name: item.of(node.args, node.kwargs) for item in schema_parameters(node.target)
         }
-        for need in _requirements(node.target, given):
-            index = given[need.argument]
+        for need in _requirements(node.target, arguments):
+            index = arguments[need.argument]
             index = index if need.item is None else index[need.item]
-            # What the compiler makes an unsafe op of has mostly an index that it reckoned itself.
+            # What the compiler makes an unsafe op of has mostly an index that it computed itself.
             if _is_index(index) and not (name.startswith("aten::_unsafe") and not _has_data(index)):
-                yield _Found(node, index, given[str(need.of)], _check(node, need))
+                yield _Found(node, index, arguments[str(need.of)], _check(node, need))
 
 
-def _requirements(op: Any, given: Mapping[str, Any]) -> Iterator[Within]:
+def _requirements(op: Any, arguments: Mapping[str, Any]) -> Iterator[Within]:
     """Yield what the guards of an op require of a dimension's indices."""
-    stand_ins = {name: _stand_in(value) for name, value in given.items()}
+    stand_ins = {name: _stand_in(value) for name, value in arguments.items()}
     for entry in GUARDS.get(op, ()):
         if entry.frequency != OF_USER:
             need = entry.requires(*(stand_ins[name] for name in entry.parameters))
@@ -135,7 +135,7 @@ def _check(node: Any, need: Within) -> CompiledCheck:
 
 
 def _is_of_backward(meta: Mapping[str, Any]) -> bool:
-    """Return whether a node is of a backward pass; torch 2.11 says so by the tag alone."""
+    """Return whether a node is of a backward pass; torch 2.11 marks it by the tag alone."""
     return bool(meta.get("autograd_backward")) or meta.get("partitioner_tag") == "is_backward"
 
 
@@ -158,7 +158,7 @@ def _is_index(node: Any) -> bool:
     value = getattr(node, "meta", {}).get("val")
     if not isinstance(value, Tensor) or value.dtype not in INDEX_DTYPES or not value.dim():
         return False
-    # The size of what nonzero selects is not known yet: no reduction may be made of it.
+    # The size of nonzero's result is not known yet: no reduction may be made of it.
     return not any(_compiler.is_data_dependent(size) or size == 0 for size in value.shape)
 
 
@@ -254,9 +254,9 @@ class Rewriter:
         """Return the node of a call; equal calls are made once."""
         key = (target, args, tuple(kwargs.items()))
         if key not in self._made:
-            given = torch.fx.map_arg((args, kwargs), _value)
+            arguments = torch.fx.map_arg((args, kwargs), _value)
             node = self._graph.call_function(target, _listed(args), kwargs)
-            node.meta["val"] = target(*_listed(given[0]), **given[1])
+            node.meta["val"] = target(*_listed(arguments[0]), **arguments[1])
             self._made[key] = node
         return self._made[key]
 
@@ -281,9 +281,9 @@ def _replace(found: _Found, index: Any) -> None:
     node, check = found.node, found.check
     slot = next(item for item in schema_parameters(node.target) if item.name == check.argument)
     if check.item is not None:
-        given = list(slot.of(node.args, node.kwargs))
-        given[check.item] = index
-        index = given
+        arguments = list(slot.of(node.args, node.kwargs))
+        arguments[check.item] = index
+        index = arguments
     if slot.position < len(node.args):
         node.update_arg(slot.position, index)
     else:

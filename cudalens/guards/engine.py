@@ -1,8 +1,8 @@
-"""What guards ask of a call, as data, and the one engine that looks at the device for all of them.
+"""Requirements of guards, as data, and the engine that checks them on the device.
 
-A guard's function knows shapes, dtypes and numbers alone and says what must hold.  While it holds
-the engine makes one reduction and one copy, or copies a few integers as they are; positions, bounds
-and words are collected once something is wrong.
+A guard's function reads shapes, dtypes and numbers and returns a requirement.  Where the values
+fulfil it, the engine makes one reduction and one copy, or copies a few integers as they are;
+positions, bounds and words are collected once something is wrong.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class Within:
     upper_bound_only: bool = False
     """Smaller values than ``low`` pass too."""
     skip_if: Late | None = None
-    """Whether torch refuses the call or launches nothing."""
+    """Return whether torch refuses the call or launches nothing."""
     of: str | None = None
     """Schema name of the argument that sets the bound."""
     dim: int | None = None
     unit: str = ""
-    """What is counted: ``row`` for "the 3 rows of …"; else it is a dimension's size."""
+    """Noun for what is counted: ``row`` for "the 3 rows of …"; empty for a dimension's size."""
     whole: str = "{related}"
     place: str = ""
     """In place of unit and whole."""
     why: str
     asserts: Asserts = None
     narrows: bool | Late = False
-    """Whether the kernel compares 32 bits alone."""
+    """The kernel compares only the low 32 bits."""
     is_replay_safe: bool = True
 
     @property
@@ -99,14 +99,14 @@ class Between:
     _: KW_ONLY
     bounds: Bounds
     dtype: torch.dtype | None = None
-    """What the kernel converts the elements to before it compares them."""
+    """The kernel converts the elements to it before it compares them."""
     why: str
     asserts: str
 
 
 @dataclass(slots=True)
 class Condition:
-    """A condition that is no interval: its own function looks, once, and tells what it found."""
+    """A condition that is no interval: its own function checks it."""
 
     argument: str
     find: Callable[[], Violation | None]
@@ -114,13 +114,13 @@ class Condition:
 
 Requirement = Within | list[Within] | Between | Condition
 Need = Requirement | None
-"""What a guard's function returns; ``None`` where nothing is launched or torch refuses the call."""
+"""Result of a guard's function; ``None`` where nothing is launched or torch refuses the call."""
 
 
 def checker(
     requires: Callable[..., Any], parameters: Sequence[str], is_silent: bool
 ) -> Callable[..., Any]:
-    """Return a function of the guard's arguments that looks whether they are as required.
+    """Return a function of the guard's arguments that checks its requirement.
 
     It returns ``None`` or the :class:`Violation`; what else ``requires`` returns is handed on.
     """
@@ -304,7 +304,7 @@ def _not_between(need: Between, tensor: Tensor) -> Violation | None:
     smallest, largest = extremes(tensor)
     dtype = need.dtype or tensor.dtype
     if dtype != tensor.dtype:
-        # Rounding keeps the order, so that the two ends stand for all.
+        # Rounding keeps the order, so that the two ends represent all.
         smallest, largest = torch.tensor([smallest, largest], dtype=dtype).tolist()
     if need.low <= smallest and largest <= need.high:
         return None

@@ -52,13 +52,13 @@ def _masks(indices: Indices) -> list[Tensor]:
 
 def _common_shape(indices: Indices, masks: Sequence[Tensor]) -> tuple[int, ...] | None:
     counts = [(int(mask.count_nonzero()),) for mask in masks if mask.dim()]
-    given = [index for index in indices if index is not None and index.dtype not in _MASK_DTYPES]
-    return broadcast([*(index.shape for index in given), *counts])
+    integers = [index for index in indices if index is not None and index.dtype not in _MASK_DTYPES]
+    return broadcast([*(index.shape for index in integers), *counts])
 
 
 def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
     """Return whether torch can spread ``values`` over what the indices select."""
-    # A mask of k dimensions stands for k indices.
+    # A mask of k dimensions takes the place of k indices.
     slots = [
         (index.dim() if index is not None and index.dtype in _MASK_DTYPES else 1, index is not None)
         for index in indices
@@ -70,7 +70,7 @@ def _fits_selection(values: Tensor, source: Tensor, indices: Indices) -> bool:
         return False
     kept = [size for size, is_index in zip(source.shape, used, strict=True) if not is_index]
     first, count = used.index(True), sum(used)
-    # Indices that stand apart select to the front.
+    # The result of indices with a gap between them comes first.
     front = first if all(used[first : first + count]) else 0
     selected = (*kept[:front], *picked, *kept[front:])
     return broadcast((selected, values.shape)) == selected

@@ -100,7 +100,7 @@ def nll_loss2d_backward_target_in_range(
 
 
 def _is_nll_loss(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    """Return whether torch takes this call; what it refuses on the host never meets the kernel."""
+    """Return whether torch takes this call; one that it refuses reaches no kernel."""
     if target.device != scores.device or target.dtype not in _CLASS_DTYPES:
         return False
     if scores.dim() == 2:
@@ -213,7 +213,7 @@ def multilabel_margin_loss_target_in_range(self: Tensor, target: Tensor) -> Need
         return None
 
     def is_read() -> Tensor:
-        # The kernel stops at the first negative target of a row, whatever stands behind it.
+        # The kernel stops at the first negative target of a row, whatever follows.
         rows = target if target.dim() else target.reshape(1)
         return ((rows < 0).cumsum(-1) == 0).reshape(target.shape)
 
@@ -265,7 +265,7 @@ def _labels_read(
 ) -> Tensor | None:
     """Return bool[shape of targets], true where a kernel reads; padding and empty inputs are not.
 
-    ``None`` where torch refuses the lengths on the host, or where they do not tell.
+    ``None`` where torch refuses the lengths on the host, or where they do not fit.
     """
     device = targets.device
     steps = torch.as_tensor(input_lengths, device=device).reshape(-1)

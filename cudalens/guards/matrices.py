@@ -38,11 +38,11 @@ class _Groups:
 
 
 class _Finding(NamedTuple):
-    """Which offsets fail one assertion of the kernel, and how to say so."""
+    """Offsets that fail one assertion of the kernel, and the words for it."""
 
     bad: list[bool]
     text: str
-    says: str
+    complaint: str
     bounds: Bounds
     is_index: bool = False
     why: str = "The kernel starts each group where the one before ends."
@@ -110,7 +110,7 @@ def _offsets(
     if kind == "cuda":
         if torch.cuda.get_device_capability(left.device)[0] not in _CAPABILITIES:
             return None
-    elif kind != "cpu":  # a test on the CPU stands for a kernel
+    elif kind != "cpu":  # tests run it on the CPU
         return None
     groups = _groups(left, right, is_row_major)
     return Condition("offs", lambda: _first_finding(offs, groups))
@@ -123,7 +123,7 @@ def _first_finding(offs: Tensor, groups: _Groups) -> Violation | None:
             return violation_at(
                 offs.cpu(),
                 torch.tensor(finding.bad),
-                finding.says,
+                finding.complaint,
                 argument="offs",
                 explanation=finding.why,
                 bounds=finding.bounds,

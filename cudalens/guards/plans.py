@@ -1,4 +1,4 @@
-"""Where in a call of an op the arguments of its guards are, and which calls are the usual ones."""
+"""Positions of the guards' arguments in a call, and the calls that need no further look."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudalens.guards._base import ArgumentSlot, Check, Guard, schema_parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A guard of one overload, and where in a call its arguments are."""
+    """A guard of one overload, and the positions of its arguments in a call."""
 
     guard: Guard
     check: Check
@@ -52,7 +52,7 @@ PLAIN: Final = frozenset({Tensor, Parameter, int, float, bool, str, type(None)})
 
 
 class UsualCall(NamedTuple):
-    """What tells the usual call of an op: no subclass of a tensor is among its arguments."""
+    """The usual call of an op: no subclass of a tensor is among its arguments."""
 
     types: frozenset[type]
     """The types of its arguments; empty where no call counts as usual."""
@@ -63,7 +63,7 @@ class UsualCall(NamedTuple):
 
 
 def usual_call(op: Any) -> UsualCall:
-    """Return what tells the usual call of an op."""
+    """Return the usual call of an op."""
     kinds = [str(item.type) for item in op._schema.arguments]
     if "Tensor" not in kinds:
         return UsualCall(frozenset(), 0, None)

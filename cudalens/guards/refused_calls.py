@@ -1,4 +1,4 @@
-"""Calls that torch refuses on the host before any launch: what guards find there is no finding."""
+"""Calls that torch refuses on the host before any launch: a violation there is not reported."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
     Asked only of a call in which a guard has found something.
     """
-    given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
-    if len(_devices(op, given)) > 1:
+    arguments = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
+    if len(_devices(op, arguments)) > 1:
         return True
-    return op._schema.name == "aten::masked_scatter_" and _outgrows_self(given)
+    return op._schema.name == "aten::masked_scatter_" and _outgrows_self(arguments)
 
 
-def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
+def _devices(op: Any, arguments: dict[str, Any]) -> set[torch.device]:
     """Return the devices of the tensors that must be together.
 
     A number in a tensor without dimensions may stay on the CPU, and so may the indices of
     ``x[index]`` and the targets and lengths of a CTC loss.
     """
     found: set[torch.device] = set()
-    for value in given.values():
+    for value in arguments.values():
         is_list = isinstance(value, (list, tuple))
         for tensor in value if is_list else (value,):
             if isinstance(tensor, Tensor):
@@ -38,7 +38,7 @@ def _devices(op: Any, given: dict[str, Any]) -> set[torch.device]:
     return found
 
 
-def _outgrows_self(given: dict[str, Any]) -> bool:
+def _outgrows_self(arguments: dict[str, Any]) -> bool:
     """Return whether a mask would need a larger tensor than the one that is written in place."""
-    self, mask = given["self"], given["mask"]
+    self, mask = arguments["self"], arguments["mask"]
     return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)

@@ -82,7 +82,7 @@ def _draws(weights: Tensor, samples: int, replacement: bool) -> bool:
 
 def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
     if searches:
-        # Negative weights as NaN: the sum, in the weights' dtype as in the kernel, tells all.
+        # Negative weights as NaN: the sum, in the weights' dtype as in the kernel, shows both.
         total = weights.masked_fill(weights < 0, math.nan).sum(-1)
         return all_true((total > 0) & (total < math.inf))
     if weights.numel() <= FEW:
@@ -100,10 +100,10 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
     row, _, total = format_offender("self", offenders).rpartition(" = ")
     dtype = str(weights.dtype).removeprefix("torch.")
     overflows = f"inf, more than {dtype} holds: its shares vanish"
-    says = overflows if total == "inf" else "0: nothing can be drawn from it"
+    verdict = overflows if total == "inf" else "0: nothing can be drawn from it"
     return Violation(
         argument="self",
-        headline=f"{row} sums to {says}",
+        headline=f"{row} sums to {verdict}",
         explanation="A row is drawn from in proportion to its sum.",
         offenders=offenders,
         bounds=Bounds(min=0.0, text="rows with a sum above 0 and finite"),

@@ -180,11 +180,11 @@ def _unchecked(segments: _Segments, size: int, *, asserts: bool) -> Violation | 
     bad = (ends > size) & (values > 0) if is_length else _span_ends_outside(values, size)
     if not bool(bad.any()):
         return None
-    says = f"ends its segment at {int(ends[bad][0])}, which is" if is_length else "is"
+    complaint = f"ends its segment at {int(ends[bad][0])}, which is" if is_length else "is"
     return violation_at(
         values,
         bad,
-        f"{says} outside the {size} elements of {{related}}",
+        f"{complaint} outside the {size} elements of {{related}}",
         argument=name,
         explanation="The kernel takes the segment from memory beyond the data.",
         bounds=Bounds(min=0, max=size, text=f"0 … {size}"),
@@ -218,6 +218,6 @@ def _negative(tensor: Tensor, bad: Tensor, name: str, *, device_text: str | None
         is_index=False,
         device_text=device_text,
         is_silent=device_text is None,
-        # The CPU kernels read and write out of bounds before they meet the negative one.
+        # The CPU kernels read and write out of bounds before they reach the negative one.
         is_replay_safe=False,
     )

@@ -20,12 +20,12 @@ _WHY = (
 
 
 class _Breach(NamedTuple):
-    """One invariant: where it is broken, and how to say so."""
+    """One invariant: where it is broken, and the words for it."""
 
     argument: str
     values: Tensor
     bad: Tensor
-    says: str
+    complaint: str
     allowed: str
 
 
@@ -43,7 +43,7 @@ def _falls(compressed: Tensor, plain: Tensor, nnz: int) -> Tensor:
 def _breaches(
     compressed: Tensor, plain: Tensor, lines: tuple[str, str], dim: int, nnz: int
 ) -> list[_Breach]:
-    """Mark the elements that break each invariant, in the order in which they are told."""
+    """Mark the elements that break each invariant, in the order in which they are reported."""
     major, minor = lines
     first, last, steps = (torch.zeros_like(compressed, dtype=torch.bool) for _ in range(3))
     torch.ne(compressed[..., :1], 0, out=first[..., :1])
@@ -107,7 +107,7 @@ def _breach(
     return violation_at(
         item.values,
         item.bad,
-        item.says,
+        item.complaint,
         argument=item.argument,
         explanation=_WHY,
         bounds=Bounds(text=item.allowed),

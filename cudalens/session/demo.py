@@ -1,4 +1,4 @@
-"""The failing cell of the quickstart, run on a real or a simulated CUDA device."""
+"""The failing cell of the quickstart, run on a GPU or the rehearsal device."""
 
 from __future__ import annotations
 

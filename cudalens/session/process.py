@@ -221,7 +221,7 @@ def _device() -> str:
 
 
 def start_simulation() -> Simulation | None:
-    """Start the simulated device unless it runs, and print what it is.
+    """Start the rehearsal device unless it runs, and print what it is.
 
     Returns:
         the simulation; ``None`` where it was running before.
@@ -235,7 +235,7 @@ def start_simulation() -> Simulation | None:
 
 
 def stop_simulation() -> None:
-    """Stop the simulated device, and print whether it was running."""
+    """Stop the rehearsal device, and print whether it was running."""
     running = simulate.current()
     if running is not None:
         running.stop()
@@ -245,7 +245,7 @@ def stop_simulation() -> None:
 def ensure_cuda() -> torch.device:
     """Return ``torch.device("cuda")``, and say in one line which device stands behind it.
 
-    Starts the simulated device where there is no GPU.
+    Starts the rehearsal device where there is no GPU.
 
     Returns:
         the :class:`torch.device`.

@@ -1,6 +1,6 @@
-"""A simulated CUDA device for machines without a GPU: ordinary cuda code fails as on a GPU.
+"""The rehearsal device, for machines without a GPU: ordinary cuda code fails as on a GPU.
 
-Rehearsal device: the work runs on the CPU; out-of-range indices, labels and probabilities fail late
+The work runs on the CPU; out-of-range indices, labels and probabilities fail late
 and stick. It is not a GPU: timings, memory, rounding and low-level faults are not imitated.
 
 The module is callable: ``cudalens.simulate()`` is ``cudalens.simulate.start()``.
@@ -75,7 +75,7 @@ class CallableModule(ModuleType):
         blocking: bool | None = None,
         announce: bool = True,
     ) -> Simulation:
-        """Start the simulated CUDA device; see `start`."""
+        """Start the rehearsal device; see `start`."""
         from cudalens.simulate.activation import start
 
         return start(lag=lag, seed=seed, blocking=blocking, announce=announce)

@@ -101,7 +101,7 @@ _off: Final = Registrations()
 
 
 class Simulation:
-    """The running simulated CUDA device; use it in a with statement or call `stop`.
+    """The running rehearsal device; use it in a with statement or call `stop`.
 
     A with statement around a simulation that was running before leaves it running.
     """
@@ -263,7 +263,7 @@ def start(
     blocking: bool | None = None,
     announce: bool = True,
 ) -> Simulation:
-    """Start the simulated CUDA device, or return the one that is running.
+    """Start the rehearsal device, or return the one that is running.
 
     lag: launches after which an assert surfaces; None: only when the process waits for the device.
     seed: draw the lag of each assert from 0..lag instead.
@@ -288,7 +288,7 @@ def start(
 
 
 def register_assert(op_name: str, rule: Rule) -> None:
-    """Let an op of the simulated device assert as `rule` says, such as one of an extension.
+    """Let an op of the rehearsal device assert as `rule` says, such as one of an extension.
 
     op_name: full overload name, such as ``myops::lookup`` or ``myops::lookup.out``.
     """

@@ -1,6 +1,6 @@
-"""Device asserts of the rehearsal device: the guards say which values assert, and with which line.
+"""Device asserts of the rehearsal device, by the requirements of the guards.
 
-A guard's requirement also says which values are harmless: the CPU kernel runs with those.
+A violation gives the line, the requirement the harmless values that the CPU kernel runs with.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AssertHit:
 
 
 Rule = Callable[[Arguments], AssertHit | None]
-"""Whether an op of the user's asserts on the arguments of a call, which it gets by schema name."""
+"""Return the assert of an op of the user's; it takes the arguments of a call by schema name."""
 
 _HOPPER = "runs on compute capability 9.0 or newer only; the rehearsal device is older"
 NOT_SIMULATED: Mapping[str, str] = MappingProxyType(
@@ -54,7 +54,7 @@ NOT_SIMULATED: Mapping[str, str] = MappingProxyType(
 
 
 def look(op: Any, arguments: Arguments) -> tuple[str | None, dict[str, Any]]:
-    """Return what the CUDA kernel of an op prints, if anything, and values in place of bad ones.
+    """Return the line that an op's CUDA kernel prints, if any, and values in place of bad ones.
 
     Args:
         op: an overload of torch's own.
@@ -95,7 +95,7 @@ def _harmless(guard: Guard, violation: Violation, arguments: Arguments) -> dict[
 
 
 def _without(violation: Violation, arguments: Arguments) -> dict[str, Any]:
-    """Return values that fulfil a condition, whatever they are."""
+    """Return arguments that fulfil any condition."""
     if violation.is_silent and violation.is_replay_safe:
         return {}
     if "plain_idx" in arguments:

@@ -1,4 +1,4 @@
-"""Register the kernels of the simulation in the dispatcher, and take them out again."""
+"""Register the kernels of the rehearsal device in the dispatcher, and take them out again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMES: Final = aten_ops(
 _BESIDE_MODES: Final = aten_ops("empty.memory_format empty_strided copy_ clone _local_scalar_dense")
 # Both devices have a kernel of their own beside the decomposition.
 _BESIDE_IMPLICIT: Final = aten_ops("mish_backward silu_backward")
-# What a sparse tensor says of itself, and what is made of ops that reach the device one by one.
+# Metadata of sparse tensors, and composites of ops that reach the device one by one.
 _METADATA: Final = aten_ops(
     "_nnz _dimI _dimV sparse_dim dense_dim is_coalesced _coalesced_ _to_dense"
 )
@@ -72,7 +72,7 @@ def _aten_names() -> frozenset[str]:
 
 @cache
 def _pairs(keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return op and key of the compiled kernels that stand under these keys."""
+    """Return op and key of the compiled kernels under these keys."""
     names = [name for name in all_op_names() if name.startswith("aten::")]
     return tuple((name, key) for name in names for key in keys if has_kernel(name, key))
 
@@ -104,8 +104,8 @@ def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> A
         facts, is_plain = schema_of(op), keys is CPU_KEYS
         if facts.is_view and is_plain:
             return op.redispatch(CPU_KEYS, *args, **kwargs)
-        given = len(args)
-        values = [*args, *(kwargs.get(name, value) for name, value in facts.defaults[given:])]
+        rest = facts.defaults[len(args) :]
+        values = [*args, *(kwargs.get(name, value) for name, value in rest)]
         if facts.is_view or facts.name in _METADATA:
             return call_cpu(facts, values, keys)
         special = SPECIAL_KERNELS if is_plain else LAYOUT_KERNELS
@@ -167,7 +167,7 @@ class Registrations:
             self._put(name, partial(_refuse, key, op_of(name)), key)
 
     def turn_off(self) -> None:
-        """Take the kernels out; what still asks for the device is told that it is off."""
+        """Take the kernels out; later calls on the device say that it is off."""
         self.remove()
         with _overriding():
             for key in ("CUDA", *_LAYOUTS):

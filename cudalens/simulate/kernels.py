@@ -1,4 +1,4 @@
-"""The generic kernel: run any op of the simulated device with its CPU kernel."""
+"""The generic kernel: run any op of the rehearsal device with its CPU kernel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SpecialKernel = Callable[..., Any]
 
 @dataclass(kw_only=True)
 class Runtime:
-    """What the kernels of one running simulation share."""
+    """State that the kernels of one running device share."""
 
     state: DeviceState
     rules: Mapping[str, Rule]
@@ -92,8 +92,8 @@ def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> No
         if isinstance(values[i], (list, tuple)):
             places += [(values[i], host[i], k) for k in range(len(values[i]))]
     by_storage: dict[int, list[Any]] = {}
-    for given, aliases, i in places:
-        value = given[i]
+    for tensors, aliases, i in places:
+        value = tensors[i]
         if isinstance(value, Tensor) and value.is_cuda and _has_storage(value):
             key = value.untyped_storage()._cdata
             by_storage.setdefault(key, []).append((value, aliases, i))
@@ -108,14 +108,14 @@ def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> No
                 aliases[i] = alias
 
 
-def _generator(runtime: Runtime, given: Any) -> Any:
-    if given is None:
+def _generator(runtime: Runtime, generator: Any) -> Any:
+    if generator is None:
         return runtime.generator
-    if not is_device_generator(given):
+    if not is_device_generator(generator):
         raise RuntimeError(
-            f"Expected a 'cuda' device type for generator but found '{given.device.type}'"
+            f"Expected a 'cuda' device type for generator but found '{generator.device.type}'"
         )
-    return given
+    return generator
 
 
 def _assert_line(runtime: Runtime, facts: OpSchema, host: list[Any]) -> str | None:
@@ -229,7 +229,7 @@ def run(runtime: Runtime, facts: OpSchema, values: list[Any], keys: Any = CPU_KE
     runtime.state.launch()
     if has_mixed_devices(facts, values):
         if facts.is_composite:
-            # Its parts meet the tensors as they are: the one that minds raises CUDA's own error.
+            # Its parts get the tensors as they are: one of them raises CUDA's own error.
             return call_cpu(facts, values, keys)
         check_devices(facts, values)
     host = lower(runtime, facts, values)

@@ -1,4 +1,4 @@
-"""Memory of the simulated device: bytes of live storages, and what torch.cuda says of them."""
+"""Memory of the rehearsal device: bytes of live storages, and torch.cuda's functions for it."""
 
 from __future__ import annotations
 

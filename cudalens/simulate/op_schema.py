@@ -1,4 +1,4 @@
-"""What an op's schema says, and what follows for its operands: devices, numbers as tensors."""
+"""Facts from an op's schema, and checks of its operands: devices, numbers as tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CUDA_ENTRY = re.compile(r"    (?:\w+, )*CUDA(?:, \w+)*: ")
 
 
 class DeviceCheck(Enum):
-    """How the compiled CUDA wrapper of an op refuses tensors of another device."""
+    """Device check of an op's compiled CUDA wrapper."""
 
     WRAPPER = "wrapper"  # compares every tensor argument with the first
     ITERATOR = "iterator"  # TensorIterator: 0-dim CPU operands ride along
@@ -32,7 +32,7 @@ class DeviceCheck(Enum):
 
 
 class YamlFacts(NamedTuple):
-    """What native_functions.yaml says that schemas do not."""
+    """Facts of native_functions.yaml that schemas lack."""
 
     check: dict[str, DeviceCheck]
     structured: set[str]
@@ -92,7 +92,7 @@ class OpSchema:
 
 
 def aten_ops(names: str) -> frozenset[str]:
-    """Return the full names of torch's own ops, given as ``"copy_ add.Tensor"``."""
+    """Return the full names of torch's own ops, from ``"copy_ add.Tensor"``."""
     return frozenset(f"aten::{name}" for name in names.split())
 
 

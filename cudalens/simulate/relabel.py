@@ -173,7 +173,7 @@ class DeviceGenerator(torch._C.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The simulated device."""
+        """The rehearsal device."""
         return torch.device("cuda", 0)
 
     def clone_state(self) -> DeviceGenerator:
@@ -195,7 +195,7 @@ def _restore_generator(state: torch.Tensor) -> Any:
 
 
 def new_device_generator() -> Any:
-    """Return a new generator of the simulated device with the default seed."""
+    """Return a new generator of the rehearsal device with the default seed."""
     generator: Any = DeviceGenerator("cpu")
     for address, reference in list(_device_generators.items()):
         if reference() is None:
@@ -205,6 +205,6 @@ def new_device_generator() -> Any:
 
 
 def is_device_generator(generator: Any) -> bool:
-    """Return whether this generator belongs to the simulated device."""
+    """Return whether this generator belongs to the rehearsal device."""
     reference = _device_generators.get(generator._cdata)
     return reference is not None and reference() is not None

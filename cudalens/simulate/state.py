@@ -1,4 +1,4 @@
-"""The errors of the simulated device: a sticky one, recorded late, raised later and kept for ever.
+"""The errors of the rehearsal device: a sticky one, recorded late, raised later and kept for ever.
 
 CUDA reports a device-side assert when the process next waits for the device, and every launch after
 that fails with the same error. The state belongs to the process, not to a thread.
@@ -176,9 +176,7 @@ class DeviceState:
 
 def not_rehearsed(what: str) -> NotRehearsedError:
     """Return the error for a feature that needs hardware or the plain CPU."""
-    return NotRehearsedError(
-        f"{what} is not rehearsed on the simulated CUDA device: it needs a real GPU or the CPU"
-    )
+    return NotRehearsedError(f"{what} is not rehearsed: it needs a real GPU or the CPU")
 
 
 def refusal(what: str) -> Callable[..., Any]:

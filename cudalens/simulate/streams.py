@@ -1,4 +1,4 @@
-"""Streams and events of the simulated device: everything is finished when a call returns."""
+"""Streams and events of the rehearsal device: everything is finished when a call returns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _wait() -> None:
 
 
 class Stream(torch.Stream):
-    """A stream of the simulated device; work on it never overlaps."""
+    """A stream of the rehearsal device; work on it never overlaps."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:  # noqa: D102
         if _Bound.state is not None and device is not None:
@@ -78,7 +78,7 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """An event of the simulated device; its time is the host's clock."""
+    """An event of the rehearsal device; its time is the host's clock."""
 
     def __new__(  # noqa: D102
         cls,

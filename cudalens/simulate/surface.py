@@ -1,4 +1,4 @@
-"""Make torch.cuda, torch.accelerator and methods of tensors answer for the simulated device."""
+"""Make torch.cuda, torch.accelerator and methods of tensors answer for the rehearsal device."""
 
 from __future__ import annotations
 
