@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import warnings
@@ -179,6 +180,9 @@ class CheckSession:
             is_fatal=lost_context.is_fatal,
         )
         self.recorder = self._optional(stack, "recorder", make)
+        if self.nan and self.recorder is None:
+            reason = self._limits.lines[-1]
+            print(f"cudalens: NaN and infinity are not looked for: {reason}", file=sys.stderr)
 
     def _optional(self, stack: ExitStack, what: str, make: Any) -> Any:
         # A cell runs without what cannot be opened, and the report says so.

@@ -352,6 +352,22 @@ def test_a_part_that_cannot_be_opened_is_done_without(target: str) -> None:
     assert any("InjectedError" in line for line in limits)
 
 
+@pytest.mark.parametrize(
+    ("nan", "fails", "is_told"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_search_for_nan_that_is_impossible_is_told_at_once(
+    nan: bool, fails: bool, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with broken("recorder:Recorder.__enter__", raising) if fails else nullcontext():
+        with cudalens.check(nan=nan):
+            told = capfd.readouterr().err
+    line = (
+        "cudalens: NaN and infinity are not looked for:"
+        " recorder unavailable: InjectedError: injected\n"
+    )
+    assert told == line * is_told
+
+
 def test_guards_that_cannot_be_installed_leave_nothing() -> None:
     with broken("guards.interceptor:Interceptor.install", raising):
         with pytest.raises(InjectedError), cudalens.check():
