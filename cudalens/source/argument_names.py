@@ -193,7 +193,8 @@ def _code_of(function: object) -> tuple[object, int]:
 # --- the user's expressions for an op's arguments, by their place ---------------------------------
 
 
-_INDEXING = ("index", "index_put", "_index_put_impl")
+# From torch 2.15 on a number is written by index_fill_ and masked_fill_.
+_INDEXING = ("index", "index_put", "_index_put_impl", "index_fill", "masked_fill")
 _HOMES = ("torch", "torch.Tensor")
 
 
@@ -248,7 +249,7 @@ def _of_subscript(call: RunningCall, keys: Collection[str]) -> list[tuple[str, a
     if any(isinstance(node, ast.Starred) for node in parts):
         return []
     kinds = [(_is_index(node, call), node) for node in parts]
-    indices = [key for key in keys if key.startswith("indices[")]
+    indices = [key for key in keys if key.startswith("indices[") or key in {"index", "mask"}]
     for accepted in ((True, None), (True,)):
         chosen = [node for kind, node in kinds if kind in accepted]
         if len(chosen) == len(indices):

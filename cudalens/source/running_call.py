@@ -175,7 +175,7 @@ class RunningCall:
         if isinstance(self.node, ast.Call):
             return self._of_call(self.node)
         # Read from the line alone, indices may be those of a list: the op knows itself as well.
-        has_indices = any(name.startswith("indices") for name in argument_names)
+        has_indices = any(name.startswith(("indices", "index", "mask")) for name in argument_names)
         method = self._of_operation(self.node, has_indices and "self" in argument_names)
         return None if method is None else f"torch.Tensor.__{method}__"
 

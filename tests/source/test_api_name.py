@@ -19,10 +19,12 @@ from cudalens.source.locate import locate, runs_torch
 from cudalens.source.stack import stack_of
 from tests.blocks import cuda, report_of
 from tests.probes import Probe, cell, run_cell, same, site_of
+from tests.releases import release
 
 X = torch.rand(4, 5)
 Y = torch.tensor([0, 1, 2, 3])
 I2 = torch.zeros(4, 1, dtype=torch.int64)
+WRITES_A_NUMBER = "index_fill_" if release() >= (2, 15) else "index_put_"
 
 
 class Sub(torch.Tensor):
@@ -46,7 +48,7 @@ class Sub(torch.Tensor):
         ("x.abs()[y]", "index", "torch.Tensor.__getitem__"),
         ("x.as_subclass(Sub)[y]", "index", "torch.Tensor.__getitem__"),
         ("x.as_subclass(Sub).gather(1, i)", "gather", "torch.Tensor.gather"),
-        ("x[y] = 0.5", "index_put_", "torch.Tensor.__setitem__"),
+        ("x[y] = 0.5", WRITES_A_NUMBER, "torch.Tensor.__setitem__"),
         ("x[y] += 1", "index", "torch.Tensor.__getitem__"),
         ("x[y] += 1", "index_put_", "torch.Tensor.__setitem__"),
         ("x[y] += 1", "add_", "torch.Tensor.__iadd__"),
