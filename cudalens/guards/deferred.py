@@ -28,6 +28,7 @@ from cudalens.guards import engine
 from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
 from cudalens.guards._ranges import FLOATS, format_interval, unexpanded
 from cudalens.guards.engine import INDEX_DTYPES, Between, Within
+from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall, running_call
 from cudalens.guards.pending import PENDING, Claim, Slot
 from cudalens.guards.plans import Plan
@@ -124,15 +125,15 @@ class DeferredOp:
     Args:
         known: the extremes of tensors that were looked at.
         tell: makes the report of a finding, and returns what is to be raised.
-        count: returns how many guarded calls there were.
+        waits: counts guarded calls, and knows what was written since.
         is_users: whether a file is the user's.
     """
 
     def __init__(
-        self, op: Any, known: KnownExtremes, tell: Tell, count: Callable[[], int], is_users: IsUsers
+        self, op: Any, known: KnownExtremes, tell: Tell, waits: HostWaits, is_users: IsUsers
     ) -> None:
         self._op, self._known, self._tell = op, known, tell
-        self._count, self._is_users = count, is_users
+        self._waits, self._is_users = waits, is_users
         slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
         self._written = [
             slot for slot, item in slots if item.alias_info and item.alias_info.is_write
@@ -230,7 +231,9 @@ class DeferredOp:
             need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
         thread, lines = running_call(self._is_users)
         past = partial(PastCall, lines=lines, in_backward=_torch.current_node() is not None)
-        return Claim(low, high, partial(self._report, guard, need, past, self._count()), thread)
+        return Claim(
+            low, high, partial(self._report, guard, need, past, self._waits.count()), thread
+        )
 
     def _report(
         self,
@@ -246,7 +249,9 @@ class DeferredOp:
             names = " and ".join(slot.name for slot in self._written)
             note = f"{names} was written to with other values in place of the bad ones."
             found = replace(found, explanation=f"{found.explanation} {note}".strip())
-        return self._tell(self._op, guard, found, past(calls_ago=self._count() - count))
+        buffers = self._waits.written_since(count)
+        ago = self._waits.count() - count
+        return self._tell(self._op, guard, found, past(calls_ago=ago, buffers=buffers))
 
 
 def _interval(need: Deferrable) -> tuple[float, float, Any]:

@@ -6,17 +6,17 @@ looked at first, and a finding is raised before anything is read, written or sen
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cudalens.core import _torch
-from cudalens.core._python import Frameless, Uninterrupted
+from cudalens.core._python import FailedCall, Frameless, Uninterrupted
 from cudalens.guards.pending import PENDING
 
 _READS = (
@@ -29,33 +29,17 @@ _READS = (
     "aten::unique_dim",
 )
 """``item``, ``bool``, ``float`` and what is made of them; and where values become a shape."""
-_COPY = "aten::_to_copy"
-"""``cpu``, ``tolist``, ``to``."""
-_COPIES = "aten::_foreach_copy_"
-
+_COPY = "aten::copy_"
+"""``cpu``, ``tolist``, ``to``, ``host[...] = x``, ``torch.save``: all of them copy."""
 _ALWAYS = ("c10d::", "_c10d_functional::", "aten::_amp_foreach_non_finite_check_and_unscale_")
 """What is sent; and the first that a gradient scaler does in a step.  Were a finding raised behind
 it, the scaler would take the gradients of the next step for unscaled ones."""
 _NOTHING_SENT = ("barrier", "recv", "wait_tensor", "monitored")
-
-
-def _set_item(target: Tensor, key: Any, value: Any) -> None:
-    target[key] = value
-
-
-_WRITING = (
-    (Tensor, "copy_", torch.ops.aten.copy_.default),
-    (Tensor, "__setitem__", _set_item),
-    (torch.UntypedStorage, "copy_", None),
-)
-"""How Python copies into what is there (``torch.save`` copies storages), and what stands for it
-where the compiler traces a call of it as a function.
-
-``aten::copy_`` itself is inside too many ops for a kernel of ours.
-"""
+_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
+"""Write to the running statistics, their arguments 3 and 4."""
+_MOST_WRITTEN = 256
 
 Settle = Callable[[], BaseException | None]
-_Leaves = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 
 class HostWaits:
@@ -65,43 +49,38 @@ class HostWaits:
         settle: waits, and returns what is to be raised.
         devices: the device types that guards act on.
         is_ours: whether this thread is running a guard, which may read.
+        count: returns how many guarded calls there were.
     """
 
     def __init__(
-        self, settle: Settle, devices: frozenset[str], is_ours: Callable[[], bool]
+        self,
+        settle: Settle,
+        devices: frozenset[str],
+        is_ours: Callable[[], bool],
+        count: Callable[[], int],
     ) -> None:
-        self._settle = settle
-        self._devices = devices
-        self._is_ours = is_ours
+        self._settle, self._devices, self._is_ours = settle, devices, is_ours
+        self.count = count
         self._undo: list[Callable[[], object]] = []
+        self._gradients: WeakKeyDictionary[Optimizer, _Gradients | None] = WeakKeyDictionary()
+        """The optimizers that were seen, each with the gradients that a finding left there."""
+        self._buffers: deque[tuple[int, ref[Tensor]]] = deque(maxlen=_MOST_WRITTEN)
 
     def install(self) -> None:
         """Put everything in; does nothing twice."""
         if self._undo:
             return
         with Uninterrupted():
-            leaving = self._leaving()
-            kernels = {name: self._kernel(name, leaves) for name, leaves in leaving.items()}
-            with warnings.catch_warnings():
-                # Torch's own kernel only adds the key of the target, for which the op is the same.
-                warnings.filterwarnings("ignore", message="Warning only once for all operators")
-                self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
-            hook = register_optimizer_step_pre_hook(Frameless(lambda *_: self.wait()))
-            self._undo.append(hook.remove)
-            for method in _WRITING:
-                self._watch(*method)
-
-    def _leaving(self) -> dict[str, _Leaves]:
-        """Return the ops that may send values to the host, each with what says whether it does."""
-        leaving: dict[str, _Leaves] = {
-            **dict.fromkeys(_READS, self._is_read),
-            _COPY: self._is_copied,
-            _COPIES: self._are_copied,
-        }
-        for name in _torch.all_op_names():
-            if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
-                leaving[name] = lambda args, kwargs: True
-        return leaving
+            kernels = {name: self._kernel(name, self._before_read) for name in _READS}
+            if self._devices != {"cpu"}:  # nothing is copied from the host to the host
+                kernels[_COPY] = self._kernel(_COPY, self._before_copy)
+            for name in _torch.all_op_names():
+                if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
+                    kernels[name] = self._kernel(name, lambda *_: self.wait())
+                elif name.removeprefix("aten::") in _NORMS:
+                    kernels[name] = self._kernel(name, self._before_norm)
+            self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
+            self._undo.append(register_optimizer_step_pre_hook(Frameless(self._before_step)).remove)
 
     def remove(self) -> None:
         """Take everything out; does nothing twice."""
@@ -119,80 +98,113 @@ class HostWaits:
                 finally:
                     del error
 
-    def _watch(self, kind: Any, name: str, traced: Callable[..., Any] | None) -> None:
-        """Wait where a method copies from a device to the host."""
-        original, devices = getattr(kind, name), self._devices
+    def written_since(self, count: int) -> tuple[Tensor, ...]:
+        """Return the running statistics that were written since a guarded call, by its number."""
+        found = [item() for number, item in list(self._buffers) if number >= count]
+        return tuple({id(item): item for item in found if item is not None}.values())
 
-        def copying(target: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_dynamo_compiling() and traced is not None:
-                return traced(target, *args, **kwargs)
-            given = (*args, *kwargs.values())
-            if _are_read(target.device, given, devices) and not _is_late(args[1:], kwargs):
-                self.wait()
-            return original(target, *args, **kwargs)
+    def note_finding(self, error: BaseException) -> None:
+        """Take note that a finding is raised: gradients that are there now may come of it."""
+        for optimizer in list(self._gradients):
+            self._gradients[optimizer] = _Gradients.of(optimizer, error)
 
-        ours, before = Frameless(copying), vars(kind).get(name)
+    def _kernel(self, name: str, before: Callable[..., None]) -> Callable[..., Any]:
+        op = _torch.op_of(name)
+        go_on, below = _torch.redispatcher(op)
+        places = [at for at, item in enumerate(op._schema.arguments) if str(item.type) == "Tensor"]
 
-        def restore() -> None:
-            if vars(kind).get(name) is not ours:
-                return  # somebody wraps it
-            if before is None:
-                delattr(kind, name)  # the inherited one is there again
-            else:
-                setattr(kind, name, before)
+        def waiting(cls: type[FailedCall], keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if any(not isinstance(item, Tensor) for item in args[:2]):
+                    args = tuple(
+                        _torch.as_tensor(item) if at in places else item
+                        for at, item in enumerate(args)
+                    )
+                before(*args, **kwargs)
+                return go_on(keyset & below, *args, **kwargs)
+            except BaseException as error:
+                args, kwargs = (), {}  # a traceback that stays keeps this frame
+                return cls.of(error)
 
-        self._undo.append(restore)
-        setattr(kind, name, ours)
+        return type("waiting", (FailedCall,), {"__new__": waiting})
 
-    def _kernel(self, name: str, leaves: _Leaves) -> Callable[..., Any]:
-        go_on, below = _torch.redispatcher(_torch.op_of(name))
-        is_copy = name == _COPY
+    def _before_read(self, source: Tensor, *_: Any, **__: Any) -> None:
+        if source.device.type in self._devices:
+            self.wait()
 
-        def waiting(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if is_copy and not isinstance(args[0], Tensor):
-                args = (_torch.as_tensor(args[0]),)
-            if leaves(args, kwargs):
-                self.wait()
-            return go_on(keyset & below, *args, **kwargs)
+    def _before_copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
+        # A copy that does not wait is used at a later place, which nobody can see.
+        if target.is_cpu and not non_blocking and not source.is_cpu:
+            self._before_read(source)
 
-        return Frameless(waiting)
+    def _before_norm(self, *args: Any, **kwargs: Any) -> None:
+        if PENDING:
+            written = (item for item in args[3:5] if isinstance(item, Tensor))
+            self._buffers.extend((self.count(), ref(item)) for item in written)
 
-    def _is_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return args[0].device.type in self._devices
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._gradients.setdefault(optimizer)
+        closure: Any = args[1] if len(args) > 1 else kwargs.get("closure")
 
-    def _is_copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        target = kwargs.get("device")
-        is_read = target is not None and _are_read(target, args[:1], self._devices)
-        return is_read and not _is_late((), kwargs)
+        def wait() -> None:
+            self.wait()
+            if (gradients := self._gradients.get(optimizer)) is not None:
+                gradients.raise_if_there()
 
-    def _are_copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        pairs = zip(args[0], args[1], strict=False)
-        is_read = any(_are_read(to.device, (source,), self._devices) for to, source in pairs)
-        return is_read and not _is_late(args[2:], kwargs)
+        def closed(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
+            wait()
+            return loss
 
-
-def _are_read(target: torch.device, given: Iterable[Any], devices: frozenset[str]) -> bool:
-    """Return whether what is given lies on a device, and is copied to a target on the host."""
-    return _torch.is_host(target) and any(
-        isinstance(item, (Tensor, torch.UntypedStorage))
-        and item.device.type in devices
-        and not _torch.is_host(item.device)
-        for item in given
-    )
-
-
-def _is_late(options: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a copy does not wait: its user does later, at no place that could be seen."""
-    return bool(kwargs.get("non_blocking")) or any(item is True for item in options)
+        if closure is None:
+            wait()
+            return None
+        if len(args) > 1:
+            return (args[0], Frameless(closed), *args[2:]), kwargs
+        return args, {**kwargs, "closure": Frameless(closed)}
 
 
-def refuse_in_capture() -> None:
-    """Refuse to wait while a CUDA graph is captured.
+class _Gradients:
+    """The gradients of an optimizer, by one of them, as they were when a finding was raised."""
 
-    Raises:
-        RuntimeError: the current stream is being captured.
-    """
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        msg = "cudalens.settle() cannot wait while a CUDA graph is captured: call it after a replay"
-        raise RuntimeError(msg)
+    def __init__(self, parameter: Tensor, gradient: Tensor, error: BaseException) -> None:
+        self._parameter, self._gradient = ref(parameter), ref(gradient)
+        self._version, self._is_cleared = gradient._version, False
+        self._kind, self._report = type(error), getattr(error, "report", None)
+        self._says = str(error).partition("\n")[0]
+        # Before the next backward pass adds to it, which counts a version as well.
+        self._hook: Any = parameter.register_hook(self._look)
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, error: BaseException) -> _Gradients | None:
+        """Return those that are there."""
+        for parameter in (item for group in optimizer.param_groups for item in group["params"]):
+            if parameter.grad is not None and parameter.requires_grad:
+                return cls(parameter, parameter.grad, error)
+        return None
+
+    def _look(self, _: object = None) -> None:
+        parameter, gradient = self._parameter(), self._gradient()
+        if parameter is None or gradient is None or parameter.grad is not gradient:
+            self._is_cleared = True
+        elif self._hook is not None:
+            self._is_cleared = gradient._version != self._version
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def raise_if_there(self) -> None:
+        """Raise the finding once more unless the gradients were cleared since.
+
+        Raises:
+            DeviceAssertError: they were not.
+        """
+        self._look()
+        if not self._is_cleared:
+            says = (
+                f"{self._says}: the gradients of that step are still there; call zero_grad() "
+                "where the error is caught"
+            )
+            raise self._kind(says, self._report)

@@ -91,7 +91,9 @@ class Interceptor:
         self._inside = _Inside()
         self.checked_ops = 0
         self.is_deferred, self._in_compiled = is_deferred, False
-        self._waits = HostWaits(self._settle_here, self._devices, lambda: self._inside.busy)
+        self._waits = HostWaits(
+            self._settle_here, self._devices, lambda: self._inside.busy, lambda: self.checked_ops
+        )
         self._compiled = CompiledGuards(
             self._tell_compiled, self._complain, is_users=is_users, devices=self._devices
         )
@@ -199,9 +201,7 @@ class Interceptor:
         """Return what notes the checks of a call; it raises what is found."""
         plans = plans_of(op)
         askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
-        deferred = DeferredOp(
-            op, self._known, self._tell_past, lambda: self.checked_ops, self._is_users
-        )
+        deferred = DeferredOp(op, self._known, self._tell_past, self._waits, self._is_users)
 
         def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Made:
             made, error = Made(), None
@@ -221,10 +221,9 @@ class Interceptor:
                         error = error or askers[plan.guard](args, kwargs)
             if error is not None or (PENDING.has_finding() and not _torch.is_capturing()):
                 # What was noted before comes before what this call is about.
-                found = PENDING.settle(threading.get_ident())
-                error = self._first([*found, *([] if error is None else [error])])
-                if error is not None:
-                    raise error
+                found = self._raised(PENDING.settle(threading.get_ident()), error)
+                if found is not None:
+                    raise found
             return made
 
         return look
@@ -255,19 +254,27 @@ class Interceptor:
         was_busy, inside.busy = inside.busy, True
         try:
             with _torch.own_wait():
-                return self._first(_torch.unseen_without_wait(PENDING.settle, thread))
+                return self._raised(_torch.unseen_without_wait(PENDING.settle, thread))
         finally:
             inside.busy = was_busy
 
     def _settle_here(self) -> BaseException | None:
         return self.settle(threading.get_ident())
 
-    def _first(self, errors: Sequence[BaseException]) -> BaseException | None:
-        """Return the first of some findings, which tells of the others."""
-        if not errors:
-            return None
-        first, *others = errors
+    def _raised(
+        self, past: Sequence[BaseException], now: BaseException | None = None
+    ) -> BaseException | None:
+        """Return the first of some findings, which tells of the others.
+
+        Args:
+            past: in calls that were made.
+            now: in the one that is being made.
+        """
+        if past:
+            self._waits.note_finding(past[0])
+        first, *others = [*past, now] if now is not None or not past else past
         for other in others:
+            assert first is not None
             first.add_note(f"Also found: {str(other).splitlines()[0]}")
         return first
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from torch import Tensor
+
 from cudalens.core.report_types import Violation
 
 StackLine = tuple[CodeType, int]
@@ -30,6 +32,8 @@ class PastCall:
     """For a call in backward: where the forward op was called, where that is known."""
     calls_ago: int = 0
     """Guarded calls that were made since."""
+    buffers: tuple[Tensor, ...] = ()
+    """Running statistics that were written since, for as long as the report is made."""
 
 
 OnPastViolation = Callable[[Violation, PastCall], BaseException | None]

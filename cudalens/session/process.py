@@ -11,10 +11,10 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
+from cudalens.core import _torch
 from cudalens.core.report import Report
 from cudalens.evidence.context import describe
 from cudalens.evidence.finding import on_past_violation, on_violation
-from cudalens.guards.host_waits import refuse_in_capture
 from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
@@ -102,9 +102,10 @@ def settle() -> None:
         DeviceAssertError: the first finding; it tells of the others.
         RuntimeError: a CUDA graph is being captured.
     """
-    if PENDING:
-        refuse_in_capture()
-    elif PENDING.inherited:
+    if PENDING and _torch.is_capturing() and _torch.is_device_usable():
+        msg = "cudalens.settle() cannot wait while a CUDA graph is captured: call it after a replay"
+        raise RuntimeError(msg)
+    if not PENDING and PENDING.inherited:
         count, PENDING.inherited = PENDING.inherited, 0
         checks = f"{count} check{'s' * (count != 1)}"
         warnings.warn(

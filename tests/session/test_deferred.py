@@ -23,6 +23,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import cudalens
@@ -321,17 +322,29 @@ def test_a_copy_that_does_not_wait_is_not_waited_for(way: str) -> None:
         cudalens.settle()
 
 
-def test_torch_gets_its_methods_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where somebody has wrapped one of them, before or meanwhile, theirs stays."""
-    copy_, theirs = Tensor.copy_, lambda *args: None
-    monkeypatch.setattr(torch.UntypedStorage, "copy_", theirs)
-    with cudalens.guard(deferred=True):
-        assert Tensor.copy_ is not copy_ and torch.UntypedStorage.copy_ is not theirs
-        Tensor.__setitem__ = theirs  # type: ignore[assignment, method-assign]
-    assert (Tensor.copy_, torch.UntypedStorage.copy_, Tensor.__setitem__) == (copy_, theirs, theirs)
-    del Tensor.__setitem__
-    monkeypatch.undo()
-    assert not {"copy_", "__setitem__"} & (vars(Tensor).keys() | vars(torch.UntypedStorage).keys())
+class Functions(TorchFunctionMode):
+    """What somebody sees of the functions that a program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_function_modes_see_what_they_see_without_guards(deferred: bool) -> None:
+    """The very functions of torch, and none of ours."""
+    host, source = torch.zeros(2, 2), torch.ones(2, 2, device="cuda")
+    with cudalens.guard(deferred=True) if deferred else nullcontext(), Functions() as mode:
+        host.copy_(source)
+        host[0] = source[0]
+        F.embedding(cuda(1), source)
+    names = ["copy_", "__getitem__", "__setitem__"]
+    assert mode.seen[:3] == [getattr(torch._C.TensorBase, name) for name in names]
+    assert mode.seen[-1] is F.embedding or torch.embedding in mode.seen
 
 
 @pytest.mark.usefixtures("installed")
