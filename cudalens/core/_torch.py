@@ -116,7 +116,7 @@ def destroy(libraries: Iterable[Any]) -> None:
         library._destroy()
 
 
-_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 def as_tensor(value: Any) -> Any:
@@ -124,7 +124,7 @@ def as_tensor(value: Any) -> Any:
 
     A kernel in Python is given a number where an op was given one in place of a tensor.
     """
-    dtype = _NUMBERS.get(type(value))
+    dtype = NUMBERS.get(type(value))
     if dtype is None:
         return value
     return unseen_without_wait(partial(torch.scalar_tensor, value, dtype=dtype))

@@ -77,6 +77,8 @@ class Captured:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._pages: dict[torch.device, _RowPage] = {}
+        self.is_used = False
+        """Whether any check was captured."""
         self.replay: int | None = None
         """The replay whose finding is being told."""
 
@@ -103,10 +105,6 @@ class Captured:
         page = self._pages.get(device)
         return page is not None and len(page.used) < MAX_CAPTURED
 
-    def __bool__(self) -> bool:
-        """Return whether any check was captured."""
-        return any(page.used for page in list(self._pages.values()))
-
     def note(
         self,
         device: torch.device,
@@ -119,6 +117,7 @@ class Captured:
         """
         with self._lock:
             row = self._pages[device].add(dtype, claim)
+            self.is_used = True
         row.launch(write)
 
     def collect(self) -> list[BaseException]:

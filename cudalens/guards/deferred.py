@@ -78,17 +78,16 @@ class KnownExtremes:
             gone = partial(_drop, self._owners, number)
             entry = self._owners[number] = (ref(owner, gone), version, {})
         # Where it lies: ``x.data = y`` counts no version.
-        slots: dict[Any, Slot] = entry[2].setdefault((tensor.data_ptr(), view), {})
+        place = (tensor.data_ptr(), view)
+        slots: dict[Any, Slot] | None = entry[2].get(place)
+        if slots is None:
+            slots = entry[2][place] = {}
         return slots
 
 
 def _drop(owners: dict[int, Any], number: int, reference: object) -> None:
     if number in owners and owners[number][0] is reference:
         del owners[number]
-
-
-class LooksAtOnce(Exception):  # noqa: N818  not an error
-    """The guard has to look at the call at once."""
 
 
 class Made:
@@ -119,6 +118,9 @@ class Made:
         return args, kwargs
 
 
+_Unknown = list[tuple[Deferrable, ArgumentSlot, Tensor, "dict[Any, Slot] | None"]]
+
+
 class DeferredOp:
     """The deferred look at the calls of one op.
 
@@ -139,75 +141,98 @@ class DeferredOp:
             slot for slot, item in slots if item.alias_info and item.alias_info.is_write
         ]
 
-    def look(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made) -> None:
+    # Every call of a guarded op passes here, so speed comes before form.
+    def look(
+        self,
+        plan: Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: Made | None,
+        is_captured: bool,
+    ) -> tuple[bool, Made | None]:
         """Have the checks of one guard noted.
 
         Args:
-            made: takes what was noted, and what the op is to be given.
+            is_captured: whether a CUDA graph is being captured, which will run with other values.
+            made: what the guards before this one have done for the call.
 
-        Raises:
-            LooksAtOnce: the guard has to look at once.
+        Returns:
+            whether this one has to look at once, and what was done for the call.
         """
-        guard, values = plan.guard, plan.find(args, kwargs)
-        need = guard.requires(*values)
-        found = []
-        for one in need if type(need) is list else () if need is None else (need,):
+        is_whole = not kwargs and plan.last < len(args)
+        values = plan.pick(args) if is_whole else plan.find(args, kwargs)
+        need = plan.guard.requires(*values)
+        if need is None:
+            return False, made
+        needs = need if type(need) is list else (need,)
+        unknown = self._unknown(plan, needs, values, is_captured)
+        if unknown is None or self._looks_at_once(unknown, args, kwargs):
+            return True, made
+        for one, place, tensor, slots in unknown:
+            if tensor.numel():
+                made = made or Made()
+                safe = self._note(plan.guard, one, tensor, slots, values, made)
+                if not plan.guard.is_composite and safe is not tensor:
+                    made.replaced.append((place, getattr(one, "item", None), safe))
+        return False, made
+
+    def _unknown(
+        self, plan: Plan, needs: Sequence[Any], values: Sequence[Any], is_captured: bool
+    ) -> _Unknown | None:
+        """Return what is not known to be good; ``None`` where something is known to be bad, or is
+        no interval.
+        """
+        unknown: _Unknown = []
+        for one in needs:
             if type(one) not in _DTYPES:
-                raise LooksAtOnce
-            at, item = guard.parameters.index(one.argument), getattr(one, "item", None)
-            tensor = values[at] if item is None else values[at][item]
-            if not is_deferred(one, tensor) or self._may_refuse(
-                one, values[at], tensor, args, kwargs
-            ):
-                raise LooksAtOnce
-            found.append((one, plan.parameters[at], item, tensor))
-        for one, slot, item, tensor in found:
-            safe = self._in_bounds(guard, one, tensor, values, made)
-            if safe is not tensor and not guard.is_composite:
-                made.replaced.append((slot, item, safe))
+                return None
+            at = plan.places[one.argument]
+            tensor = values[at]
+            if type(tensor) is list:
+                tensor = tensor[one.item]
+            low, high, form = _interval(one)
+            slots = None if is_captured else self._known.of(tensor)
+            slot = None if slots is None else slots.get(form)
+            if slot is None or slot.claims is not None:
+                unknown.append((one, plan.parameters[at], tensor, slots))
+            elif not (low <= slot.smallest and slot.largest <= high):
+                return None
+        return unknown
 
-    def _may_refuse(
-        self,
-        need: Deferrable,
-        argument: Any,
-        tensor: Tensor,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+    def _looks_at_once(
+        self, unknown: _Unknown, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Return whether torch may refuse the call for this very index, and not for a copy.
+        """Return whether a call cannot wait: its kind, or torch may refuse it.
 
-        Masks select how many elements there are; and an op that writes to its own index is refused.
+        Masks select how many elements there are; and an op that writes to its own index is refused,
+        where it would not be with a copy.
         """
-        has_masks = (
-            isinstance(need, Within)
-            and need.skip_if is not None
-            and any(item is not None and item.dtype in _MASKS for item in argument)
-        )
-        written = [slot.of(args, kwargs) for slot in self._written]
-        return has_masks or any(
-            isinstance(item, Tensor) and _torch.shares_storage(item, tensor) for item in written
-        )
+        for one, place, tensor, _ in unknown:
+            if not is_deferred(one, tensor):
+                return True
+            if getattr(one, "skip_if", None) is not None:
+                indices = place.of(args, kwargs)
+                if any(item is not None and item.dtype in _MASKS for item in indices):
+                    return True
+            for written in (slot.of(args, kwargs) for slot in self._written):
+                if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):
+                    return True
+        return False
 
-    def _in_bounds(
+    def _note(
         self,
         guard: Guard,
         need: Deferrable,
         tensor: Tensor,
+        slots: dict[Any, Slot] | None,
         values: Sequence[Any],
         made: Made,
     ) -> Tensor:
-        """Return a tensor in bounds: the given one where it is known to be."""
-        if tensor.numel() == 0:
-            return tensor
+        """Have the extremes of a tensor noted, and return one in bounds."""
         low, high, form = _interval(need)
-        slots = None if _torch.is_capturing() else self._known.of(tensor)
         slot = None if slots is None else slots.get(form)
-        if slot is not None and slot.claims is None:
-            if low <= slot.smallest and slot.largest <= high:
-                return tensor
-            raise LooksAtOnce
         distinct = unexpanded(tensor)
-        claims = () if slot is None else tuple(slot.claims or ())
+        claims = () if slot is None else slot.claims or ()
         if not any(item.low >= low and item.high <= high for item in claims):
             claim = self._claim(guard, need, values, low, high)
             if slot is None or not PENDING.claim(slot, claim):

@@ -111,15 +111,14 @@ class HostWaits:
     def _kernel(self, name: str, before: Callable[..., None]) -> Callable[..., Any]:
         op = _torch.op_of(name)
         go_on, below = _torch.redispatcher(op)
-        places = [at for at, item in enumerate(op._schema.arguments) if str(item.type) == "Tensor"]
+        kinds = [str(item.type) for item in op._schema.arguments if not item.has_default_value()]
+        places = [at for at, kind in enumerate(kinds) if kind == "Tensor"]
 
         def waiting(cls: type[FailedCall], keyset: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                if any(not isinstance(item, Tensor) for item in args[:2]):
-                    args = tuple(
-                        _torch.as_tensor(item) if at in places else item
-                        for at, item in enumerate(args)
-                    )
+                for at in places:
+                    if type(args[at]) in _torch.NUMBERS:
+                        args = (*args[:at], _torch.as_tensor(args[at]), *args[at + 1 :])
                 before(*args, **kwargs)
                 return go_on(keyset & below, *args, **kwargs)
             except BaseException as error:
@@ -129,7 +128,7 @@ class HostWaits:
         return type("waiting", (FailedCall,), {"__new__": waiting})
 
     def _before_read(self, source: Tensor, *_: Any, **__: Any) -> None:
-        if source.device.type in self._devices:
+        if PENDING and source.device.type in self._devices:
             self.wait()
 
     def _before_copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> None:

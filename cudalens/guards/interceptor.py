@@ -29,7 +29,7 @@ from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
 from cudalens.guards.captured import CAPTURED
 from cudalens.guards.compiled import CompiledGuards
 from cudalens.guards.compiled_graph import CompiledCheck
-from cudalens.guards.deferred import DeferredOp, KnownExtremes, LooksAtOnce, Made
+from cudalens.guards.deferred import DeferredOp, KnownExtremes, Made
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, OnPastViolation, PastCall
 from cudalens.guards.pending import PENDING
@@ -131,7 +131,6 @@ class Interceptor:
         plans, inside = plans_of(op), self._inside
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
         ask_unseen = partial(_torch.unseen, ask)
-        later_unseen = partial(_torch.unseen_without_wait, later)
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
@@ -151,8 +150,9 @@ class Interceptor:
                 if not is_usual and not acts_on(args, kwargs):
                     return go_on(keyset & below, *args, **kwargs)
                 if self.is_deferred:
-                    look = later if is_usual else later_unseen
-                    return self._go_on_later(keyset & below, go_on, look, args, kwargs, covers)
+                    return self._go_on_later(
+                        keyset & below, go_on, later, args, kwargs, is_usual, covers
+                    )
                 inside.busy = True
                 try:
                     self.checked_ops += 1
@@ -175,51 +175,57 @@ class Interceptor:
         self,
         keyset: Any,
         go_on: Callable[..., Any],
-        look: Callable[[tuple[Any, ...], dict[str, Any]], Made],
+        look: Callable[[tuple[Any, ...], dict[str, Any], bool], Made | None],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        is_usual: bool,
         covers_inner: bool,
     ) -> Any:
-        inside = self._inside
+        inside, made = self._inside, None
         inside.busy = True
         self.checked_ops += 1
         try:
-            made = look(args, kwargs)
-            args, kwargs = made.put_into(args, kwargs)
+            if is_usual:
+                made = look(args, kwargs, True)
+            else:
+                made = _torch.unseen_without_wait(look, args, kwargs, False)
+            if made is not None:
+                args, kwargs = made.put_into(args, kwargs)
             inside.busy = covers_inner
-            try:
-                return go_on(keyset, *args, **kwargs)
-            except DeviceAssertError:
-                raise
-            except BaseException:
+            return go_on(keyset, *args, **kwargs)
+        except DeviceAssertError:
+            raise
+        except BaseException:
+            if made is not None:
                 made.withdraw()
-                raise
+            raise
         finally:
             inside.busy = False
 
-    def _later(self, op: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], Made]:
+    def _later(self, op: Any) -> Callable[[tuple[Any, ...], dict[str, Any], bool], Made | None]:
         """Return what notes the checks of a call; it raises what is found."""
         plans = plans_of(op)
         askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
         deferred = DeferredOp(op, self._known, self._tell_past, self._waits, self._is_users)
 
-        def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Made:
-            made, error = Made(), None
+        def look(args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool) -> Made | None:
+            is_captured = not is_usual and _torch.is_capturing()
+            made, error = None, None
             for plan in plans:
-                try:
-                    if plan.guard.waits:
-                        raise LooksAtOnce
-                    deferred.look(plan, args, kwargs, made)
-                    continue
-                except LooksAtOnce:
-                    pass
-                except Exception as failure:
-                    raise_if_outside(failure)
-                    self._complain(failure_line(f"deferred {plan.guard.name}", failure))
-                if not _torch.is_capturing():
+                waits = plan.guard.waits
+                if not waits:
+                    try:
+                        waits, made = deferred.look(plan, args, kwargs, made, is_captured)
+                    except Exception as failure:
+                        raise_if_outside(failure)
+                        self._complain(failure_line(f"deferred {plan.guard.name}", failure))
+                        waits = True
+                if waits and not is_captured:
                     with _torch.own_wait():
                         error = error or askers[plan.guard](args, kwargs)
-            if error is not None or (PENDING.has_finding() and not _torch.is_capturing()):
+            if error is not None or (
+                PENDING.findings and not is_captured and PENDING.has_finding()
+            ):
                 # What was noted before comes before what this call is about.
                 found = self._raised(PENDING.settle(threading.get_ident()), error)
                 if found is not None:

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._python import Uninterrupted
 from cudalens.guards.captured import CAPTURED
 
 _SLOTS = 256
@@ -140,15 +139,15 @@ class _Page:
             self._copied.synchronize()
         values = self._values[: len(self.slots)].cpu()
         rows = {slot.dtype: values.view(slot.dtype).tolist() for slot in self.slots}
-        with Uninterrupted():  # an interrupt must not lose what was read
-            for at, slot in enumerate(self.slots):
-                slot.smallest, slot.largest = pair = tuple(rows[slot.dtype][at][:2])
-                with _claiming:
-                    claims, slot.claims = slot.claims or [], None
+        for at, slot in enumerate(self.slots):
+            slot.smallest, slot.largest = pair = tuple(rows[slot.dtype][at][:2])
+            with _claiming:
+                claims = slot.claims or ()
                 # The same values are not reported again for the calls behind the first.
                 failed = [item for item in claims if not item.holds(*pair)]
                 findings += [Finding(item, *pair) for item in failed[:1]]
-            self.slots = []
+                slot.claims = None
+        self.slots = []
 
 
 _claiming = threading.Lock()
@@ -187,9 +186,8 @@ class _Queue:
 
     def _turn(self) -> None:
         self._sent.read(self._findings)
-        with Uninterrupted():
-            self._filling.send()
-            self._filling, self._sent = self._sent, self._filling
+        self._filling.send()
+        self._filling, self._sent = self._sent, self._filling
 
 
 class Pending:
@@ -207,7 +205,10 @@ class Pending:
             _NEVER_FREED.append(self._queues)
         self._lock = threading.RLock()
         self._queues = {}
-        self._findings: list[Finding] = []
+        self._is_used = False
+        """Whether a slot was filled since everything was read."""
+        self.findings: list[Finding] = []
+        """What is known not to hold; :meth:`settle` reports it."""
 
     @property
     def count(self) -> int:
@@ -216,12 +217,12 @@ class Pending:
 
     def __bool__(self) -> bool:
         """Return whether anything is pending or known to be wrong, or may be replayed."""
-        return bool(self._findings or CAPTURED or any(list(self._queues.values())))
+        return bool(self._is_used or self.findings or CAPTURED.is_used)
 
     def has_finding(self) -> bool:
         """Return whether this thread has a finding to raise; :meth:`settle` gives it."""
         here = threading.get_ident()
-        return bool(self._findings) and any(item.is_for(here) for item in list(self._findings))
+        return bool(self.findings) and any(item.is_for(here) for item in list(self.findings))
 
     def note(
         self, device: torch.device, dtype: torch.dtype, write: Write, claim: Claim
@@ -243,6 +244,7 @@ class Pending:
             CAPTURED.note(device, dtype, write, claim)
             return None
         slot, queue = Slot(dtype, [claim]), self._queue(device)
+        self._is_used = True
         with queue.lock:
             queue.add(slot, write)
         return slot
@@ -268,15 +270,20 @@ class Pending:
         Args:
             thread: leave the findings of other threads that are at work to them.
         """
-        for queue in list(self._queues.values()):
-            with queue.lock:
-                queue.flush()
+        self._is_used = False
+        try:
+            for queue in list(self._queues.values()):
+                with queue.lock:
+                    queue.flush()
+        except BaseException:
+            self._is_used = True
+            raise
         errors = []
-        for item in sorted(self._findings, key=lambda item: item.claim.number):
+        for item in sorted(self.findings, key=lambda item: item.claim.number):
             if thread is not None and not item.is_for(thread):
                 continue
             with suppress(ValueError):  # another thread has taken it
-                self._findings.remove(item)
+                self.findings.remove(item)
                 errors.append(item.claim.report(item.smallest, item.largest))
         return [error for error in [*errors, *CAPTURED.collect()] if error is not None]
 
@@ -294,7 +301,7 @@ class Pending:
             if not _torch.is_host(device):
                 CAPTURED.prepare(device)
             with self._lock:
-                queue = self._queues.setdefault(key, _Queue(device, self._findings))
+                queue = self._queues.setdefault(key, _Queue(device, self.findings))
         return queue
 
 

@@ -23,6 +23,10 @@ class Plan:
     parameters: tuple[ArgumentSlot, ...]
     pick: Callable[[tuple[Any, ...]], Sequence[Any]]
     """Returns them from the positional arguments of a call that gives them all."""
+    last: int
+    """The position of the last of them."""
+    places: dict[str, int]
+    """Their order, by name."""
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Return them from any call."""
@@ -35,7 +39,16 @@ def plans_of(op: Any) -> tuple[Plan, ...]:
     plans = []
     for entry in GUARDS[op]:
         asked = tuple(parameters[name] for name in entry.parameters)
-        plans.append(Plan(guard=entry, check=entry.check, parameters=asked, pick=_picker(asked)))
+        plans.append(
+            Plan(
+                guard=entry,
+                check=entry.check,
+                parameters=asked,
+                pick=_picker(asked),
+                last=max((item.position for item in asked), default=0),
+                places={item.name: place for place, item in enumerate(asked)},
+            )
+        )
     return tuple(plans)
 
 
