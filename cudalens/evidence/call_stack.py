@@ -142,6 +142,19 @@ def parameter_names(frames: Sequence[FrameType]) -> dict[int, str]:
     return names
 
 
+def buffer_names(frames: Sequence[FrameType], buffers: Sequence[Tensor]) -> list[str]:
+    """Name buffers by the modules that the user's running code can see, with the path below."""
+    names: dict[int, str] = {}
+    for namespace in namespaces(frames):
+        for variable, value in list(namespace.items())[:_MAX_MODULES]:
+            if issubclass(type(value), torch.nn.Module):
+                found = cast("torch.nn.Module", value).named_buffers(variable)
+                names |= {id(item): name for name, item in found if id(item) not in names}
+    known = [names[id(item)] for item in buffers if id(item) in names]
+    others = len(buffers) - len(known)
+    return [*known, f"{others} other buffer{'s' * (others != 1)}"] if others else known
+
+
 def mentioned(frame: FrameType) -> dict[str, object]:
     """Return the variables that the code of a frame mentions; ``None`` stands for a missing one."""
     names, variables = (*frame.f_code.co_names, *frame.f_code.co_varnames), frame.f_locals

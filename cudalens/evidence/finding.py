@@ -48,6 +48,7 @@ from cudalens.diagnosis.diagnose import (
 from cudalens.evidence import autograd_graph
 from cudalens.evidence.call_stack import (
     api_arguments,
+    buffer_names,
     calling_frames,
     entries_of,
     locate,
@@ -97,7 +98,9 @@ def on_past_violation(violation: Violation, past: PastCall) -> BaseException | N
         f"Its values went from {values.min} to {values.max}, {past.calls_ago} guarded {calls} ago; "
         "to see which element is bad, run it under %%cudacheck, or without deferred guards."
     )
-    violation = replace(violation, explanation=f"{violation.explanation} {extremes}".strip())
+    written = _written_buffers(past)
+    why = " ".join(filter(None, (violation.explanation, extremes, written)))
+    violation = replace(violation, explanation=why)
     started, limits = time.perf_counter(), Limits()
     return _raised(
         violation,
@@ -108,6 +111,14 @@ def on_past_violation(violation: Violation, past: PastCall) -> BaseException | N
             is_deferred=True,
         ),
     )
+
+
+def _written_buffers(past: PastCall) -> str:
+    """Name the running statistics that took in values of batches since a call."""
+    if not past.buffers:
+        return ""
+    names = buffer_names(calling_frames(), past.buffers)
+    return f"Written since then, from its result or others: {', '.join(names)}."
 
 
 def _evidence_of_past(violation: Violation, past: PastCall, started: float) -> Evidence:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
 from cudalens.core import _torch
+from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.evidence.context import describe
 from cudalens.evidence.finding import on_past_violation, on_violation
@@ -91,8 +92,34 @@ def guard(*, deferred: bool = False) -> Iterator[None]:
     try:
         yield
         _raise(PROCESS.settle() if deferred else None)
+    except BaseException as error:
+        late = Limits().attempt("pending checks", PROCESS.settle) if deferred else None
+        if late is not None:
+            _raise(in_place_of(error, late))
+        raise
     finally:
         PROCESS.release(is_deferred=deferred)
+
+
+_SKIPS = {"_pytest.outcomes": "Skipped", "unittest.case": "SkipTest"}
+
+
+def in_place_of(error: BaseException, finding: BaseException) -> BaseException | None:
+    """Return a finding that is raised in place of the exception that ends its block.
+
+    Only one that ends it well, such as ``sys.exit(0)``.  Any other exception goes on, with a note.
+    """
+    skips = [getattr(sys.modules.get(module), name, ()) for module, name in _SKIPS.items()]
+    is_exit = isinstance(error, SystemExit) and not error.code
+    if is_exit or isinstance(error, (GeneratorExit, *filter(None, skips))):
+        finding.__suppress_context__ = True
+        return finding
+    line = str(finding).partition("\n")[0]
+    try:
+        error.add_note(f"cudalens: found before this: {line}")
+    except Exception:  # an exception that cannot be written to
+        warnings.warn(f"found before the {type(error).__name__}: {line}", stacklevel=3)
+    return None
 
 
 def settle() -> None:
@@ -128,7 +155,7 @@ def _at_exit() -> None:
 
 
 def _tell_at_exit() -> None:
-    error = PROCESS.settle()
+    error = Limits().attempt("pending checks", PROCESS.settle)  # the device may be lost
     if error is not None:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
 

@@ -203,11 +203,13 @@ class CheckSession:
         try:
             if self.deferred or not self.force_eager:
                 late = self._limits.attempt("pending checks", PROCESS.settle)
-            self._close(late if error is None else error)
+            if late is not None and error is not None:
+                late = process.in_place_of(error, late)
+            self._close(late or error)
         finally:
             self._remove()  # once more: an interrupt may have come where it began
-            restore_functorch(late if error is None else error)
-        return late if error is None else None
+            restore_functorch(late or error)
+        return late
 
     def _close(self, error: BaseException | None) -> None:
         started = time.perf_counter()

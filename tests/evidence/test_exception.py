@@ -119,7 +119,10 @@ def test_a_text_that_is_known_is_translated(extension: Any) -> None:
     extension.text = TEXT.format(block=0, thread=0, said="srcIndex < srcSelectDimSize")
     report = cell(LOOKUP).shown
     assert report.certainty == "proven"
-    assert "the check of nn.Embedding, torch.index_select, F.embedding or another" in report.explanation
+    assert (
+        "the check of nn.Embedding, torch.index_select, F.embedding or another"
+        in report.explanation
+    )
 
 
 @pytest.mark.parametrize(

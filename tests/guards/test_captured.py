@@ -81,6 +81,7 @@ def test_numbers_and_open_intervals(low: float, values: tuple[float, ...], is_fo
 @pytest.fixture
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(CAPTURED, "_pages", {})
+    monkeypatch.setattr(CAPTURED, "is_used", False)
     CAPTURED.prepare(CPU)
     monkeypatch.setattr(_torch, "is_capturing", lambda: True)
     yield
