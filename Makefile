@@ -101,8 +101,8 @@ quick: $(STAMP) ## the tests of one module, in seconds: FILE=cudalens/guards/los
 	@test -n "$(TESTS_OF)" || { echo "$(FILE) has no tests: there is no $(STEM).py"; exit 2; }
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q $(TESTS_OF)
 
-compat: $(STAMP) ## the tests on other Pythons and torches, gigabytes each; writes docs/compatibility.md; LANES="3.12:2.14.1"
-	$(BIN)/python tests/compat.py $(LANES)
+compat: $(STAMP) ## the tests on other Pythons and torches, 3 GB each; writes docs/compatibility.md; LANES="3.12:2.8.0"
+	$(BIN)/python -m tests.compat $(LANES)
 
 $(VENV)/.browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"

@@ -80,10 +80,7 @@ def build(torch: Path, headers: Path, out: Path) -> None:
         out: where the libraries go.
     """
     out.mkdir(parents=True, exist_ok=True)
-    libraries = needed(torch)
-    for soname, names in libraries.items():
-        if soname != RUNTIME:
-            _stub(out, soname, sorted(names))
+    libraries = build_stubs(torch, out, but=RUNTIME)
     toolkit = headers / "nvidia" / "cu13"
     (out / "error_texts.h").write_text(_error_texts(toolkit / "lib" / RUNTIME), encoding="utf-8")
     written = set(re.findall(r"\b(cuda\w+|__cuda\w+)\(", (HERE / "runtime.c").read_text("utf-8")))
@@ -95,6 +92,22 @@ def build(torch: Path, headers: Path, out: Path) -> None:
     sources = [HERE / "runtime.c", _write(out / "rest.c", lines)]
     flags = ["-Wall", "-Wextra", f"-I{toolkit / 'include'}", f"-I{out}", "-lpthread"]
     _link(out, RUNTIME, sources, f"{RUNTIME} {{ {exported} }};", flags)
+
+
+def build_stubs(torch: Path, out: Path, *, but: str = "") -> dict[str, set[str]]:
+    """Build an empty library for each that torch links to: it is imported then, and finds no GPU.
+
+    Args:
+        but: the one that is left out.
+
+    Returns:
+        what torch needs of each, as :func:`needed`.
+    """
+    libraries = needed(torch)
+    for soname, names in libraries.items():
+        if soname != but:
+            _stub(out, soname, sorted(names))
+    return libraries
 
 
 def _stub(out: Path, soname: str, names: list[str]) -> None:

@@ -1,0 +1,38 @@
+"""The table of lanes on docs/compatibility.md: each outcome replaces that lane's last one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import compat
+
+ROW = "| 3.12 | 2.8.0 | 5 passed |"
+PAGE = f"before\n{compat.MARKS[0]}\n\n{compat.HEAD}\n{ROW}\n\n{compat.MARKS[1]}\nafter\n"
+
+
+@pytest.mark.parametrize(
+    ("lane", "rows"),
+    [
+        (("3.12", "2.8.0"), ["| 3.12 | 2.8.0 | 7 passed |"]),
+        (("3.12", "2.10.0"), [ROW, "| 3.12 | 2.10.0 | 7 passed |"]),
+        (("3.11", "2.9.1"), ["| 3.11 | 2.9.1 | 7 passed |", ROW]),
+    ],
+)
+def test_an_outcome_has_its_place_in_the_table(lane: tuple[str, str], rows: list[str]) -> None:
+    page = compat.with_outcome(PAGE, compat.Lane(*lane), "7 passed")
+    assert page == PAGE.replace(ROW, "\n".join(rows))
+
+
+def test_torch_asks_for_nothing_of_nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "HOME", tmp_path)
+    monkeypatch.setattr(compat, "build_stubs", lambda torch, out: None)
+    lane = compat.Lane("3.12", "2.8.0")
+    (info := lane.folder / "lib/python3.12/site-packages/torch-2.8.0.dist-info").mkdir(parents=True)
+    lines = (
+        "Requires-Dist: filelock\nRequires-Dist: nvidia-nccl-cu12==2.27.3\nRequires-Dist: triton\n"
+    )
+    (info / "METADATA").write_text(f"Name: torch\n{lines}")
+    lane._do_without_nvidia()
+    assert (info / "METADATA").read_text() == "Name: torch\nRequires-Dist: filelock\n"
