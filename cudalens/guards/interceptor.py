@@ -309,7 +309,10 @@ class Interceptor:
             for plan in plans:
                 try:
                     values = plan.pick(args) if is_whole else plan.find(args, kwargs)
-                    found: object = _looked_at(plan, values)
+                    try:
+                        found: object = plan.check(*values)
+                    except Exception as failure:
+                        found = _look_again(plan, values, failure)
                     if found is None:
                         continue
                     if not isinstance(found, Violation):
@@ -388,20 +391,16 @@ class Interceptor:
             self._on_internal_error(line)
 
 
-def _looked_at(plan: Plan, values: Sequence[Any]) -> object:
-    """Return what a guard finds.
+def _look_again(plan: Plan, values: Sequence[Any], failure: Exception) -> object:
+    """Return what a guard finds that has failed, with more room and without subclasses.
 
-    Where the stack is at its end, or a property of a user's subclass raises, it looks again with
-    more room and without the subclass.
+    The stack may have been at its end, or a property of a user's subclass may have raised.
     """
-    try:
-        return plan.check(*values)
-    except Exception as failure:
-        with MoreStack():
-            raise_if_outside(failure)
-            if plan.guard.frequency == OF_USER and not isinstance(failure, RecursionError):
-                raise
-            return plan.check(*map(_without_subclass, values))
+    with MoreStack():
+        raise_if_outside(failure)
+        if plan.guard.frequency == OF_USER and not isinstance(failure, RecursionError):
+            raise failure
+        return plan.check(*map(_without_subclass, values))
 
 
 def _without_subclass(value: Any) -> Any:
