@@ -145,6 +145,13 @@ def assert_said(found: Violation | None, said: Mapping[str, Any] | None) -> None
             assert attrgetter(name)(found) == wanted, name
 
 
+def said_id(said: object) -> str | None:
+    """Return the id of what a finding is to say: its first field."""
+    if isinstance(said, dict):
+        return str(next(iter(said.values()), "found"))
+    return "silent" if said is None else None
+
+
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values in a tensor that is not contiguous."""
     return tensor.mT.contiguous().mT if tensor.dim() > 1 else strided(tensor)

@@ -14,7 +14,7 @@ import cudalens
 from cudalens.core.report_types import Offender, Violation
 from cudalens.guards import GUARDS, along_dim, full_name
 from cudalens.guards._ranges import FEW
-from tests.cpu_guards import Collector, assert_said, guarded
+from tests.cpu_guards import Collector, assert_said, guarded, said_id
 from tests.guards.test_catalogue import Ops
 from tests.verdicts import ask
 
@@ -129,7 +129,7 @@ SAID: list[tuple[tuple[Any, ...], dict[str, Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), SAID)
+@pytest.mark.parametrize(("call", "said"), SAID, ids=said_id)
 def test_what_is_said(call: tuple[Any, ...], said: dict[str, Any] | None) -> None:
     found = findings(*call)
     assert len(found) == (said is not None)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import full, ones, tensor, zeros
 
-from tests.cpu_guards import Collector, Stopped, assert_said
+from tests.cpu_guards import Collector, Stopped, assert_said, said_id
 
 aten = torch.ops.aten
 SCORES, WEIGHT = zeros(2, 3), ones(3)
@@ -104,7 +104,7 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), SAID)
+@pytest.mark.parametrize(("call", "said"), SAID, ids=said_id)
 def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None) -> None:
     assert_said(guards.look(call), said)
 

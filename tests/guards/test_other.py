@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import tensor
 
 from cudalens import simulate
-from tests.cpu_guards import Collector, assert_said, guarded
+from tests.cpu_guards import Collector, assert_said, guarded, said_id
 
 aten = torch.ops.aten
 without_gpu = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the simulated device stands aside for a real GPU"
+    torch.cuda.is_available(), reason="the rehearsal device stands aside for a real GPU"
 )
 RAGGED = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)], layout=torch.jagged)
 SUMS, NEGATIVE = "{argument} sums to 3, and output_size is ", "{argument}[1] = -1 is negative"
@@ -89,12 +89,12 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), SAID)
+@pytest.mark.parametrize(("call", "said"), SAID, ids=said_id)
 def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None) -> None:
     assert_said(guards.look(call), said)
 
 
-# --- on the simulated device ----------------------------------------------------------------------
+# --- on the rehearsal device ----------------------------------------------------------------------
 
 
 @without_gpu

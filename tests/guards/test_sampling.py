@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import multinomial, ones, tensor, zeros
 
-from tests.cpu_guards import Collector, assert_said
+from tests.cpu_guards import Collector, assert_said, said_id
 
 aten = torch.ops.aten
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -47,7 +47,7 @@ SAID: list[tuple[Callable[[], Any], dict[str, Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), SAID)
+@pytest.mark.parametrize(("call", "said"), SAID, ids=said_id)
 def test_what_is_said(guards: Collector, call: Any, said: dict[str, Any] | None) -> None:
     assert_said(guards.look(call), said)
 

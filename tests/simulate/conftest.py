@@ -1,4 +1,4 @@
-"""The simulated device for the tests of this folder."""
+"""The rehearsal device for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the simulated device share."""
+"""What the tests of the rehearsal device share."""
 
 from __future__ import annotations
 

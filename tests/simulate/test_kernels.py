@@ -1,4 +1,4 @@
-"""The simulated device among threads, tracers and guards."""
+"""The rehearsal device among threads, tracers and guards."""
 
 from __future__ import annotations
 

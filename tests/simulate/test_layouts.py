@@ -77,7 +77,7 @@ SPARSE: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_tensors_compute_as_on_the_cpu(name: str) -> None:
-    """Issue 17, item 13: the result is on the device and has the CPU's values."""
+    """The result is on the device and has the CPU's values."""
     call = SPARSE[name]
     result = call(adjacency("cuda"), features("cuda"))
     assert not isinstance(result, Tensor) or result.is_cuda
@@ -85,13 +85,13 @@ def test_sparse_tensors_compute_as_on_the_cpu(name: str) -> None:
 
 
 def test_half_precision_is_added() -> None:
-    """Issue 17, item 13: the CPU has no sparse sum of that dtype, CUDA has."""
+    """The CPU has no sparse sum of that dtype, CUDA has."""
     half = adjacency("cuda").half()
     assert dense((half + half).float()) == dense(adjacency("cpu") * 2)
 
 
 def test_weights_of_another_dtype_are_refused_in_the_words_of_cuda() -> None:
-    """Issue 17, item 13, from PyTorch's tests: ``per_sample_weights`` has the table's dtype."""
+    """``per_sample_weights`` has the table's dtype."""
     bag = nn.EmbeddingBag(4, 2, mode="sum").to(CUDA)
     words = torch.tensor([[1, 2]], device=CUDA)
     weights = torch.ones(1, 2, device=CUDA)
@@ -101,7 +101,7 @@ def test_weights_of_another_dtype_are_refused_in_the_words_of_cuda() -> None:
 
 
 def test_a_sparse_tensor_travels_and_prints() -> None:
-    """Issue 17, item 13: to the device, back, and in words."""
+    """To the device, back, and in words."""
     graph = adjacency("cuda")
     assert graph.is_sparse and graph.is_cuda and graph.device == CUDA
     assert not graph.cpu().is_cuda
@@ -112,7 +112,7 @@ def test_a_sparse_tensor_travels_and_prints() -> None:
 
 
 def test_a_graph_convolution_learns() -> None:
-    """Issue 17, item 13: gradients of edge weights and features are the CPU's."""
+    """Gradients of edge weights and features are the CPU's."""
 
     def gradients(device: str) -> list[object]:
         graph = adjacency(device).coalesce()
@@ -135,7 +135,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_sparse_embedding_is_trained(name: str) -> None:
-    """Issue 17, item 13: three steps with sparse gradients leave the CPU's weights."""
+    """Three steps with sparse gradients leave the CPU's weights."""
 
     def trained(device: str) -> list[Tensor]:
         torch.manual_seed(0)
@@ -179,7 +179,7 @@ def broken(indices: Tensor) -> Tensor:
 def test_sparse_addition_and_selection_assert(
     call: Callable[[], object], text: str, sim: simulate.Simulation
 ) -> None:
-    """Issue 17, item 13: late and sticky, with CUDA's own line."""
+    """Late and sticky, with CUDA's own line."""
     call()
     assert text in str(sim.pending)
     with pytest.raises(RuntimeError, match=ASSERTED):
@@ -187,7 +187,7 @@ def test_sparse_addition_and_selection_assert(
 
 
 def test_a_coalesced_sparse_tensor_is_added_without_an_assert(sim: simulate.Simulation) -> None:
-    """Issue 17, item 13, the neighbour: that kernel of CUDA's looks at no position."""
+    """That kernel of CUDA's looks at no position."""
     total = torch.zeros(3, device=CUDA) + broken(BAD)._coalesced_(True)
     assert sim.pending is None
     assert total.tolist() == [1.0, 0.0, 0.0]
@@ -197,7 +197,7 @@ def test_a_coalesced_sparse_tensor_is_added_without_an_assert(sim: simulate.Simu
 
 
 def test_an_encoder_with_a_padding_mask_is_evaluated() -> None:
-    """Issue 17, item 13: the fast path makes a nested tensor of what the mask leaves."""
+    """The fast path makes a nested tensor of what the mask leaves."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     x = torch.randn(2, 5, 8)
@@ -223,7 +223,7 @@ NESTED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_tensors_compute_as_on_the_cpu(name: str) -> None:
-    """Issue 17, item 13: made, moved, padded and computed with, on the device and back."""
+    """Made, moved, padded and computed with, on the device and back."""
     parts = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3)]
     host = torch.nested.nested_tensor(parts)
     moved, made = host.to(CUDA), torch.nested.nested_tensor(parts, device=CUDA)

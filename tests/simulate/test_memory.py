@@ -77,7 +77,7 @@ APART: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_overlapping_memory_is_refused_as_by_torch(name: str) -> None:
-    """Issue 17, item 12: the error is the one that torch's own check raises on the CPU."""
+    """The error is the one that torch's own check raises on the CPU."""
     error, _ = outcome(OVERLAPPING[name], "cpu")
     assert error is not None
     assert "clone() the tensor" in str(error)
@@ -86,14 +86,14 @@ def test_overlapping_memory_is_refused_as_by_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", APART)
 def test_memory_without_an_element_in_common_is_written(name: str) -> None:
-    """Issue 17, item 12, the neighbour: views of one storage that do not meet are no overlap."""
+    """Views of one storage that do not meet are no overlap."""
     result = outcome(APART[name], "cpu")
     assert result[0] is None
     assert outcome(APART[name], "cuda") == result
 
 
 def test_conjugated_views_of_one_storage_keep_their_bits() -> None:
-    """Issue 17, item 12: what shares memory is read through its own conj and neg bits."""
+    """What shares memory is read through its own conj and neg bits."""
     x = torch.tensor([1 + 2j, 3 - 4j], device=CUDA)
     x[:1].mul_(x[1:].conj())
     assert x.tolist() == [(1 + 2j) * (3 + 4j), 3 - 4j]
@@ -105,7 +105,7 @@ def test_conjugated_views_of_one_storage_keep_their_bits() -> None:
 
 
 def test_resizing_keeps_data_order_and_sharing() -> None:
-    """Issue 17, item 12: resize_ grows the storage under all views, in the order of memory.
+    """Resize_ grows the storage under all views, in the order of memory.
 
     A tensor that shrinks, or stays as large, keeps its first values.
     """
@@ -134,7 +134,7 @@ def test_resizing_keeps_data_order_and_sharing() -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_growing_into_a_memory_format(memory_format: torch.memory_format) -> None:
-    """Issue 17, item 12: the strides are those of the format that was asked for."""
+    """The strides are those of the format that was asked for."""
     x = torch.empty(0, device=CUDA).resize_(2, 3, 4, 5, memory_format=memory_format)
     assert x.is_contiguous(memory_format=memory_format)
     assert x.untyped_storage().nbytes() == 480
@@ -142,7 +142,7 @@ def test_growing_into_a_memory_format(memory_format: torch.memory_format) -> Non
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_grown_out_is_seen_by_all_that_share_it() -> None:
-    """Issue 17, item 12: ``out=`` of another size grows the storage, and does not leave it."""
+    """``out=`` of another size grows the storage, and does not leave it."""
 
     def written(device: str) -> list[object]:
         base = torch.zeros(4, device=device)
@@ -154,7 +154,7 @@ def test_a_grown_out_is_seen_by_all_that_share_it() -> None:
 
 
 def test_a_storage_is_resized() -> None:
-    """Issue 17, item 12: to nothing and back, as sharded training does; the counter follows."""
+    """To nothing and back, as sharded training does; the counter follows."""
     before = torch.cuda.memory_allocated()
     x = torch.arange(1024.0, device=CUDA)
     storage = x.untyped_storage()

@@ -1,4 +1,4 @@
-"""Every op of torch's own test database gives on the simulated device what it gives on the CPU."""
+"""Every op of torch's own test database gives on the rehearsal device what it gives on the CPU."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ FUNCTIONS = [
 def test_public_functions_answer_or_refuse(
     owner: ModuleType, name: str, sim: simulate.Simulation
 ) -> None:
-    """Issue 17, item 12: no raw error of a build without CUDA, for all of ``__all__``."""
+    """No raw error of a build without CUDA, for all of ``__all__``."""
     try:
         getattr(owner, name)(*ARGUMENTS.get(name, ()))
     except simulate.NotRehearsedError as error:
@@ -88,7 +88,7 @@ def test_what_a_refused_function_wraps_stays_to_be_found(sim: simulate.Simulatio
 
 
 def test_what_they_answer(sim: simulate.Simulation) -> None:
-    """Issue 17, item 12: the figures agree with each other, and a wrong argument is refused."""
+    """The figures agree with each other, and a wrong argument is refused."""
     x = torch.ones(1024, device=CUDA)
     nested = torch.cuda.memory_stats_as_nested_dict()
     assert nested["allocated_bytes"]["all"]["current"] >= x.nbytes
@@ -110,7 +110,7 @@ def test_what_they_answer(sim: simulate.Simulation) -> None:
 
 @pytest.mark.thorough
 def test_compiled_functions_run_outside_a_checked_cell(sim: simulate.Simulation) -> None:
-    """Issue 17, item 12: with the default backend, forward and backward, as op by op."""
+    """With the default backend, forward and backward, as op by op."""
 
     @torch.compile
     def loss(layer: nn.Module, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ USES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", USES)
 def test_a_tensor_that_outlives_its_device_says_so(name: str) -> None:
-    """Issue 17, item 6: one sentence with what to do; turned on again, it can be used again."""
+    """One sentence with what to do; turned on again, it can be used again."""
     with simulate.start(announce=False):
         x = torch.ones(3, device=CUDA)
     off = r"(?s)^The rehearsal device is off, so that tensors on cuda.*cudalens\.simulate\(\)"
@@ -164,7 +164,7 @@ def test_a_tensor_that_outlives_its_device_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("end", ["%cudacheck simulate off", "%unload_ext cudalens"])
 def test_a_shell_says_so(end: str) -> None:
-    """Issue 17, item 6: however the device was turned off; a checked cell shows the same error."""
+    """However the device was turned off; a checked cell shows the same error."""
     with shell_with_cudalens() as shell:
         run(shell, "%cudacheck simulate")
         assert run(shell, "import torch\nx = torch.ones(3, device='cuda')\nx + 1")[0] is None
@@ -177,7 +177,7 @@ def test_a_shell_says_so(end: str) -> None:
 
 
 def test_sparse_and_nested_tensors_say_so_too_and_the_cpu_is_as_it_was() -> None:
-    """Issue 17, item 6, the neighbour: what never was on the device works, and cuda is gone."""
+    """What never was on the device works, and cuda is gone."""
     done = run_python(
         """
         import torch

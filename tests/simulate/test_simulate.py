@@ -1,4 +1,4 @@
-"""The machinery of the simulated device: start, stop, refusals, sticky state, labels, kernels."""
+"""The machinery of the rehearsal device: start, stop, refusals, sticky state, labels, kernels."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_it_refuses_after_a_backward() -> None:
         lambda: torch.ones(2, device="cuda").__dlpack__(),
         lambda: torch.ones(2, device="cuda").__cuda_array_interface__,
         lambda: torch.cuda.CUDAGraph(),
-        # Issue 17, item 12: the refusal speaks of the device and not of the CPU.
+        # The refusal speaks of the device and not of the CPU.
         lambda: torch.Generator("cuda").set_offset(4),
         lambda: torch.Generator("cuda").get_offset(),
         lambda: torch.Generator("cuda").graphsafe_get_state(),
