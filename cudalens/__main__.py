@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cudalens.core._python import linked
 from cudalens.core.text_files import expanded, lines_of, why_unreadable, why_unwritable
 from cudalens.core.version import __version__
 from cudalens.session.options import (
@@ -179,6 +180,7 @@ def _run(options: Options, program: Callable[[], None]) -> int:
     try:
         from cudalens.integrations.torchrun import files_of_rank
         from cudalens.session.session import CheckSession
+        from cudalens.source.shown_frames import shown_frames
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -193,8 +195,8 @@ def _run(options: Options, program: Callable[[], None]) -> int:
         _conclude(session, error)
         raise
     except BaseException as error:
-        error.__traceback__ = _own_frames_off(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
+        trace = linked(shown_frames(error.__traceback__))
+        sys.excepthook(type(error), BaseException.with_traceback(error, trace), trace)
         _conclude(session, error)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     _conclude(session, None)
@@ -224,16 +226,6 @@ def _require_writable(given: Options | Namespace) -> None:
         if name is not None and (reason := why_unwritable(name)) is not None:
             msg = f"--{form} {name}: it cannot be written: {reason}"
             raise _UsageError(msg)
-
-
-def _own_frames_off(trace: TracebackType | None) -> TracebackType | None:
-    """Cut the frames of this module and of runpy off the top of a traceback."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
-        trace = trace.tb_next
-    return trace
-
-
-_OWN_FILES = frozenset({__file__, runpy.__file__, runpy.run_path.__code__.co_filename})
 
 
 def _print_report(session: CheckSession) -> None:

@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial, update_wrapper
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from operator import methodcaller
 from traceback import walk_stack, walk_tb
@@ -162,6 +162,22 @@ def _handler_codes() -> set[CodeType]:
     return {item.__code__ for item in functions if isinstance(item, FunctionType)}
 
 
+# --- what is put on an exception of somebody else's ---------------------------------------------
+
+
+def set_on(error: BaseException, name: str, value: object) -> None:
+    """Set an attribute of an exception, as far as its class lets anybody: it may be frozen."""
+    with suppress(Exception):
+        vars(error)[name] = value
+
+
+def add_note(error: BaseException, line: str) -> None:
+    """Add a note to an exception, as :func:`set_on` sets an attribute."""
+    notes = getattr(error, "__notes__", [])
+    if isinstance(notes, list):
+        set_on(error, "__notes__", [*notes, line])
+
+
 # --- functions that leave no frame in the traceback of what they raise ----------------------------
 
 
@@ -191,37 +207,8 @@ class FailedCall:
         return call
 
 
-class Frameless(partial[Any]):
-    """A function or method whose frame does not stand in the traceback of what it raises.
-
-    Torch calls it for an op, or the user in place of a function of torch's: the user sees the
-    traceback that compiled code would have left, also in an exception that is printed much later.
-    What somebody else's code raised, which was called in between, keeps the frames of that code.
-    """
-
-    def __new__(cls, function: Callable[..., Any]) -> Frameless:
-        """Wrap a function."""
-        return super().__new__(cls, _Call, function)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        update_wrapper(self, function)
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bind it, when it is a method."""
-        return self if instance is None else MethodType(self, instance)
-
-
-class _Call(FailedCall):
-    def __new__(cls, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            del args, kwargs  # a traceback that stays keeps this frame, and must keep no tensors
-            return cls.of(error)
-
-
 def is_raised_in_op(error: BaseException) -> bool:
-    """Return whether torch or this package raised it inside a :class:`Frameless` function."""
+    """Return whether torch or this package raised it inside a :class:`FailedCall`."""
     return _MARK in error.__dict__
 
 

@@ -82,13 +82,21 @@ def is_torch_error(error: BaseException) -> bool:
         frames = [item.tb_frame for item in entries]
         asked = next((item for item in frames[::-1] if item.f_code.co_name not in _LOOKUPS), None)
         return _is_torch_attribute(error, innermost, asked)
-    if is_raised_in_op(error):
-        return True  # of the line itself it needs nothing: the dispatcher called us for the op
+    if is_raised_in_op(error) or _is_raised_in_ours(innermost):
+        return True  # of the line itself it needs nothing: torch called us for the op
     if is_user_file(innermost.tb_frame.f_code.co_filename):
         return _is_raised_below(error, innermost)
     if _RERAISED.match(text := _text_of(error)):
         return _is_torch_worker(text)
     return stands_on_torch(innermost.tb_frame) or is_known_message(text)
+
+
+def _is_raised_in_ours(entry: TracebackType) -> bool:
+    """Return whether the next entry is a function of ours that ran in place of one of torch's."""
+    if entry.tb_next is None:
+        return False
+    code = entry.tb_next.tb_frame.f_code
+    return is_own_file(code.co_filename) and "__tracebackhide__" in code.co_varnames
 
 
 def _is_raised_below(error: BaseException, entry: TracebackType) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cudalens.core import _torch
-from cudalens.core._python import FailedCall, Frameless, Uninterrupted
+from cudalens.core._python import Uninterrupted
 from cudalens.guards.pending import PENDING
 
 _READS = (
@@ -80,7 +80,7 @@ class HostWaits:
                 elif name.removeprefix("aten::") in _NORMS:
                     kernels[name] = self._kernel(name, self._before_norm)
             self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
-            self._undo.append(register_optimizer_step_pre_hook(Frameless(self._before_step)).remove)
+            self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
 
     def remove(self) -> None:
         """Take everything out; does nothing twice."""
@@ -114,18 +114,19 @@ class HostWaits:
         kinds = [str(item.type) for item in op._schema.arguments if not item.has_default_value()]
         places = [at for at, kind in enumerate(kinds) if kind == "Tensor"]
 
-        def waiting(cls: type[FailedCall], keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        def waiting(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             try:
                 for at in places:
                     if type(args[at]) in _torch.NUMBERS:
                         args = (*args[:at], _torch.as_tensor(args[at]), *args[at + 1 :])
                 before(*args, **kwargs)
                 return go_on(keyset & below, *args, **kwargs)
-            except BaseException as error:
+            except BaseException:
                 args, kwargs = (), {}  # a traceback that stays keeps this frame
-                return cls.of(error)
+                raise
 
-        return type("waiting", (FailedCall,), {"__new__": waiting})
+        return waiting
 
     def _before_read(self, source: Tensor, *_: Any, **__: Any) -> None:
         if PENDING and source.device.type in self._devices:
@@ -161,8 +162,8 @@ class HostWaits:
             wait()
             return None
         if len(args) > 1:
-            return (args[0], Frameless(closed), *args[2:]), kwargs
-        return args, {**kwargs, "closure": Frameless(closed)}
+            return (args[0], closed, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closed}
 
 
 class _Gradients:

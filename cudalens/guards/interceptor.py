@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core import _torch
-from cudalens.core._python import FailedCall, MoreStack, Uninterrupted, raise_if_outside
+from cudalens.core._python import MoreStack, Uninterrupted, raise_if_outside
 from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
 from cudalens.core.report_types import Violation
@@ -136,7 +136,9 @@ class Interceptor:
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
 
         # Every call of a guarded op passes here, so speed comes before form.
-        def guarded(cls: type[FailedCall], keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            found: BaseException | None = None
             try:
                 if inside.busy:
                     return go_on(keyset & below, *args, **kwargs)
@@ -163,11 +165,11 @@ class Interceptor:
                     return go_on(keyset & below, *args, **kwargs)
                 finally:
                     inside.busy = False
-            except BaseException as error:
-                args, kwargs = (), {}  # a traceback that stays keeps this frame
-                return cls.of(error)
+            except BaseException:
+                args, kwargs, found = (), {}, None  # a traceback that stays keeps this frame
+                raise
 
-        return type("guarded", (FailedCall,), {"__new__": guarded})
+        return guarded
 
     # --- looking later ----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudalens.core._python import add_note
 from cudalens.core.report import RankResult
 from cudalens.session.findings import Findings, Outcome
 from cudalens.session.ranks import combined, is_cut_off, kept, reason, result_of, wait, write_whole
@@ -119,8 +120,8 @@ class Rank:
 
         if report is not None:
             if isinstance(error, SystemExit) and reason(error) is error:
-                error.add_note(f"cudalens: {report.headline_own}")
-            error.add_note(f"cudalens: the reports of all ranks: {self.index}")
+                add_note(error, f"cudalens: {report.headline_own}")
+            add_note(error, f"cudalens: the reports of all ranks: {self.index}")
         line = f"the finding was not written to the error file {self.error_file}"
         _attempt(line, get_error_handler().record_exception, error)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import innermost, replace_attribute
-from cudalens.core.errors import DeviceAssertError
+from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.notebook.display import finish
 from cudalens.notebook.statement import awaited
 from cudalens.session.options import Options, OptionsError, split_line, subcommand
@@ -37,6 +37,7 @@ from cudalens.source.files import (
     typed_of,
 )
 from cudalens.source.inner_cells import forget_inner, note_inner
+from cudalens.source.shown_frames import hide_own_frames, shown, without_torch
 from cudalens.source.timed_cells import forget, note_timed
 
 if TYPE_CHECKING:
@@ -322,23 +323,32 @@ class CellWatch:
         return self._cells[-1].shown_by_time if self._cells else None
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        """Show an exception without our frames; of a guard's error, without torch's either."""
         kind, error, trace = sys.exc_info() if exc_tuple is None else exc_tuple
-        if self._cells and isinstance(error, BaseException):
-            from cudalens.session.printed import shown_by_shell
-
+        if not isinstance(error, BaseException):
+            self._show(exc_tuple, *args, **options)
+            return
+        if options.get("running_compiled_code") and self._cells:
+            # The session has to see an exception before the shell shows it: it adds the note,
+            # and cuts the traceback where a debugger is to land.
             cell = self._cells[-1]
-            if options.get("running_compiled_code"):
-                # The session has to see an exception before the shell shows it: it adds the note,
-                # and cuts the traceback where a debugger is to land.
-                self._close(cell, error)
-                if cell.is_by_hand:
-                    for outer in self._cells[-2:-1]:
-                        outer.explained = error
-                    return
-            elif _is_timed(trace):
-                cell.shown_by_time = error
-            exc_tuple = (kind, error, shown_by_shell(error, trace))
-        self._show(exc_tuple, *args, **options)
+            self._close(cell, error)
+            if cell.is_by_hand:
+                for outer in self._cells[-2:-1]:
+                    outer.explained = error
+                return
+        elif self._cells and _is_timed(trace):
+            self._cells[-1].shown_by_time = error
+        guards = sys.modules.get("cudalens.guards.process")
+        for listener in () if guards is None else guards.PROCESS.listeners:
+            if (note_shown := getattr(listener, "note_shown", None)) is not None:
+                note_shown(error)
+        trace = shown(trace)
+        hide_own_frames(error)
+        is_ours = isinstance(error, DeviceAssertError | NonFiniteError)
+        self._show((kind, error, without_torch(trace) if is_ours else trace), *args, **options)
+        # A debugger reaches what is not shown.
+        sys.last_traceback = self.shell.InteractiveTB.tb = trace
 
     def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
         if self._cells and _MAGIC_LINE.match(_first(self._cells[0].typed)):

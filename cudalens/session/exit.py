@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cudalens.core._python import entries_from_traceback, is_raised_in_op
+from cudalens.core._python import add_note, entries_from_traceback, is_raised_in_op, set_on
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
@@ -170,6 +170,6 @@ def write_files(
 
 def attached(error: BaseException, report: Report, line: str) -> Report:
     """Note ``line`` on an exception, hang the report on it, and return the report."""
-    error.add_note(line)
-    error.__cudalens_report__ = report  # type: ignore[attr-defined]
+    add_note(error, line)
+    set_on(error, "__cudalens_report__", report)
     return report

@@ -8,6 +8,7 @@ Not here: the ranks of torchrun, which no checked block starts (``integrations/t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from cudalens import simulate
+from cudalens.core._python import replace_attribute
 from cudalens.core.errors import DeviceAssertError
 from cudalens.core.limits import Limits
 from cudalens.core.report import RankResult, Report
-from cudalens.session.printed import wrap_function
 from cudalens.source.files import is_user_source
 
 OTHERS_S = 1.0
@@ -65,7 +66,7 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         """Take the place where processes start."""
-        self._undo = wrap_function(BaseProcess, "start", self._wrap)
+        self._undo = replace_attribute(BaseProcess, "start", self._wrap(BaseProcess.start))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +77,9 @@ class Ranks:
         self._started = {}
 
     def _wrap(self, start: Any) -> Any:
+        @functools.wraps(start)
         def checked(process: BaseProcess) -> None:
+            __tracebackhide__ = True
             if _is_rank(process) and os.getpid() == self._owner:
                 # What cannot be prepared starts as it is.
                 self._limits.attempt("check of a process", lambda: self._prepare(process))

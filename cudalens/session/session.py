@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cudalens.core import _python
-from cudalens.core._python import Uninterrupted
+from cudalens.core._python import Uninterrupted, add_note, set_on
 from cudalens.core._torch import restore_functorch
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
@@ -36,7 +36,6 @@ from cudalens.session.exit import (
     write_files,
 )
 from cudalens.session.findings import Findings, Outcome, SwallowedFinding
-from cudalens.session.printed import OwnFramesHidden
 from cudalens.session.ranks import (
     CombinedRanks,
     Ranks,
@@ -141,7 +140,6 @@ class CheckSession:
 
     def _install(self, stack: ExitStack) -> None:
         stack.callback(PROCESS.listen(self))
-        self._optional(stack, "tracebacks", OwnFramesHidden)
         self._ranks = self._optional(stack, "ranks", self._make_ranks)
         wants = {"is_deferred": self.deferred, "in_compiled": not self.force_eager}
         process.acquire(**wants)
@@ -324,7 +322,7 @@ class CheckSession:
             attached(error, found.report, note_line(found.report, self._limits))
             return found
         if ends := silent_ends(results):
-            error.add_note(f"cudalens: {ends}")
+            add_note(error, f"cudalens: {ends}")
         return None
 
     def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
@@ -367,8 +365,8 @@ class CheckSession:
             return  # the exception is another matter, and has a report of its own
         if isinstance(error, (DeviceAssertError, NonFiniteError)):
             error.report = self.report
-        elif known is not None:
-            error.__cudalens_report__ = self.report  # type: ignore[union-attr]
+        elif error is not None and known is not None:
+            set_on(error, "__cudalens_report__", report)
 
     def _late(self, raised: BaseException | None) -> BaseException | None:
         """Wait for the device: a fault of this block must not be blamed on the next."""

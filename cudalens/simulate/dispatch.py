@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import torch
 
-from cudalens.core._python import Frameless
 from cudalens.core._torch import ALLOW_OVERRIDE, all_op_names, has_kernel, op_of
 from cudalens.core.errors import DeviceOffError
 from cudalens.simulate._internals import kernels_in_python
@@ -99,6 +98,7 @@ def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> A
 
     keys: of the CPU kernels that do the work.
     """
+    __tracebackhide__ = True
     # Our own calls must stay invisible to the user's TorchFunctionMode and torch.device().
     with torch._C.DisableTorchFunction():
         facts, is_plain = schema_of(op), keys is CPU_KEYS
@@ -119,14 +119,17 @@ def _serve(runtime: Runtime, keys: Any, op: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _serve_named(runtime: Runtime, keys: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
     return _serve(runtime, keys, op_of(name), *args, **kwargs)
 
 
 def _refuse(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
     raise not_rehearsed(f"{op.name()} on a {key.removesuffix('CUDA')} tensor")
 
 
 def _refuse_off(*args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
     raise DeviceOffError(_OFF_TEXT)
 
 
@@ -175,9 +178,8 @@ class Registrations:
             for name in _aten_names():
                 self._put(name, _refuse_off, "CUDA")
         # Attributes of the storages themselves hide the methods; of torch nothing is replaced.
-        refuse = Frameless(_refuse_off)
         for storage in METER.storages():
-            vars(storage).update(dict.fromkeys(_STORAGE_METHODS, refuse))
+            vars(storage).update(dict.fromkeys(_STORAGE_METHODS, _refuse_off))
 
     def ensure(self, runtime: Runtime, name: str) -> None:
         """Let the generic kernel see an op whose composite kernel would run instead."""
@@ -190,10 +192,10 @@ class Registrations:
 
     def _put(self, name: str, kernel: Callable[..., Any], key: str) -> None:
         namespace, _, op = name.partition("::")
-        self._library(namespace).impl(op, Frameless(kernel), key, **ALLOW_OVERRIDE)
+        self._library(namespace).impl(op, kernel, key, **ALLOW_OVERRIDE)
 
     def _fall_back(self, kernel: Callable[..., Any], key: str) -> None:
-        self._library("_").fallback(Frameless(kernel), key)
+        self._library("_").fallback(kernel, key)
 
     def _library(self, namespace: str) -> Any:
         if namespace not in self._libraries:

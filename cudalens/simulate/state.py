@@ -183,6 +183,7 @@ def refusal(what: str) -> Callable[..., Any]:
     """Return a function that raises this error, whatever it is asked."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        __tracebackhide__ = True
         raise not_rehearsed(what)
 
     return refuse

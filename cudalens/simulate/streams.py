@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cudalens.core._python import Frameless
 from cudalens.simulate.state import refusal
 
 if TYPE_CHECKING:
@@ -52,13 +51,11 @@ class Stream(torch.Stream):
         """Return the priority, always 0."""
         return 0
 
-    @Frameless
     def query(self) -> bool:
         """Return whether all work is done; raise what is pending."""
         _wait()
         return True
 
-    @Frameless
     def synchronize(self) -> None:
         """Wait for the device: raise what is pending."""
         if _Bound.state is not None:
@@ -107,18 +104,15 @@ class Event(torch.Event):
     def wait(self, stream: Any = None) -> None:
         """Return at once: all work is done."""
 
-    @Frameless
     def query(self) -> bool:
         """Return whether the recorded work is done; raise what is pending."""
         _wait()
         return True
 
-    @Frameless
     def synchronize(self) -> None:
         """Wait for the device: raise what is pending."""
         _wait()
 
-    @Frameless
     def elapsed_time(self, end_event: Any) -> float:
         """Return milliseconds of host time between two recorded events with timing."""
         _wait()
@@ -129,7 +123,7 @@ class Event(torch.Event):
         return float(end_event._time_s - self._time_s) * 1000.0
 
     # There is no other process that could see the event.
-    ipc_handle = Frameless(refusal("an interprocess event"))
+    ipc_handle = refusal("an interprocess event")
 
 
 def current_stream(device: Any = None) -> Stream:

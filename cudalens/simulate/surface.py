@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import torch
 
-from cudalens.core._python import Frameless
 from cudalens.simulate import streams
 from cudalens.simulate._internals import storage_deleter
 from cudalens.simulate.kernels import Runtime
@@ -83,7 +82,7 @@ def _device_functions(runtime: Runtime) -> dict[str, Any]:
         "_maybe_exchange_device": partial(exchange_device),
         "_is_in_bad_fork": lambda: state.is_forked,
     }
-    return {name: Frameless(function) for name, function in functions.items()}
+    return functions
 
 
 _CONSTANTS: Final = {
@@ -115,10 +114,10 @@ _MARKERS: Final = {
 
 def _refusal(what: str, original: Any) -> type:
     """Return a class that says what is not rehearsed when it, or a static method, is called."""
-    members: dict[str, Any] = {"__init__": Frameless(refusal(what))}
+    members: dict[str, Any] = {"__init__": refusal(what)}
     for name, member in getattr(original, "__dict__", {}).items():
         if isinstance(member, staticmethod):
-            members[name] = staticmethod(Frameless(refusal(what)))
+            members[name] = staticmethod(refusal(what))
         elif name == "__wrapped__":  # torch 2.14's dynamo looks for it while it is imported
             members[name] = staticmethod(member)
     return type("NotRehearsed", (), members)
@@ -303,7 +302,7 @@ def _patch_storage(patches: Patches) -> None:
 
     patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
     patches.set(torch.UntypedStorage, "new", like)
-    patches.set(torch.UntypedStorage, "resize_", Frameless(resize_))
+    patches.set(torch.UntypedStorage, "resize_", resize_)
 
 
 def _patch_pinning(patches: Patches) -> None:
@@ -331,7 +330,7 @@ def _patch_exchange(patches: Patches) -> None:
                 raise not_rehearsed(what)
             return original(tensor, *args, **kwargs)
 
-        return Frameless(exchange)
+        return exchange
 
     words = "DLPack exchange of a cuda tensor"
     interface: Any = torch.Tensor.__cuda_array_interface__

@@ -12,21 +12,22 @@ from types import TracebackType
 from cudalens.core._python import entries_from_traceback, linked
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
-_OPS = "_ops.py"
-"""Where torch has the wrappers through which an op is called from Python."""
+_DISPATCH = ("_ops.py", "overrides.py")
+"""Where torch has the wrappers through which an op is called, and a function mode is asked."""
 
 
 def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
     """Return the entries of a traceback, outermost first, without ours.
 
-    What is between them is ours too: torch's wrapper of an op that we passed on, the shell's call
-    of a magic that we ran, and the line with the magic itself where its statement is the next.
+    What is beside them is ours too: torch's wrapper of an op that we passed on and what asked our
+    function mode, the shell's call of a magic that we ran, and the line with the magic itself where
+    its statement is the next.
     """
     kept: list[TracebackType] = []
     for is_between, run in groupby(entries_from_traceback(trace), _is_between):
         entries = list(run)
         if not (is_between and any(is_own_file(_file(entry)) for entry in entries)):
-            if kept and _is_same_line(kept[-1], entries[0]):
+            if kept and _is_once_more(kept[-1], entries[0]):
                 kept.pop()
             kept += entries
     return kept
@@ -35,6 +36,12 @@ def shown_frames(trace: TracebackType | None) -> list[TracebackType]:
 def shown(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without our frames; one of nothing else as it is: the failure is ours."""
     return linked(shown_frames(trace)) or trace
+
+
+def without_torch(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of torch, where it has any others."""
+    kept = [entry for entry in entries_from_traceback(trace) if not torch_path(_file(entry))]
+    return linked(kept) or trace
 
 
 def hide_own_frames(error: BaseException) -> None:
@@ -64,10 +71,12 @@ def _file(entry: TracebackType) -> str:
 
 def _is_between(entry: TracebackType) -> bool:
     file = _file(entry)
-    return is_own_file(file) or is_machinery(file) or torch_path(file) == _OPS
+    return is_own_file(file) or is_machinery(file) or torch_path(file) in _DISPATCH
 
 
-def _is_same_line(call: TracebackType, statement: TracebackType) -> bool:
-    is_top_level = all(is_top(entry.tb_frame.f_code.co_name) for entry in (call, statement))
-    place = _file(call), call.tb_lineno
-    return is_top_level and place == (_file(statement), statement.tb_lineno)
+def _is_once_more(call: TracebackType, entry: TracebackType) -> bool:
+    """Return whether code of ours was called by a frame only to run the same once more."""
+    codes = [item.tb_frame.f_code for item in (call, entry)]
+    is_line = all(is_top(code.co_name) for code in codes) and call.tb_lineno == entry.tb_lineno
+    is_same = is_line and _file(call) == _file(entry)
+    return is_same or (codes[0] is codes[1] and torch_path(_file(entry)) != "")

@@ -1,0 +1,211 @@
+"""Tracebacks that leave a check or that a shell shows hold no frame of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cudalens
+from cudalens import simulate
+from cudalens.session import options
+from cudalens.source.shown_frames import hide_own_frames, shown
+from tests.blocks import own_op
+from tests.processes import python
+from tests.shells import ANSI, BAD, SETUP, Notebook
+
+OWN = str(Path(cudalens.__path__[0]))
+UNRESOLVED = "failed resolving"
+
+
+def fail() -> None:
+    """Read row 7 of a table of 5."""
+    F.embedding(torch.tensor([1, 7], device="cuda"), torch.zeros(5, 2, device="cuda"))
+
+
+def test_a_failure_of_ours_alone_is_shown_whole() -> None:
+    """A traceback that holds nothing but our frames tells of a defect of ours: it is kept."""
+    with pytest.raises(ValueError) as caught:
+        options._positive("0")
+    text = "".join(traceback.format_tb(shown(caught.tb.tb_next)))
+    assert "options.py" in text
+
+
+class FrozenError(Exception):
+    """An exception that refuses any attribute."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+def test_the_exceptions_that_led_to_it_are_shown_so_too(sim: simulate.Simulation) -> None:
+    """Also where their class lets nobody write to it."""
+    with cudalens.guard(), pytest.raises(FrozenError) as caught:
+        try:
+            fail()
+        except IndexError as error:
+            raise FrozenError from error
+    assert OWN in "".join(traceback.format_exception(caught.value))
+    hide_own_frames(caught.value)
+    text = "".join(traceback.format_exception(caught.value))
+    assert "in fail" in text and OWN not in text
+
+
+def wrong_shape() -> None:
+    torch.ones(3, device="cuda") + torch.ones(4, device="cuda")
+
+
+def not_finite() -> None:
+    torch.log(-torch.ones(3, device="cuda"))
+
+
+def waits() -> None:
+    torch.cuda.synchronize(7)
+
+
+def called_back() -> None:
+    """Fail in an op of the user's own, which torch calls in the middle of ours."""
+    with own_op("hit(Tensor x) -> Tensor", user_kernel) as hit:
+        hit(torch.ones(3, device="cuda"))
+
+
+def user_kernel(x: torch.Tensor) -> torch.Tensor:
+    msg = "of the user's own"
+    raise ValueError(msg)
+
+
+def functions_of(error: BaseException) -> list[str]:
+    """Return the names of the functions in a traceback that is printed now."""
+    frames = traceback.extract_tb(error.__traceback__)
+    assert not [frame.filename for frame in frames if frame.filename.startswith(OWN)]
+    names = [frame.name for frame in frames][1:]  # without the test itself
+    return [name for name in names if name != "__call__"]
+
+
+KEPT = {
+    wrong_shape: ["wrong_shape"],
+    fail: ["fail"],
+    waits: ["waits"],
+    called_back: ["called_back", "user_kernel"],
+    not_finite: ["not_finite"],
+}
+OPENED: dict[str, Callable[[], Any]] = {
+    "sync": partial(cudalens.check, sync=True),
+    "fast": partial(cudalens.check, fast=True),
+    "nan": partial(cudalens.check, nan=True),
+}
+LEAVING = [
+    *product((wrong_shape, fail, waits, called_back), OPENED),
+    (not_finite, "nan"),
+]
+
+
+@pytest.mark.parametrize(("way", "opened"), LEAVING)
+def test_an_exception_that_leaves_a_check_holds_no_frame_of_ours(
+    way: Callable[[], None], opened: str, sim: simulate.Simulation
+) -> None:
+    with pytest.raises(Exception) as caught, OPENED[opened]():
+        way()
+    assert functions_of(caught.value) == KEPT[way]
+
+
+SCRIPT = """
+import sys, torch, torch.nn as nn, torch.nn.functional as F, cudalens
+cudalens.simulate()
+table = nn.Embedding(5, 2, device="cuda")
+def look():
+    return table(torch.tensor([1, 7], device="cuda"))
+if "check" in sys.argv:
+    with cudalens.check():
+        look()
+look()
+"""
+
+
+@pytest.mark.parametrize("arguments", [("script.py", "check"), ("-m", "cudalens", "script.py")])
+def test_the_traceback_of_a_script_is_the_users(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = python(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    trace = done.stderr.partition("Traceback")[2].partition("DeviceIndexError")[0]
+    assert "in look" in trace and trace.count("script.py") >= 2
+    assert OWN not in trace and "runpy" not in trace
+
+
+@pytest.mark.parametrize("line", [BAD, f"with cudalens.check(): {BAD}"])
+def test_pytest_shows_the_users_frames_only(tmp_path: Path, line: str) -> None:
+    """It hides what has ``__tracebackhide__``; the guard that raises is hidden as well."""
+    indented = "".join(f"        {text}\n" for text in [*SETUP.split("\n"), line])
+    with_guards = "with cudalens.simulate(), cudalens.guard():"
+    test = f"import cudalens\ndef test_it():\n    {with_guards}\n{indented}"
+    (tmp_path / "test_it.py").write_text(test)
+    done = python("-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert "DeviceIndexError" in done.stdout and "test_it.py:" in done.stdout
+    assert "interceptor.py" not in done.stdout and f"{OWN}{os.sep}" not in done.stdout
+
+
+SHOWN = {
+    "%run": "%run {script}",
+    "%%capture": f"%%capture out\n{BAD}",
+    "__repr__": f"class R:\n    def __repr__(self):\n        {BAD}\nR()",
+    "handled": f"try:\n    {BAD}\nexcept Exception:\n    get_ipython().showtraceback()",
+}
+
+
+@pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck on"])
+@pytest.mark.parametrize("code", SHOWN.values(), ids=SHOWN)
+def test_what_the_shell_shows_has_the_users_frames_only(
+    notebook: Notebook, code: str, how: str, tmp_path: Path
+) -> None:
+    """Nothing of ours and no argument that could not be resolved; then the shell is as before."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{SETUP}\n{BAD}\n")
+    notebook.run(notebook.under(how) + code.format(script=script))
+    printed = ANSI.sub("", notebook.names["out"].stdout) if "capture" in code else notebook.out
+    assert "is outside the 5 rows" in printed and "in embedding" not in printed
+    assert OWN not in printed and UNRESOLVED not in printed
+
+
+NESTED = f"""\
+import torch.nn as nn
+class Inner(nn.Module):
+    def forward(self, x): return {BAD.replace("ids", "x")}
+model = nn.Sequential(nn.Sequential(Inner()))
+"""
+
+
+def test_of_a_guards_error_a_notebook_shows_no_frames_of_torch(notebook: Notebook) -> None:
+    """A debugger reaches those between the user's; of a host error all are shown."""
+    notebook.run(NESTED)
+    notebook.run("%%cudacheck\nmodel(ids)")
+    assert "in forward" in notebook.out or "Inner.forward" in notebook.out
+    assert "module.py" not in notebook.out and "functional.py" not in notebook.out
+    names = [frame.name for frame in traceback.extract_tb(sys.last_traceback)]
+    assert names.count("_call_impl") == 3 and names[-1] == "forward"
+    notebook.run("%%cudacheck\nnn.Sequential(nn.Linear(3, 2, device='cuda'))(table)")
+    assert "module.py" in notebook.out and OWN not in notebook.out
+
+
+def hit(x: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGINT)
+    return x.clone()
+
+
+@pytest.mark.parametrize("how", ["%%cudacheck\n", "%cudacheck on", "%cudacheck "])
+def test_an_interrupt_shows_no_frame_of_ours(notebook: Notebook, how: str) -> None:
+    """It comes inside an op, which we have passed on."""
+    with own_op("hit(Tensor x) -> Tensor", hit):
+        notebook.run(f"{notebook.under(how)}torch.ops.mine.hit(table)")
+    assert isinstance(notebook.error, KeyboardInterrupt)
+    assert "KeyboardInterrupt" in notebook.out and "in hit" in notebook.out
+    assert OWN not in notebook.out and UNRESOLVED not in notebook.out
