@@ -16,6 +16,7 @@ import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -188,6 +189,8 @@ def _run(options: Options, program: Callable[[], None]) -> int:
     options = files_of_rank(options)
     _require_writable(options)
     session = CheckSession(**options.for_session())
+    if _rank() is None:
+        session.show_early = partial(_print_report, session)
     try:
         with session:
             program()
@@ -206,7 +209,9 @@ def _run(options: Options, program: Callable[[], None]) -> int:
 def _conclude(session: CheckSession, error: BaseException | None) -> None:
     """Show the report; a rank of torchrun leaves it for the others, too."""
     rank = _rank()
-    if rank is None:
+    if session.is_shown_early:
+        print("cudalens: the report is above", file=sys.stderr)
+    elif rank is None:
         _print_report(session)
     else:
         rank.conclude(error, session.report, lambda: _print_report(session))

@@ -261,6 +261,17 @@ def is_device_usable() -> bool:
     return True
 
 
+def suppress_pinned_errors() -> None:
+    """Let torch suppress the error of freeing pinned memory, which aborts once a device is lost.
+
+    Settings of the allocators that the user has made are reset.
+    """
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is not None:
+        with suppress(RuntimeError, ValueError):  # a release that has no such setting
+            change("pinned_free_catch_all:True")
+
+
 # What torch.cuda.set_sync_debug_mode sets; builds without CUDA have no such mode.
 def _sync_debug_mode() -> int:
     # Looked up each time: the rehearsal device brings a mode of its own.

@@ -105,6 +105,24 @@ def phase_of(entries: Sequence[Entry], *, in_backward: bool) -> Phase:
     return "forward"
 
 
+def with_callers(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback of an exception that is still inside the user's call, from their frame.
+
+    Args:
+        trace: what it has so far.
+    """
+    frame = sys._getframe(1) if trace is None else trace.tb_frame.f_back
+    callers = []
+    while frame is not None:
+        callers.append(frame)
+        frame = frame.f_back
+    while callers and not is_user_file(callers[-1].f_code.co_filename):
+        callers.pop()
+    for frame in callers:
+        trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+    return trace
+
+
 def trim(error: BaseException) -> None:
     """Cut a traceback after the user's last frame, so that a debugger lands in their code."""
     for entry in reversed(entries_from_traceback(error.__traceback__)):

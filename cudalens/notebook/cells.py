@@ -12,11 +12,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
-from cudalens.notebook.display import finish
+from cudalens.notebook.display import finish, show_early
 from cudalens.notebook.statement import awaited
 from cudalens.session.options import Options, OptionsError, split_line, subcommand
 from cudalens.source.cell_text import (
@@ -378,7 +379,9 @@ def new_session(options: Options) -> CheckSession:
     """Return a session with these options, which is not open yet."""
     from cudalens.session.session import CheckSession
 
-    return CheckSession(**options.for_session())
+    session = CheckSession(**options.for_session())
+    session.show_early = partial(show_early, session)
+    return session
 
 
 def _version() -> tuple[int, ...]:

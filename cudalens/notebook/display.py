@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import same_random_state
+from cudalens.source.files import running_shell
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
@@ -35,11 +36,25 @@ def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: boo
         return  # the exception's own note says what happened earlier
     if session.swallowed:
         print(f"cudalens: warning: {session.swallowed.warning()}", file=sys.stderr)
+    if session.is_shown_early and getattr(shell, "kernel", None) is None:
+        return  # a terminal replaces nothing
     try:
-        publish(shell, session.report, widgets=options.widgets)
+        name = session.display_name if session.is_shown_early else None
+        publish(shell, session.report, widgets=options.widgets, replaced=name)
     except Exception as error:
         # The cell's own exception is on its way: ours must not take its place.
         print(f"cudalens: the report could not be shown: {error!r}", file=sys.stderr)
+
+
+def show_early(session: CheckSession) -> None:
+    """Show the report of a lost device where the loss is found; :func:`finish` replaces it."""
+    shell = running_shell()
+    if shell is None or session.report is None:
+        return
+    named = {"display_id": session.display_name}
+    bundle = dict(session.report._repr_mimebundle_())
+    shell.display_pub.publish(data=bundle, metadata={}, transient=named)
+    sys.stdout.flush()  # a kernel sends in a thread of its own, and torch may abort next
 
 
 def say_written(written: Iterable[Path]) -> None:
@@ -48,18 +63,24 @@ def say_written(written: Iterable[Path]) -> None:
         print(f"cudalens: the report is in {path}")
 
 
-def publish(shell: Any, report: Report, *, widgets: bool) -> None:
-    """Show a report as one bundle of text, HTML and, where it can live, the interactive view."""
+def publish(shell: Any, report: Report, *, widgets: bool, replaced: str | None = None) -> None:
+    """Show a report as one bundle of text, HTML and, where it can live, the interactive view.
+
+    Args:
+        replaced: the name of an output to show it in.
+    """
     bundle: dict[str, Any] = dict(report._repr_mimebundle_())
     # The name of the output, by which the view can be replaced with its static twins.
-    named = {"display_id": os.urandom(16).hex()}
+    named = {"display_id": replaced or os.urandom(16).hex()}
 
     def keep() -> None:
         static = dict(report._repr_mimebundle_())
         shell.display_pub.publish(data=static, metadata={}, transient=named, update=True)
 
     view = _view(report, keep) if widgets and _has_widgets(shell) else {}
-    more = {"transient": named} if view else {}
+    more: dict[str, Any] = {"transient": named} if view or replaced else {}
+    if replaced:
+        more["update"] = True
     shell.display_pub.publish(data=bundle | view, metadata={}, **more)
 
 

@@ -111,6 +111,7 @@ class RecordingMode(_torch.RemovableMode):
             raised by the op.
         modules: note which module each op belongs to; a compiled module runs eagerly then.
         is_fatal: tells whether the device cannot be used after an exception.
+        on_device_end: called once, with the exception after which it cannot.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class RecordingMode(_torch.RemovableMode):
         watch: Watch | None = None,
         modules: bool = True,
         is_fatal: Callable[[BaseException], bool] = lambda error: False,
+        on_device_end: Callable[[BaseException], None] | None = None,
     ) -> None:
         super().__init__()
         self.recorded_ops = 0
@@ -141,7 +143,7 @@ class RecordingMode(_torch.RemovableMode):
         self._copy_budget = copy_budget
         self.watch = watch
         self._modules = modules
-        self._is_fatal = is_fatal
+        self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self.is_over = False  # the device's context has ended
 
     # --- life ------------------------------------------------------------------------------------
@@ -222,6 +224,8 @@ class RecordingMode(_torch.RemovableMode):
         try:
             if not self.is_over and self._is_fatal(error):
                 self.is_over, self.fatal = True, record
+                if self._on_device_end is not None:
+                    self._on_device_end(error)
         except Exception as trouble:
             self._internal_error("a lost device was not noted", trouble)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from functools import partial
 
 from cudalens.session import process
 from cudalens.session.session import CheckSession
@@ -21,6 +22,7 @@ def begin(mode: str) -> None:
         process.install(deferred=mode == "deferred")
     elif mode in MODES:
         session = CheckSession(nan=mode == "nan").open()
+        session.show_early = partial(_print_report, session)
         atexit.register(_end, session)
     else:
         print(f"cudalens: CUDALENS={mode!r} is none of {', '.join(MODES)}", file=sys.stderr)
@@ -28,5 +30,10 @@ def begin(mode: str) -> None:
 
 def _end(session: CheckSession) -> None:
     session.close(getattr(sys, "last_value", None))
+    if not session.is_shown_early:
+        _print_report(session)
+
+
+def _print_report(session: CheckSession) -> None:
     if session.report is not None:
         print(session.report.to_text(), file=sys.stderr)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cudalens.core._python import add_note, entries_from_traceback, is_raised_in_op, set_on
+from cudalens.core._python import (
+    add_note,
+    entries_from_traceback,
+    is_raised_in_op,
+    raise_if_outside,
+    set_on,
+)
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.core.text_files import expanded
 from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_message, format_note
 from cudalens.evidence import exception, lost_context
-from cudalens.evidence.call_stack import locate, trim
+from cudalens.evidence.call_stack import locate, trim, with_callers
 from cudalens.evidence.finding import error_facts
 from cudalens.evidence.torch_errors import is_torch_error
 from cudalens.source.files import is_own_file
@@ -67,6 +74,23 @@ def explained(
 
     report = limits.attempt("diagnosis", full, bare, kind=Report)
     return attached(error, report, note_line(report, limits))
+
+
+def explained_early(
+    error: BaseException, recorder: Any, device_text: Any, limits: Limits
+) -> Report:
+    """Explain an exception that has not left the user's call; nothing is noted on it."""
+    trace = error.__traceback__
+    error.__traceback__ = with_callers(trace)
+    try:
+        started = time.perf_counter()
+        evidence = exception.evidence_of_error(error, recorder, device_text, started=started)
+        return diagnose(evidence, None)
+    except Exception as failure:
+        raise_if_outside(failure)
+        return bare_report_of_error(error_facts(error), tuple(limits.lines))
+    finally:
+        error.__traceback__ = trace
 
 
 def note_line(report: Report, limits: Limits) -> str:

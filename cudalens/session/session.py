@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
@@ -14,7 +16,7 @@ from typing import Any
 
 from cudalens.core import _python
 from cudalens.core._python import Uninterrupted, add_note, set_on
-from cudalens.core._torch import restore_functorch
+from cudalens.core._torch import restore_functorch, suppress_pinned_errors
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
@@ -28,6 +30,7 @@ from cudalens.session.exit import (
     attached,
     complete_message,
     explained,
+    explained_early,
     leads_to,
     note_line,
     report_of_own,
@@ -82,6 +85,10 @@ class CheckSession:
         """Whether the assertions that CUDA prints are read off file descriptor 2."""
         self.counted_before = (0, 0)
         """What was looked at and recorded of a part of the block that was checked before."""
+        self.show_early: Callable[[], None] | None = None
+        """Shows the report of a lost device where the loss is found, before the block ends."""
+        self.display_name = os.urandom(16).hex()
+        """The name of the output that it is shown in."""
         self.kept: BaseException | None = None
         """An exception that ended the block's code and was shown, yet does not leave the block."""
         self._begin()
@@ -103,6 +110,8 @@ class CheckSession:
         self._is_of_thread = False
         self._thread = threading.get_ident()
         self._was_shown = False
+        self.is_shown_early = False
+        """Whether ``show_early`` was called."""
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
@@ -176,6 +185,7 @@ class CheckSession:
             # Naming modules takes a hook, and under any global hook compiled modules run eagerly.
             modules=self.force_eager,
             is_fatal=lost_context.is_fatal,
+            on_device_end=self._on_device_end,
         )
         self.recorder = self._optional(stack, "recorder", make)
         if self.nan and self.recorder is None:
@@ -346,6 +356,22 @@ class CheckSession:
                 return None  # an earlier block has reported it
             self._limits.attempt("memory", partial(lost_context.remember, report))
         return report
+
+    def _on_device_end(self, error: BaseException) -> None:
+        """Report the loss of the device where it is found.
+
+        While the exception leaves the user's code, torch may end the process: it aborts where it
+        frees a pinned tensor that was copied from, or one that another stream has used.
+        """
+        suppress_pinned_errors()
+        if self._was_lost or threading.get_ident() != self._thread:
+            return  # the stack of autograd's own thread does not lead to the user's line
+        report = explained_early(error, self.recorder, self.device_text, self._limits)
+        self.report = PROCESS.last = report
+        self.written, _ = write_files(report, *self._files)  # failures are noted in the last one
+        if self.show_early is not None:
+            self.is_shown_early = True
+            self.show_early()
 
     def _swallowed(self, finding: Report, error: BaseException | None) -> SwallowedFinding:
         return SwallowedFinding(

@@ -1,0 +1,205 @@
+"""Whole processes on a lost device: loaders, workers, scripts, pytest, the interpreter's exit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import cudalens
+from tests import standin
+from tests.processes import python
+
+LOOP = """
+import torch, torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from tests import standin
+data = TensorDataset(torch.randn(32, 4), torch.arange(32) % 3)
+model = torch.nn.Linear(4, 3).cuda()
+loader = DataLoader(data, batch_size=8, num_workers=1, pin_memory=True)
+standin.fault("sigmoid", 2)
+for i, (a, b) in enumerate(loader):
+    a, b = a.to("cuda", non_blocking=True), b.to("cuda", non_blocking=True)
+    loss = F.cross_entropy(torch.sigmoid(model(a)), b)
+"""
+"""The usual loop: as it is left, the pinned batch is freed on the lost device."""
+ABORTS = """
+import torch
+from tests import standin
+def step():
+    x = torch.ones(3, device="cuda")
+    x.record_stream(torch.cuda.Stream())
+    torch.sigmoid(x)
+standin.fault("sigmoid")
+try:
+    step()
+except RuntimeError:
+    pass
+"""
+"""What no setting of torch's prevents from ending the process."""
+HEADLINE = "CUDA asserted `i < n` by the end of torch.sigmoid"
+
+
+def test_a_pinned_batch_does_not_take_the_report_along(notebook: Any) -> None:
+    """Torch aborts where such a batch is freed on a lost device, unless it is told to go on."""
+    notebook.run(f"%%cudacheck\n{LOOP}")
+    assert isinstance(notebook.error, torch.AcceleratorError)
+    report = cudalens.last_report()
+    assert report is not None
+    assert (report.kind, report.op.name) == ("device_assert", "aten::sigmoid")
+    notebook.run("%%cudacheck\nmodel(a)")
+    assert "the CUDA context is gone" in str(notebook.error.__notes__)
+
+
+@pytest.mark.parametrize(("program", "status"), [(LOOP, 1), (ABORTS, -6)])
+def test_a_script_s_report_is_printed_and_written(program: str, status: int, folder: Path) -> None:
+    """However the process ends: the report comes first, and comes once."""
+    (folder / "train.py").write_text(program)
+    words = ("-m", "cudalens", "--json", "report.json", "--html", "report.html", "train.py")
+    done = python(*words, cwd=folder)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.count(HEADLINE) == 1 + ("Traceback" in done.stderr)  # the exception's note
+    assert "train.py" in done.stderr
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["context_usable"], report["op"]["name"]) == (False, "aten::sigmoid")
+    assert "sigmoid" in report["source"]["text"]
+    assert "sigmoid" in (folder / "report.html").read_text()
+
+
+KERNEL = """
+import sys
+from tests.shells import new_shell
+class Publisher:
+    def publish(self, data, metadata=None, transient=None, update=False, **more):
+        print("SHOWN", update, data["text/plain"].split("\\n")[0], flush=True)
+with new_shell() as shell:
+    shell.display_pub.publish = Publisher().publish
+    shell.run_line_magic("load_ext", "cudalens")
+    shell.run_cell("%%cudacheck\\n" + sys.argv[1])
+"""
+
+
+def test_a_cell_s_report_is_shown_before_the_process_aborts() -> None:
+    done = python("-c", KERNEL, ABORTS)
+    assert done.returncode == -6
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SHOWN")]
+    assert HEADLINE in line
+
+
+def test_a_block_s_files_are_written_where_the_loss_is_found(folder: Path) -> None:
+    x = torch.ones(3, device="cuda")
+    standin.fault("sigmoid")
+    with pytest.raises(torch.AcceleratorError):
+        with cudalens.check(json="report.json") as session:
+            try:
+                torch.sigmoid(x)
+            finally:
+                early = json.loads((folder / "report.json").read_text())
+    assert session.report is not None
+    final = session.report.to_dict()
+    for key in ("kind", "headline", "op", "source", "certainty", "context_usable", "tensors"):
+        assert early[key] == final[key], key
+
+
+def test_a_loader_with_workers_and_pinned_memory_is_left_alone() -> None:
+    data = TensorDataset(torch.randn(32, 4), torch.arange(32) % 3)
+    layer = torch.nn.Linear(4, 3).cuda()
+    with cudalens.check() as session:
+        for inputs, labels in DataLoader(data, batch_size=8, num_workers=2, pin_memory=True):
+            moved = [item.to("cuda", non_blocking=True) for item in (inputs, labels)]
+            torch.nn.functional.cross_entropy(layer(moved[0]), moved[1]).backward()
+    assert session.report is None
+    assert session.internal_errors == []
+
+
+@pytest.mark.parametrize("mode", ["on", "fast", "deferred"])
+def test_the_interpreter_ends_as_without_cudalens(mode: str) -> None:
+    program = """
+import torch
+from tests import standin
+import cudalens
+event, x = torch.cuda.Event(), torch.ones(3, device="cuda")
+event.record()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x * 2
+standin.fault("sigmoid")
+torch.sigmoid(x)
+torch.cuda.synchronize()
+"""
+    plain, checked = python("-c", program), python("-c", program, CUDALENS=mode)
+    assert (plain.returncode, checked.returncode) == (1, 1)
+    assert "Exception ignored" not in checked.stderr
+    assert ("CUDA asserted `i < n`" in checked.stderr) == (mode == "on")
+
+
+SUITE = """
+import torch
+from tests import standin
+
+def test_good():
+    assert torch.ones(3, device="cuda").sum().item() == 3
+
+def test_bad_index():
+    table, rows = torch.ones(3, 2, device="cuda"), torch.tensor([3], device="cuda")
+    torch.nn.functional.embedding(rows, table)
+
+def test_good_again():
+    test_good()
+
+def test_lost():
+    x = torch.ones(3, device="cuda")
+    standin.fault("sigmoid")
+    torch.sigmoid(x)
+
+def test_after():
+    test_good()
+"""
+
+
+def test_pytest_reports_and_goes_on(folder: Path) -> None:
+    (folder / "test_device.py").write_text(SUITE)
+    options = ("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist")
+    done = python("-m", "pytest", "--cudacheck", *options, "-rA", "test_device.py", cwd=folder)
+    outcome = {
+        line.split("::")[1].split()[0]: line.split()[0]
+        for line in done.stdout.splitlines()
+        if line.startswith(("PASSED", "FAILED"))
+    }
+    assert outcome == {
+        "test_good": "PASSED",
+        "test_bad_index": "FAILED",
+        "test_good_again": "PASSED",
+        "test_lost": "FAILED",
+        "test_after": "FAILED",
+    }
+    assert "3 is outside the 3 rows" in done.stdout
+    assert HEADLINE in done.stdout
+    assert "A test lost CUDA for this process" in done.stdout
+
+
+def test_a_fork_of_a_process_with_a_device_says_so_itself() -> None:
+    """A child may not use CUDA: its error is torch's, and no lost device."""
+    program = """
+import os, sys, torch, cudalens
+torch.ones(3, device="cuda")
+child = os.fork()
+if child == 0:
+    session = cudalens.check()
+    try:
+        with session:
+            torch.ones(3, device="cuda")
+    except RuntimeError as error:
+        print(type(error).__name__, session.report.context_usable, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(torch.ones(3, device="cuda").sum().item())
+"""
+    done = python("-c", program)
+    assert "RuntimeError" in done.stdout
+    assert "False" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "3.0", done.stderr

@@ -1,0 +1,81 @@
+"""The report of a lost device is written and shown where the loss is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cudalens
+from cudalens import simulate
+from tests.shells import Notebook
+
+pytestmark = pytest.mark.usefixtures("sim")
+LINE = "Ext.cu:12: kernel_x: block: [0,0,0], thread: [3,0,0] Assertion `i < n` failed."
+
+
+def lose(sim: simulate.Simulation) -> None:
+    x = torch.ones(3, device="cuda")
+    sim.device_assert("ext::op", LINE)
+    torch.sigmoid(x)
+
+
+def test_files_are_there_while_the_exception_leaves_the_block(
+    sim: simulate.Simulation, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    shown: list[Any] = []
+    session = cudalens.check(json=path)
+    session.show_early = lambda: shown.append(session.report)
+    with pytest.raises(torch.AcceleratorError) as caught, session:
+        try:
+            lose(sim)
+        finally:
+            early = json.loads(path.read_text(encoding="utf-8"))
+    assert session.report is not None
+    final = session.report.to_dict()
+    for key in ("kind", "headline", "op", "source", "certainty", "tensors"):
+        assert early[key] == final[key], key
+    assert [item.headline for item in shown] == [session.report.headline]
+    assert session.is_shown_early
+    assert len([note for note in caught.value.__notes__ if "cudalens" in note]) == 1
+
+
+def test_an_error_that_leaves_the_device_usable_is_reported_at_the_end(
+    sim: simulate.Simulation, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    with pytest.raises(RuntimeError), cudalens.check(json=path) as session:
+        try:
+            torch.ones(3, device="cuda") @ torch.ones(4, device="cuda")
+        finally:
+            assert not path.exists()
+    assert path.exists()
+    assert not session.is_shown_early
+
+
+def test_a_cell_shows_it_before_what_runs_afterwards(
+    notebook: Notebook, sim: simulate.Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once; a front end with a kernel gets the same output again, replaced."""
+    notebook.names["sim"] = sim
+    published: list[Any] = []
+    publish = notebook.shell.display_pub.publish
+
+    def keep(**words: Any) -> None:
+        published.append((words.get("update", False), words.get("transient")))
+        publish(**words)
+
+    monkeypatch.setattr(notebook.shell.display_pub, "publish", keep)
+    notebook.names["count"] = lambda: len(published)
+    notebook.run(
+        "%%cudacheck\nx = torch.ones(3, device='cuda')\n"
+        f"sim.device_assert('ext::op', {LINE!r})\n"
+        "try:\n    torch.sigmoid(x)\nfinally:\n    shown = count()"
+    )
+    assert notebook.names["shown"] == 1
+    assert [is_update for is_update, _ in published] == [False]
+    assert "i < n" in notebook.shown[0]["text/plain"]
