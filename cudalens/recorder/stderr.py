@@ -42,7 +42,7 @@ class DeviceText:
 
     def __enter__(self) -> DeviceText:
         """Lead the descriptor through tee."""
-        program = shutil.which("tee")
+        program = shutil.which("tee") if os.name == "posix" else None
         if program is None:
             msg = "there is no tee program on this system"
             raise OSError(msg)
