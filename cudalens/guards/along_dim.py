@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -158,12 +157,6 @@ def take_along_dim_indices_in_range(self: Tensor, indices: Tensor, dim: int | No
 _SCATTERED_SINCE = (2, 14)
 
 
-def _selects_nothing(self: Tensor, dim: int, index: Tensor) -> bool:
-    """Return whether a selected row has no element; then nothing is launched."""
-    others = [size for at, size in enumerate(self.shape) if at != dim]
-    return index.numel() == 0 or math.prod(others) == 0
-
-
 def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool:
     """Return whether the arguments of a write fit by shape and dtype, and anything is written."""
     place = dim_size(self, dim)
@@ -205,7 +198,9 @@ def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
         if place[0] >= self.sparse_dim() or index.dtype != torch.int64:
             return None
         return index_of_dim(index, self, dim, asserts="index_select_sparse", wraps=True)
-    if self.layout != torch.strided or _selects_nothing(self, place[0], index):
+    if self.layout != torch.strided or index.numel() == 0:
+        return None
+    if 0 in (*self.shape[: place[0]], *self.shape[place[0] + 1 :]):  # rows without elements
         return None
     if self.dim() == 0 and index.numel() != 1:  # torch refuses it
         return None

@@ -18,7 +18,11 @@ def is_refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     arguments = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
     if len(_devices(op, arguments)) > 1:
         return True
-    return op._schema.name == "aten::masked_scatter_" and _outgrows_self(arguments)
+    if op._schema.name != "aten::masked_scatter_":
+        return False
+    self, mask = arguments["self"], arguments["mask"]
+    # A mask that would need a larger tensor than the one that is written in place.
+    return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)
 
 
 def _devices(op: Any, arguments: dict[str, Any]) -> set[torch.device]:
@@ -36,9 +40,3 @@ def _devices(op: Any, arguments: dict[str, Any]) -> set[torch.device]:
                 if not (is_host and (is_list or not tensor.dim() or "ctc" in op._schema.name)):
                     found.add(tensor.device)
     return found
-
-
-def _outgrows_self(arguments: dict[str, Any]) -> bool:
-    """Return whether a mask would need a larger tensor than the one that is written in place."""
-    self, mask = arguments["self"], arguments["mask"]
-    return bool(torch.broadcast_shapes(self.shape, mask.shape) != self.shape)

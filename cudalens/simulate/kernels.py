@@ -81,10 +81,6 @@ def lower(runtime: Runtime, facts: OpSchema, values: Sequence[Any]) -> list[Any]
     return host
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    return is_plain(tensor) and not tensor._is_zerotensor()
-
-
 def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> None:
     """Let tensors of one device storage share a host storage, which is how overlap is found."""
     places = [(values, host, i) for i in facts.tensors]
@@ -94,7 +90,8 @@ def _share_memory(facts: OpSchema, values: Sequence[Any], host: list[Any]) -> No
     by_storage: dict[int, list[Any]] = {}
     for tensors, aliases, i in places:
         value = tensors[i]
-        if isinstance(value, Tensor) and value.is_cuda and _has_storage(value):
+        is_on_device = isinstance(value, Tensor) and value.is_cuda
+        if is_on_device and is_plain(value) and not value._is_zerotensor():
             key = value.untyped_storage()._cdata
             by_storage.setdefault(key, []).append((value, aliases, i))
     for group in by_storage.values():

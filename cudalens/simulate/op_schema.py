@@ -39,19 +39,16 @@ class YamlFacts(NamedTuple):
     has_cuda_kernel: set[str]
 
 
-def _yaml_path() -> Path:
-    spec = find_spec("torchgen")
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError("torchgen, which ships with torch, was not found")
-    return Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
-
-
 @cache
 def yaml_facts() -> YamlFacts:
     """Read native_functions.yaml of the installed torch."""
+    spec = find_spec("torchgen")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("torchgen, which ships with torch, was not found")
+    path = Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
     facts = YamlFacts(check={}, structured=set(), has_cuda_kernel=set())
     name = ""
-    for line in _yaml_path().read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if found := _FUNC.match(line):
             name = f"aten::{found[1]}"
         elif found := _DEVICE_CHECK.match(line):
