@@ -199,8 +199,8 @@ x = torch.randn(10, requires_grad=True, device="cuda")
 y = x.exp()
 y.clamp_(min=1e-6)
 y.mean().backward()
--- autograd_error | backward | y.clamp_(min=1e-6) changed a tensor that backward needs | \
-version 1 | version 0 | aten::exp | out_of_place
+-- autograd_error | backward | `y.clamp_(min=1e-6)` in line | changed `y`, which backward needs | \
+version 1 | version 0 | y = x.exp() | out_of_place
 == backward system: a graph used twice is autograd's error, on the host
 w = torch.ones(3, device="cuda", requires_grad=True)
 loss = w.exp().sum()

@@ -276,6 +276,17 @@ def parse_expression(text: str) -> ast.Expression:
     return cast(ast.Expression, _parsed(text, "eval"))
 
 
+def without_comment(line: str) -> str:
+    """Return one line of code without its comment, as it is where it is no whole statement."""
+    if "#" not in line:
+        return line
+    try:
+        end = parse(line.strip()).body[-1].end_col_offset
+    except (SyntaxError, ValueError, IndexError):
+        return line
+    return line.strip().encode()[:end].decode()
+
+
 def _parsed(text: str, mode: str) -> ast.AST:
     for _ in range(_TRIES):
         try:

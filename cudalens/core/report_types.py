@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from cudalens.core._python import without_comment
+
 Kind = Literal[
     "device_assert",
     "host_error",
@@ -381,7 +383,8 @@ class SourceSpan:
         """The line and its own text: ``text`` is the first line of the whole statement."""
         found = (item.text.strip() for item in self.context if item.line == self.line)
         text = next(found, self.text)
-        return LineRef(line=self.line, text=text, cell=self.cell, file=self.file)
+        code = without_comment(text) if text else text
+        return LineRef(line=self.line, text=code, cell=self.cell, file=self.file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,5 +455,5 @@ class ProvenanceStep:
 CHANGED = "changes a tensor in place that backward needs"
 """The note of the step that autograd complains of."""
 
-FIRST_BAD = "first op whose result is out of bounds"
+FIRST_BAD = "the values went out of bounds here"
 """The note of the step that is proven to have made the bad values."""

@@ -172,7 +172,10 @@ def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> Offende
     values = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
-    rows, columns = min(values.shape[0], MAP_ROWS), min(values.shape[1], MAP_COLUMNS)
+    rows, columns = (
+        math.ceil(size / math.ceil(size / most))  # cells of equal size, so that a ramp is straight
+        for size, most in zip(values.shape, (MAP_ROWS, MAP_COLUMNS), strict=True)
+    )
     low, high = _grid(values, rows, columns, _bounds)
     if listed is None:
         marks = bad.reshape(values.shape)

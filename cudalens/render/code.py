@@ -12,6 +12,7 @@ from typing import Literal
 
 from rich.cells import cell_len
 
+from cudalens.core._python import without_comment
 from cudalens.core.report import CodeLine, ProvenanceStep, Report, SourceSpan, TensorFact
 from cudalens.core.report_types import CHANGED
 from cudalens.render import words
@@ -265,7 +266,8 @@ def _marks(report: Report, line: CodeLine, indent: int, *, device: bool) -> list
         name = _unpacked(fact.expression, line.text[start:end])
         marks.append(Mark(**ends, tone=tone, label=label, name=name, tensor=at))
     if any(item.source and item.source.line == line.line for item in _changes(report)):
-        start, end = len(line.text) - len(line.text.lstrip()), len(line.text.rstrip())
+        start = len(line.text) - len(line.text.lstrip())
+        end = start + len(without_comment(line.text.strip()))
         marks.append(Mark(start=column(start), end=column(end), tone="bad", label=CHANGED))
     call = _call_span(report.source, line)
     if call is not None:

@@ -18,6 +18,8 @@ WIDTH = 420.0
 BAR_HEIGHT = 84.0
 HISTOGRAM_HEIGHT = 72.0
 MAX_CELL = 20.0
+MAX_GRID = 200.0
+"""Pixels that the rows of a grid take at most."""
 MAX_BAR = 44.0
 _LEFT = 8.0
 _HEADROOM = 22.0
@@ -164,9 +166,10 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
     lows = [words.finite(value) for value in grid.low]
     highs = [words.finite(value) for value in grid.high]
     low, high = _span(lows, highs, limits)
+    total = max(found.total, grid.columns)
     right = WIDTH - _LEFT - (_MARGIN if limits != (None, None) else 0)
-    step = min((right - _LEFT) / grid.columns, MAX_BAR)
-    right = _LEFT + step * grid.columns
+    step = min((right - _LEFT) / total, MAX_BAR)
+    right = _LEFT + step * total
     base = BAR_HEIGHT + _HEADROOM
 
     def down(value: float) -> float:
@@ -174,8 +177,10 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
 
     drawn = []
     zero = down(max(low, 0.0) if high > 0 else high)
+    starts = _starts(total, grid.columns)
     for at in range(min(grid.columns, len(lows), len(highs), len(grid.bad))):
-        x, width = _LEFT + at * step, max(step - min(4.0, step / 5), 1)
+        x, room = _LEFT + starts[at] * step, (starts[at + 1] - starts[at]) * step
+        width = max(room - min(4.0, room / 5), 1)
         ends = lows[at], highs[at]
         # NaN and the infinities have no height: the bar fills the picture.
         top, bottom = _HEADROOM, base
@@ -184,20 +189,45 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
         height = max(bottom - top, 2.0)
         cross = max(bottom - height - 7, 5), min(4.0, max(width / 2, 2))
         drawn += _bar(x, bottom - height, width, height, cross if grid.bad[at] > 0 else None)
+        if ends[1] is not None and ends[1] > high:
+            drawn.append(_cut(x, width, _HEADROOM + 9))
+        if ends[0] is not None and ends[0] < low:
+            drawn.append(_cut(x, width, base - 9))
     for name, limit in zip(("min", "max"), limits, strict=True):
         if limit is not None and (name == "max" or limit > low):
             text = f"{name} {words.format_number(getattr(bounds, name))}"
             y = down(limit)
             drawn.append(_dashed(_LEFT, y, right + 2, y))
             drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
-    last = max(found.total, grid.columns) - 1
-    drawn += _axis_ends("position 0", str(last) if last else "", base + 15, right)
+    drawn += _axis_ends("position 0", str(total - 1) if total > 1 else "", base + 15, right)
     width = right + _LEFT + (_MARGIN if limits != (None, None) else 0)
-    note = _shared(grid, found, "bar")
+    note = "; ".join(filter(None, (_shared(grid, found, "bar"), _beyond(lows, highs, low, high))))
     if note:
         drawn.append(words_at(_LEFT, base + 30, note, tone="muted", size=11))
         width = max(width, _LEFT + text_width(note, 11))
     return picture(width, base + (37 if note else 22), title, *drawn)
+
+
+def _starts(total: int, parts: int) -> list[int]:
+    """Return where each part of ``total`` positions begins, and the end; as tensor_split cuts."""
+    size, longer = divmod(total, parts)
+    return [at * size + min(at, longer) for at in range(parts + 1)]
+
+
+def _cut(x: float, width: float, y: float) -> Markup:
+    """Draw the mark of a bar that goes on beyond the picture."""
+    wide = coordinate(width + 2)
+    path = "".join(f"M{coordinate(x - 1)} {coordinate(y + off)}l{wide} -4" for off in (0, 4))
+    return element("path", d=path, stroke_width=2, **paint(stroke="canvas"))
+
+
+def _beyond(lows: list[float | None], highs: list[float | None], low: float, high: float) -> str:
+    """Say how far the values go that the picture cuts."""
+    most = max((value for value in highs if value is not None), default=high)
+    least = min((value for value in lows if value is not None), default=low)
+    ends = [words.format_number(most)] if most > high else []
+    ends += [words.format_number(least)] if least < low else []
+    return f"cut bars go on to {' and '.join(ends)}" if ends else ""
 
 
 def _shared(grid: OffenderMap, found: Offenders, name: str) -> str:
@@ -234,14 +264,16 @@ def _bar(
 
 
 def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup:
-    size = max(min(MAX_CELL, (WIDTH - 60) // grid.columns), 1.0)
+    wide = max(min(MAX_CELL, (WIDTH - 60) // grid.columns), 1.0)
+    high = max(min(MAX_CELL, MAX_GRID // grid.rows), 1.0)
     left, top = 44.0, 20.0
-    width, height = grid.columns * size, grid.rows * size
-    marks: dict[str, str | float | None] = {"d": _marks(grid, left, top, size), "stroke_width": 1.6}
+    width, height = grid.columns * wide, grid.rows * high
+    runs = [(left + x * wide, top + y * high, count) for y, x, count in _bad_runs(grid)]
+    marks: dict[str, str | float | None] = {"d": _marks(runs, wide, high), "stroke_width": 1.6}
     drawn = [
         element("rect", x=left, y=top, width=width, height=height, **paint(fill="linksoft")),
-        element("path", d=_lines(grid, left, top, size), **paint(stroke="line")),
-        element("path", d=_runs(grid, left, top, size), **paint(fill="bad")),
+        element("path", d=_lines(grid, left, top, wide, high), **paint(stroke="line")),
+        element("path", d=_runs(runs, wide, high), **paint(fill="bad")),
         element("path", **marks, **paint(stroke="canvas")),
         words_at(left, top - 7, "dim 1 →" if is_flat else "other dims →", tone="muted", size=11),
         words_at(left - 7, top + 11, "dim 0", tone="muted", size=11, text_anchor="end"),
@@ -249,8 +281,12 @@ def _cells(grid: OffenderMap, title: str, note: str, *, is_flat: bool) -> Markup
     ]
     if note:
         drawn.append(words_at(left, top + height + 15, note, tone="muted", size=11))
-    wide = max(left + width + 8, 160, left + text_width(note, 11) + 8)
-    return picture(wide, top + height + (24 if note else 8), title, *drawn)
+    across = max(left + width + 8, 160, left + text_width(note, 11) + 8)
+    return picture(across, top + height + (24 if note else 8), title, *drawn)
+
+
+_Runs: TypeAlias = list[tuple[float, float, int]]
+"""Where each run of bad cells in a row begins, and how many it has."""
 
 
 def _bad_runs(grid: OffenderMap) -> Iterator[tuple[int, int, int]]:
@@ -265,29 +301,30 @@ def _bad_runs(grid: OffenderMap) -> Iterator[tuple[int, int, int]]:
         yield *spots[0], len(spots)
 
 
-def _runs(grid: OffenderMap, left: float, top: float, size: float) -> str:
+def _runs(runs: _Runs, wide: float, high: float) -> str:
     path = ""
-    for row, column, count in _bad_runs(grid):
-        x, y = coordinate(left + column * size), coordinate(top + row * size)
-        across, down = coordinate(count * size), coordinate(size)
-        path += f"M{x} {y}h{across}v{down}h-{across}z"
+    for x, y, count in runs:
+        across, down = coordinate(count * wide), coordinate(high)
+        path += f"M{coordinate(x)} {coordinate(y)}h{across}v{down}h-{across}z"
     return path
 
 
-def _lines(grid: OffenderMap, left: float, top: float, size: float) -> str:
-    width, height = coordinate(grid.columns * size), coordinate(grid.rows * size)
-    across = [coordinate(left + at * size) for at in range(grid.columns + 1)]
-    down = [coordinate(top + at * size) for at in range(grid.rows + 1)]
+def _lines(grid: OffenderMap, left: float, top: float, wide: float, high: float) -> str:
+    width, height = coordinate(grid.columns * wide), coordinate(grid.rows * high)
+    across = [coordinate(left + at * wide) for at in range(grid.columns + 1)]
+    down = [coordinate(top + at * high) for at in range(grid.rows + 1)]
     standing = "".join(f"M{x} {coordinate(top)}v{height}" for x in across)
     return standing + "".join(f"M{coordinate(left)} {y}h{width}" for y in down)
 
 
-def _marks(grid: OffenderMap, left: float, top: float, size: float) -> str:
-    arm = coordinate(round(size * 0.4))
+def _marks(runs: _Runs, wide: float, high: float) -> str:
+    """Cross each bad cell, so that it is told without its colour."""
+    size = min(wide, high) * 0.4
+    arm = coordinate(size)
     path, cross = "", f"l{arm} {arm}m0-{arm}l-{arm} {arm}"
-    for row, column, count in _bad_runs(grid):
-        x, y = coordinate(left + (column + 0.3) * size), coordinate(top + (row + 0.3) * size)
-        path += f"M{x} {y}" + f"m{coordinate(size)}-{arm}".join([cross] * count)
+    for x, y, count in runs:
+        first = f"M{coordinate(x + (wide - size) / 2)} {coordinate(y + (high - size) / 2)}"
+        path += first + f"m{coordinate(wide)}-{arm}".join([cross] * count)
     return path
 
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TypeAlias
 
 import networkx as nx
 
+from cudalens.core.api_names import api_names
 from cudalens.core.report import AutogradNeighbourhood, GraphNode, Role
 from cudalens.render import words
-from cudalens.render.words import clip, clip_left, one_line
+from cudalens.render.words import one_line
 
-CALLS = "calls"
-"""The focus of a graph that shows calls in their order where there is no autograd graph."""
 MAX_NODES = 80
 MAX_BOXES = 22
 MAX_EDGES = 28
 MAX_ROWS = 7
 MAX_SIBLINGS = 3
 _NEAR = 2
-_TITLE = 30
-_DETAIL = 34
+_TITLE = 26
+_DETAIL = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class Box:
     @property
     def main(self) -> tuple[GraphNode, ...]:
         """The nodes that compute something: views and transposes of them go without saying."""
-        return tuple(node for node in self.members if not _is_view(node)) or self.members
+        return tuple(node for node in self.members if not is_view(node)) or self.members
 
     @property
     def module(self) -> str:
@@ -55,7 +54,7 @@ class Box:
         if len(self.members) > 1 and self.is_side:
             return f"{len(self.members)} {'parameters' if self.role == 'parameter' else 'inputs'}"
         kind = types.get(self.module)
-        return f"{kind} {clip_left(self.module, _TITLE - len(kind))}" if kind else self._ops()
+        return elide(f"{kind} {self.module}", _TITLE) if kind else self._ops()
 
     def detail(self, types: Types, *, prevented: bool) -> str:
         """Return the second line: what the shape of the box says, the module, the line."""
@@ -63,7 +62,7 @@ class Box:
             "failed": "not launched" if prevented else "failed here",
             "bad_input": "at fault" if is_statement(self.main[0]) else "bad input",
             "parameter": "parameter",
-            "leaf": "leaf",
+            "leaf": "input",
         }.get(self.role)
         many = len(self.main) > 1
         first = self.main[0]
@@ -78,7 +77,7 @@ class Box:
         facts = filter(None, (lead, shape, self._value(), "" if many else line))
         rest = " · ".join(facts)
         room = max(_DETAIL - len(rest) - 3, 10)
-        return " · ".join(filter(None, (clip_left(module, room), rest)))
+        return " · ".join(filter(None, (elide(module, room), rest)))
 
     def _folded(self) -> str:
         if self.role == "parameter":
@@ -93,29 +92,15 @@ class Box:
     def _ops(self) -> str:
         names = [node_name(node) for node in self.main]
         if len(names) == 1:
-            return clip(names[0], _TITLE)
+            return elide(names[0], _TITLE)
         # The two ends say where the chain begins and stops: both are to be read.
         between = " → " if len(names) == 2 else " → … → "
         first, last = names[0], names[-1]
         if len(first + between + last) > _TITLE:
             end = (_TITLE - len(between)) // 2
-            first, last = clip(first, end), clip(last, end)
+            first, last = elide(first, end), elide(last, end)
         return first + between + last
 
-
-@dataclass(frozen=True, kw_only=True)
-class Folding:
-    """What the reader asked to see unfolded and folded; the default leaves it to the size."""
-
-    near: int = 0
-    """Nodes within so many hops of the failure are drawn one by one."""
-    opened: frozenset[str] = frozenset()
-    """Ids of nodes that are drawn one by one wherever they are."""
-    closed: frozenset[str] = frozenset()
-    """Modules that are drawn as one box wherever they are."""
-
-
-DEFAULT_FOLDING = Folding()
 
 Types: TypeAlias = Mapping[str, str]
 """The class of each module by its path, as far as it is known."""
@@ -125,6 +110,12 @@ _VIEWS = (
     *("t", "transpose", "view", "unsafe_view", "reshape", "reshape_alias", "expand", "detach"),
     *("alias", "permute", "squeeze", "unsqueeze"),
 )
+_CALLED = {
+    **{"addmm": "F.linear", "convolution": "F.conv", "native_layer_norm": "F.layer_norm"},
+    **{"native_batch_norm": "F.batch_norm", "cudnn_batch_norm": "F.batch_norm"},
+    **{"native_dropout": "F.dropout", "log_softmax_backward_data": "F.log_softmax"},
+}
+"""The functions behind ops that no user calls by name."""
 _NODE = re.compile(r"^(.*?)Backward\d*$")
 
 Rule: TypeAlias = Callable[[Box, Box], bool]
@@ -137,14 +128,25 @@ def is_statement(node: GraphNode) -> bool:
 
 
 def node_name(node: GraphNode) -> str:
-    """Return the op of a node without its namespace, else the node's own name."""
+    """Return the name of a node as people call it: ``F.linear`` for ``aten::addmm``."""
     op = _op_of(node)
     if node.role in ("parameter", "leaf", "bad_input") or not op:
-        return clip_left(one_line(node.name or "unnamed"), _TITLE)
-    return one_line(op.removeprefix("aten::"))
+        return elide(one_line(node.name or "unnamed"), _TITLE)
+    if not op.startswith("torch."):
+        plain = op.rpartition("::")[2].partition(".")[0].strip("_")
+        op = next(iter(api_names(op)), _CALLED.get(plain, plain))
+    return words.format_api(op).removeprefix("torch.")
 
 
-def _is_view(node: GraphNode) -> bool:
+def elide(text: str, limit: int) -> str:
+    """Cut ``text`` in its middle: where it begins and ends tells most."""
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[-end:]}"
+
+
+def is_view(node: GraphNode) -> bool:
     """Return whether a node only looks at its input in another shape."""
     return _op_of(node).rpartition("::")[2].partition(".")[0].lstrip("_") in _VIEWS
 
@@ -155,23 +157,18 @@ def _op_of(node: GraphNode) -> str:
     return re.sub("(?<!^)([A-Z])", r"_\1", found[1]).lower() if found else node.op or ""
 
 
-def fold(
-    graph: AutogradNeighbourhood, folding: Folding = DEFAULT_FOLDING
-) -> tuple[dict[str, Box], list[tuple[str, str]]]:
+def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     """Return the boxes and the edges between them, acyclic and few enough to be read."""
     net = _Net(graph)
-    net.join_siblings(folding)
-    for module in sorted(folding.closed):
-        net.close(module)
-    for alike in (_beside_view, _same_module) if net.focus != CALLS else ():
-        net.contract(alike, folding, len)
+    net.join_siblings()
+    for alike in (_beside_view, _same_module):
+        net.contract(alike, len)
     # What is still too much is folded further, but not right beside the failure.
-    wide = replace(folding, near=max(folding.near, _NEAR))
     for alike in (_same_parent, net.is_only_way):
-        net.contract(alike, wide, _is_large)
+        net.contract(alike, _is_large, near=_NEAR)
     # An unrolled loop has no modules to fold by, and no single chain.
     for alike in (_same_line, lambda one, other: True):
-        net.contract(alike, wide, _is_tangled)
+        net.contract(alike, _is_tangled, near=_NEAR)
     return {key: net.boxes[key] for key in net.links.nodes}, list(net.links.edges)
 
 
@@ -190,59 +187,46 @@ class _Net:
             if known and not nx.has_path(self.links, edge.dst, edge.src):
                 self.links.add_edge(edge.src, edge.dst)
 
-    def join_siblings(self, folding: Folding) -> None:
+    def join_siblings(self) -> None:
         """Join parameters, and inputs when they are many, that feed nothing but the same box."""
         groups: dict[tuple[str, str], list[str]] = {}
         for key in self.links.nodes:
             role, targets = self.boxes[key].role, list(self.links.successors(key))
             is_side = self.boxes[key].is_side and self.links.in_degree(key) == 0
-            if is_side and len(targets) == 1 and not is_unfolded(self.boxes[key], folding):
+            if is_side and len(targets) == 1:
                 groups.setdefault((role, targets[0]), []).append(key)
         for (kind, _), keys in groups.items():
             if len(keys) > (1 if kind == "parameter" else MAX_SIBLINGS):
                 for key in keys[1:]:
                     self._join(self.boxes[keys[0]], self.boxes[key], keys[0])
 
-    def close(self, module: str) -> None:
-        """Draw the ops of a module as one box, as far as no way leads out of it and back."""
-
-        def inside(one: Box, other: Box) -> bool:
-            return all(is_within(node, module) for node in (*one.members, *other.members))
-
-        while self._join_first(self.links.edges, inside, DEFAULT_FOLDING):
-            pass
-
     def contract(
-        self, alike: Rule, folding: Folding, is_too_much: Callable[[nx.DiGraph], object]
+        self, alike: Rule, is_too_much: Callable[[nx.DiGraph], object], near: int = 0
     ) -> None:
-        """Join neighbours that are alike, farthest from the failure first, while needed."""
+        """Join neighbours that are alike, farthest from the failure first, while needed.
+
+        Args:
+            near: hops from the failure within which nothing is joined.
+        """
         while is_too_much(self.links):
             around = self.links.to_undirected()
-            near = nx.single_source_shortest_path_length(around, self.focus) if self.focus else {}
+            away = nx.single_source_shortest_path_length(around, self.focus) if self.focus else {}
             hops = {
-                pair: min(near.get(key, len(around)) for key in pair)
-                for pair in self.links.edges
-                if not any(is_unfolded(self.boxes[key], folding) for key in pair)
+                pair: min(away.get(key, len(around)) for key in pair) for pair in self.links.edges
             }
             ranked = sorted(hops, key=hops.__getitem__, reverse=True)
-            far = [pair for pair in ranked if hops[pair] >= folding.near]
-            if not self._join_first(far, alike, folding):
+            far = (pair for pair in ranked if hops[pair] >= near)
+            pair = next((pair for pair in far if self._may_join(*pair, alike)), None)
+            if pair is None:
                 return
+            self._join(self.boxes[pair[0]], self.boxes[pair[1]], pair[1])
+            self.join_siblings()
 
     def is_only_way(self, one: Box, other: Box) -> bool:
         """Return whether a box feeds nothing but the other, which is fed by nothing else."""
         sources = self.links.predecessors(other.key)
         data = [key for key in sources if self.boxes[key].role != "parameter"]
         return self.links.out_degree(one.key) == 1 and data == [one.key]
-
-    def _join_first(self, pairs: Iterable[tuple[str, str]], alike: Rule, folding: Folding) -> bool:
-        """Join the first pair that may be, and whose boxes are alike; tell whether any was."""
-        pair = next((pair for pair in pairs if self._may_join(*pair, alike)), None)
-        if pair is not None:
-            src, dst = pair
-            self._join(self.boxes[src], self.boxes[dst], dst)
-            self.join_siblings(folding)
-        return pair is not None
 
     def _may_join(self, src: str, dst: str, alike: Rule) -> bool:
         one, other = self.boxes[src], self.boxes[dst]
@@ -271,16 +255,6 @@ def _nearest(graph: AutogradNeighbourhood) -> tuple[GraphNode, ...]:
     return tuple(node for at, node in enumerate(graph.nodes) if at in kept)
 
 
-def is_unfolded(box: Box, folding: Folding) -> bool:
-    """Return whether the reader asked to see nodes of this box one by one."""
-    return any(node.id in folding.opened for node in box.members)
-
-
-def is_within(node: GraphNode, module: str) -> bool:
-    """Return whether a node belongs to a module or to one inside it."""
-    return f"{node.module_path or ''}.".startswith(f"{module}.")
-
-
 def _is_large(net: nx.DiGraph) -> bool:
     if len(net) <= 1:
         return False
@@ -292,7 +266,7 @@ def _is_tangled(net: nx.DiGraph) -> bool:
 
 
 def _beside_view(one: Box, other: Box) -> bool:
-    return any(all(map(_is_view, box.members)) for box in (one, other))
+    return any(all(map(is_view, box.members)) for box in (one, other))
 
 
 def _same_module(one: Box, other: Box) -> bool:

@@ -11,17 +11,7 @@ from markupsafe import Markup
 
 from cudalens.core.report import AutogradNeighbourhood, GraphNode
 from cudalens.render import words
-from cudalens.render.fold import (
-    CALLS,
-    DEFAULT_FOLDING,
-    Box,
-    Folding,
-    Types,
-    fold,
-    is_statement,
-    is_unfolded,
-    node_name,
-)
+from cudalens.render.fold import Box, Types, fold, is_statement, node_name
 from cudalens.render.layout import ARROW, LABEL_SIZE, Labels, Layout, Line, place
 from cudalens.render.svg import element, paint, picture, text_width, words_at
 from cudalens.render.words import clip_left, one_line
@@ -33,13 +23,18 @@ LEGEND_HEIGHT = 26.0
 _CHARACTER = 6.7
 # How far down a side input turns: below the shapes that are written under its neighbours.
 _LOW = 0.85
+_TELLS_LITTLE = 3
+"""Boxes of a graph that only repeats what hangs under the line of code."""
 _BAD = ("failed", "bad_input")
 _LEGEND = {
     "parameter": "parameter",
-    "leaf": "leaf or input",
+    "leaf": "input",
     "bad_input": "bad input",
     "failed": "failed op",
 }
+
+ROLES = {**_LEGEND, "failed": "failed"}
+"""What is said of a node; one that only passes data on is nothing special."""
 
 
 Attributes: TypeAlias = Callable[[Sequence[GraphNode]], Mapping[str, str | None]]
@@ -73,26 +68,26 @@ def graph_svg(
     graph: AutogradNeighbourhood,
     *,
     prevented: bool = False,
-    folding: Folding = DEFAULT_FOLDING,
     attributes: Attributes = _ids,
     types: Types = MappingProxyType({}),
 ) -> Markup:
-    """Draw the graph around the failure, data flowing down; empty when there is no node.
+    """Draw the graph around the failure, data flowing down; empty where it would tell little.
 
     ``attributes`` says what the element of a box carries besides its look.
     """
-    if not graph.nodes:
+    boxes, edges = fold(graph) if graph.nodes else ({}, [])
+    if len(boxes) <= _TELLS_LITTLE:
         return Markup("")
-    boxes, edges = fold(graph, folding)
-    # The ops of a module that was unfolded are drawn by their own names.
-    parted = {box.module for box in boxes.values() if is_unfolded(box, folding)}
-    known = {path: kind for path, kind in types.items() if path not in parted}
     texts = {
-        key: (box.title(known), box.detail(known, prevented=prevented))
+        key: (box.title(types), box.detail(types, prevented=prevented))
         for key, box in boxes.items()
     }
     sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
     layout = place(sizes, edges, light=[key for key, box in boxes.items() if box.is_side])
+    bad = [layout.centres[key][0] for key, box in boxes.items() if box.role == "bad_input"]
+    if bad and min(bad) > layout.width / 2:
+        # A narrow page cuts a picture at its right: what is bad stands at the left.
+        layout = layout.mirrored()
     spots = {
         key: _PlacedBox(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
         for key, (x, y) in layout.centres.items()
@@ -114,8 +109,6 @@ def graph_svg(
 
 def graph_title(graph: AutogradNeighbourhood) -> str:
     """Return the picture's name: how many nodes, of how many, around which one."""
-    if graph.focus == CALLS:
-        return f"The last {len(graph.nodes)} calls and inputs up to the error"
     focus = next((node for node in graph.nodes if node.id == graph.focus), None)
     near = f" around {node_name(focus)}" if focus else ""
     shown, total = len(graph.nodes), graph.total_nodes
@@ -133,7 +126,7 @@ def graph_rows(graph: AutogradNeighbourhood) -> tuple[GraphRow, ...]:
     return tuple(
         GraphRow(
             name=node_name(node),
-            role=node.role.replace("_", " "),
+            role=ROLES.get(node.role, ""),
             shape=words.format_dtype(node.dtype or "") + words.format_shape(node.shape),
             module=one_line(node.module_path or ""),
             source=words.format_line(node.source),

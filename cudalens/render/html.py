@@ -7,6 +7,7 @@ the code, the facts in tables and their order.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -15,24 +16,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from cudalens.core.report import HistoryEntry, Offenders, Report, TensorFact
 from cudalens.render import figures, graph, words
-from cudalens.render.calls import module_types, with_calls, with_module_names
 from cudalens.render.code import code_rows, unplaced_tensors
-from cudalens.render.fold import CALLS, fold
 from cudalens.render.inline import inlined
 from cudalens.render.svg import PALETTES
 from cudalens.render.words import clip, headline, visible
 
 MAX_BYTES = 200_000
-_SAMPLE = "data set's row"
+_SAMPLE = "dataset index"
 _TENSOR_HEADS = (
     *("tensor", "argument", "shape", "dtype", "device", "stride", "grad", "bad"),
     *("min", "max", "mean", "nan", "inf", "distinct"),
 )
-_SLIM = 3  # boxes of a graph that says little and makes room
 WIDE, NARROW = 70, 37
 """Columns after which the failing line is folded, in a wide pane and in a narrow one."""
 _STATIC = Path(__file__).with_name("static")
@@ -165,12 +163,13 @@ def _environment(limits: _Limits) -> jinja2.Environment:
     )
     environment.globals.update(words=words, figures=figures, graphs=graph)
     environment.filters.update(short_path=short_path, whole=_whole)
+    environment.filters["coded"] = partial(_coded, limits.text)
     return environment
 
 
 def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
     """Return what the templates draw of ``report``, by name."""
-    report = with_calls(with_module_names(report))
+    report = words.with_module_names(report)
     rows, loose = code_rows(report, device=True, fold=WIDE), unplaced_tensors(report)
     narrow = code_rows(report, device=True, fold=NARROW)
     value_map = figures.value_map_svg(report)
@@ -200,13 +199,15 @@ def facts_of(report: Report, limits: _Limits = _FRAGMENT) -> dict[str, Any]:
         "accused": accused,
         "histogram": histogram,
         "graph": graph.graph_svg(
-            report.graph, prevented=report.prevented, types=module_types(report)
+            report.graph, prevented=report.prevented, types=words.module_types(report)
         ),
-        "is_slim": len(fold(report.graph)[0]) <= _SLIM,
-        "graph_heading": "Calls up to the error, in the order they ran"
-        if report.graph.focus == CALLS
-        else "Autograd graph around the failure",
     }
+
+
+def _coded(limit: int, text: str) -> Markup:
+    """Return a sentence with what stands in backticks as code."""
+    cleaned = str(escape(clip(visible(text), limit)))
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", cleaned))
 
 
 def _whole(report: Report) -> Markup:
@@ -240,7 +241,7 @@ def _table(heads: Iterable[str], rows: Sequence[Mapping[str, str]]) -> _Table:
 
 
 def _bad_table(found: Offenders | None) -> _Table:
-    """Return the table of bad values, with their inputs and the data set's rows where known."""
+    """Return the table of bad values, with their inputs and their dataset indices where known."""
     first = found.first if found else ()
     rows = [
         {

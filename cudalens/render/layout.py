@@ -30,6 +30,19 @@ class Layout:
     routes: dict[tuple[str, str], tuple[tuple[float, float], ...]]
     """The points on each edge between its two boxes: one per row that it only passes."""
 
+    def mirrored(self) -> Layout:
+        """Return the same with left and right exchanged."""
+
+        def flip(point: Point) -> Point:
+            return self.width - point[0], point[1]
+
+        return Layout(
+            width=self.width,
+            height=self.height,
+            centres={key: flip(point) for key, point in self.centres.items()},
+            routes={edge: tuple(map(flip, points)) for edge, points in self.routes.items()},
+        )
+
 
 def place(
     sizes: Mapping[str, tuple[float, float]],

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from cudalens.core.report import LineRef, Report
 from cudalens.render import words
-from cudalens.render.calls import with_module_names
 from cudalens.render.code import code_rows, crop, labelled_tensors, unplaced_tensors
 from cudalens.render.words import clip, headline_parts, one_line
 
@@ -42,7 +41,7 @@ def render(report: Report, *, width: int = 100, color: bool = False) -> str:
 
     The result depends on the arguments alone: not on the terminal, the clock or the environment.
     """
-    report = with_module_names(report)
+    report = words.with_module_names(report)
     page = _TextPage(max(width, MIN_WIDTH), color=color)
     _verdict(page, report)
     _code(page, report)

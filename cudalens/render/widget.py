@@ -17,11 +17,11 @@ import ipywidgets
 
 from cudalens.core.report import Report
 from cudalens.render import words
+from cudalens.render.graph import graph_svg
 from cudalens.render.html import draw_part, facts_of
 from cudalens.render.lens.export import export_bar
-from cudalens.render.lens.graphpane import GraphPane
 from cudalens.render.lens.keys import Keys, Selection, rule, style
-from cudalens.render.lens.parts import line, markup, shared, stack
+from cudalens.render.lens.parts import details, line, markup, shared, stack
 from cudalens.render.lens.tabs import tabs
 
 _STATIC = Path(__file__).with_name("static")
@@ -39,21 +39,16 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
     keys = Keys(report)
     selection = Selection(keys)
     facts["keyed"] = keys.attributes
-    graph = GraphPane(report, facts, keys, selection)
     marks = markup(style(root, ()), "cl-silent")
     selection.follow(lambda chosen: setattr(marks, "value", style(root, chosen)))
-    has_code = any(facts[name] for name in ("rows", "loose")) or report.explanation
-    panes = line(
-        stack(markup(draw_part("code", facts)), name="cl-pane") if has_code else None,
-        graph.view,
-        name="cl-panes",
-    )
+    export, choices = export_bar(report, keep)
+    head = line(markup(draw_part("head", facts)), export, name="cl-row-of-head")
     card = stack(
-        stack(markup(draw_part("head", facts)), export_bar(report, keep), name="cl-top"),
-        panes,
+        stack(head, markup(draw_part("hint", facts)), choices, name="cl-top"),
+        _panes(report, facts, keys, selection),
         tabs(report, facts),
         marks,
-        _wire(keys, selection, graph),
+        _wire(keys, selection),
         _module(root),
         name="cl-card",
     )
@@ -61,24 +56,44 @@ def build(report: Report, *, keep: Callable[[], None] | None = None) -> ipywidge
     return stack(styles, card, name=f"cudalens cl-is-{words.tone(report)} cl-lens {root}")
 
 
-def _wire(keys: Keys, selection: Selection, graph: GraphPane) -> ipywidgets.Text:
-    """Return the hidden field into which the browser module writes what the user did."""
+def _panes(
+    report: Report, facts: dict[str, Any], keys: Keys, selection: Selection
+) -> ipywidgets.Box:
+    """Return the code, the graph where it tells more, and what is known of a chosen thing."""
+    chosen = markup("", "cl-details")
+
+    def show(picked: tuple[str, ...]) -> None:
+        chosen.value = draw_part("lens_details", {**facts, "chosen": details(report, picked)})
+
+    selection.follow(show)
+    panes = []
+    if any(facts[name] for name in ("rows", "loose")) or report.explanation:
+        panes.append(stack(markup(draw_part("code", facts)), chosen, name="cl-pane"))
+    if facts["graph"]:
+        types = words.module_types(report)
+        graph = graph_svg(
+            report.graph, prevented=report.prevented, attributes=keys.box, types=types
+        )
+        drawn = [draw_part(name, {**facts, "graph": graph}) for name in _GRAPH]
+        panes.append(stack(*map(markup, drawn), name="cl-pane"))
+    return line(*panes, name="cl-panes")
+
+
+_GRAPH = ("lens_heading", "lens_graph", "graph_table")
+
+
+def _wire(keys: Keys, selection: Selection) -> ipywidgets.Text:
+    """Return the hidden field into which the browser module writes what the user chose."""
     field = ipywidgets.Text(
         continuous_update=True, layout=shared(ipywidgets.Layout, display="none")
     )
     field.add_class("cl-wire")
-    commands: dict[str, Callable[[tuple[str, ...]], None]] = {
-        "select": selection.choose,
-        "open": graph.open,
-        "close": graph.close,
-        "back": lambda _: graph.back(),
-    }
 
     def heard(change: dict[str, Any]) -> None:
-        # "number command key key …": the number makes the same command twice a change.
-        said = change["new"].split()
-        if said[1:2] and said[1] in commands:
-            commands[said[1]](keys.known(said[2:]))
+        # "number key key …": the number makes the same choice twice a change.
+        number, *chosen = change["new"].split() or [""]
+        if number.isdigit():
+            selection.choose(keys.known(chosen))
 
     field.observe(heard, "value")
     return field

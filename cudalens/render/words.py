@@ -10,10 +10,12 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from cudalens.core import error_pages
 from cudalens.core.report import (
+    GraphNode,
+    HistoryEntry,
     LineRef,
     Number,
     Offender,
@@ -86,6 +88,34 @@ _API_PREFIXES = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torc
 
 REHEARSAL = "Rehearsal device. No GPU here."
 TRIED = "tried: the call succeeds with it"
+
+
+_Holder = TypeVar("_Holder", Report, GraphNode, HistoryEntry)
+
+
+def with_module_names(report: Report) -> Report:
+    """Return the report with the model's variable before its module paths, where it is proven."""
+    names = dict(report.graph.module_names)
+    if not names:
+        return report
+
+    def named(item: _Holder) -> _Holder:
+        path = names.get(item.module_path or "")
+        return item if path is None else replace(item, module_path=path)
+
+    nodes = tuple(map(named, report.graph.nodes))
+    graph = replace(report.graph, nodes=nodes, module_names=())
+    history = tuple(map(named, report.history))
+    return replace(named(report), graph=graph, history=history)
+
+
+def module_types(report: Report) -> Mapping[str, str]:
+    """Return the class of each module of the history, where its path stands for one class."""
+    found: dict[str, set[str]] = {}
+    for entry in report.history:
+        if entry.module_path and entry.module_type:
+            found.setdefault(one_line(entry.module_path), set()).add(entry.module_type)
+    return {path: one_line(*kinds) for path, kinds in found.items() if len(kinds) == 1}
 
 
 class State(NamedTuple):
@@ -409,7 +439,7 @@ _PAGES = (
     *(("cuda_error", "device_text", text, page) for text, page in _ASSERT_PAGES),
     ("cuda_error", "headline", "CUBLAS_STATUS_", "cublas-alloc-failed"),
     ("cuda_error", "headline", "CUDNN_STATUS_", "cublas-alloc-failed"),
-    ("autograd_error", "headline", "that backward needs", "modified-by-an-inplace-operation"),
+    ("autograd_error", "headline", "backward needs", "modified-by-an-inplace-operation"),
     ("autograd_error", "headline", "freed", "backward-a-second-time"),
 )
 """A kind, which of its texts holds what, and the page of ``docs/errors`` that explains it."""

@@ -56,7 +56,7 @@ gate = torch.sigmoid(weight @ weight)
 hidden = gate * weight
 gate[hidden < 0.1] = 0
 hidden.sum().backward()""",
-        "gate[hidden < 0.1] = 0 changed a tensor that backward needs",
+        "changed gate, which backward needs",
     ),
     "nan": (
         SETUP,

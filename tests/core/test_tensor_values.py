@@ -17,10 +17,13 @@ SHAPES = [(1,), (63,), (64,), (65,), (200,), (31, 3), (32, 64), (33, 65), (70, 1
 
 
 def loop_map(tensor: Tensor, bad: Tensor) -> tuple[list[int], list[object], list[object]]:
-    """Count and bound each cell of the map in a plain loop over ``tensor_split``."""
+    """Count and bound each cell of the map in a plain loop, cells as equal as they can be."""
     matrix = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
     marks = bad.reshape(matrix.shape)
-    rows, columns = min(matrix.shape[0], 32), min(matrix.shape[1], 64)
+    rows, columns = (
+        next(n for n in range(1, most + 1) if max(1, -(-size // most)) * n >= size)
+        for size, most in zip(matrix.shape, (32, 64), strict=True)
+    )
     counts: list[int] = []
     low: list[object] = []
     high: list[object] = []

@@ -1,13 +1,12 @@
-"""Item 27 of issue 17: a module is called by the variable that holds the model, where proven."""
+"""A module is called by the variable that holds the model, where that is proven."""
 
 from __future__ import annotations
 
 import pytest
 
 from cudalens.core.report import Report
-from cudalens.render.calls import module_types, with_calls, with_module_names
-from cudalens.render.graph import graph_svg
 from cudalens.render.html import history_entries
+from cudalens.render.words import module_types, with_module_names
 from tests.hostcells import run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -28,12 +27,11 @@ def test_the_variable_stands_before_the_path_everywhere() -> None:
     assert report.module_path == "2"
     assert dict(report.graph.module_names) == {"0": "net.0", "1": "net.1", "2": "net.2"}
     assert Report.from_dict(report.to_dict()) == report
-    shown = with_calls(with_module_names(report))
+    shown = with_module_names(report)
     assert shown.module_path == "net.2"
     assert {ops.entry.module_path for ops in history_entries(shown)} >= {"net.0", "net.1", "net.2"}
-    drawn = graph_svg(shown.graph, types=module_types(shown))
-    assert "Linear net.0" in drawn and "ReLU net.1" in drawn
-    assert "net.2" in report.to_text() and "Linear net.0" in report.to_html()
+    assert {"net.0": "Linear", "net.1": "ReLU"}.items() <= module_types(shown).items()
+    assert "net.2" in report.to_text() and "net.0" in report.to_html()
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_tensor_of_no_loader_has_no_batch() -> None:
         other = torch.full((2,), 99)
         assert is_bad(labels)
         assert [step.note for step in recorder.provenance(other, is_bad).steps] == [
-            "first op whose result is out of bounds"
+            "the values went out of bounds here"
         ]
         steps = recorder.provenance(own, lambda tensor: False).steps
     assert [step.note for step in steps] == ["batch 1 of loader"]

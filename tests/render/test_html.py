@@ -172,7 +172,7 @@ def test_nothing_is_garbled_where_styles_and_pictures_are_dropped() -> None:
     assert garbled.search(sanitised(render_page(make_report())).text())
     pictures = sanitised(render_fragment(make_report())).every("img")
     assert [str(at["alt"]).partition(":")[0] for at in pictures] == [
-        "Autograd graph around nll_loss_forward",
+        "Autograd graph around F.cross_entropy",
         "y, 32 values by position; allowed 0 … 9 or -100 (ignore_index)",
         "y",
     ]

@@ -21,7 +21,7 @@ from cudalens.render import widget as lens
 from cudalens.render import words
 from cudalens.render.lens import parts as lens_parts
 from cudalens.render.words import headline
-from tests.builders import REPRESENTATIVE, make_report
+from tests.builders import REPRESENTATIVE, in_a_row, make_report, node
 from tests.hostcells import run_cell
 from tests.rendering import Page, hostile_texts, selectors, with_texts
 
@@ -66,22 +66,14 @@ class Reader:
         self.view = lens.build(report)
         self._said = 0
 
-    def tell(self, command: str, keys: str = "") -> None:
+    def choose(self, keys: str = "") -> None:
         self._said += 1
-        with_class(self.view, "cl-wire").value = f"{self._said} {command} {keys}"
+        with_class(self.view, "cl-wire").value = f"{self._said} {keys}"
 
     @property
     def marks(self) -> set[str]:
         """The keys that the style rule marks."""
         return set(re.findall(r'data-k~="(\w+)"', html_of(self.view)))
-
-    @property
-    def picture(self) -> str:
-        return next(p.value for p in of_kind(self.view, ipywidgets.HTML) if "<svg" in p.value)
-
-    @property
-    def boxes(self) -> list[dict[str, str | None]]:
-        return [at for tag, at in Page(self.picture).elements if tag == "g" and "data-id" in at]
 
     @property
     def details(self) -> str:
@@ -146,22 +138,19 @@ def test_what_is_chosen_is_marked_in_every_pane(
 ) -> None:
     reader = Reader(make_report())
     assert reader.marks == set()
-    reader.tell("select", key)
+    reader.choose(key)
     assert reader.marks == {key}
     assert marked <= set(reader.marked())
     assert other not in reader.marked()
     assert said in reader.details
 
 
-def test_a_choice_by_name_is_the_same_choice() -> None:
-    """Front ends without our module have the list."""
+def test_nothing_chosen_marks_nothing() -> None:
     reader = Reader(make_report())
-    chooser = of_kind(reader.view, ipywidgets.Dropdown)[0]
-    chooser.value = "n2"
+    reader.choose("n2")
     assert reader.marks == {"n2"}
-    reader.tell("select")
-    assert chooser.value == ""
-    assert reader.marks == set()
+    reader.choose()
+    assert (reader.marks, reader.details) == (set(), "")
 
 
 def test_a_tensor_that_two_nodes_can_have_made_is_linked_with_neither() -> None:
@@ -170,18 +159,18 @@ def test_a_tensor_that_two_nodes_can_have_made_is_linked_with_neither() -> None:
     graph = report.graph
     twin = replace(graph.nodes[2], id="twin")
     reader = Reader(replace(report, graph=replace(graph, nodes=(*graph.nodes, twin))))
-    reader.tell("select", "t0")
+    reader.choose("t0")
     assert not {"n2", "n7"} & set(reader.marked())
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        *(f"1 select {keys}" for keys in ("n7", "x1", "n-1", "n0]{}*{display:none", "t2 h5", "👩")),
-        *("", "1", "1 ", "1 drop", "select n1", "1 __class__ n0"),
+        *(f"1 {keys}" for keys in ("n7", "x1", "n-1", "n0]{}*{display:none", "t2 h5", "👩")),
+        *("", "1", "1 ", "1 drop", "select n1", "__class__ n0"),
     ],
 )
-def test_unknown_keys_and_commands_do_nothing(said: str) -> None:
+def test_unknown_keys_do_nothing(said: str) -> None:
     reader = Reader(make_report())
     before = html_of(reader.view)
     with_class(reader.view, "cl-wire").value = said
@@ -189,45 +178,14 @@ def test_unknown_keys_and_commands_do_nothing(said: str) -> None:
     assert reader.marks == set()
 
 
-def test_a_box_unfolds_and_folds_back() -> None:
-    """Enter in the picture, then Escape; the button is off where it would do nothing."""
-    reader = Reader(REPRESENTATIVE["bert_backward"]())
-    before = reader.boxes
-    folded = max(before, key=lambda at: int(at["data-n"] or 0))
-    assert button(reader.view, "Unfold").disabled
-    for keys, is_off in (("", True), (folded["data-id"], False), ("n20", True)):
-        reader.tell("select", str(keys))
-        assert button(reader.view, "Unfold").disabled is is_off
-    reader.tell("open", str(folded["data-id"]))
-    assert len(reader.boxes) >= len(before) + int(folded["data-n"] or 0) - 1
-    reader.tell("back")
-    assert reader.boxes == before
-
-
-def test_the_buttons_do_the_same() -> None:
-    reader = Reader(REPRESENTATIVE["bert_backward"]())
-    counts = [len(reader.boxes)]
-    assert button(reader.view, "Back").disabled
-    button(reader.view, "+1 hop").click()
-    counts.append(len(reader.boxes))
-    assert counts[1] > counts[0]
-    reader.tell("select", "n19")
-    button(reader.view, "Fold").click()
-    counts.append(len(reader.boxes))
-    assert counts[2] < counts[1]
-    for count in counts[1::-1]:
-        button(reader.view, "Back").click()
-        assert len(reader.boxes) == count
-    assert button(reader.view, "Back").disabled
-
-
-def test_every_node_is_in_the_picture_however_it_is_folded() -> None:
-    report = REPRESENTATIVE["bert_backward"]()
-    reader = Reader(report)
-    every = {f"n{at}" for at in range(len(report.graph.nodes))}
-    for command, keys in (("open", "n5"), ("close", "n5"), ("close", "n9"), ("open", "n9")):
-        reader.tell(command, keys)
-        assert {k for at in reader.boxes for k in str(at["data-id"]).split()} == every
+def test_views_of_a_module_go_without_saying() -> None:
+    """A box of a transpose and a product is told by the product."""
+    nodes = [node("n0", "aten::t"), node("n1", "aten::addmm"), node("n2", "aten::exp")]
+    graph = in_a_row(*nodes, node("n3", "aten::sum", "failed"))
+    reader = Reader(make_report(graph=graph))
+    reader.choose("n0 n1")
+    assert "F.linear" in reader.details and "upstream" not in reader.details
+    assert not re.search(r"^t$", reader.details, re.MULTILINE)
 
 
 def test_the_slider_shows_one_row() -> None:
@@ -241,29 +199,18 @@ def test_the_slider_shows_one_row() -> None:
     assert "mask[1]: no bad value" in Page(html_of(view)).text()
 
 
-def test_a_choice_by_name_stands_by_a_graph_only() -> None:
-    """Item 27: without a picture nothing says "Look at", the code has the whole width, and the
-    details still have their place.
-    """
-    assert len(of_kind(lens.build(make_report()), ipywidgets.Dropdown)) == 1
+def test_without_a_picture_the_code_has_the_whole_width() -> None:
+    """The details of what is chosen stand below the code."""
     assert len(with_class(lens.build(make_report()), "cl-panes").children) == 2
-    reader = Reader(make_report(graph=AutogradNeighbourhood()))
-    assert of_kind(reader.view, ipywidgets.Dropdown) == []
-    panes = with_class(reader.view, "cl-panes").children
-    assert [part._dom_classes[-1] for part in panes][1] == "cl-bare"
-    reader.tell("select", "t1")
-    assert "i64[32]" in reader.details
+    graph = make_report().graph
+    few = replace(graph, nodes=graph.nodes[4:], edges=graph.edges[4:])
+    for shown in (AutogradNeighbourhood(), few):
+        reader = Reader(make_report(graph=shown))
+        assert len(with_class(reader.view, "cl-panes").children) == 1
+        reader.choose("t1")
+        assert "i64[32]" in reader.details
     bare = Report(headline="gone", explanation="why")
     assert len(with_class(lens.build(bare), "cl-panes").children) == 1
-
-
-def test_a_tiny_graph_makes_room() -> None:
-    """Item 27: three boxes say little more than the code, which gets the width."""
-    graph = make_report().graph
-    few = replace(graph, nodes=graph.nodes[2:5], edges=graph.edges[2:4])
-    for shown, is_slim in ((few, True), (graph, False)):
-        panes = with_class(lens.build(replace(make_report(), graph=shown)), "cl-panes")
-        assert ("cl-slim" in panes.children[1]._dom_classes) == is_slim
 
 
 @pytest.mark.parametrize(
@@ -315,7 +262,7 @@ def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_export_stands_in_the_head(is_ours: bool) -> None:
-    """Item 21: before the panes and the tabs, one click away; nothing hides it by width.
+    """Beside the headline, one click away; nothing hides it by width.
 
     A widget that the user asked for cannot be replaced: there is no output of that name.
     """
@@ -333,7 +280,7 @@ def test_export_stands_in_the_head(is_ours: bool) -> None:
     assert not re.search(r"cl-(export|choices|top)[^{}]*\{[^}]*display:none", html_of(view))
 
 
-def test_item_22_every_view_names_the_same_expression_first(sim: simulate.Simulation) -> None:
+def test_every_view_names_the_same_expression_first(sim: simulate.Simulation) -> None:
     """The user's ``labels[2]``, before any name that the op's schema has for it."""
     code = """
 import torch
@@ -357,13 +304,13 @@ F.cross_entropy(scores, labels)
 
 
 @pytest.mark.parametrize("kind", ["device_assert", "host_error"])
-def test_item_21_export_links_the_page_on_this_error(kind: Any) -> None:
+def test_the_page_on_this_error_is_linked_once(kind: Any) -> None:
     """Of a kind that has one, and of none that has not."""
     report = make_report(kind=kind)
-    links = html_of(with_class(lens.build(report), "cl-choices"))
     page = words.page_link(report)
     assert (page is not None) is (kind == "device_assert")
-    assert re.findall('href="([^"]*)"', links) == ([page.address] if page else [])
+    links = re.findall('href="([^"]*)"', html_of(lens.build(report)))
+    assert links == ([page.address] if page else [])
 
 
 def test_keeping_is_told_only_where_the_view_is_still_there() -> None:
@@ -470,7 +417,7 @@ def _raw(sizes: object) -> Markup:
 
 def _looks(report: Report) -> set[tuple[str, ...]]:
     view = lens.build(report)
-    with_class(view, "cl-wire").value = "1 select n0 t0 h0"
+    with_class(view, "cl-wire").value = "1 n0 t0 h0"
     found: set[tuple[str, ...]] = set()
     for part in of_kind(view, ipywidgets.HTML):
         page = Page(part.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from cudalens.core._python import parse
@@ -17,7 +16,6 @@ from cudalens.diagnosis.host_errors._words import (
     dtype,
     expression_of,
     format_shape,
-    in_headline,
     ints,
     named,
 )
@@ -159,7 +157,7 @@ def _backward_above(evidence: Evidence, name: str | None) -> Answer:
 # --- tensors that were changed in place -----------------------------------------------------------
 
 _MAX_SAVERS = 3
-_CHANGED = " changed a tensor that backward needs"
+_MAX_NAME = 24
 _IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
 _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
 """Functions in place that change gradients only, and no tensor that backward needs."""
@@ -174,67 +172,92 @@ _IN_ORDER = "run backward through this graph before it, or the forward pass agai
 def saved_tensor_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     """A tensor that backward needs was changed in place after it had been saved."""
     step = evidence.modified.modified if evidence.modified else None
-    found, saved = match["found"], match["saved"]
     tensor = [f"{dtype(match['kind'])} {format_shape(ints(match['shape']))}"]
     tensor += [f"output {match['at']} of {match['node']}"] if match["node"] else []
+    facts = ", ".join(tensor)
     if step is None:
-        headline = _filled("a tensor that backward needs was changed in place", tensor)
+        headline = f"a tensor that backward needs was changed in place: {facts}"
+        headline = (
+            headline if len(headline) <= MAX_HEADLINE else headline.removesuffix(f": {facts}")
+        )
+        name = f"This tensor ({facts})"
+        change = ""
     else:
-        versions = f"version {found}, saved at version {saved}"
-        headline = _filled(in_headline(_writer(evidence, step), _CHANGED), [versions])
-    changed = f"It was changed by {_format_step(step)}. " if step else ""
+        changed = _changed(step.source)
+        headline = _headline(evidence, step, changed)
+        name = f"`{changed}` ({facts})" if changed else f"The tensor ({facts})"
+        change = f" by {_format_step(step)}"
     yield autograd(
         headline,
-        f"The tensor, {', '.join(tensor)}, is at version {found}, and was saved at version "
-        f"{saved}. {changed}{_savers(evidence)}Each in-place op adds one to a tensor's version. "
-        "backward refuses a saved tensor whose version has changed, because its values may no "
-        "longer be the ones that were saved.",
+        f"{name} was {_savers(evidence)}at version {match['saved']}, and was changed in place to "
+        f"version {match['found']}{change}. backward refuses it, because its values may no longer "
+        "be the ones that it needs.",
     )
     if (hint := _out_of_place(evidence)) is not None:
         yield hint
 
 
-def _filled(headline: str, details: Sequence[str]) -> str:
-    """Return a headline with as many of the details as it has room for."""
-    shown = [", ".join(details[:count]) for count in range(len(details), 0, -1)]
-    lines = (f"{headline}: {item}" for item in shown)
-    return next((line for line in lines if len(line) <= MAX_HEADLINE), headline)
-
-
-def _writer(evidence: Evidence, step: ProvenanceStep) -> str:
-    """Return the line of a write for a headline, its op where the line is not known."""
+def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
+    """Return ```h += 1` in line 9 changed `h`, which backward needs``."""
     ref, here = step.source, evidence.source
     if ref is None or not ref.where:
-        return step.op or "an op"
+        return f"{step.op or 'an op'} changed a tensor, which backward needs"
     is_near = here is not None and (ref.cell, ref.file) == (here.cell, here.file)
-    place, text = f"line {ref.line}" if is_near else ref.where, ref.text
-    whole = f"{place}: {text}" if text else place
-    return whole if not text or len(whole) + len(_CHANGED) <= MAX_HEADLINE else text
+    place = f"line {ref.line}" if is_near else ref.where
+    rest = f"changed {f'`{changed}`' if changed else 'a tensor'}, which backward needs"
+    if not ref.text:
+        return f"{place} {rest}"
+    rest = f"` in {place} {rest}"
+    room = MAX_HEADLINE - len(rest) - 1
+    text = ref.text if len(ref.text) <= room else f"{ref.text[: room - 1].rstrip()}…"
+    return f"`{text}{rest}"
+
+
+def _changed(ref: LineRef | None) -> str:
+    """Return what one statement writes to: ``h`` of ``h += 1`` and of ``h[mask].clamp_(0)``."""
+    try:
+        (statement,) = parse((ref.text if ref else None) or "").body
+    except (SyntaxError, ValueError):
+        return ""
+    found: ast.AST = statement
+    if isinstance(statement, ast.AugAssign):
+        found = statement.target
+    elif isinstance(statement, ast.Assign):
+        found = statement.targets[0]
+        if not isinstance(found, ast.Subscript):
+            found = statement.value
+    elif isinstance(statement, ast.Expr):
+        found = statement.value
+    if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute):
+        is_in_place = _IN_PLACE.fullmatch(found.func.attr)
+        found = found.func.value if is_in_place else ast.Module()
+    while isinstance(found, ast.Subscript):
+        found = found.value
+    name = ast.unparse(found) if isinstance(found, ast.Name | ast.Attribute) else ""
+    return name if len(name) <= _MAX_NAME else ""
 
 
 def _savers(evidence: Evidence) -> str:
     """Say which op saved the tensor, or what is known of it besides."""
     known = evidence.modified
-    if known is None:
-        return ""
-    savers = list(map(_format_step, known.savers))
-    if len(savers) == 1:
-        return f"It was saved by {savers[0]}. "
-    if 1 < len(savers) <= _MAX_SAVERS:
-        return f"It was saved by one of these: {'; '.join(savers)}. "
-    made, read = _format_step(known.made), _format_step(known.read)
+    savers = list(map(_format_step, known.savers)) if known else []
+    if 0 < len(savers) <= _MAX_SAVERS:
+        return f"saved for backward by {' or by '.join(savers)} "
+    made, read = (_format_step(known.made), _format_step(known.read)) if known else ("", "")
     if made and read and made != read:
-        return f"It was made by {made} and last read by {read}. "
+        return f"made by {made} and last read by {read}, was saved for backward "
     if made or read:
-        return f"It was {'made' if made else 'last read'} by {made or read}. "
-    return ""
+        return f"{'made' if made else 'last read'} by {made or read}, was saved for backward "
+    return "saved for backward "
 
 
 def _format_step(step: ProvenanceStep | None) -> str:
-    """Return an op and its line: ``aten::add_ at In [3] line 7: w += 1``."""
+    """Return the line of an op with its code, the op where the line is not known."""
     if step is None:
         return ""
-    return " at ".join(filter(None, [step.op, step.source.format() if step.source else ""]))
+    code = step.source.text if step.source else None
+    where = step.source.where if step.source else ""
+    return (f"`{code}` at {where}" if code else where) or step.op or ""
 
 
 def _out_of_place(evidence: Evidence) -> Hint | None:

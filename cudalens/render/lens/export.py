@@ -12,15 +12,16 @@ from markupsafe import escape
 
 from cudalens.core.report import Report
 from cudalens.render.lens.parts import button, line, markup, shared
-from cudalens.render.words import page_link
 
 _KEEP_TIP = "put the static report in the place of this view: it needs no kernel when reopened"
 # Read only where the view is still there, which is where no output answers to its name any more.
 _NOT_KEPT = "not kept: this page was loaded after the cell ran; run it again, or save the HTML"
 
 
-def export_bar(report: Report, keep: Callable[[], None] | None) -> ipywidgets.Box:
-    """Return the buttons of :func:`cudalens.render.widget.build`, behind one that opens them."""
+def export_bar(
+    report: Report, keep: Callable[[], None] | None
+) -> tuple[ipywidgets.Box, ipywidgets.Box]:
+    """Return the button beside the headline, and the row of choices that it opens."""
     status = markup("", "cl-status")
 
     def tell(text: str) -> None:
@@ -43,7 +44,7 @@ def export_bar(report: Report, keep: Callable[[], None] | None) -> ipywidgets.Bo
     ]
     if keep is not None:
         choices.append(button("Keep in notebook", _KEEP_TIP, keep_static))
-    opened = line(*choices, _page_link(report), status, name="cl-tools cl-choices")
+    opened = line(*choices, status, name="cl-tools cl-choices")
     open_layout, hidden = opened.layout, shared(ipywidgets.Layout, display="none")
     opened.layout = hidden
 
@@ -51,19 +52,7 @@ def export_bar(report: Report, keep: Callable[[], None] | None) -> ipywidgets.Bo
         opened.layout = open_layout if opened.layout is hidden else hidden
 
     opener = button("Export", "save this report, or keep it in the notebook", toggle)
-    return line(opener, opened, name="cl-tools cl-export")
-
-
-def _page_link(report: Report) -> ipywidgets.HTML | None:
-    """Return the link to the page on this error, where there is one."""
-    page = page_link(report)
-    if page is None:
-        return None
-    return markup(
-        f'<a class="cl-page" href="{escape(page.address)}" title="{escape(page.offline)}" '
-        'target="_blank" rel="noopener">'
-        "page on this error</a>"
-    )
+    return line(opener, name="cl-tools cl-export"), opened
 
 
 def save_beside(report: Report, suffix: str) -> Path:

@@ -17,9 +17,8 @@ from markupsafe import Markup
 from cudalens.core.report import GraphNode, HistoryEntry, LineRef, Report, SourceSpan, TensorFact
 from cudalens.render import words
 from cudalens.render.fold import node_name
+from cudalens.render.graph import ROLES
 from cudalens.render.words import clip, one_line
-
-_LABEL = 56
 
 
 def line_key(ref: LineRef | SourceSpan | None) -> LineRef | None:
@@ -81,8 +80,8 @@ class Keys:
         names = [node_name(node) for node in members]
         last = members[-1]
         parts = (
-            _role(last),
-            f"{len(names)} nodes folded" if len(names) > 1 else "",
+            ROLES.get(last.role, ""),
+            f"{len(names)} nodes" if len(names) > 1 else "",
             words.format_dtype(last.dtype or "") + words.format_shape(last.shape),
             last.module_path or "",
             words.format_place(last.source),
@@ -94,20 +93,6 @@ class Keys:
             "data_n": str(len(own)),
             "aria_label": clip(one_line(told), 160),
         }
-
-    def choices(self) -> list[tuple[str, str]]:
-        """Return name and key of what can be chosen: the failure and its graph come first."""
-        nodes = [
-            (node, _node_label(node), f"n{at}") for at, node in enumerate(self._report.graph.nodes)
-        ]
-        nodes.sort(key=lambda item: item[0].role not in ("failed", "bad_input"))
-        tensors = [
-            (f"{words.tensor_name(fact)} {words.format_tensor_type(fact)}", f"t{at}")
-            for at, fact in enumerate(self._report.tensors)
-        ]
-        lines = sorted((words.format_place(place), key) for place, key in self._lines.items())
-        named = [(label, key) for _, label, key in nodes]
-        return [(clip(label, _LABEL), key) for label, key in (*named, *tensors, *lines)]
 
     def _link(self, key: str, *others: str | None) -> None:
         self._links.setdefault(key, set())
@@ -137,15 +122,6 @@ class Keys:
         same = [node for node in report.graph.nodes if _is_value_of(node, fact, report)]
         nodes = [*same, *(made if len(made) == 1 else ())]
         self._link(key, self._line(line_key(where)), *(self._nodes[node.id] for node in nodes))
-
-
-def _role(node: GraphNode) -> str:
-    return "" if node.role in ("upstream", "downstream") else node.role.replace("_", " ")
-
-
-def _node_label(node: GraphNode) -> str:
-    role = f"({_role(node)})" if _role(node) else ""
-    return " ".join(filter(None, (node_name(node), words.format_shape(node.shape), role)))
 
 
 def _is_same_op(node: GraphNode, entry: HistoryEntry) -> bool:

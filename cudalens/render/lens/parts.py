@@ -9,6 +9,7 @@ import ipywidgets
 
 from cudalens.core.report import Report
 from cudalens.render import words
+from cudalens.render.fold import is_view
 from cudalens.render.graph import graph_rows
 from cudalens.render.words import one_line
 
@@ -75,7 +76,13 @@ _MAX_THINGS = 3
 
 
 def details(report: Report, keys: tuple[str, ...]) -> tuple[tuple[str, Facts], ...]:
-    """Return title and facts of each chosen thing; a folded box is told by its first nodes."""
+    """Return title and facts of each chosen thing; a box of several nodes by its first ones.
+
+    Views and transposes of a module go without saying.
+    """
+    nodes = report.graph.nodes
+    main = [key for key in keys if key[0] != "n" or not is_view(nodes[int(key[1:])])]
+    keys = tuple(main or keys)
     told: list[tuple[str, Facts]] = []
     for key in keys[:_MAX_THINGS]:
         if tell := _THINGS.get(key[0]):

@@ -9,7 +9,7 @@
   function start(root) {
     if (root.dataset.started) return;
     root.dataset.started = 'yes';
-    let zoom = 1, drag = null, shown = '', focused = null, step = null;
+    let zoom = 1, drag = null, shown = '', step = null;
     // No two pages on one kernel may count alike: an unchanged field tells Python nothing.
     let said = Date.now();
 
@@ -19,10 +19,10 @@
     const peers = item => all('[data-id]', group(item));
 
     // What the user did goes to Python through a hidden field, which is a widget of its own.
-    function tell(command, keys = '') {
+    function tell(keys) {
       const field = root.querySelector('.cl-wire input');
       if (!field) return;
-      field.value = `${++said} ${command} ${keys}`;
+      field.value = `${++said} ${keys}`;
       for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, {bubbles: true}));
     }
 
@@ -37,7 +37,7 @@
     function choose(keys) {
       if (marks()) marks().textContent = keys ? RULE.replaceAll('%SEL%', selectors(keys)) : '';
       reveal();
-      tell('select', keys);
+      tell(keys);
     }
 
     function reveal() {
@@ -52,8 +52,11 @@
     }
 
     // Scrolls the pane only: the page stays where the reader has it.
-    function centre(box, item, now = false) {
-      const a = box.getBoundingClientRect(), b = item.getBoundingClientRect();
+    function centre(box, item, now = false, beside = item) {
+      const a = box.getBoundingClientRect(), one = item.getBoundingClientRect();
+      const two = beside.getBoundingClientRect();
+      const b = {left: Math.min(one.left, two.left), right: Math.max(one.right, two.right),
+        top: Math.min(one.top, two.top), bottom: Math.max(one.bottom, two.bottom)};
       if (b.top >= a.top && b.bottom <= a.bottom && b.left >= a.left && b.right <= a.right) return;
       box.scrollBy({
         left: (b.left + b.right - a.left - a.right) / 2,
@@ -85,9 +88,7 @@
         item.setAttribute('tabindex', first ? 0 : -1);
         // JupyterLab would take the arrow keys for its cells.
         item.setAttribute('data-lm-suppress-shortcuts', 'true');
-        if (!item.matches('g')) continue;
-        item.setAttribute('role', 'button');
-        if (item.dataset.n > 1) item.setAttribute('aria-expanded', 'false');
+        if (item.matches('g')) item.setAttribute('role', 'button');
       }
       const box = graph(), svg = box && box.querySelector('svg');
       if (svg && svg.getAttribute('role') === 'img') {
@@ -96,13 +97,10 @@
         zoom = 1;
         const failed = svg.querySelector('.cl-node-failed');
         if (failed) peers(failed).forEach(item => item.setAttribute('tabindex', item === failed ? 0 : -1));
-        const again = focused && all('g[data-id]', svg).find(
-          item => item.dataset.id.split(' ').includes(focused.split(' ')[0]));
-        const list = selectors(chosen());
-        const kept = again || (list && svg.querySelector(list));
-        if (again) focus(again);
-        // What was chosen stays in view when its box is drawn anew, larger or elsewhere.
-        if (kept || failed) centre(box, kept || failed, true);
+        // In the first view lies what failed, and what it was given that is bad.
+        const bad = svg.querySelector('.cl-node-bad_input');
+        if (failed) centre(box, failed, true);
+        if (bad) centre(box, bad, true, failed || bad);
       }
       for (const item of all('.cl-fix,[data-copy]')) {
         if (item.dataset.ready) continue;
@@ -178,23 +176,13 @@
       return ranked.length ? ranked[0].other : undefined;
     }
 
-    function open(item) {
-      if (item.matches('g') && item.dataset.n > 1) {
-        focused = item.dataset.id;
-        tell('open', item.dataset.id);
-      } else {
-        choose(item.dataset.id);
-      }
-    }
-
     function onKey(event) {
       const item = event.target.closest && event.target.closest('[data-id]');
       if (!item || event.ctrlKey || event.metaKey || event.altKey) return;
       const acts = {
-        Enter: () => open(item),
+        Enter: () => choose(item.dataset.id),
         ' ': () => choose(item.dataset.id),
-        Escape: () => (chosen() ? choose('') : tell('back')),
-        f: () => tell('close', item.dataset.id),
+        Escape: () => choose(''),
         '+': () => scale(1.25),
         '-': () => scale(0.8),
         0: () => scale(0),
@@ -209,7 +197,6 @@
           focus(other);
         }
       } else if (acts[event.key]) {
-        focused = item.matches('g') ? item.dataset.id : null;
         acts[event.key]();
       } else {
         return;
@@ -224,10 +211,6 @@
       if (!item || drag === 'moved') return;
       focus(item);
       choose(item.dataset.id === chosen() ? '' : item.dataset.id);
-    });
-    root.addEventListener('dblclick', event => {
-      const item = event.target.closest('g[data-id]');
-      if (item) open(item);
     });
     root.addEventListener('pointerdown', event => {
       const box = event.target.closest('.cl-graph');
