@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from cudalens.core import user_warnings
 from cudalens.core._python import Uninterrupted
 from cudalens.core.report import Report
 
@@ -107,6 +108,7 @@ class Guarding:
             try:
                 self._switch(interceptor)
                 interceptor.install()
+                user_warnings.install()
             except BaseException:
                 self.release(is_deferred=is_deferred, in_compiled=in_compiled)
                 raise
@@ -125,6 +127,7 @@ class Guarding:
                 self._switch(interceptor)
             elif interceptor is not None:
                 self._interceptor = None
+                user_warnings.remove()
                 interceptor.uninstall()
 
     def settle(self) -> BaseException | None:

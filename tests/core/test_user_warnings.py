@@ -1,0 +1,84 @@
+"""A warning that arises below a function of ours points at the user's line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cudalens
+from cudalens import simulate
+from cudalens.core import user_warnings
+
+HERE = Path(__file__)
+OURS = str(HERE.parents[2] / "cudalens" / "fake.py")
+TORCHS = str(Path(torch.__file__).parent / "_ops.py")
+
+
+def function(filename: str, module: str, text: str, **names: Any) -> Any:
+    """Return the function ``f`` of a module that is not there."""
+    names["__name__"] = module
+    exec(compile(text, filename, "exec"), names)
+    return names["f"]
+
+
+warn = function(OURS, "cudalens.fake", "import warnings\ndef f(): warnings.warn('w')")
+redispatch = function(TORCHS, "torch._ops", "import warnings\ndef f(): warnings.warn('w')")
+of_ours = function(OURS, "cudalens.fake", "def f(): call()", call=redispatch)
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    user_warnings.install()
+    yield
+    user_warnings.remove()
+
+
+def place(call: Any) -> tuple[str, int]:
+    """Return where the warning of a call is shown."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        call()
+    (message,) = shown
+    return message.filename, message.lineno
+
+
+@pytest.mark.parametrize("call", [warn, of_ours])
+def test_it_points_at_the_line_that_called_us(call: Any, installed: None) -> None:
+    def user() -> None:
+        call()
+
+    assert place(user) == (str(HERE), user.__code__.co_firstlineno + 1)
+
+
+@pytest.mark.parametrize("call", [lambda: warnings.warn("w", stacklevel=1), redispatch])
+def test_another_warning_stays_where_it_is(call: Any, installed: None) -> None:
+    user_warnings.remove()
+    expected = place(call)
+    user_warnings.install()
+    assert place(call) == expected
+
+
+def test_nothing_stays_installed() -> None:
+    before = sys.modules["warnings"]._showwarnmsg
+    with cudalens.check(), cudalens.check():
+        assert sys.modules["warnings"]._showwarnmsg is not before
+    assert sys.modules["warnings"]._showwarnmsg is before
+
+
+def test_a_warning_of_an_op_points_at_its_line(sim: simulate.Simulation) -> None:
+    """From torch 2.15 on C++ warns at the innermost Python frame."""
+    data, index = torch.zeros(3, device="cuda"), torch.tensor([1, 2, 0], device="cuda")
+    torch.set_warn_always(True)
+    try:
+        with cudalens.check(), warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            data.index_reduce(0, index, data, "prod")
+    finally:
+        torch.set_warn_always(False)
+    assert {message.filename for message in shown} == {str(HERE)}
