@@ -10,6 +10,16 @@ BACKWARD = "backward of "
 """Before the function whose backward pass calls the op."""
 
 
+def stem_of(name: str) -> str:
+    """Return the last part of the name of an op or a function: ``add_`` of ``torch.Tensor.add_``.
+
+    Of ``aten::index.Tensor`` it is ``index``, of ``torch.Tensor.__setitem__`` it is ``setitem``.
+    """
+    _, is_op, of_op = name.rpartition("::")
+    stem = of_op.partition(".")[0] if is_op else name.rpartition(".")[2]
+    return stem.strip("_") if stem.startswith("__") else stem
+
+
 def api_names(op: str) -> tuple[str, ...]:
     """Return the functions that call an op, best known first; empty for an op of no table.
 

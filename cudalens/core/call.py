@@ -33,8 +33,8 @@ class ApiCall:
     """
 
     func: Any
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     code: CodeType | None = None
     """The code that made the call; ``None`` on a thread of autograd's, where no Python made it."""
     lasti: int = 0
@@ -43,7 +43,7 @@ class ApiCall:
     """In backward: the node that was running."""
     site: Any = None
     """Where the call was made, as the recorder notes it."""
-    host_copies: Mapping[str, Any] = field(default_factory=dict)
+    host_copies: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Arguments of an op of an extension, copied to the host before the call, by schema name."""
     previous_op: str | None = None
     """An extension's op that finished just before, unwatched, and may have caused the error."""

@@ -14,12 +14,14 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from cudalens.core.api_names import api_names, stem_of
 from cudalens.core.device_asserts import AssertLine, assert_table
 from cudalens.core.text_files import packaged
 
 __all__ = ["Meaning", "folded", "harvested", "known_texts", "meaning_of"]
 
 _LITERAL = re.compile(r'\s*&&\s*"(?:[^"\\]|\\.)*"\s*$')
+_BRACKETS = {"getitem": "x[i]", "setitem": "x[i]"}
 _COMPILED = re.compile(r"index out of bounds: (?P<low>.+?) <= (?P<index>.+?) < (?P<size>.+)")
 
 
@@ -46,8 +48,21 @@ class Meaning:
         return names.pop() if len(names) == 1 else None
 
     def argument_of(self, op: str | None) -> str | None:
-        """Return the argument at fault in this op, in-place or not; ``None`` for another op."""
-        return dict(self.arguments).get((op or "").rstrip("_"))
+        """Return the argument at fault in this op, in-place or not; ``None`` for another op.
+
+        Args:
+            op: the op, or the API function that calls it: ``torch.nn.functional.embedding``.
+        """
+        name = op or ""
+        if "::" in name:
+            return dict(self.arguments).get(name.rstrip("_"))
+        stem = _BRACKETS.get(stem_of(name), stem_of(name).strip("_"))
+        found = {
+            argument
+            for op_name, argument in self.arguments
+            if stem in (stem_of(op_name), *(stem_of(api) for api in api_names(op_name)))
+        }
+        return found.pop() if len(found) == 1 else None
 
 
 def folded(expression: str) -> str:

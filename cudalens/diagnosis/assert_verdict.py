@@ -47,6 +47,7 @@ _UNCHECKED = (
 )
 _OWN_NAMESPACES = ("aten", "prims", "prim", "quantized", "mkldnn", "c10d", "_c10d_functional")
 _MET_AGAIN = "The op's own error did not leave the block: code there handled or replaced it."
+_OF_TORCH = ("aten::", "torch.")
 _MAX_OPS = 3
 
 
@@ -101,7 +102,7 @@ def _conclusion(
     if meaning is None:
         if line is None:
             return "likely", f"{where} is the op after which CUDA reported a device-side assert"
-        if name.startswith("aten::"):
+        if name.startswith(_OF_TORCH):
             return "unknown", f"CUDA asserted `{line.expression}` by the end of {where}"
         return "likely", f"{where} asserted on the device: `{line.expression}` failed"
     if meaning.is_compiled:
@@ -109,7 +110,7 @@ def _conclusion(
     if argument := meaning.argument_of(name):
         said = _values(evidence, argument)
         return "likely", f"{where} asserted on the device: {argument}: {meaning.sentence}{said}"
-    if not name.startswith("aten::"):
+    if not name.startswith(_OF_TORCH):
         return "likely", f"{where} asserted on the device: {meaning.sentence}"
     return (
         "unknown",
@@ -120,9 +121,9 @@ def _conclusion(
 
 def _who_else(evidence: Evidence) -> str:
     """Say who may have printed what no kernel of torch's prints, where an op of torch's met it."""
-    if not (evidence.op.name or "").startswith("aten::"):
+    if not (evidence.op.name or "").startswith(_OF_TORCH):
         return ""
-    names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history)
+    names = dict.fromkeys(item.op.partition(".")[0] for item in evidence.history if "::" in item.op)
     others = [name for name in names if name.partition("::")[0] not in _OWN_NAMESPACES]
     if not evidence.synchronization.is_op_unwaited or not others:
         return _UNKNOWN_ASSERT

@@ -321,7 +321,7 @@ def format_message(report: Report) -> str:
     Order: observed and allowed, op and argument, place in the user's code, what to do, CUDA.
     """
     lines = [format_sentence(report)]
-    called = " → ".join(name for name in (report.op.api, report.op.name) if name)
+    called = " → ".join(dict.fromkeys(filter(None, (report.op.api, report.op.name))))
     if called:
         names = [name for name in (report.expression, report.argument) if name]
         named = f", argument {' ('.join(names)}{')' * (len(names) - 1)}" if names else ""

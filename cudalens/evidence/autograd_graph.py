@@ -31,8 +31,9 @@ FOCUS = "nF"
 LIMIT = 60
 """Nodes that are kept; the call itself is one of them."""
 
-SiteOf: TypeAlias = Callable[[int], tuple[LineRef | None, str | None]]
-"""Sequence number of a node -> the user's line and the module path of its forward call."""
+Site: TypeAlias = tuple[LineRef | None, str | None, str | None]
+SiteOf: TypeAlias = Callable[[int], Site]
+"""Sequence number of a node -> line, module path and name of its forward call."""
 
 
 def neighbourhood(
@@ -71,7 +72,7 @@ def neighbourhood(
             walk.add_running(node, first_input=len(arguments))
         walk.run()
     walk.show_values({key: value for key, value in (inputs or {}).items() if key in arguments})
-    source, module_path = (None, None) if node is None else walk.site_of(node)
+    source, module_path, _ = (None, None, None) if node is None else walk.site_of(node)
     focus = GraphNode(
         id=FOCUS,
         name=op_name if node is None else name_of(node),
@@ -158,10 +159,10 @@ class _GraphWalk:
                 return
             self._edge(self._discover(following), self._ids[node], position)
 
-    def site_of(self, node: Any) -> tuple[LineRef | None, str | None]:
-        """Return the forward line and module of a node."""
+    def site_of(self, node: Any) -> Site:
+        """Return line, module and name of the forward call of a node."""
         number = node_sequence_nr(node)
-        return (None, None) if self._site is None or number is None else self._site(number)
+        return (None, None, None) if self._site is None or number is None else self._site(number)
 
     def _discover(self, node: Any, role: Role | None = None, own: str | None = None) -> str:
         known = self._ids.get(node)
@@ -181,12 +182,12 @@ class _GraphWalk:
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             return self._leaf(identifier, variable, name_of(node), role, own)
-        source, module_path = self.site_of(node)
+        source, module_path, called = self.site_of(node)
         meta = next(iter(getattr(node, "_input_metadata", ())), None)
         return GraphNode(
             id=identifier,
             name=own or name_of(node),
-            op=op_of(name_of(node)),
+            op=called or op_of(name_of(node)),
             shape=None if meta is None else _shape_of(meta),
             dtype=None if meta is None else dtype_name(meta.dtype),
             device=None if meta is None else str(meta.device),

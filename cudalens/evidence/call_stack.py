@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FrameType, TracebackType
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from cudalens.core import _torch
 from cudalens.core._python import entries_from_traceback
 from cudalens.core.report_types import LineRef, Phase, Violation
 from cudalens.guards.past_calls import StackLine
-from cudalens.recorder import eager
+from cudalens.recorder import PASSING_FILES, eager
 from cudalens.source.argument_names import OpSignature
 from cudalens.source.files import (
     cell_number,
@@ -34,6 +35,7 @@ from cudalens.source.stack import Entry, StackEntry, frame_of, line_of, stack_of
 _SENT_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MODULES = 64
 """So many modules of a cell's namespace are asked for the names of their parameters."""
+_AnyEntry = TypeVar("_AnyEntry", bound=Entry)
 
 
 def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
@@ -54,8 +56,29 @@ def calling_frames(*, in_backward: bool = False) -> list[FrameType]:
     return callers[0] if len(callers) == 1 else frames
 
 
+def without_detours(entries: Sequence[_AnyEntry]) -> list[_AnyEntry]:
+    """Leave out the frames in which torch hands a call to the recorder, and gets it back.
+
+    A function of torch's that is written in Python is there twice; the second one runs.
+    """
+    kept: list[_AnyEntry] = []
+    is_passing = False
+    for entry in entries:
+        code = _code_of(entry)
+        if code.co_filename in PASSING_FILES:
+            is_passing = True
+            continue
+        if is_passing and kept and torch_path(_code_of(kept[-1]).co_filename) == "overrides.py":
+            kept.pop()
+            if kept and _code_of(kept[-1]).co_name == code.co_name:
+                kept.pop()
+        is_passing = False
+        kept.append(entry)
+    return kept
+
+
 def _stack(frame: FrameType | None) -> list[FrameType]:
-    found = list(stack_of(frame))
+    found = without_detours(stack_of(frame))
     while found and is_own_file(found[-1].f_code.co_filename):
         found.pop()
     return found
@@ -69,8 +92,17 @@ def locate(
     return replace(site, limits=(*site.limits, *eager.limit_of(map(_code_of, frames))))
 
 
-def op_signature(violation: Violation) -> OpSignature:
-    """Return what the op of a finding takes, in the order of its schema."""
+def op_signature(violation: Violation, arguments: Iterable[str]) -> OpSignature:
+    """Return what the op of a finding takes, in the order of its schema.
+
+    Args:
+        arguments: the names of what it was given, in their order; of an API function nothing else
+            is known.
+    """
+    if "::" not in violation.op:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        taken = [inspect.Parameter(name, kind) for name in arguments if name.isidentifier()]
+        return OpSignature(violation.op.rpartition(".")[2], inspect.Signature(taken))
     return OpSignature(violation.op, _torch.signature_of(violation.op, violation.overload))
 
 

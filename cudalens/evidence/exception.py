@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.core.call import api_call_of
 from cudalens.core.evidence_types import (
     DeviceFault,
     FreedGraph,
@@ -109,7 +110,8 @@ def evidence_of_error(
         tensors = with_unread(failed, site.api, of_line, unread)
     observed = None
     if not is_lost:
-        look = partial(observed_value, facts.message, entries, record, values, tensors)
+        call = None if recorder is None else api_call_of(error)
+        look = partial(observed_value, facts.message, entries, call, values, tensors)
         observed = attempt("value", look)
     if observed is not None:
         tensors = observed.tensors
@@ -119,10 +121,9 @@ def evidence_of_error(
         tensors = (*tensors, *rest)[:MAX_TENSORS]
 
     # What autograd complains of, and the graph.
-    changed, saved_at, freed, made_at = _of_autograd(
-        facts.message, values, recorder, entries, site, limits
-    )
-    draw = partial(_graph, site, values, failed.name.name or site.api, recorder, frames)
+    changed, saved_at, freed, made_at = _of_autograd(error, values, recorder, entries, site, limits)
+    called = failed.name.name or site.api
+    draw = partial(_graph, site, values, called, recorder, frames)
     graph = attempt("graph", draw, AutogradNeighbourhood)
     graph = attempt("graph", lambda: with_marked_write(graph, changed), lambda: graph)
     history: tuple[HistoryEntry, ...] = ()
@@ -132,7 +133,7 @@ def evidence_of_error(
     paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
     name = partial(module_names, module_path, paths, recorder, entries, running=site.module_path)
 
-    op = OpName(name=failed.name.name, overload=failed.name.overload, api=site.api)
+    op = replace(failed.name, api=site.api)
     if observed is not None and observed.api is not None:
         op = OpName(api=observed.api or None)
     sent = attempt("worker", lambda: worker_line(facts.message), str)
@@ -185,7 +186,7 @@ def evidence_of_error(
 
 
 def _of_autograd(
-    message: str,
+    error: BaseException,
     values: Mapping[str, Tensor],
     recorder: Any,
     entries: Sequence[TracebackType],
@@ -195,7 +196,7 @@ def _of_autograd(
     """Return who changed a saved tensor, who freed it, and the forward lines of both."""
     if recorder is None:
         return None, None, None, None
-    look = partial(modified_tensor, recorder, message)
+    look, message = partial(modified_tensor, recorder, error), str(error)
     changed, saved_at = limits.attempt("writer", look, lambda: (None, None), kind=tuple)
     freed, made_at = None, None
     if FREED in message:

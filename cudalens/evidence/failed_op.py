@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cudalens.core._python import parse_expression
 from cudalens.core._torch import op_of
+from cudalens.core.api_names import stem_of
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import (
     OpName,
@@ -60,11 +61,13 @@ def failed_record(recorder: Any, error: BaseException, *, is_lost: bool) -> tupl
     """
     if recorder is None:
         return None, False
-    record = recorder.in_flight(error)
-    is_met_again = is_lost and recorder.is_over and recorder.fatal is not record
-    if is_met_again and recorder.fatal is not None:
-        return recorder.fatal, True
-    return None if is_met_again else record, False
+    if is_lost and recorder.is_over:
+        if recorder.fatal is None:
+            return None, False  # no call of the block's ended it
+        record = recorder.fatal_call(error)
+        if record is not None:
+            return record, True
+    return recorder.in_flight(error), False
 
 
 def site_of_record(record: Any) -> CallSite:
@@ -90,7 +93,7 @@ def failed_op(
     """
     forward, module_path = limits.attempt(
         "forward source",
-        lambda: forward_place(recorder, record.node_sequence_nr, record.node_name),
+        lambda: forward_place(recorder, record.node_sequence_nr),
         lambda: (None, None),
         kind=tuple,
     )
@@ -150,7 +153,7 @@ def with_unread(
         named: the tensors by the names of the function that the user called.
         unread: the texts of the arguments that no variable holds, by name.
     """
-    op, called = (failed.name.name or "").rpartition("::")[2], (api or "").rpartition(".")[2]
+    op, called = stem_of(failed.name.name or ""), stem_of(api or "")
     if not op or op.strip("_") != called.strip("_"):
         return named
     known = {item.argument: item for item in failed.tensors if item.argument}

@@ -317,7 +317,7 @@ def evidence_of(
 def _site(context: FailureContext) -> CallSite:
     """Find the user's line, and what is proven to be each tensor on it."""
     attempt = context.limits.attempt
-    signature = attempt("signature", lambda: op_signature(context.violation))
+    signature = attempt("signature", lambda: op_signature(context.violation, context.arguments))
     return attempt("source", lambda: locate(context.frames, context.values, signature), CallSite)
 
 
@@ -399,17 +399,21 @@ def forward_place(
     """Return the place and the module of the forward call behind an autograd node."""
     found = None
     if recorder is not None and sequence_nr is not None:
-        found = recorder.forward_site(sequence_nr, node_name)
+        found = recorder.forward_site(sequence_nr)
     if found is None:
         return None, None
-    entries, module_path = found
+    entries, module_path, _ = found
     return locate_entries(entries), module_path
 
 
-def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None]:
-    """Return :func:`forward_place` in the short form that graphs use."""
-    span, module_path = forward_place(recorder, sequence_nr)
-    return None if span is None else span.ref, module_path
+def forward_line(recorder: Any, sequence_nr: int) -> tuple[LineRef | None, str | None, str | None]:
+    """Return line, module and name of the forward call behind an autograd node."""
+    found = None if recorder is None else recorder.forward_site(sequence_nr)
+    if found is None:
+        return None, None, None
+    entries, module_path, name = found
+    span = locate_entries(entries)
+    return None if span is None else span.ref, module_path, name
 
 
 # --- silent findings: each line of a loop once ----------------------------------------------------

@@ -148,7 +148,7 @@ def _kept(
     if frame is None or part.kept is None:
         return None
     node = way[part.kept]
-    target = recorder.forward_site(int(node._sequence_nr()), name_of(node))
+    target = recorder.forward_site(int(node._sequence_nr()))
 
     def is_it(tensor: Tensor) -> bool:
         """Return whether a tensor is what was read, or what its line has made of it since."""
@@ -157,7 +157,7 @@ def _kept(
             return False
         if own is node:
             return True
-        site = recorder.forward_site(int(own._sequence_nr()), name_of(own))
+        site = recorder.forward_site(int(own._sequence_nr()))
         return bool(part.is_made_again and target and site and site[0] == target[0])
 
     statement = running(place_of(part.read[-1])).statement

@@ -6,9 +6,9 @@ is nor, often, what it is.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from cudalens.core import _torch
-from cudalens.core._torch import op_of
-from cudalens.core.report_types import Argument, TensorFact, TensorMeta, Violation
+from cudalens.core.call import ApiCall
+from cudalens.core.report_types import TensorFact, Violation
 from cudalens.evidence.call_stack import locate
-from cudalens.evidence.tensors import is_alike, tensor_facts
+from cudalens.evidence.tensors import tensor_facts
 from cudalens.guards import GUARDS
-from cudalens.guards._base import ArgumentSlot, schema_parameters
+from cudalens.guards._base import schema_parameters
 from cudalens.guards._ranges import exact_offenders, format_offender
+from cudalens.recorder.failure import named_arguments
+from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.files import torch_path
 
 _VALUE_ERROR = re.compile(
@@ -40,7 +42,6 @@ _VALUE_ERROR = re.compile(
     r"|Expected p_in >= 0 && p_in <= 1"
 )
 """What CPU kernels say of a bad value, and of nothing else."""
-_SAME_NAMES = {"self": ("self", "input")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class ObservedValue:
 def observed_value(
     message: str,
     entries: Sequence[TracebackType],
-    record: Any,
+    call: ApiCall | None,
     values: Mapping[str, Tensor],
     tensors: tuple[TensorFact, ...],
 ) -> ObservedValue | None:
@@ -66,140 +67,81 @@ def observed_value(
     By a distribution, or by a CPU kernel; ``None`` where neither can be asked, or nothing is found.
 
     Args:
-        record: of the op that raised.
+        call: the API call that raised.
         values: the arguments of the user's call.
         tensors: those of the call and of the line.
     """
     refused = refused_parameter(message, entries)
-    if refused is not None or record is None:
+    if refused is not None or call is None or call.func is None:
         return refused
     if not _VALUE_ERROR.search(message):
         return None
-    op = op_of(f"{record.name}.{record.overload or 'default'}")
-    if op not in GUARDS:
-        return None
-    given = {item.name: item for item in record.arguments}
-    keys: dict[str, str] = {}
-    arguments = {
-        item.name: _value(item, given.get(item.name), _free(values, item.name, given), keys)
-        for item in schema_parameters(op)
-    }
-    found = _ask(op, arguments)
+    found = _ask_again(call)
     if found is None:
         return None
-    return ObservedValue(violation=found, tensors=_named(tensors, keys, given))
+    violation, given = found
+    unread = tensor_values(named_arguments(call.func, call.args, call.kwargs))
+    return ObservedValue(violation=violation, tensors=_named(tensors, unread | dict(values), given))
+
+
+class _EnoughError(Exception):
+    """Ends the second run of a call before its op runs."""
+
+
+def _ask_again(call: ApiCall) -> tuple[Violation, Mapping[str, Any]] | None:
+    """Run a call again up to the op that its guard objects to, and return what that was given.
+
+    Up to an op that writes, or that draws random numbers: the second run changes nothing.
+    """
+    found: list[tuple[Violation, Mapping[str, Any]]] = []
+
+    def look(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if op in GUARDS:
+            given = {item.name: item.of(args, kwargs) for item in schema_parameters(op)}
+            violation = _ask(op, given)
+            if violation is not None:
+                found.append((violation, given))
+                raise _EnoughError
+        if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+            raise _EnoughError
+
+    quiet = (suppress(Exception), torch.no_grad(), _torch.NoTorchFunction())
+    with ExitStack() as stack:
+        for block in (*quiet, _torch.no_dispatch_modes(), _torch.before_each_op(look)):
+            stack.enter_context(block)
+        call.func(*call.args, **call.kwargs)
+    return found[0] if found else None
 
 
 def _ask(op: Any, arguments: Mapping[str, object]) -> Violation | None:
-    """Return the first finding of the op's guards; one that lacks the values finds nothing."""
+    """Return the first finding of the op's guards."""
     for guard in GUARDS[op]:
-        try:
-            with _torch.plain_torch(), _torch.no_dispatch_modes():
-                found = guard.check(*[arguments[name] for name in guard.parameters])
-        except (RuntimeError, AttributeError):  # it read a stand-in
-            continue
+        with _torch.plain_torch(), _torch.no_dispatch_modes():
+            found = guard.check(*[arguments[name] for name in guard.parameters])
         if found is not None and not found.is_silent:
             return found
     return None
 
 
-def _value(
-    parameter: ArgumentSlot,
-    given: Argument | None,
-    values: Mapping[str, Tensor],
-    keys: dict[str, str],
-) -> object:
-    """Return an argument of the op: its default, a plain value, or the tensor that it certainly
-    was.
-
-    A tensor that nothing of the user's certainly is becomes a stand-in without values.
-
-    Args:
-        keys: takes in which of ``values`` became which argument.
-    """
-    if given is None:
-        return parameter.default
-    if not given.tensors:
-        return _plain(given.text)
-    found: list[object] = []
-    subscripts = _subscripts(given, values)
-    for name, meta in given.keyed:
-        key = subscripts.get(name) if subscripts else _key_of(name, meta, values)
-        if key is None:
-            found.append(_stand_in(meta))
-        else:
-            keys[key] = name
-            found.append(values[key])
-    if given.places is None:
-        return found[0]
-    placed = dict(zip(given.places, found, strict=True))
-    return [placed.get(place) for place in range(max(placed) + 1)]
-
-
-def _stand_in(meta: TensorMeta) -> Tensor:
-    dtype = getattr(torch, meta.dtype)
-    if meta.stride is None:
-        return torch.empty(meta.shape, dtype=dtype, device="meta")
-    return torch.empty_strided(meta.shape, meta.stride, dtype=dtype, device="meta")
-
-
-def _plain(text: str | None) -> object:
-    try:
-        return ast.literal_eval(text or "None")
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _free(
-    values: Mapping[str, Tensor], name: str, given: Mapping[str, Argument]
-) -> dict[str, Tensor]:
-    """Leave out the tensors that go by the name of another argument of the op."""
-    return {
-        key: value
-        for key, value in values.items()
-        if (owner := key.partition("[")[0]) == name or owner not in given
-    }
-
-
-def _key_of(name: str, meta: TensorMeta, values: Mapping[str, Tensor]) -> str | None:
-    """Name the tensor of the user's call that the op was given: by its name, or alone alike."""
-    alike = [key for key, value in values.items() if _is_alike(_torch.meta_of(value), meta)]
-    same = [key for key in alike if key in _SAME_NAMES.get(name, (name, name.removesuffix("[0]")))]
-    if same:
-        return same[0]
-    return alike[0] if len(alike) == 1 and "[" not in name else None
-
-
-def _subscripts(given: Argument, values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name the tensors between the brackets for an op that indexes by tensors.
-
-    ``x[0, ..., i, j]`` reaches it without what is no tensor, at other places and in this order.
-    """
-    written = [key for key in values if key == "indices" or key.startswith("indices[")]
-    if given.name != "indices" or len(written) != len(given.tensors):
-        return {}
-    pairs = list(zip(written, given.keyed, strict=True))
-    is_same = all(_is_alike(_torch.meta_of(values[key]), meta) for key, (_, meta) in pairs)
-    return {name: key for key, (name, _) in pairs} if is_same else {}
-
-
-def _is_alike(left: TensorMeta, right: TensorMeta) -> bool:
-    return is_alike(left, right) and left.storage_offset == right.storage_offset
-
-
 def _named(
-    tensors: tuple[TensorFact, ...], keys: Mapping[str, str], given: Mapping[str, Argument]
+    tensors: tuple[TensorFact, ...], values: Mapping[str, Tensor], given: Mapping[str, Any]
 ) -> tuple[TensorFact, ...]:
     """Let the tensors go by the names of the op's arguments, which the finding speaks of.
 
     One of the same name that the op was not given keeps none: ``x`` of ``x[0, i]``, for ``self``.
     """
-    taken = {name.partition("[")[0] for name in given}
+    op_tensors = tensor_values(given)
+    keys = {
+        key: name
+        for key, value in values.items()
+        for name, tensor in op_tensors.items()
+        if _torch.same_tensor(value, tensor)
+    }
 
     def name_of(argument: str | None) -> str | None:
         if argument in keys or argument is None:
             return keys.get(argument or "")
-        return None if argument.partition("[")[0] in taken else argument
+        return None if argument.partition("[")[0] in given else argument
 
     return tuple(replace(fact, argument=name_of(fact.argument)) for fact in tensors)
 

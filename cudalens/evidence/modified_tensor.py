@@ -13,16 +13,18 @@ from cudalens.source.safe_eval import instance_dict
 MODIFIED = "has been modified by an inplace operation"
 
 
-def modified_tensor(recorder: Any, message: str) -> tuple[InPlaceChange | None, SourceSpan | None]:
-    """Return the write to a saved tensor, and the place of the op that had saved it."""
-    found = recorder.modified_tensor(message)
+def modified_tensor(
+    recorder: Any, error: BaseException
+) -> tuple[InPlaceChange | None, SourceSpan | None]:
+    """Return the write to a saved tensor, and the place of the call that had saved it."""
+    found = recorder.modified_tensor(error)
     if found is None:
         return None, None
     change = InPlaceChange(
         modified=found.written_by[-1] if found.written_by else None,
         made=found.made_by,
-        read=found.read_by[-1] if found.read_by else None,
-        savers=tuple(dict.fromkeys(replace(step, note=None) for step in found.saved_by)),
+        read=found.read_by,
+        savers=() if found.saved_by is None else (found.saved_by,),
         is_parameter=found.is_parameter,
         module=_module(found.written_within),
     )
@@ -36,7 +38,7 @@ def with_marked_write(
     step = change.modified if change is not None else None
     if step is None or step.op is None or step.source is None:
         return graph
-    op, line = step.op.partition(".")[0].rstrip("_"), step.source
+    op, line = step.op, step.source
     found = [item.id for item in graph.nodes if (item.op, item.source) == (op, line)]
     if len(found) != 1:
         return graph

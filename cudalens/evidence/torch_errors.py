@@ -15,6 +15,7 @@ from torch import Tensor
 from cudalens.core._python import entries_from_traceback, is_raised_in_op, package_of
 from cudalens.core.report import Report
 from cudalens.diagnosis.host_errors import is_known_message
+from cudalens.evidence.call_stack import without_detours
 from cudalens.source.files import is_own_file, is_user_file
 from cudalens.source.locate import runs_torch
 from cudalens.source.running_call import RunningCall
@@ -56,7 +57,7 @@ def visible_entries(error: BaseException) -> Sequence[TracebackType]:
     the C++ code that would have run there, so the error belongs to the frame outside of them.
     Code of the user's that was called back from there is kept.
     """
-    entries = entries_from_traceback(error.__traceback__)
+    entries = without_detours(entries_from_traceback(error.__traceback__))
     files = [item.tb_frame.f_code.co_filename for item in entries]
     outside = [at for at, file in enumerate(files) if not is_own_file(file)]
     if not outside:

@@ -1,10 +1,14 @@
-"""The flight recorder: which op ran where, on what, and what became of its tensors.
+"""The flight recorder: which API call ran where, on what, and what became of its tensors.
 
 While it is open it notes little and keeps no tensor alive; all questions are answered after a
 failure, and only as far as the recorded facts prove the answer.
 """
 
-from cudalens.recorder.failure import OpRecord
+from cudalens.recorder import backward, mode
+from cudalens.recorder.failure import CallRecord
 from cudalens.recorder.recorder import Recorder
 
-__all__ = ["OpRecord", "Recorder"]
+PASSING_FILES = frozenset({mode.__file__, backward.__file__})
+"""Files whose functions only hand a call on: what they called is the user's call."""
+
+__all__ = ["PASSING_FILES", "CallRecord", "Recorder"]

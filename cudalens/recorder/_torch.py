@@ -2,127 +2,70 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
-from weakref import WeakSet
 
 import torch
-from torch import nn
-from torch._C import _current_autograd_node, _current_graph_task_id
+from torch import Tensor, nn
+from torch._C import (
+    _get_function_stack_at,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.overrides import TorchFunctionMode
 
 from cudalens.core._torch import wait_for
 
-# Called once per recorded op: the functions themselves, without a wrapper of ours around them.
-current_node: Callable[[], Any] = _current_autograd_node
-current_task: Callable[[], int] = _current_graph_task_id
+# Called for every recorded call: the functions themselves, without a wrapper of ours around them.
 next_sequence_nr: Callable[[], int] = _get_sequence_nr
-OpOverload: Any = torch._ops.OpOverload
+"""Return the number that the next autograd node of this thread will get."""
+function_modes: Callable[[], int] = _len_torch_function_stack
+"""Return how many function modes see the calls of this thread."""
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+"""Return the autograd node that this thread is running."""
+COMPILER = "torch._dynamo.eval_frame"
+Unseen: Any = torch._C.DisableTorchFunction
+"""Block whose calls no function mode and no subclass sees."""
 
-ENGINE_FUNCTION = "_engine_run_backward"
-"""The function of torch/autograd/graph.py that every backward pass goes through."""
-
+no_torch_function: Any = torch._C._disabled_torch_function_impl
+functorch_utils: Any = torch._functorch.utils
 
 _HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
-_FLAGS = {
-    "old_dispatch_mode_flags": "_is_in_torch_dispatch_mode",
-    "old_non_infra_dispatch_mode_flags": "_is_in_non_infra_torch_dispatch_mode",
-    "old_without_ignore_compile_internals_dispatch_mode_flags": (
-        "_is_in_any_mode_without_ignore_compile_internals"
-    ),
-}
-"""What a mode saves on entering, and which variable of torch's it saves; 2.8 has two of them."""
-_FLAGS = {saved: name for saved, name in _FLAGS.items() if hasattr(_python_dispatch, name)}
 
 
-_open: WeakSet[RemovableMode] = WeakSet()
-"""The recorders that are installed, in all threads."""
-_without: dict[str, bool] = {}
-"""Torch's flags as they were before the first of them."""
-
-
-def _current_flags() -> dict[str, bool]:
-    return {name: getattr(_python_dispatch, name) for name in _FLAGS.values()}
-
-
-class RemovableMode(TorchDispatchMode):
-    """A dispatch mode that costs little and is removed wherever in the stack it is.
-
-    Compiled functions stay compiled under it, and ops of higher order pass through it.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+class RemovableMode(TorchFunctionMode):
+    """A function mode that is removed wherever in the stack it is."""
 
     def install(self) -> None:
         """Put this mode on top of the stack."""
-        is_alone = not _get_current_dispatch_mode_stack()
-        if not _open:
-            _without.update(_current_flags())
-        _open.add(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        if is_alone:
-            # The flags belong to the process: a recorder of another thread may have set them.
-            for saved, current in _FLAGS.items():
-                if flags := getattr(self, saved, None):
-                    flags[-1] = _without[current]
+        _push_on_torch_function_stack(self)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True wraps the handler in a function that costs a microsecond per op and imports the
-        # compiler at the first op.
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
+    def is_on(self) -> bool:
+        """Return whether this mode is on the stack of the running thread."""
+        return any(
+            _get_function_stack_at(place) is self for place in range(_len_torch_function_stack())
+        )
 
     def remove(self) -> None:
-        """Take this mode off the stack, also from below modes that were left on it.
-
-        Whatever an interrupt left half done is completed; a second call does nothing.
-        """
-        _open.discard(self)
-        if self not in _get_current_dispatch_mode_stack():
-            if not self.old_dispatch_mode_flags:
-                return
-            # Interrupted on the way in, or popped by somebody else: torch's flags are still ours.
-            _push_mode(self)
-        for saved, current in _FLAGS.items():
-            flags = getattr(self, saved, None)
-            if flags is not None and not flags:
-                flags.append(getattr(_python_dispatch, current))
-        during = _current_flags()
-        if _get_current_dispatch_mode_stack()[-1] is self:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        else:
-            self._remove_from_below()
-        if _open:  # in another thread: torch still has a mode
-            for name, value in during.items():
-                setattr(_python_dispatch, name, value)
-
-    def _remove_from_below(self) -> None:
-        above = []
-        while _get_current_dispatch_mode_stack()[-1] is not self:
-            above.append(_pop_mode())
-        _pop_mode()
-        for saved in _FLAGS:
-            # What the next mode restores one day is what it would have found without this one.
-            if getattr(self, saved, None):
-                getattr(above[-1], saved)[-1] = getattr(self, saved).pop()
+        """Take this mode off the stack, also from below modes that were left on it."""
+        above: list[Any] = []
+        while self.is_on():
+            mode = _pop_torch_function_stack()
+            if mode is not self:
+                above.append(mode)
         for mode in reversed(above):
-            _push_mode(mode)
+            _push_on_torch_function_stack(mode)
+
+
+def modes_of(kind: type[Any]) -> list[Any]:
+    """Return the function modes of a kind on the stack of this thread, innermost last."""
+    stack = map(_get_function_stack_at, range(_len_torch_function_stack()))
+    return [mode for mode in stack if isinstance(mode, kind)]
 
 
 def watch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
@@ -143,11 +86,71 @@ def unwatch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
             cast("list[Any]", warnings.filters).remove(entry)
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait for the current stream of a device, so that what failed on it is raised here."""
+def wait_if_busy(device: torch.device) -> None:
+    """Wait for the current stream of a device if work is under way; raise what failed on it."""
     if device.type == "cuda":
-        if not torch.cuda.is_current_stream_capturing():
-            wait_for(torch.cuda.current_stream(device))
+        if torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream(device)
+        if not stream.query():
+            wait_for(stream)
     else:
         module: Any = torch.get_device_module(device)
         module.synchronize()
+
+
+def physical(tensor: Tensor) -> Tensor:
+    """Return the tensor with the values of one that functorch has wrapped."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+# --- functions of torch that are replaced while a recorder is open --------------------------------
+
+
+class Replaced:
+    """Functions of torch through which no function mode sees the call.
+
+    Args:
+        functions: of each what makes the function in its place, given it, by owner and name.
+    """
+
+    def __init__(
+        self, functions: dict[tuple[Any, str], Callable[[Callable[..., Any]], Callable[..., Any]]]
+    ) -> None:
+        self._functions: dict[tuple[Any, str], Callable[..., Any]] = {}
+        self._ours: dict[tuple[Any, str], Callable[..., Any]] = {}
+        self._before: dict[tuple[Any, str], Callable[..., Any]] = {}
+        self._users: list[object] = []
+        self._lock = threading.RLock()
+        for key, make in functions.items():
+            self.add(key, make)
+
+    def add(self, key: tuple[Any, str], make: Callable[..., Any]) -> None:
+        """Replace one more, where this torch has it."""
+        if hasattr(*key):
+            self._functions[key] = make
+
+    def install(self, user: object) -> None:
+        """Replace the functions, for as long as somebody uses them."""
+        with self._lock:
+            self._users.append(user)
+            for key, make in self._functions.items():
+                if key not in self._ours:
+                    self._before[key] = getattr(*key)
+                    self._ours[key] = make(self._before[key])
+                if getattr(*key) is self._before[key]:
+                    setattr(*key, self._ours[key])
+
+    def remove(self, user: object) -> None:
+        """Put them back when nobody uses them, unless somebody else has replaced them since."""
+        with self._lock:
+            self._users[:] = [item for item in self._users if item is not user]
+            if self._users:
+                return
+            for key, ours in list(self._ours.items()):
+                if getattr(*key) is ours:
+                    setattr(*key, self._before[key])
+                self._ours.pop(key)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import FrameType, GeneratorType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -89,6 +89,12 @@ class Batches:
             if any(item is tensor for item in batch.tensors):
                 return batch
         return None
+
+    def let_go(self, gone: Mapping[int, ref[Tensor]]) -> None:
+        """Put other references in the place of some, by their ``id``."""
+        for at, batch in enumerate(self._batches):
+            tensors = tuple(gone.get(id(item), item) for item in batch.tensors)
+            self._batches[at] = replace(batch, tensors=tensors)
 
     def _indices(self, iterator: Any, number: int) -> Sequence[int] | None:
         """Return which items a batch consists of, without advancing the sampler."""

@@ -1,36 +1,41 @@
-"""What is kept of the op that was running when an exception came."""
+"""What is told of the API call that an exception came out of, from host memory alone."""
 
 from __future__ import annotations
 
-import threading
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cudalens.core._torch import is_plain, meta_of
+from cudalens.core.call import ApiCall
 from cudalens.core.report_types import Argument, Phase
-from cudalens.recorder import _torch
 from cudalens.recorder.hostcopies import without_tensors
-from cudalens.recorder.ops import OpFacts
-from cudalens.recorder.sites import RawSite, entries_of, phase_of, shared_site
+from cudalens.recorder.sites import SiteReader, entries_of, phase_of
 from cudalens.source.stack import StackEntry
 
 _MAX_TEXT = 80
+_OF_BACKWARD = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpRecord:
-    """An op that did not come back, described from host memory alone."""
+class CallRecord:
+    """An API call that did not come back, described without a value of a device."""
 
-    name: str
+    name: str | None
+    """The public name of the function; the op's name for an op of an extension."""
     overload: str | None
+    is_op: bool
+    """Whether an op of the dispatcher was called by its own name: ``torch.ops.mine.same``."""
     phase: Phase
     entries: tuple[StackEntry, ...]
-    """The user's lines that led to the op, outermost first."""
+    """The user's lines that led to the call, outermost first."""
     module_path: str | None
     arguments: tuple[Argument, ...]
-    host_copies: dict[str, Tensor] = field(default_factory=dict)
+    host_copies: Mapping[str, Tensor] = field(default_factory=dict)
     """Arguments copied to the host before the call, by schema name; only for extensions' ops."""
     call: dict[str, Any] | None = None
     """What such an op was given, by schema name, with the metadata of its tensors in their places;
@@ -43,58 +48,63 @@ class OpRecord:
     """An extension's op that finished just before, unwatched, and may have caused the error."""
 
 
-_MARK = "__cudalens_op__"
-"""An attribute of an exception, to recognise it without keeping it, and its frames, alive: its
-``id`` may be that of a later one."""
-
-
-class Failures:
-    """The last failure of each thread."""
-
-    def __init__(self) -> None:
-        self._by_thread: dict[int, tuple[OpRecord, object]] = {}
-
-    def note(self, record: OpRecord, error: BaseException) -> None:
-        """Remember that ``error`` came out of the recorded op."""
-        # A check around this one may have met it before; a class may forbid attributes.
-        mark = error.__dict__.setdefault(_MARK, object())
-        # Inserted anew, so that the newest is last.
-        self._by_thread.pop(threading.get_ident(), None)
-        self._by_thread[threading.get_ident()] = (record, mark)
-
-    def find(self, error: BaseException) -> OpRecord | None:
-        """Return the record of the op that raised ``error``."""
-        own = error.__dict__.get(_MARK)
-        failures = reversed(list(self._by_thread.values()))
-        return next((record for record, mark in failures if mark is own), None)
-
-
-def describe_failure(
-    facts: OpFacts,
-    arguments: dict[str, Any],
-    site: RawSite,
-    *,
-    module_path: str | None,
-    host_copies: dict[str, Tensor],
-    previous_op: str | None,
-) -> OpRecord:
-    """Describe an op that did not come back; no value on a device is read."""
-    node = _torch.current_node()
-    shared = shared_site(site)
-    known = shared.node if shared is not None else None
-    return OpRecord(
-        name=facts.name,
-        overload=facts.overload,
-        phase="backward" if node is not None else phase_of(site),
-        entries=tuple(entries_of(site)),
-        module_path=module_path,
-        arguments=tuple(_argument(name, value) for name, value in arguments.items()),
-        host_copies=host_copies,
-        call=without_tensors(arguments) if host_copies else None,
-        node_name=type(node).__name__ if node is not None else known and known[0],
-        node_sequence_nr=node._sequence_nr() if node is not None else known and known[1],
-        previous_op=previous_op,
+def describe_failure(call: ApiCall) -> CallRecord:
+    """Describe a call that did not come back; no value on a device is read."""
+    op = overload_of(call.func)
+    arguments = {} if call.func is None else named_arguments(call.func, call.args, call.kwargs)
+    name = None if call.func is None else call.name
+    return CallRecord(
+        name=name if op is None else op.name().partition(".")[0],
+        overload=None if op is None else op._overloadname,
+        is_op=op is not None,
+        phase="backward" if call.node or name in _OF_BACKWARD else phase_of(call.site),
+        entries=tuple(entries_of(call.site)),
+        module_path=SiteReader().module(call.site).path,
+        arguments=tuple(_argument(key, value) for key, value in arguments.items()),
+        host_copies=call.host_copies,
+        call=without_tensors(arguments) if call.host_copies else None,
+        node_name=None if call.node is None else call.node.name,
+        node_sequence_nr=None if call.node is None else call.node.sequence_nr,
+        previous_op=call.previous_op,
     )
+
+
+def overload_of(func: Any) -> Any | None:
+    """Return the op's overload where a function is one, ``None`` for other functions."""
+    kind = type(func).__name__
+    if kind == "OpOverloadPacket" and len(names := func.overloads()) == 1:
+        return getattr(func, names[0])
+    return func if kind == "OpOverload" else None
+
+
+def named_arguments(func: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by the names that the function gives them.
+
+    Functions of C++ have those of the op of the same name; where there is none, the place is the
+    name.
+    """
+    op = overload_of(func)
+    names = [] if op is None else [item.name for item in op._schema.arguments]
+    if not names:
+        try:
+            names = list(inspect.signature(func).parameters)
+        except (TypeError, ValueError):
+            names = _of_schema(getattr(func, "__name__", ""), args)
+    rest = map(str, range(len(names), len(args)))
+    return dict(zip([*names, *rest], args, strict=False)) | dict(kwargs or {})
+
+
+def _of_schema(name: str, args: tuple[Any, ...]) -> list[str]:
+    packet = getattr(torch.ops.aten, name, None)
+    for overload in packet.overloads() if packet is not None else ():
+        arguments = getattr(packet, overload)._schema.arguments
+        if len(arguments) >= len(args) and all(
+            isinstance(value, Tensor) == (str(item.type) in ("Tensor", "Optional[Tensor]"))
+            for item, value in zip(arguments, args, strict=False)
+            if value is not None
+        ):
+            return [item.name for item in arguments]
+    return []
 
 
 def _argument(name: str, value: Any) -> Argument:

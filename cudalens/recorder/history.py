@@ -1,28 +1,26 @@
-"""The recorded calls as a list to read, and the forward call behind an autograd node."""
+"""The recorded calls as a list to read, the forward call behind an autograd node, freed graphs."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder.ops import Call, is_node_of, short_meta
-from cudalens.recorder.sites import Site, SiteReader, entries_of, phase_of, shared_site
+from cudalens.recorder.calls import Call, Known, short_meta
+from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
 
 
 @dataclass(frozen=True)
-class BackwardPass:
-    """A recorded backward pass."""
+class EarlierPass:
+    """A recorded backward pass that came back."""
 
-    site: Site
-    """The place that its calls share."""
-    first: Call
-    last: Call
+    call: Call
+    first: int
+    """The number of the first call of it, or of itself."""
 
 
 class Snapshot:
@@ -31,27 +29,32 @@ class Snapshot:
     A report asks for the forward call of each of some sixty nodes.
     """
 
-    def __init__(self, calls: Sequence[Call], *, is_complete: bool, first_number: int = 0) -> None:
+    def __init__(self, calls: Sequence[Call], first_number: int = 0) -> None:
         self.calls = calls
         self.reader = SiteReader()
-        self._is_complete = is_complete
+        self.known = Known(calls)
         self._first_number = first_number
 
     def history(self, limit: int) -> tuple[HistoryEntry, ...]:
         """Describe the last ``limit`` calls, oldest first."""
-        metas = known_metas(self.calls)
         return tuple(
             HistoryEntry(
                 seq=call.seq,
-                op=call.facts.full_name,
-                shapes=_shapes(call, metas),
+                op=call.name,
+                shapes=self._shapes(call),
                 source=self.reader.line(call.site),
                 module_path=(module := self.reader.module(call.site)).path,
                 module_type=module.type_name,
-                phase=phase_of(call.site),
+                phase="backward" if call.api.is_backward else phase_of(call.site),
             )
             for call in (self.calls[-limit:] if limit > 0 else ())
         )
+
+    def _shapes(self, call: Call) -> str:
+        def text(tensors: Sequence[Ref]) -> str:
+            return ", ".join(short_meta(*self.known.meta_of(item)) for item in tensors)
+
+        return f"{text(call.inputs)} -> {text(call.outputs)}".strip()
 
     def module_roots(self) -> dict[str, set[int]]:
         """Return for each module path the ``id`` of each module that it is below."""
@@ -63,107 +66,42 @@ class Snapshot:
                 found.setdefault(module.path, set()).add(id(module.root))
         return found
 
-    def forward_call(self, sequence_nr: int, node_name: str | None) -> Call | None:
-        """Find the call that created the autograd node with this sequence number.
+    def forward_call(self, number: int) -> Call | None:
+        """Return the call that made the autograd node of a sequence number.
 
-        Autograd draws the number before it runs the op, so the call is the first one that saw
-        the counter one further.  ``None`` when that is not certain: the first such call may have
-        left the ring, two threads may have drawn the same number, or the op is not the node's.
-        A node from before the recording has none: an op that draws no number sees its counter too.
+        ``None`` for a node from before the recording, and where it has left the ring.
         """
-        if sequence_nr < self._first_number:
-            return None
-        found = self._by_number.get(sequence_nr + 1)
-        if found is None or (found[0] is self._forward[0] and not self._is_complete):
-            return None
-        first = found[0]
-        if node_name is not None and not _may_create(first, node_name):
-            return None
-        if not self._is_in_order and any(call.site != first.site for call in found):
-            return None
-        return first
+        return None if number < self._first_number else self._makers.get(number)
 
-    @functools.cached_property
-    def earlier_passes(self) -> list[BackwardPass]:
-        """Return the backward passes, without the newest where that may be the one that failed."""
-        passes: dict[int, BackwardPass] = {}
-        for call in self.calls:
-            site = _pass_of(call)
-            if site is not None:
-                known = passes.get(id(site))
-                passes[id(site)] = BackwardPass(site, call if known is None else known.first, call)
-        found = list(passes.values())
-        # The failing pass ends the recording, unless it failed before its first op.
-        return found[:-1] if found and found[-1].last is self.calls[-1] else found
-
-    @functools.cached_property
-    def _forward(self) -> list[Call]:
-        # A thread of autograd's counts for itself; what it writes in place is noted in full.
-        return [call for call in self.calls if not call.is_brief and not _is_of_worker(call)]
-
-    @functools.cached_property
-    def _by_number(self) -> dict[int, list[Call]]:
-        found: dict[int, list[Call]] = {}
-        for call in self._forward:
-            found.setdefault(call.sequence_nr, []).append(call)
+    @cached_property
+    def _makers(self) -> dict[int, Call]:
+        # A call inside a backward pass comes before it in the ring, and lies in its range.
+        found: dict[int, Call] = {}
+        for call in reversed(self.calls):
+            found.update(dict.fromkeys(range(call.first_nr, call.last_nr), call))
         return found
 
-    @functools.cached_property
-    def _is_in_order(self) -> bool:
-        """Whether the numbers only grow, as they do when one thread draws them."""
-        return all(
-            left.sequence_nr <= right.sequence_nr
-            for left, right in itertools.pairwise(self._forward)
-        )
+    @cached_property
+    def earlier_passes(self) -> list[EarlierPass]:
+        """Return the backward passes that came back, oldest first."""
+        found, before = [], 0
+        for call in self.calls:
+            if call.api.is_backward:
+                first = before + 1 if phase_of(call.site) != "backward" else call.seq
+                found.append(EarlierPass(call, first))
+            if not _is_inside(call):
+                before = call.seq
+        return found
 
 
-def _pass_of(call: Call) -> Site | None:
+def _is_inside(call: Call) -> bool:
+    """Return whether a call was made by a backward pass."""
     site = shared_site(call.site)
-    found = None
     while site is not None:
-        # A thread of autograd's has a place for each of its calls, named after the node.
-        if site.phase == "backward" and site.node is None and site.module is None:
-            found = site
+        if site.phase == "backward":
+            return True
         site = site.outer
-    return found
-
-
-def _is_of_worker(call: Call) -> bool:
-    site = shared_site(call.site)
-    return site is not None and site.node is not None
-
-
-def _may_create(call: Call, node_name: str) -> bool:
-    if is_node_of(node_name, call.facts.name):
-        return True
-    stem = node_name.rpartition("::")[2]
-    # A custom Function's node has the name of its class; the ops inside belong to no other node.
-    return not stem[-1:].isdigit() and stem.endswith("Backward")
-
-
-def known_metas(calls: Iterable[Call]) -> dict[int, tuple[Any, Any]]:
-    """Map references to what was noted of their tensors, for those that are dead by now."""
-    known: dict[int, tuple[Any, Any]] = {}
-    for call in calls:
-        for item, meta in zip(call.outputs, call.metas, strict=True):
-            if meta[0] is not None:
-                known[id(item)] = meta
-    return known
-
-
-def _shapes(call: Call, metas: dict[int, tuple[Any, Any]]) -> str:
-    def text(tensor: Ref) -> str:
-        living = tensor()
-        try:
-            if living is not None:
-                return short_meta(living.shape, living.dtype)
-        except RuntimeError:  # nested tensors have no shape
-            return "?"
-        return short_meta(*metas.get(id(tensor), (None, None)))
-
-    inputs = ", ".join(map(text, call.inputs))
-    outputs = ", ".join(map(text, call.outputs))
-    return f"{inputs} -> {outputs}".strip()
+    return False
 
 
 # --- which recorded backward pass freed a part of the graph, and what leads back into it ----------
@@ -196,7 +134,7 @@ def is_of_earlier_graph(snapshot: Snapshot, node: Any) -> bool:
     What the failing pass has run through, it has freed as well.
     """
     call = _maker(snapshot, node)
-    return call is not None and any(item.first.seq > call.seq for item in snapshot.earlier_passes)
+    return call is not None and any(item.first > call.seq for item in snapshot.earlier_passes)
 
 
 def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
@@ -210,15 +148,15 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
     if made is None:
         return None
     entries = entries_of(made.site)
-    done = [item for item in snapshot.earlier_passes if item.first.seq > made.seq]
+    done = [item for item in snapshot.earlier_passes if item.first > made.seq]
     if len(done) != 1:
         return FreedPart(made=entries, freed=[], read=[])
-    freeing = done[0]
-    after = [item for item in snapshot.calls if item.seq > freeing.last.seq]
-    stepped = any(phase_of(item.site) == "optimizer" and item.facts.writes for item in after)
+    freeing = done[0].call
+    after = [item for item in snapshot.calls if item.seq > freeing.seq]
+    stepped = any(phase_of(item.site) == "optimizer" and item.written for item in after)
     found = FreedPart(made=entries, freed=entries_of(freeing.site), read=[], has_stepped=stepped)
     kept = next(
-        (at for at, call in enumerate(calls) if call is None or call.seq < freeing.first.seq), 0
+        (at for at, call in enumerate(calls) if call is None or call.seq < done[0].first), 0
     )
     reader, source = calls[kept - 1] if kept else None, calls[kept]
     if reader is None or source is None:
@@ -234,4 +172,4 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
 
 
 def _maker(snapshot: Snapshot, node: Any) -> Call | None:
-    return snapshot.forward_call(int(node._sequence_nr()), str(node.name()))
+    return snapshot.forward_call(int(node._sequence_nr()))

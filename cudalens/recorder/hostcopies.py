@@ -20,9 +20,10 @@ from cudalens.core._torch import (
     no_dispatch_modes,
     plain_torch,
 )
-from cudalens.recorder.tensor_refs import NO_TENSORS, tensor_values
+from cudalens.recorder.tensor_refs import tensor_values
 
-_HOST_TYPES = NO_TENSORS | {torch.layout, torch.memory_format}
+_HOST_TYPES = {int, float, bool, complex, str, type(None), torch.dtype, torch.device}
+_HOST_TYPES |= {torch.layout, torch.memory_format}
 """Arguments that cannot change after the call and hold nothing of a device's."""
 
 

@@ -14,34 +14,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.recorder.calls import Call, names
 from cudalens.recorder.elements import Elements, Geometry, geometry_of
-from cudalens.recorder.lineage import Lineage, value_inputs
-from cudalens.recorder.ops import Call, aten
-from cudalens.recorder.tensor_refs import Ref
+from cudalens.recorder.lineage import Lineage, value_inputs, written_values
+from cudalens.recorder.tensor_refs import Ref, is_ref
 
 IsBad = Callable[[Tensor], bool]
 _MAX_MARKED = 1 << 27
 """Elements of a tensor that are marked one by one."""
 
-_RESHAPES = aten("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_")
-"""Calls that write no element."""
-_RENEWS = aten("resize_ resize_as_ set_")
-"""Calls after which the tensor has other memory."""
-_PLACES = aten(
-    "index_put_ _index_put_impl_ index_fill_ index_copy_ put_ scatter_ masked_fill_ masked_scatter_"
-)
-"""Calls that write their values as they are to some of the elements."""
-_CHANGES = aten("index_add_ index_reduce_ scatter_add_ scatter_reduce_ fill_diagonal_")
-"""Calls that change some of the elements."""
-_BY_ONE_INDEX = aten(
-    "index_fill_ index_copy_ index_add_ index_reduce_ scatter_ scatter_add_ scatter_reduce_ put_"
-)
-"""Calls whose first index says, in one dimension, to which elements they write."""
-_FILLS = aten(
+_RESHAPES = names("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_")
+"""Functions that write no element."""
+_RENEWS = frozenset(["resize_", "resize_as_", "set_", "data"])
+"""Functions after which the tensor has other memory."""
+_FILLS = names(
     "bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ "
     "zero_"
 )
-"""Calls that write to all elements, whatever was there."""
+"""Functions that write to all elements, whatever was there."""
+_ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
+
+
+def _mark_dimension(marks: Tensor, given: Sequence[Any]) -> Any:
+    return marks.index_fill_(given[1], given[2], True)
+
+
+_MARKS: dict[str, Callable[[Tensor, Sequence[Any]], Any]] = {
+    "__setitem__": lambda marks, given: marks.__setitem__(given[1], True),
+    "masked_fill_": lambda marks, given: marks.masked_fill_(given[1], True),
+    "masked_scatter_": lambda marks, given: marks.masked_fill_(given[1], True),
+    "index_put_": lambda marks, given: marks.index_put_(tuple(given[1]), torch.tensor(True)),
+    "put_": lambda marks, given: marks.view(-1).index_fill_(0, given[1].reshape(-1), True),
+    **dict.fromkeys(("index_fill_", "index_copy_", "index_add_", "index_reduce_"), _mark_dimension),
+    **dict.fromkeys(
+        ("scatter_", "scatter_add_", "scatter_reduce_"),
+        lambda marks, given: marks.scatter_(given[1], given[2], True),
+    ),
+}
+"""Of each function that writes to some elements what marks them, given its arguments."""
+
+
+def adds(call: Call) -> bool:
+    """Return whether a call added what it wrote to what was there."""
+    given = call.given or ()
+    accumulates = call.api.stem in ("index_put_", "put_") and any(given[3:4])
+    return accumulates or call.api.stem in _ADDS
+
+
+def written_number(call: Call) -> float | None:
+    """Return the one number of the host's that a call wrote to some elements."""
+    value = next(iter(written_values(call)), None) if call.api.keeps else None
+    living = value() if is_ref(value) else None
+    if living is not None and living.is_cpu and living.dim() == 0:
+        value = living.item()
+    return value if type(value) in (int, float, bool) else None
 
 
 class InplaceWrites:
@@ -60,14 +86,14 @@ class InplaceWrites:
             current: the bad tensor as it was right after the call.
             elements: those of its bad elements that are followed.
         """
-        name = call.facts.name
-        if name in _RESHAPES:
+        stem, written = call.api.stem, call.written[0]
+        if stem in _RESHAPES:
             return False
-        if name in _RENEWS or call.facts.is_foreign:
+        if stem in _RENEWS or call.api.is_foreign:
             return None
-        is_whole = name not in _PLACES and name not in _CHANGES
-        is_view = self._lineage.base_of(call.output) is not None or call.base is not None
-        if is_whole and (self._lineage.same(call.output, current) or not is_view):
+        is_whole = not call.api.keeps
+        is_view = self._lineage.base_of(written.tensor) is not None or written.base is not None
+        if is_whole and (self._lineage.same(written.tensor, current) or not is_view):
             return True
         if elements is None:
             return None
@@ -84,68 +110,70 @@ class InplaceWrites:
         """Return the one bad number that a call wrote to some elements, where one of the followed
         elements has it.
         """
-        number = call.noted.number
+        number = written_number(call)
         if number is None or not self._is_bad_number(call, number):
             return None
         values = None if elements is None else elements.values()
-        is_theirs = values is None or call.adds or bool((values == number).any())
+        is_theirs = values is None or adds(call) or bool((values == number).any())
         return number if is_theirs else None
 
     def is_filling(self, call: Call) -> bool:
         """Return whether what a call wrote does not depend on what was there."""
-        if call.facts.name in _PLACES:
-            return not call.adds
-        return call.facts.name in _FILLS
+        return not adds(call) if call.api.keeps else call.api.stem in _FILLS
 
     # --- by the elements -------------------------------------------------------------------------
 
     def reached(self, call: Call, current: Ref, elements: Elements) -> Elements | None:
         """Return those of the elements that a call wrote to; ``None`` where that is not known."""
-        living = call.output()
-        if call.view is not None:
-            shown: Geometry = (call.view.shape, call.view.stride, call.view.offset)
+        written = call.written[0]
+        living = written.tensor()
+        if living is None and self._lineage.same(written.tensor, current):
+            living = current()
+        if written.shape is not None:
+            shown: Geometry = (written.shape, written.stride, written.offset)
         elif living is not None:
             shown = geometry_of(living)
-        elif elements.living is None and self._lineage.same(call.output, current):
+        elif elements.living is None and self._lineage.same(written.tensor, current):
             shown = (elements.shape, (), 0)
         else:
             return None
-        dtype = self._lineage.meta_of(call.output)[1] if call.view is None else call.view.dtype
         if elements.living is not None:
-            places = elements.places_in(shown) if dtype == elements.living.dtype else None
+            places = elements.places_in(shown)
+        elif self._lineage.same(written.tensor, current):
+            places = list(elements.places)
         else:
-            places = list(elements.places) if self._lineage.same(call.output, current) else None
-        selection = self._selection(call, len(shown[0]))
-        if places is None or selection is None or math.prod(shown[0]) > _MAX_MARKED:
             return None
-        if selection == (...,):
+        if math.prod(shown[0]) > _MAX_MARKED:
+            return None
+        if not call.api.keeps:
             return elements.among([place is not None for place in places])
+        given = self._given(call)
+        if given is None:
+            return None
         marks = torch.zeros(tuple(shown[0]), dtype=torch.bool)
         try:
-            marks[selection] = True
+            _MARKS[call.api.stem](marks, given)
         except (IndexError, RuntimeError):  # its mask or indices are not what they were
             return None
         return elements.among([place is not None and bool(marks[place]) for place in places])
 
-    def _selection(self, call: Call, dimensions: int) -> tuple[Any, ...] | None:
-        """Return the mask or the indices with which a call chose, where all of them live on."""
-        name = call.facts.name
-        if name not in _PLACES and name not in _CHANGES:
-            return (...,)
-        if name in ("aten::masked_fill_", "aten::masked_scatter_"):
-            chosen = call.inputs[1:2]
-        elif name == "aten::index_put_":
-            chosen = call.inputs[1:-1]
-        elif dimensions == 1 and name in _BY_ONE_INDEX:
-            chosen = call.inputs[1:2]
-        else:
+    def _given(self, call: Call) -> list[Any] | None:
+        """Return what a call was given to choose with, on the host, where all of it lives on."""
+
+        def living(value: Any) -> Any:
+            if isinstance(value, (tuple, list)):
+                return type(value)(map(living, value))
+            if not is_ref(value):
+                return value
+            tensor = value()
+            if tensor is None or not self._lineage.is_untouched(value, call.seq):
+                raise LookupError
+            return tensor.cpu()
+
+        try:
+            return [None, *map(living, (call.given or ())[1 : call.api.value_at])]
+        except LookupError:
             return None
-        living = [item() for item in chosen if self._lineage.is_untouched(item, call.seq)]
-        found = tuple(item.cpu() for item in living if item is not None)
-        is_mask = [item.dtype in (torch.bool, torch.uint8) for item in found]
-        used = sum(item.dim() if m else 1 for item, m in zip(found, is_mask, strict=True))
-        # Of a None among the indices, which stands for a whole dimension, no trace is left.
-        return found if len(found) == len(chosen) and used == dimensions else None
 
     # --- by the values ---------------------------------------------------------------------------
 
@@ -153,7 +181,7 @@ class InplaceWrites:
         """Judge a write to elements that nobody knows."""
         if elements.living is None:
             return None  # whether they were bad then is not known
-        values = [item for item in value_inputs(call) or () if item is not call.output]
+        values = [item for item in value_inputs(call) if item is not call.written[0].tensor]
         if any(self.carries(item, call.seq) for item in values):
             return None
         if self._is_good(call, values):
@@ -174,16 +202,16 @@ class InplaceWrites:
         )
 
     def test(self, tensor: Tensor) -> bool:
-        """Return whether a living tensor holds a bad value."""
+        """Return whether a living tensor has a bad value."""
         return tensor.device.type != "meta" and tensor.numel() > 0 and self._is_bad(tensor)
 
     def _is_good(self, call: Call, values: Sequence[Ref]) -> bool:
         """Return whether all values that a call wrote are proven to be good."""
-        if call.facts.name not in _PLACES or call.adds:
+        if not call.api.keeps or adds(call):
             return False
-        if call.noted.number is not None:
-            return not self._is_bad_number(call, call.noted.number)
-        dtype = self._lineage.meta_of(call.output)[1]
+        if (number := written_number(call)) is not None:
+            return not self._is_bad_number(call, number)
+        dtype = self._lineage.meta_of(call.written[0].tensor)[1]
         return bool(values) and all(
             (living := item()) is not None
             and living.dtype == dtype
@@ -193,25 +221,23 @@ class InplaceWrites:
         )
 
     def _is_bad_number(self, call: Call, number: float) -> bool:
-        dtype = self._lineage.meta_of(call.output)[1]
+        dtype = self._lineage.meta_of(call.written[0].tensor)[1]
         return self.test(torch.tensor([number], dtype=dtype))
 
     # --- by their count --------------------------------------------------------------------------
 
     def _most_elements(self, call: Call) -> int | None:
         """Return an upper bound of the number of elements that a call wrote to."""
-        name, shape = call.facts.name, self._lineage.meta_of(call.output)[0]
-        if call.view is not None:
-            shape = call.view.shape
-        chosen = call.inputs[1:-1] if name == "aten::index_put_" else call.inputs[1:2]
-        metas = [self._lineage.meta_of(item) for item in chosen]
+        written = call.written[0]
+        shape = written.shape or self._lineage.meta_of(written.tensor)[0]
+        chosen = call.given[1 : call.api.value_at] if call.given is not None else ()
+        flat = [part for item in chosen for part in (item if isinstance(item, tuple) else (item,))]
+        metas = [self._lineage.meta_of(item) for item in flat if is_ref(item)]
         masks = (None, torch.bool, torch.uint8)
         if not metas or shape is None or any(dtype in masks for _, dtype in metas):
             return None
-        if name.startswith("aten::scatter_"):
+        if call.api.stem.startswith("scatter_"):
             return int(math.prod(metas[0][0]))
-        if not name.startswith("aten::index_"):
-            return None
         # Which dimensions the indices stand for is not known: at most it is the short ones.
         rest = sorted(shape)[len(metas) :]
         chosen_at = torch.broadcast_shapes(*(size for size, _ in metas))

@@ -7,33 +7,55 @@ left out.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from cudalens.core.report_types import ProvenanceStep
+from cudalens.recorder.calls import Call, Known, names
 from cudalens.recorder.dataloader import Batches
-from cudalens.recorder.history import known_metas
-from cudalens.recorder.ops import Call, aten, version_and_base
 from cudalens.recorder.sites import SiteReader
-from cudalens.recorder.tensor_refs import Ref
+from cudalens.recorder.tensor_refs import Ref, is_ref
 
-_TWINS = aten("detach alias")
-"""Views of all elements, such as ``t.data``: a write to one is a write to both."""
-_SELECTORS = frozenset({"index", "indices", "mask", "condition", "repeats", "offsets", "lengths"})
-"""Arguments that choose among values and pass none on."""
-FROM_PYTHON = aten("lift_fresh lift_fresh_copy")
+_TWINS = ("data", "detach", "alias")
+"""Views of all elements: a write to one is a write to both."""
+_FIRST = names(
+    "__getitem__ index_select gather take take_along_dim masked_select repeat_interleave"
+)
+"""Functions whose other tensors choose among the values of the first."""
+FROM_PYTHON = ("tensor", "as_tensor", "asarray", "from_numpy", "scalar_tensor")
+CONVERSIONS: tuple[str, ...] = (
+    "to",
+    "cuda",
+    "cpu",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "long",
+    "int",
+    "type",
+)
+CONVERSIONS += ("bool", "short", "char", "byte", "type_as", "contiguous", "copy_")
 
 
 class Lineage:
     """The recorded calls, asked after a failure."""
 
-    def __init__(self, calls: Sequence[Call], batches: Batches, reader: SiteReader) -> None:
+    def __init__(
+        self, calls: Sequence[Call], batches: Batches, reader: SiteReader, known: Known
+    ) -> None:
         self.calls = calls
         self.batches = batches
         self.reader = reader
+        self.meta_of = known.meta_of
 
     # --- who made it -----------------------------------------------------------------------------
+
+    def maker(self, tensor: Ref) -> Call | None:
+        """Return the call that made a tensor."""
+        made = (call for call in self.calls if not call.written and not call.is_alias)
+        return next((call for call in made if any(it is tensor for it in call.outputs)), None)
 
     def newest(self, tensor: Ref, before: int | None = None) -> Call | None:
         """Return the last call that made a tensor or may have written to it, or to its base."""
@@ -45,38 +67,34 @@ class Lineage:
 
     def is_untouched(self, tensor: Ref, since: int) -> bool:
         """Return whether no recorded call has written to a tensor since call number ``since``."""
-        return not any(call.facts.writes and call.seq >= since for call in self._touching(tensor))
+        return not any(call.written and call.seq >= since for call in self._touching(tensor))
 
     def base_of(self, tensor: Ref) -> Ref | None:
-        """Return what a tensor is a view of, as autograd or the recorded calls tell it."""
-        living = tensor()
-        base = None if living is None else version_and_base(living)[1]
-        return self._bases.get(id(tensor)) if base is None else base
+        """Return what a tensor is a view of, by the recorded calls."""
+        return self._bases.get(id(tensor))
+
+    def whole(self, tensor: Ref) -> Ref:
+        """Return what a tensor shows, or itself."""
+        return self._bases.get(id(tensor), tensor)
+
+    def views_of(self, tensor: Ref) -> list[Ref]:
+        """Return the recorded views of a tensor."""
+        aliases = (item for call in self.calls if call.is_alias for item in call.outputs)
+        return [item for item in aliases if self.whole(item) is tensor]
 
     def same(self, left: Ref, right: Ref) -> bool:
         """Return whether two tensors are one, or show exactly the same elements."""
         return self._twin(left) == self._twin(right)
 
-    def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
-        """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
-        living = tensor()
-        if living is not None:
-            return living.shape, living.dtype
-        return self._metas.get(id(tensor), (None, None))
-
-    @functools.cached_property
-    def _metas(self) -> dict[int, tuple[Any, Any]]:
-        return known_metas(self.calls)
-
     def _twin(self, tensor: Ref) -> int:
         """Return one key for a tensor and everything that shows exactly its elements."""
         return self._twins.get(id(tensor), id(tensor))
 
-    @functools.cached_property
+    @cached_property
     def _twins(self) -> dict[int, int]:
         twins: dict[int, int] = {}
         for call in self.calls:
-            if call.facts.name in _TWINS and call.inputs:
+            if call.api.stem in _TWINS and call.inputs:
                 original = id(call.inputs[0])
                 for item in call.outputs:
                     twins[id(item)] = twins.get(original, original)
@@ -90,64 +108,63 @@ class Lineage:
 
     # The calls hold the references, so an id belongs to one of them only.
 
-    @functools.cached_property
+    @cached_property
     def _touched(self) -> dict[int, list[Call]]:
         """The calls that made each tensor or may have written to it, oldest first."""
         touched: dict[int, list[Call]] = {}
         for call in self.calls:
-            if call.facts.name in _TWINS and call.inputs:
+            if call.api.stem in _TWINS and call.inputs:
                 continue  # it shows what was made elsewhere
-            for item in self._touched_by(call):
+            found = {id(item): item for item in self._touched_by(call)}
+            for item in found.values():
                 touched.setdefault(self._twin(item), []).append(call)
         return touched
 
-    def _touched_by(self, call: Call) -> list[Ref]:
-        """Return what a call gave back, and what it wrote to or may have, views by their bases."""
-        if not call.facts.writes:
-            return list(call.outputs)
-        several = call.inputs if writes_among(call) else ()
-        bases = [call.base, *(self._bases.get(id(item)) for item in call.outputs)]
-        # By id: the hash of a weak reference goes with its tensor.
-        found = {id(item): item for item in (*call.outputs, *bases, *several) if item is not None}
-        return list(found.values())
+    def _touched_by(self, call: Call) -> Iterator[Ref]:
+        """Yield what a call gave back, and what it wrote to, views by their bases."""
+        yield from call.outputs
+        for item in call.written:
+            yield from (item.tensor, item.target, self.whole(item.tensor))
 
-    @functools.cached_property
+    @cached_property
     def _bases(self) -> dict[int, Ref]:
         """What each recorded view shows: in inference mode autograd does not tell."""
         bases: dict[int, Ref] = {}
         for call in self.calls:
-            if is_alias(call):
+            if call.is_alias and call.inputs:
                 for item in call.outputs:
                     if item is not call.inputs[0]:
                         bases[id(item)] = bases.get(id(call.inputs[0]), call.inputs[0])
         return bases
 
 
-def is_alias(call: Call) -> bool:
-    """Return whether a call only looks at a tensor in another way: a step of its own it is not."""
-    return call.facts.is_view and call.facts.name not in FROM_PYTHON and bool(call.inputs)
-
-
 def writes_among(call: Call) -> bool:
-    """Return whether a call wrote to some of the tensors that it was given: fused ops,
-    libraries'.
-    """
-    return bool(call.facts.writes) and isinstance(call.output, tuple)
+    """Return whether a call wrote to several tensors, or to one of which it is not known how."""
+    first = call.inputs[0] if call.inputs else None
+    return bool(call.written) and not (
+        call.api.is_in_place and len(call.written) == 1 and call.written[0].tensor is first
+    )
 
 
 def describe_step(call: Call, reader: SiteReader, note: str | None = None) -> ProvenanceStep:
     """Describe a call as one step of the way of a tensor."""
-    return ProvenanceStep(op=call.facts.full_name, source=reader.line(call.site), note=note)
+    return ProvenanceStep(op=call.name, source=reader.line(call.site), note=note)
 
 
-def value_inputs(call: Call) -> list[Ref] | None:
+def value_inputs(call: Call) -> list[Ref]:
     """Return the inputs whose values can be values of the result.
 
     Indices and masks only choose, and scores are no labels: an input of floats is left out where
-    the result has integers.  ``None`` when it is unknown which input is which argument.
+    the result has integers.
     """
-    inputs = _without_selectors(call)
-    if inputs is None or call.facts.name == "aten::_to_copy" or isinstance(call.output, tuple):
+    inputs, stem = list(call.inputs), call.api.stem
+    if call.api.keeps:
+        inputs = inputs[:1] + [item for item in written_values(call) if is_ref(item)]
+    elif stem in _FIRST:
+        inputs = inputs[:1]
+    elif stem in ("where", "embedding"):  # all but the condition, the indices
+        del inputs[1 if call.name == "torch.Tensor.where" else 0]
+    if stem in CONVERSIONS or isinstance(call.output, tuple):
         return inputs
     result = call.output()
     return [
@@ -159,16 +176,7 @@ def value_inputs(call: Call) -> list[Ref] | None:
     ]
 
 
-def _without_selectors(call: Call) -> list[Ref] | None:
-    arguments = call.facts.tensor_arguments
-    inputs = list(call.inputs)
-    if not any(name in _SELECTORS for name, _ in arguments):
-        return inputs
-    spare = len(inputs) - sum(kind == "Tensor" for _, kind in arguments)
-    flexible = [kind for _, kind in arguments if kind != "Tensor"]
-    if spare < 0 or (spare > 0 and len(flexible) != 1):
-        return None
-    names: list[str] = []
-    for name, kind in arguments:
-        names += [name] * (1 if kind == "Tensor" else spare)
-    return [item for name, item in zip(names, inputs, strict=True) if name not in _SELECTORS]
+def written_values(call: Call) -> tuple[Any, ...]:
+    """Return what a call wrote to some elements: a reference or a number, none if not known."""
+    place = call.api.value_at
+    return call.given[place : place + 1] if call.given is not None else ()

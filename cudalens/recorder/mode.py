@@ -1,4 +1,4 @@
-"""The flight recorder: a dispatch mode that notes each op in a ring and keeps no tensor alive.
+"""The flight recorder: a function mode that notes each API call and keeps no tensor alive.
 
 Only what cannot be found out later is noted, and nothing is formatted before a failure.
 """
@@ -6,110 +6,51 @@ Only what cannot be found out later is noted, and nothing is formatted before a 
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from types import FrameType, MethodType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
-from weakref import ref
+from weakref import WeakSet, getweakrefs, ref
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cudalens.core import _python
-from cudalens.core._python import FailedCall, raise_if_outside
+from cudalens.core._python import raise_if_outside
 from cudalens.core._torch import is_accelerator, is_plain
+from cudalens.core.call import ATTRIBUTE, EXTREMES, ApiCall, NodeMark, api_call_of
+from cudalens.core.late_import import when_imported
 from cudalens.core.limits import Limits
-from cudalens.recorder import _torch, failure
+from cudalens.recorder import _torch
+from cudalens.recorder.backward import BackwardPass
+from cudalens.recorder.calls import Api, Write, describe_results, meta_of, shows_argument, write_of
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
+from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.hostcopies import host_copies
-from cudalens.recorder.ops import (
-    OpFacts,
-    count_writes,
-    describe_results,
-    version_and_view,
-    versions_before,
-)
-from cudalens.recorder.sites import RawSite, Site, SiteReader, SiteTracker
-from cudalens.recorder.tensor_refs import NO_TENSORS, Noted, Version, references, tensors_in
+from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
+from cudalens.recorder.sites import RawSite, Site, SiteTracker, shared_site
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in, without_tensors
 
-Watch = Callable[[OpFacts, tuple[Any, ...], dict[str, Any], Any], None]
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
-_TENSORS: frozenset[Any] = frozenset({Tensor, Parameter})
-_FILES = (__file__, _python.__file__)
-_OWN = "cudalens::"
-"""Ops that guards put into compiled code: they are not the user's."""
-
-
-class _Dispatch(FailedCall):
-    """Runs and records one op, in a frame that does not stand in the traceback of its error."""
-
-    def __new__(  # every op pays for each call
-        cls,
-        known: Callable[[int], OpFacts | None],
-        site_of: Callable[[FrameType | None], RawSite],
-        append: Callable[[tuple[Any, ...]], None],
-        mode: RecordingMode,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,
-    ) -> Any:
-        try:
-            facts = known(id(func)) or mode.learn(func)
-            if mode.is_synchronous and args and args[0].__class__ is Tensor and args[0].is_cuda:
-                mode.after_others(args[0].device)
-            if facts.is_special:
-                return mode.special(facts, args, kwargs or {})
-            try:
-                result = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
-                is_one = (kind := result.__class__) is Tensor or kind is Parameter
-                if mode.watch or (mode.is_synchronous and not (is_one and result.is_cpu)):
-                    mode.inspect(facts, args, kwargs or {}, result)
-            except BaseException as error:
-                mode.failed(facts, args, kwargs, error)
-                raise
-            if not is_one:
-                return mode.note_several(facts, args, kwargs, result, frame=_getframe().f_back)
-            try:
-                if (site := site_of(_getframe().f_back)).__class__ is Site and site.is_brief:
-                    reads: Any = None
-                elif (count := facts.tensors_first) == 1:
-                    reads = ref(args[0])
-                elif count == 2 and args[1].__class__ in _TENSORS:
-                    reads = (ref(args[0]), ref(args[1]))
-                else:
-                    reads = references(args, kwargs, facts.noted) if count >= 0 else ()
-                number = 0 if reads is None else _next()
-                shape, dtype = result.shape, result.dtype
-                if facts.is_in_place:  # of an optimizer's own state nothing more will be asked
-                    is_state = reads is None and kind is Tensor
-                    shape, dtype = (None, None) if is_state else version_and_view(result)
-                mode.recorded_ops = seq = mode.recorded_ops + 1
-                append((seq, facts, site, number, reads, ref(result), shape, dtype))
-                mode.foreign = None
-                return result
-            except Exception as trouble:  # nested tensors have no shape
-                raise_if_outside(trouble)
-                return mode.note_several(facts, args, kwargs, result)
-        except BaseException as error:
-            args, kwargs, result = (), None, None  # a traceback that stays keeps this frame
-            return cls.of(error)
+_has_modes_below = _torch.function_modes
+_PLAIN = (Tensor,)
+_GONE: Ref = ref(torch.empty(0))
+_ANSWERS = NO_TENSORS - {type(None)}
 
 
 class RecordingMode(_torch.RemovableMode):
-    """Record every op while open; use it in a with statement.
+    """Record every API call while open; use it in a with statement.
 
     Args:
-        max_ops: how many of the last ops are kept.
-        sync: wait for the device after each of its ops, so that the op at fault raises the fault.
+        max_ops: how many of the last calls are kept.
+        sync: wait for the device after each call, so that the call at fault raises the fault.
         copy_budget: bytes of arguments copied to the host before each op that is not torch's own.
-        watch: called after each op with the op, its arguments and its result; what it raises is
-            raised by the op.
-        modules: note which module each op belongs to; a compiled module runs eagerly then.
+        watch: looks at the result of each call, and at the gradients of each node of a backward
+            pass; what it raises is raised by the call.
+        modules: note which module each call belongs to; a compiled module runs eagerly then.
         is_fatal: tells whether the device cannot be used after an exception.
         on_device_end: called once, with the exception after which it cannot.
     """
@@ -119,42 +60,58 @@ class RecordingMode(_torch.RemovableMode):
         max_ops: int = 4096,
         sync: bool = True,
         copy_budget: int = 1 << 20,
-        watch: Watch | None = None,
+        watch: Any = None,
         modules: bool = True,
         is_fatal: Callable[[BaseException], bool] = lambda error: False,
         on_device_end: Callable[[BaseException], None] | None = None,
     ) -> None:
         super().__init__()
         self.recorded_ops = 0
-        self.fatal: failure.OpRecord | None = None
-        """The op that ended the device's context, if it was one."""
+        self.fatal: ApiCall | None = None
+        """The call that ended the device's context, if it was one."""
+        self.is_over = False  # the device's context has ended
         self._noted = Limits()
         self.limits = self._noted.lines
         """What the recorder itself failed to do, one line each."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=max_ops)
-        self._facts: dict[int, OpFacts] = {}
-        self._sites = SiteTracker()
+        self._apis: dict[Any, Api] = {}
+        self.sites = SiteTracker()
+        self.passes: list[BackwardPass] = []
+        """The backward passes that run, the innermost last."""
         self._batches = Batches()
-        self._failures = failure.Failures()
+        self._live: WeakSet[ApiCall] = WeakSet()
         self.foreign: str | None = None
         """The op of an extension that came back last: without waiting its fault comes later."""
-        self._devices: set[torch.device] = set()
+        self.devices: set[torch.device] = set()
+        """The devices that calls were seen on."""
         self.is_synchronous = sync
+        self._thread = threading.get_ident()
         self._copy_budget = copy_budget
         self.watch = watch
         self._modules = modules
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
-        self.is_over = False  # the device's context has ended
+        self._seen: dict[tuple[Any, ...], list[float]] = {}
+        """By the place of a call and the name of an argument: calls, smallest, largest value."""
+
+    @property
+    def watch_node(self) -> Callable[..., BaseException | None] | None:
+        """What looks at the gradients of each node."""
+        return getattr(self.watch, "of_node", None)
 
     # --- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
             if self._modules:
-                _torch.watch_modules(self._sites.enter_module)
-            # Bound once, with all that each op needs: torch asks for it twice for each of them.
-            dispatch = partial(_Dispatch, self._facts.get, self._sites.of, self._ring.append)
-            vars(self)["__torch_dispatch__"] = MethodType(dispatch, self)
+                _torch.watch_modules(self.sites.enter_module)
+            REPLACED.install(self)
+            if not self._modules:
+                if (compiler := sys.modules.get(_torch.COMPILER)) is not None:
+                    self._watch_compiler(compiler)
+                else:
+                    self._unwatch_compiler = when_imported(_torch.COMPILER, self._watch_compiler)
+            here().append(self)
+            EXTREMES.values = []
             self.install()
             return self
         except BaseException:
@@ -171,166 +128,365 @@ class RecordingMode(_torch.RemovableMode):
     def _close(self) -> None:
         try:
             self.remove()
-            vars(self).pop("__torch_dispatch__", None)
         finally:
-            _torch.unwatch_modules(self._sites.enter_module)
+            _torch.unwatch_modules(self.sites.enter_module)
+            REPLACED.remove(self)
+            self._unwatch_compiler()
+            COMPILED.remove(self)
+            forget(self)
+            if not here():
+                EXTREMES.values = None
+            for call in list(self._live):
+                call.release()
+
+    # --- compiled code ---------------------------------------------------------------------------
+
+    _aside_for: FrameType | None = None
+    """What runs compiled code, while this mode is off the stack because of it."""
+    _unwatch_compiler: Callable[[], None] = staticmethod(lambda: None)
+
+    def _watch_compiler(self, compiler: ModuleType) -> None:
+        COMPILED.add((compiler, "_maybe_set_eval_frame"), around_compiled)
+        COMPILED.install(self)
+
+    def step_aside(self, runner: FrameType) -> None:
+        """Leave the stack while compiled code runs: the compiler would compile this mode with it.
+
+        Args:
+            runner: the function that runs what was compiled.
+        """
+        if self.is_on():
+            self._aside_for = runner
+            self.remove()
+
+    def step_back(self, runner: FrameType) -> None:
+        """Return to the stack, and wait for what compiled code has launched."""
+        if self._aside_for is runner:
+            self._aside_for = None
+            self.install()
+            self.wait_for_all()
 
     # --- recording -------------------------------------------------------------------------------
 
-    def learn(self, func: Any) -> OpFacts:
-        """Read the schema of an op that comes for the first time."""
-        return self._facts.setdefault(id(func), OpFacts(func))
-
-    def note_several(
-        self,
-        facts: OpFacts,
-        args: tuple[Any, ...],
-        kwargs: Any,
-        result: Any,
-        written: tuple[Version, ...] = (),
-        frame: FrameType | None = None,
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Record a call that gave back no tensor, several, or one that is not plain.
-
-        Also what the quick way could not record.  Return the result.
-        """
-        if facts.is_foreign and facts.name.startswith(_OWN):
+        __tracebackhide__ = True
+        # Bound before anything can raise: a traceback that stays keeps this frame.
+        tensors = versions = copies = result = None
+        is_called = False
+        try:
+            api = self._apis.get(func) or self._apis.setdefault(func, Api(func))
+            if api.is_quiet:
+                is_called = True
+                return func(*args, **kwargs) if kwargs else func(*args)
+            # Whoever else sees function calls must not see what is asked of the tensors here.
+            is_unusual = api.is_special or (types and types != _PLAIN) or _has_modes_below()
+            if is_unusual:
+                with _torch.Unseen():
+                    tensors, versions = self._look(args, kwargs)
+                    copies = self._before(api, args, kwargs, tensors)
+            else:
+                tensors, versions = self._look(args, kwargs)
+                if tensors and not tensors[0].is_cpu:
+                    self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
+            is_called, number = True, _next()
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if is_unusual:
+                with _torch.Unseen():
+                    self._wait_after(tensors, result)
+                    self._note(api, args, kwargs, tensors, versions, number, result)
+            else:
+                if result.__class__ is not Tensor or not result.is_cpu:
+                    self._wait_after(tensors, result)
+                self._note(api, args, kwargs, tensors, versions, number, result)
+            self.foreign = api.name if copies else None
             return result
-        try:
-            site = self._sites.of(frame or _frame_outside())
-            # Fused optimizers write to lists of tensors and give nothing back.
-            is_brief = site.__class__ is Site and site.is_brief and not facts.writes
-            reads = None if is_brief else references(args, kwargs)
-            if written and reads is not None:
-                reads = Noted(reads, versions=written)
-            outputs, shapes, dtypes = describe_results(result)
-            self.recorded_ops = seq = self.recorded_ops + 1
-            self._ring.append((seq, facts, site, _next(), reads, outputs, shapes, dtypes))
-            self.foreign = None
-        except Exception as trouble:
-            self._internal_error("an op was not recorded", trouble)
-        return result
-
-    def after_others(self, device: torch.device) -> None:
-        """Wait for what Triton, CuPy or a CUDA graph launched: its fault is not the next op's."""
-        try:
-            self._synchronise(device)
         except BaseException as error:
-            self._note_end(None, error)
+            if is_called:
+                self._failed(func, args, kwargs, error, copies)
+            else:  # what Triton, CuPy or a CUDA graph launched before has failed
+                self.note_end(error, None)
+            args, kwargs, tensors, result, copies = (), None, None, None, None
             raise
 
-    def _note_end(self, record: failure.OpRecord | None, error: BaseException) -> None:
-        """Keep what ended the device's context; every later op fails only because of it."""
+    def _look(self, args: tuple[Any, ...], kwargs: Any) -> tuple[list[Tensor], list[int]]:
+        """Return the tensors among the arguments and their versions."""
+        tensors: list[Tensor] = []
+        for value in args:
+            kind = value.__class__
+            if kind is Tensor or kind is Parameter:
+                tensors.append(value)
+            elif kind not in NO_TENSORS:
+                tensors += tensors_in((value,))
+        if kwargs:
+            tensors += tensors_in(kwargs.values())
+        try:
+            return tensors, [item._version for item in tensors]
+        except RuntimeError as error:  # those of inference mode have none
+            raise_if_outside(error)
+            return tensors, [-1 if item.is_inference() else item._version for item in tensors]
+
+    def _before(
+        self, api: Api, args: tuple[Any, ...], kwargs: Any, tensors: list[Tensor]
+    ) -> dict[str, Tensor]:
+        """Wait for what came before; copy the arguments of an extension's op to the host."""
+        device = next((item for item in tensors if not item.is_cpu and is_plain(item)), None)
+        if device is not None:
+            self._wait(device)
+        if not api.is_foreign:
+            return {}
+        try:
+            return host_copies(named_arguments(api.func, args, kwargs), self._copy_budget)
+        except Exception as trouble:
+            self.internal_error("arguments were not copied to the host", trouble)
+            return {}
+
+    def _wait_after(self, tensors: list[Tensor], result: Any) -> None:
+        """Wait for the device of a call that came back, if it launched something."""
+        if result.__class__ in _ANSWERS:
+            return  # a number: the host has waited
+        for item in (*tensors_in((result,)), *tensors):
+            if not item.is_cpu and is_plain(item):
+                self._wait(item)
+                return
+
+    def _wait(self, tensor: Tensor) -> None:
+        device = tensor.device
+        if is_accelerator(device):
+            self.devices.add(device)
+            if self.is_synchronous:
+                _torch.wait_if_busy(device)
+
+    def wait_for_all(self) -> None:
+        """Wait for all devices that calls were seen on, unless nothing is to wait."""
+        for device in tuple(self.devices) if self.is_synchronous else ():
+            _torch.wait_if_busy(device)
+
+    def _note(
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        tensors: list[Tensor],
+        versions: list[int],
+        number: int,
+        result: Any,
+    ) -> None:
+        """Note a call that came back, and have its result looked at.
+
+        Args:
+            number: the sequence number that autograd would have given to a node before the call.
+        """
+        __tracebackhide__ = True
+        written: tuple[Write, ...] = ()
+        try:
+            frame = _getframe(2)
+            if api.is_range:
+                self._note_range(api, args, frame)
+                return
+            last, site = _next(), self.sites.of(frame)
+            if self.passes:
+                site, number, last = self._of_worker(site, number, last)
+            is_brief = site.__class__ is Site and site.is_brief
+            if [
+                item._version if at >= 0 else at for item, at in zip(tensors, versions, strict=True)
+            ] != versions:
+                pairs = zip(tensors, versions, strict=True)
+                written = tuple(write_of(*pair) for pair in pairs if pair[0]._version != pair[1])
+            elif api.is_in_place and versions and versions[0] < 0:
+                written = (write_of(tensors[0], None),)
+            if result.__class__ is Tensor or result.__class__ is Parameter:
+                output: Any = ref(result)
+                shape, dtype = meta_of(result)
+                is_alias = api.is_view and shows_argument(result, tensors)
+            else:
+                output, shape, dtype = describe_results(result)
+                is_alias = api.is_view and len(tensors) == 1
+            given: tuple[Any, ...] | None = None
+            if api.keeps:
+                given = without_tensors(args)
+            elif api.shift and args[1:] and args[1].__class__ is int and not kwargs:
+                given = (api.shift * args[1],)
+            reads = None if is_brief else tuple(map(ref, tensors))
+            self.recorded_ops = seq = self.recorded_ops + 1
+            self._ring.append(
+                (
+                    seq,
+                    api,
+                    site,
+                    number,
+                    last,
+                    reads,
+                    output,
+                    shape,
+                    dtype,
+                    written,
+                    given,
+                    is_alias,
+                )
+            )
+            if EXTREMES.values:
+                self._note_extremes(api, frame)
+        except Exception as trouble:
+            self.internal_error("a call was not recorded", trouble)
+        if self.watch is not None:
+            self.watch(api, args, kwargs or {}, result, [item.tensor() for item in written])
+
+    def _of_worker(self, site: RawSite, number: int, last: int) -> tuple[RawSite, int, int]:
+        """Return place and numbers of a call in backward, which may run on a thread of autograd's.
+
+        Such a thread counts for itself, and its stack ends before the line that waits for it.
+        """
+        if threading.get_ident() == self._thread:
+            return site, number, last
+        outer = self._pass_here()
+        if outer is not None and outer.site is not None:
+            if site is None:
+                site = outer.site
+            elif isinstance(site, tuple) and site[2] is None:
+                site = (*site[:2], outer.site)
+        return site, 0, 0
+
+    def _pass_here(self) -> BackwardPass | None:
+        """Return the innermost backward pass of which this thread runs a node."""
+        here = threading.get_ident()
+        return next((item for item in reversed(self.passes) if here in item.marks), None)
+
+    def _note_range(self, api: Api, args: tuple[Any, ...], frame: FrameType) -> None:
+        if "enter" in api.stem:
+            self.sites.enter_range(args[0], frame)
+        elif self.sites.leave_range().startswith(LOADER_RANGE):
+            self._batches.note(frame, self.recorded_ops)
+
+    def note_call(self, func: Any, frame: FrameType | None, nodes: int = 0) -> None:
+        """Note a call that no mode sees, and how many autograd nodes it is about to make."""
+        try:
+            api = self._apis.get(func) or self._apis.setdefault(func, Api(func))
+            site, number = self.sites.of(frame), _next()
+            self.recorded_ops = seq = self.recorded_ops + 1
+            self._ring.append(
+                (seq, api, site, number, number + nodes, (), (), (), (), (), None, False)
+            )
+        except Exception as trouble:
+            self.internal_error("a call was not recorded", trouble)
+
+    # --- values that guards have read -------------------------------------------------------------
+
+    def _note_extremes(self, api: Api, frame: FrameType) -> None:
+        values, EXTREMES.values = EXTREMES.values, []
+        if api.stem in ("backward", "grad"):
+            return  # of many calls
+        for argument, low, high in values or ():
+            known = self._seen.setdefault((*self._place_of(frame), argument), [0, low, high])
+            known[0] += 1
+            known[1:] = min(known[1], low), max(known[2], high)
+
+    def seen_before(self, argument: str) -> dict[str, float] | None:
+        """Return what earlier calls of the running line gave to an argument of the op.
+
+        Asked while the call is being made, as ``{"calls": 41, "min": 0, "max": 9}``; ``None``
+        where it is the first.
+        """
+        frame: FrameType | None = _getframe(1)
+        while frame is not None and frame.f_code is not _HANDLER:
+            frame = frame.f_back
+        if frame is None or frame.f_back is None:
+            return None
+        known = self._seen.get((*self._place_of(frame.f_back), argument))
+        return None if known is None else dict(zip(("calls", "min", "max"), known, strict=True))
+
+    def _place_of(self, frame: FrameType) -> tuple[Any, ...]:
+        """Return the instruction that made a call, the user's line and the module."""
+        site = self.sites.of(frame)
+        caller = _caller(frame)
+        shared = shared_site(site)
+        line = site[:2] if isinstance(site, tuple) else shared and (shared.code, shared.lasti)
+        module = None if shared is None else shared.module
+        return caller and caller.f_code, caller and caller.f_lasti, line, id(module and module())
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def _failed(
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, error: BaseException, copies: Any
+    ) -> None:
+        """Hang the call on the exception that it raised, unless an inner call is there."""
+        try:
+            if not isinstance(error, Exception):
+                return
+            call = api_call_of(error)
+            if call is None:
+                call = ApiCall(func=None, previous_op=self.foreign)
+                self.attach(call, error)
+            if call.func is None:
+                frame = _caller(_getframe(2))
+                call.func, call.args, call.kwargs = func, args, kwargs or {}
+                call.host_copies = copies or {}
+                call.code, call.lasti = (frame.f_code, frame.f_lasti) if frame else (None, 0)
+                self.recorded_ops += 1
+                site = self.sites.of(frame)
+                if self.passes:
+                    site = self._of_worker(site, 0, 0)[0]
+                if call.node is None and (node := _torch.current_node()) is not None:
+                    call.node = NodeMark(node.name(), node._sequence_nr())
+                call.site = site
+            self.note_end(error, call)
+        except Exception as trouble:
+            self.internal_error("the failing call was not recorded", trouble)
+        finally:
+            self.foreign = None
+            if EXTREMES.values:
+                EXTREMES.values = []
+
+    def attach(self, call: ApiCall, error: BaseException) -> None:
+        """Let an exception carry a call, until the recorder is closed."""
+        error.__dict__[ATTRIBUTE] = call  # a class may forbid attributes
+        self._live.add(call)
+
+    def note_end(self, error: BaseException, call: ApiCall | None) -> None:
+        """Keep what ended the device's context; every later call fails only because of it."""
         try:
             if not self.is_over and self._is_fatal(error):
-                self.is_over, self.fatal = True, record
+                self.is_over, self.fatal = True, call
+                if call is not None:
+                    self._live.add(call)
                 if self._on_device_end is not None:
                     self._on_device_end(error)
         except Exception as trouble:
-            self._internal_error("a lost device was not noted", trouble)
+            self.internal_error("a lost device was not noted", trouble)
 
-    def inspect(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Wait for the device of a call that came back, and have its result looked at."""
-        if self.is_synchronous:
-            found = result[0] if result.__class__ is tuple and result else result
-            if found.__class__ in NO_TENSORS and args:
-                found = args[0]
-            # The usual calls first, since a program without a device pays for each of them.
-            is_on_host = found.__class__ is Tensor and found.is_cpu
-            for tensor in () if is_on_host else tensors_in((result, *args, *kwargs.values())):
-                if is_plain(tensor):  # one tells the device
-                    if not tensor.is_cpu:
-                        self._synchronise(tensor.device)
-                    break
-        if self.watch is not None:
-            self.watch(facts, args, kwargs, result)
-
-    def special(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op that is not torch's own, of higher order, or a range of the profiler."""
-        if facts.is_range:
-            return self._range(facts, args, kwargs)
-        copies, written = self._before(facts, args, kwargs)
-        try:
-            result = facts.call(*args, **kwargs)
-            count_writes(facts, written)
-            self.inspect(facts, args, kwargs, result)
-        except BaseException as error:
-            self.failed(facts, args, kwargs, error, copies)
-            args, kwargs, result = (), {}, None
-            raise
-        self.note_several(facts, args, kwargs, result, written)
-        self.foreign = facts.name if copies else None
-        return result
-
-    def _before(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[dict[str, Tensor], tuple[Version, ...]]:
-        """Take what the call may destroy: its arguments' values, versions of what it writes."""
-        copies: dict[str, Tensor] = {}
-        written: tuple[Version, ...] = ()
-        try:
-            if facts.writes_several:
-                written = versions_before(facts, facts.named(args, kwargs))
-            if facts.is_foreign:
-                copies = host_copies(facts.named(args, kwargs), self._copy_budget)
-        except Exception as trouble:
-            self._internal_error("arguments were not copied to the host", trouble)
-        return copies, written
-
-    def _range(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = facts.call(*args, **kwargs)
-        try:
-            if facts.is_range_start:
-                self._sites.enter_range(args[0], _getframe(3))
-            elif self._sites.leave_range().startswith(LOADER_RANGE):
-                self._batches.note(_getframe(3), self.recorded_ops)
-        except Exception as trouble:
-            self._internal_error("a range was not noted", trouble)
-        return result
-
-    def _synchronise(self, device: torch.device) -> None:
-        if is_accelerator(device):
-            self._devices.add(device)
-            _torch.synchronise(device)
-
-    def failed(
-        self,
-        facts: OpFacts,
-        args: tuple[Any, ...],
-        kwargs: Any,
-        error: BaseException,
-        copies: dict[str, Tensor] | None = None,
-    ) -> None:
-        """Keep what can be told of an op that raised."""
-        try:
-            site = self._sites.of(_frame_outside())
-            self.recorded_ops += 1
-            record = failure.describe_failure(
-                facts,
-                facts.named(args, kwargs or {}),
-                site,
-                module_path=SiteReader().module(site).path,
-                host_copies=copies or {},
-                previous_op=self.foreign,
-            )
-            self._failures.note(record, error)
-            self._note_end(record, error)
-        except Exception as trouble:
-            self._internal_error("the failing op was not recorded", trouble)
-        finally:
-            self.foreign = None
-
-    def _internal_error(self, what: str, error: Exception) -> None:
+    def internal_error(self, what: str, error: Exception) -> None:
         """Note what the recorder failed to do; what only came out of it is raised on."""
         raise_if_outside(error)
         self._noted.add(f"{what}: {type(error).__name__}: {error}")
 
+    def let_go(self, *tensors: Tensor) -> None:
+        """Forget the weak references to tensors that torch is about to swap."""
+        gone = {id(item): _GONE for tensor in tensors for item in getweakrefs(tensor)}
+        if not gone:
+            return
 
-def _frame_outside() -> FrameType | None:
-    """Return the frame that made the call: the innermost outside this module."""
-    frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_code.co_filename in _FILES:
-        frame = frame.f_back
-    return frame
+        def without(value: Any) -> Any:
+            if isinstance(value, tuple):
+                found = [without(item) for item in value]
+                return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+            return gone.get(id(value), value)
+
+        for at, item in enumerate(self._ring):
+            self._ring[at] = tuple(map(without, item))
+        self._batches.let_go(gone)
+        if self.watch is not None:
+            self.watch.let_go(gone)
+
+
+_HANDLER: CodeType = RecordingMode.__torch_function__.__code__
+_DETOUR = torch.overrides.__file__
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that made a call, given that which called the mode."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back  # of another recorder
+    if frame is None or frame.f_code.co_filename != _DETOUR or frame.f_back is None:
+        return frame
+    return frame.f_back.f_back  # a function written in Python asks its modes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
+from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
+from cudalens.recorder._torch import physical
+from cudalens.recorder.calls import Api
+from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.lineage import FROM_PYTHON
-from cudalens.recorder.ops import OpFacts, aten
-from cudalens.recorder.tensor_refs import tensors_in
+from cudalens.recorder.tensor_refs import Ref, tensors_in
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries
 from cudalens.source.safe_eval import instance_dict
@@ -32,95 +35,149 @@ from cudalens.source.stack import stack_of
 
 OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
-_SOFTMAXES = aten("_softmax _log_softmax _safe_softmax")
+_SOFTMAXES = ("softmax", "log_softmax")
 MAX_KNOWN = 10_000
 """So many tensors are known to be finite before those that died are forgotten."""
 
 
 class NonFiniteWatch:
-    """Called after each op; raises what ``on_found`` gives for the first op that makes one.
+    """Called after each call; raises what ``on_found`` gives for the first one that makes a NaN.
 
     Args:
-        on_found: told of the op's arguments by name and the finding.
+        on_found: told of the call's arguments by name and the finding.
     """
 
     def __init__(self, on_found: OnNonFinite) -> None:
         self._on_found = on_found
-        self._skipped: dict[OpFacts, bool] = {}
-        self._finite: dict[int, ref[Tensor]] = {}
+        self._finite: dict[int, Ref] = {}
         self.facts = NanWatch()
-        """What the cause rules may know: how the first NaN came, where an op was given it."""
+        """What the cause rules may know: how the first NaN came, where a call was given it."""
         self._has_met_nan = False
 
     def __call__(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        written: Sequence[Tensor],
     ) -> None:
         """Judge one call; a result that merely passes a non-finite input on is not its making."""
-        skip = self._skipped.get(facts)
-        if skip is None:
-            skip = self._skipped[facts] = _makes_no_values(facts)
-        if skip or (result.__class__ is Tensor and _torch.is_unseen() and self._is_good(result)):
+        __tracebackhide__ = True
+        if api.makes_no_values or api.is_backward:
             return
-        _torch.unseen(self._look, facts, args, kwargs, result)
+        if result.__class__ is Tensor and not result.is_floating_point():
+            return
+        _torch.unseen(self._look, api, args, kwargs, result, written)
 
     def _look(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        written: Sequence[Tensor],
     ) -> None:
-        for tensor in tensors_in((result,) if result is not None else args[:1]):
+        __tracebackhide__ = True
+        for tensor in tensors_in((result,)) if result is not None else written:
             if not self._is_good(tensor):
                 with torch.no_grad():
-                    self._judge(facts, args, kwargs, tensor)
+                    self._judge(api, args, kwargs, tensor, written)
+
+    def of_node(
+        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
+    ) -> BaseException | None:
+        """Judge the gradients that a node of a backward pass made."""
+        return _torch.unseen(self._look_at_node, mark, made, given)  # type: ignore[no-any-return]
+
+    def _look_at_node(
+        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
+    ) -> BaseException | None:
+        for tensor in tensors_in((tuple(made),)):
+            if self._is_good(tensor):
+                continue
+            with torch.no_grad():
+                values, inputs = physical(tensor), _floats(given)
+                bad = ~torch.isfinite(values)
+                if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
+                    offenders = find_offenders(_real(values), bad)
+                    name = mark.name.rpartition("::")[2]
+                    found = Violation(
+                        guard="nonfinite",
+                        op=name,
+                        headline=_headline(f"the backward node {name}", offenders.first[0], ()),
+                        explanation=_how_many(offenders, has_infinite_inputs=False),
+                        offenders=offenders,
+                        is_index=False,
+                        is_nonfinite=True,
+                    )
+                    return self._on_found({"gradient": inputs[0]} if inputs else {}, found)
+        return None
 
     def _is_good(self, tensor: Tensor) -> bool:
         """Return whether a tensor holds no NaN and no infinity, and remember so."""
         if not _has_floats(tensor):
             return True
-        is_finite = _is_finite(tensor)
+        is_finite = math.isfinite(abs(physical(tensor).sum().item()))
         if is_finite:
             self._remember(tensor)
         return is_finite
 
     def _judge(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Tensor,
+        written: Sequence[Tensor],
     ) -> None:
+        __tracebackhide__ = True
+        lost = {id(item) for item in written}
+        is_overwritten = id(result) in lost
+        result = physical(result)
         bad = ~torch.isfinite(result)
         if not bool(bad.any()):
             return
         has_nan = bool(result.isnan().any())
-        if has_nan and not self._has_met_nan:
-            self._note_first(facts, args, kwargs, result)
-        if _is_given(args, kwargs):
-            return
-        written = [item for item in _written(facts, args, {}) if isinstance(item, Tensor)]
-        if not all(map(self._was_finite, written)):
-            return  # overwritten in place: what it held before is gone
-        lost = set(map(id, written))
         inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
+        inputs = list(map(physical, inputs))
+        if has_nan and not self._has_met_nan:
+            self._note_first(api, args, kwargs, inputs)
+        if api.stem in FROM_PYTHON or _is_given(args, kwargs):
+            return
+        if is_overwritten and not all(map(self._was_finite, written)):
+            return  # overwritten in place: what it held before is gone
         # NaN out of infinities is new; an infinity out of infinities is not.
         if has_nan and any(bool(item.isnan().any()) for item in inputs):
             return
         if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
             return
-        arguments = facts.named(args, kwargs)
-        error = self._on_found(arguments, _violation(facts, arguments, result, bad))
+        arguments = named_arguments(api.func, args, kwargs)
+        error = self._on_found(arguments, _violation(api, arguments, result, bad, lost))
         if error is not None:
             raise error
 
     def _note_first(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: Sequence[Tensor],
     ) -> None:
-        """Note how the first NaN came, where the op was given it."""
+        """Note how the first NaN came, where the call was given it."""
         self._has_met_nan = True
-        changed = {id(item) for item in (result, *_floats(_written(facts, args, kwargs)))}
-        values = (*args, *kwargs.values())
-        inputs = [item for item in _floats(values) if id(item) not in changed]
         bringing = [item for item in inputs if bool(item.isnan().any())]
+        values = (*args, *kwargs.values())
         is_typed = any(isinstance(item, float) and math.isnan(item) for item in values)
-        if bringing or is_typed or facts.name in FROM_PYTHON:
+        if bringing or is_typed or api.stem in FROM_PYTHON:
             try:
-                self.facts = NanWatch(arrival=arrival(facts.name, bringing))
+                self.facts = NanWatch(arrival=arrival(api.name, bringing))
             except Exception as failure:  # a user's module may refuse to name its parameters
                 raise_if_outside(failure)
+
+    def let_go(self, gone: Mapping[int, object]) -> None:
+        """Forget references."""
+        self._finite = {key: item for key, item in self._finite.items() if id(item) not in gone}
 
     def _remember(self, tensor: Tensor) -> None:
         if len(self._finite) >= MAX_KNOWN:
@@ -134,19 +191,6 @@ class NonFiniteWatch:
             item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
             for item in known
         )
-
-
-def _makes_no_values(facts: OpFacts) -> bool:
-    """Views show old values, and memory that was only reserved holds anything.
-
-    An op of higher order has no arguments that could be named.
-    """
-    uninitialised = ("empty", "resize_", "new_empty", "set_", "record_stream")
-    is_view = facts.is_view and facts.name not in FROM_PYTHON
-    is_of_ops = facts.overload is None
-    return (
-        is_of_ops or is_view or facts.name.partition("::")[2].strip("_").startswith(uninitialised)
-    )
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
@@ -164,9 +208,8 @@ def _has_floats(tensor: Tensor) -> bool:
     )
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    total = tensor.sum().item()
-    return math.isfinite(abs(total))
+def _real(tensor: Tensor) -> Tensor:
+    return tensor.abs() if tensor.is_complex() else tensor
 
 
 def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -176,40 +219,34 @@ def _is_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     )
 
 
-def _written(facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments that an op writes to."""
-    given = facts.named(args, kwargs)
-    return [given[name] for name in facts.writes if name in given]
-
-
 def _violation(
-    facts: OpFacts, arguments: Mapping[str, Any], result: Tensor, bad: Tensor
+    api: Api, arguments: Mapping[str, Any], result: Tensor, bad: Tensor, lost: Container[int]
 ) -> Violation:
-    offenders = find_offenders(result.abs() if result.is_complex() else result, bad)
+    offenders = find_offenders(_real(result), bad)
     first = offenders.first[0]
-    # What the op wrote to no longer holds what it was given.
-    read = {key: value for key, value in arguments.items() if key not in facts.writes}
+    # What the call wrote to no longer holds what it was given.
+    overwritten = [key for key, value in arguments.items() if id(value) in lost]
+    written = [arguments[key] for key in overwritten]
+    read = {key: value for key, value in arguments.items() if key not in overwritten}
     inputs = tuple(_inputs_at(read, result, first))
-    written = [arguments[key] for key in facts.writes if key in arguments]
-    beside = _beside(facts, read, written, result)
+    beside = _beside(api, read, written, result)
     listed = tuple(
         replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
         for item in offenders.first
     )
     return Violation(
         guard="nonfinite",
-        op=facts.name,
-        overload=facts.overload or "",
+        op=api.name,
         argument="",
-        headline=_headline(facts.name, first, inputs),
+        headline=_headline(api.name, first, inputs),
         explanation=_how_many(offenders, has_infinite_inputs=_has_infinity(read)),
         offenders=replace(offenders, first=listed),
         bounds=Bounds(),
         is_index=False,
         is_nonfinite=True,
         inputs=inputs,
-        overwritten=facts.writes,
-        is_masked_row=_is_masked_row(facts.name, read, first),
+        overwritten=tuple(overwritten),
+        is_masked_row=_is_masked_row(api.stem, read, first),
     )
 
 
@@ -240,7 +277,7 @@ def _has_infinity(arguments: Mapping[str, Any]) -> bool:
 
 def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> bool:
     """Return whether a softmax was given a row of -inf alone: every place of it was masked."""
-    scores, dim = arguments.get("self"), arguments.get("dim")
+    scores, dim = arguments.get("self", arguments.get("input")), arguments.get("dim")
     if name not in _SOFTMAXES or not isinstance(scores, Tensor) or not isinstance(dim, int):
         return False
     at: list[Any] = list(first.position)
@@ -251,14 +288,14 @@ def _is_masked_row(name: str, arguments: Mapping[str, Any], first: Offender) -> 
 
 
 def _beside(
-    facts: OpFacts, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
+    api: Api, arguments: Mapping[str, Any], written: Sequence[Any], result: Tensor
 ) -> dict[str, Tensor]:
     """Return the inputs in the shape of the result, each element beside the one it went into.
 
     Only an elementwise op has such inputs, whatever the shapes of another's; and an input that
     shares memory with what the op wrote to has lost its values.
     """
-    if torch.Tag.pointwise not in facts.op.tags and facts.name not in _SOFTMAXES:
+    if not api.is_positional and api.stem not in _SOFTMAXES:
         return {}
     lost = {id(_origin(item)) for item in written if isinstance(item, Tensor)}
     found = {}

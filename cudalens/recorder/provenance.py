@@ -11,38 +11,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core._torch import is_accelerator
 from cudalens.core.report_types import FIRST_BAD, ProvenanceStep
+from cudalens.recorder.calls import Call, names
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.elements import LIMIT, Elements, Position, first_bad, places_of, values_at
-from cudalens.recorder.inplace_writes import InplaceWrites, IsBad
+from cudalens.recorder.inplace_writes import InplaceWrites, IsBad, adds
 from cudalens.recorder.lineage import (
+    CONVERSIONS,
     FROM_PYTHON,
     Lineage,
     describe_step,
     value_inputs,
     writes_among,
 )
-from cudalens.recorder.ops import Call, aten
 from cudalens.recorder.tensor_refs import Ref
 
 ENTERED = "the data came from the CPU here"
 _MAX_STEPS = 24
 _MAX_CALLS = 1000
-_IN_PLACE_OF = aten("_to_copy clone contiguous copy_")
-"""Calls, besides torch's pointwise ones, that take each element from the same position."""
-_MOVES = aten(
-    "index index_select gather take masked_select cat stack flip roll repeat sort index_put_ "
-    "scatter_ index_copy_ masked_scatter_"
+_IN_PLACE_OF = (*CONVERSIONS, "clone", "reshape", "flatten")
+"""Functions, besides torch's pointwise ones, that take each element from the same position."""
+_MOVES = names(
+    "__getitem__ index_select gather take masked_select cat concat stack flip roll repeat sort "
+    "__setitem__ index_put_ scatter_ index_copy_ masked_scatter_ embedding hstack vstack"
 )
-"""Calls whose result holds elements of their inputs, unchanged, at other positions."""
-_IN_ORDER = aten("view _unsafe_view _reshape_alias unsqueeze squeeze detach alias")
+"""Functions whose result has elements of their inputs, unchanged, at other positions."""
+_IN_ORDER = names(
+    "view view_as reshape reshape_as flatten ravel unsqueeze squeeze detach data alias contiguous"
+)
 """Views of all elements in the order that they had."""
-_OTHER_ELEMENTS = aten("view.dtype view_as_real view_as_complex")
+_OTHER_ELEMENTS = ("view_as_real", "view_as_complex")
 """Views that read the memory in another way."""
 
 
@@ -104,12 +106,10 @@ class _ProvenanceWalk:
             self.found.is_open = call is None
             if call is None or count == _MAX_STEPS or writes_among(call):
                 return
-            if call.facts.is_view and call.facts.name not in FROM_PYTHON:
-                if not call.inputs:
-                    return
+            if call.is_alias and call.inputs:
                 self._look_through(call)
                 continue
-            if call.facts.is_in_place:
+            if call.written:
                 brought = self._writes.brought(call, self._current, self._elements)
                 if brought is None:
                     yield from self._number_written(call)
@@ -133,14 +133,16 @@ class _ProvenanceWalk:
         base, elements = call.inputs[0], self._elements
         if base is self._current:
             self._before = call.seq
-            self._elements = elements if elements is not None and elements.living else None
+            is_known = elements is not None and elements.living is not None
+            self._elements = elements if is_known else None
             return
         living = base()
-        if call.facts.full_name in _OTHER_ELEMENTS:
+        is_other = self._lineage.meta_of(base)[1] != self._lineage.meta_of(call.outputs[0])[1]
+        if call.api.stem in _OTHER_ELEMENTS or is_other:
             self._elements = elements = None
         if elements is not None and elements.living is None:
             shape = self._lineage.meta_of(base)[0]
-            is_in_order = call.facts.name in _IN_ORDER and shape is not None
+            is_in_order = call.api.stem in _IN_ORDER and shape is not None
             self._elements = elements.reshaped(shape) if is_in_order else None
             if living is not None and self._before is not None:
                 self._see_again(living, is_kept=self._lineage.is_untouched(base, self._before))
@@ -167,7 +169,7 @@ class _ProvenanceWalk:
         """Go on with a tensor that a call read, as it was before the call."""
         self._is_certain = source.state == "bad" or (
             # Dead, but a copy had the same values.
-            source.state == "unknown" and self._is_certain and call.facts.name == "aten::clone"
+            source.state == "unknown" and self._is_certain and call.api.stem == "clone"
         )
         if source.state != "unknown":
             self._writes.unknown = 0
@@ -176,13 +178,12 @@ class _ProvenanceWalk:
 
     def _decide(self, call: Call) -> tuple[_Source | None, bool]:
         """Return the input to follow, if any, and whether this call is where values went bad."""
-        values = value_inputs(call)
-        if values is None or (call.is_brief and not call.facts.is_in_place):
+        if call.reads is None and not call.written:
             return None, False
-        here = self._in_result(call)
-        if call.facts.is_in_place:
+        values, here = value_inputs(call), self._in_result(call)
+        if call.written:
             return self._decide_in_place(call, values, here)
-        if not values or call.facts.name in FROM_PYTHON:
+        if not values or call.api.stem in FROM_PYTHON:
             return None, self._is_certain
         sources = self._sources(call, values, here)
         if all(item.state == "good" for item in sources) or self._is_shifted(call, here):
@@ -195,13 +196,13 @@ class _ProvenanceWalk:
         # The tensor as it was before is gone, so nothing can be said of it.
         if self._is_shifted(call, here):
             return None, self._is_certain
-        others = [item for item in values if item is not call.output]
+        others = [item for item in values if item is not call.written[0].tensor]
         if others:
             return _only(self._sources(call, others, here), others_end=True), False
         if self._writes.is_filling(call):
             # The numbers that a layer begins with are bad by the bound of another tensor only.
-            is_weight = isinstance(call.output(), Parameter)
-            return None, not (call.is_brief or is_weight) and self._is_certain
+            is_weight = isinstance(call.written[0].tensor(), Parameter)
+            return None, not (call.reads is None or is_weight) and self._is_certain
         unseen = None if self._elements is None else self._unseen(self._elements)
         return _Source(self._current, "unknown", unseen), False
 
@@ -217,7 +218,8 @@ class _ProvenanceWalk:
 
     def _in_result(self, call: Call) -> Elements | None:
         """Return the followed elements as positions of a call's result."""
-        elements, output = self._elements, call.output
+        elements = self._elements
+        output = call.written[0].tensor if call.written else call.output
         if elements is None or isinstance(output, tuple):
             return None
         if elements.living is not None and (living := output()) is not None:
@@ -258,7 +260,7 @@ class _ProvenanceWalk:
         values = values_at(living, mapped.places)
         bad = [self._writes.test(item) for item in values.split(1)]
         result = None if here is None else here.values()
-        if call.facts.name == "aten::where" and result is not None:
+        if call.api.stem == "where" and result is not None:
             # Only one of its inputs was chosen.
             bad = [
                 is_bad and bool(same) for is_bad, same in zip(bad, result == values, strict=True)
@@ -294,13 +296,12 @@ class _ProvenanceWalk:
 
     def _is_shifted(self, call: Call, here: Elements | None) -> bool:
         """Return whether a call moved good values by a whole number: they are computed back."""
-        shift = call.noted.shift
-        if shift is None or here is None or isinstance(call.output, tuple):
+        if not call.api.shift or call.given is None or here is None:
             return False
         values = here.values()
         if values is None or values.dtype.is_floating_point or values.dtype.is_complex:
             return False
-        return not any(map(self._writes.test, (values - shift).split(1)))
+        return not any(map(self._writes.test, (values - call.given[0]).split(1)))
 
     # --- what is said ----------------------------------------------------------------------------
 
@@ -311,7 +312,7 @@ class _ProvenanceWalk:
             yield describe_step(call, self._lineage.reader, f"it writes {number}")
 
     def _entry_note(self, call: Call, following: _Source | None) -> str | None:
-        if call.facts.name != "aten::_to_copy" or following is None:
+        if call.api.stem not in CONVERSIONS or following is None or isinstance(call.output, tuple):
             return None
         source, result = following.tensor(), call.output()
         if source is None or result is None:
@@ -338,12 +339,11 @@ class _ProvenanceWalk:
 
 def _is_positional(call: Call) -> bool:
     """Return whether each element of the result comes from its own position in the inputs."""
-    is_pointwise = torch.Tag.pointwise in getattr(call.facts.op, "tags", ())
-    return is_pointwise or call.facts.name in _IN_PLACE_OF
+    return call.api.stem in _IN_PLACE_OF or call.api.is_positional
 
 
 def _is_move(call: Call) -> bool:
-    return call.facts.name in _MOVES and not call.adds
+    return call.api.stem in _MOVES and not adds(call)
 
 
 def _only(sources: list[_Source], *, others_end: bool = False) -> _Source | None:

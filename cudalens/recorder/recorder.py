@@ -7,14 +7,15 @@ from typing import Self
 from torch import Tensor
 
 from cudalens.core._torch import no_dispatch_modes, plain_torch
+from cudalens.core.call import api_call_of
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch, saved_tensor
-from cudalens.recorder.failure import OpRecord
+from cudalens.recorder.calls import Call
+from cudalens.recorder.failure import CallRecord, describe_failure
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.inplace_writes import IsBad
 from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
-from cudalens.recorder.ops import Call
 from cudalens.recorder.provenance import Provenance, provenance_of
 from cudalens.recorder.saved_tensor import ModifiedTensor
 from cudalens.recorder.sites import entries_of
@@ -22,7 +23,7 @@ from cudalens.source.stack import StackEntry
 
 
 class Recorder(RecordingMode):
-    """Record every op while open; answer questions about them at any time.
+    """Record every API call while open; answer questions about them at any time.
 
     See :class:`RecordingMode` for the arguments.
     """
@@ -39,38 +40,46 @@ class Recorder(RecordingMode):
 
     def synchronize(self) -> None:
         """Wait for the devices that were recorded on, so that a late fault is raised here."""
-        for device in tuple(self._devices):
-            _torch.synchronise(device)
+        for device in tuple(self.devices):
+            _torch.wait_if_busy(device)
 
-    def in_flight(self, error: BaseException) -> OpRecord | None:
-        """Return the op that raised ``error``."""
-        return self._failures.find(error)
+    def in_flight(self, error: BaseException) -> CallRecord | None:
+        """Return the call that raised ``error``."""
+        call = api_call_of(error)
+        return None if call is None else describe_failure(call)
+
+    def fatal_call(self, error: BaseException) -> CallRecord | None:
+        """Return the call that ended the device's context, where ``error`` came out of another."""
+        if self.fatal is None or self.fatal is api_call_of(error):
+            return None
+        return describe_failure(self.fatal)
 
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
-        """Describe the last ops, oldest first."""
+        """Describe the last calls, oldest first."""
         return self.snapshot().history(limit)
 
     def module_roots(self) -> dict[str, set[int]]:
-        """Return for each module path of the recorded ops the ``id`` of each module it is below."""
+        """Return for each module path of the recorded calls the ``id`` of each module it is
+        below.
+        """
         return self.snapshot().module_roots()
 
-    def forward_site(
-        self, sequence_nr: int, node_name: str | None = None
-    ) -> tuple[list[StackEntry], str | None] | None:
-        """Return the forward lines and the module behind an autograd node; ``None`` when unsure.
+    def forward_site(self, sequence_nr: int) -> tuple[list[StackEntry], str | None, str] | None:
+        """Return lines, module and name of the forward call of an autograd node.
+
+        ``None`` where it is not known.
 
         Args:
             sequence_nr: the node's sequence number.
-            node_name: its name, such as ``MulBackward0``; with it a mistake is recognised.
         """
         snapshot = self.snapshot()
-        call = snapshot.forward_call(sequence_nr, node_name)
+        call = snapshot.forward_call(sequence_nr)
         if call is None:
             return None
-        return entries_of(call.site), snapshot.reader.module(call.site).path
+        return entries_of(call.site), snapshot.reader.module(call.site).path, call.name
 
     def provenance(self, tensor: Tensor, is_bad: IsBad) -> Provenance:
-        """Follow a bad tensor back to the op that made it bad, or to where the data entered.
+        """Follow a bad tensor back to the call that made it bad, or to where the data entered.
 
         Args:
             is_bad: tells whether a tensor holds a bad value; it is asked for living tensors only.
@@ -79,7 +88,7 @@ class Recorder(RecordingMode):
             return provenance_of(tensor, self.lineage(), is_bad)
 
     def beyond_ring(self, what: str, node: int | None = None) -> str | None:
-        """Say that something may have left the ring, where older ops were dropped from it.
+        """Say that something may have left the ring, where older calls were dropped from it.
 
         Args:
             what: what was looked for and not found.
@@ -90,34 +99,33 @@ class Recorder(RecordingMode):
         is_older = node is not None and node < (self._first_number or 0)
         if is_older or len(self._ring) < kept or self.recorded_ops <= kept:
             return None
-        return f"{what} is not among the last {kept} ops, which the recorder kept: max_ops={kept}"
+        return f"{what} is not among the last {kept} calls, which the recorder kept: max_ops={kept}"
 
-    def modified_tensor(self, message: str) -> ModifiedTensor | None:
+    def modified_tensor(self, error: BaseException) -> ModifiedTensor | None:
         """Find who modified the tensor that autograd complains of.
 
         Args:
-            message: the error's text, "… has been modified by an inplace operation: …".
+            error: with the text "… has been modified by an inplace operation: …".
         """
-        complaint = saved_tensor.read_complaint(message)
+        complaint = saved_tensor.read_complaint(str(error))
         if complaint is None:
             return None
-        return saved_tensor.find_modified(self.lineage(), complaint)
+        call = api_call_of(error)
+        node = None if call is None else call.node
+        saver = None if node is None else self.snapshot().forward_call(node.sequence_nr)
+        return saved_tensor.find_modified(self.lineage(), complaint, saver)
 
     def lineage(self) -> Lineage:
         """Return the recorded calls in the form that answers questions about tensors."""
         snapshot = self.snapshot()
-        return Lineage(snapshot.calls, self._batches, snapshot.reader)
+        return Lineage(snapshot.calls, self._batches, snapshot.reader, snapshot.known)
 
     def snapshot(self) -> Snapshot:
-        """Return the calls recorded so far; the same object until another op is recorded."""
+        """Return the calls recorded so far; the same object until another call is recorded."""
         number, snapshot = self._asked
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Call._make(item) for item in self._ring.copy()]
-            snapshot = Snapshot(
-                calls,
-                is_complete=len(calls) < (self._ring.maxlen or 0),
-                first_number=self._first_number or 0,
-            )
+            snapshot = Snapshot(calls, first_number=self._first_number or 0)
             self._asked = (number, snapshot)
         return snapshot

@@ -1,14 +1,15 @@
 """Where calls come from: the user's line, the module and the phase, found with few steps per op.
 
-Walking a whole stack for each op would cost more than the op.  The walk stops at the first frame
-whose own place is known already: a module's call (noted when it began), an optimizer's step, or
-autograd's engine (one place per backward pass).
+Walking a whole stack for each call would cost more than the call.  The walk stops at the first
+frame whose own place is known already: a module's call, a backward pass (both noted when they
+began), or an optimizer's step.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import ref
@@ -16,31 +17,27 @@ from weakref import ref
 from torch import nn
 
 from cudalens.core.report_types import LineRef, Phase
-from cudalens.recorder import _torch
 from cudalens.source.files import is_shared, is_user_file, torch_path
 from cudalens.source.locate import locate_line
 from cudalens.source.module_path import paths_below
 from cudalens.source.stack import StackEntry, line_of, place_of
 from cudalens.source.timed_cells import home_of
 
-_OTHER, _USER, _SHARED, _MODULE, _ENGINE, _OPTIMIZER = range(6)
+_OTHER, _USER, _SHARED, _NOTED, _OPTIMIZER = range(5)
 _STEP_RANGE: Final = "Optimizer.step#"
-_MAX_TASKS: Final = 32
-_current_task = _torch.current_task
+_BACKWARD: Final = str(Path(__file__).with_name("backward.py"))
 
 
 class Site:
     """A place that many calls share: a module's call, an optimizer's step, a backward pass."""
 
-    __slots__ = ("code", "is_brief", "lasti", "module", "node", "outer", "phase")
+    __slots__ = ("code", "is_brief", "lasti", "module", "outer", "phase")
 
     def __init__(self, phase: Phase, base: RawSite, module: nn.Module | None = None) -> None:
         self.phase = phase
-        # What backward and optimizers read says nothing of where a bad value came from.
-        self.is_brief = phase != "forward" and module is None
+        # What optimizers read says nothing of where a bad value came from.
+        self.is_brief = phase == "optimizer" and module is None
         self.module = None if module is None else ref(module)
-        self.node: tuple[str, int] | None = None
-        """The autograd node, where there is no stack to tell more."""
         self.code: CodeType | None
         """The user's deepest line that led here."""
         self.outer: Site | None
@@ -59,21 +56,14 @@ class SiteTracker:
     """Keeps the places that calls can be in at the moment."""
 
     def __init__(self) -> None:
-        self._kinds = _Kinds()
-        self._modules: dict[int, Site] = {}
+        self._kinds = _FileKinds()
+        self._noted: dict[int, Site] = {}
         self._module_code: CodeType | None = None
-        self._engine_code: CodeType | None = None
         self._steps: dict[int, Site] = {}
         self._ranges: dict[int, list[tuple[str, Site | None]]] = {}
-        self._tasks: dict[int, Site] = {}
 
-    def of(self, frame: FrameType | None) -> RawSite:  # once per op: no calls
-        """Find the place of the call that ``frame`` is making."""
-        if frame is None:
-            return self._in_worker()
-        code = frame.f_code
-        if code is self._engine_code and (known := self._tasks.get(_current_task())) is not None:
-            return known
+    def of(self, frame: FrameType | None) -> RawSite:  # once per call: no calls
+        """Return the place of the call that ``frame`` is making."""
         user: CodeType | None = None
         site: Site | None = None
         lasti = 0
@@ -87,20 +77,21 @@ class SiteTracker:
                         user, lasti = code, frame.f_lasti
                     if code.co_name == "<module>" or code.co_name[:11] == "<cell line:":
                         break
-                elif kind == _MODULE:
-                    # Only a live frame is looked up, and each call of a module overwrites what a
-                    # dead frame at the same address has left.
-                    if code is self._module_code:
-                        site = self._modules.get(id(frame))
                 elif kind == _OPTIMIZER:
                     site = self._steps.get(threading.get_ident())
-                elif code.co_name == _torch.ENGINE_FUNCTION:
-                    self._engine_code = code
-                    site = self._backward(frame)
+                elif code is self._module_code or code.co_name == "run_backward":
+                    # Only a live frame is looked up, and each call that is noted overwrites what a
+                    # dead frame at the same address has left.
+                    site = self._noted.get(id(frame))
                 if site is not None:
                     break
             frame = frame.f_back
         return site if user is None else (user, lasti, site)
+
+    def enter_backward(self, frame: FrameType) -> Site:
+        """Note a backward pass, whose function ``frame`` is."""
+        site = self._noted[id(frame)] = Site("backward", self.of(frame.f_back))
+        return site
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
         """Note the call of a module; a forward pre-hook of all modules."""
@@ -109,7 +100,7 @@ class SiteTracker:
         base = self.of(frame.f_back)
         outer = base[2] if isinstance(base, tuple) else base
         phase: Phase = "backward" if outer is not None and outer.phase == "backward" else "forward"
-        self._modules[id(frame)] = Site(phase, base, module)
+        self._noted[id(frame)] = Site(phase, base, module)
 
     def enter_range(self, name: str, frame: FrameType | None) -> None:
         """Note that a named range of torch's profiler begins; optimizers announce steps so."""
@@ -136,43 +127,12 @@ class SiteTracker:
         else:
             self._steps[threading.get_ident()] = steps[-1]
 
-    def _backward(self, frame: FrameType | None) -> Site:
-        task = _current_task()
-        site = self._tasks.get(task)
-        if site is None:
-            if len(self._tasks) >= _MAX_TASKS:
-                self._tasks.clear()
-            site = Site("backward", None if frame is None else self.of(frame.f_back))
-            if task >= 0:
-                self._tasks[task] = site
-        return site
-
-    def _in_worker(self) -> Site | None:
-        """Find the place of a call that no Python made: in a thread of autograd's, by its node."""
-        node = _torch.current_node()
-        if node is None:
-            return None
-        shared = self._tasks.get(_current_task())
-        site = Site("backward", shared or self._backward(_engine_frame()))
-        site.node = (type(node).__name__, node._sequence_nr())
-        return site
-
 
 def _is_step(name: str) -> bool:
     return name.startswith(_STEP_RANGE)
 
 
-def _engine_frame() -> FrameType | None:
-    """Return the frame that waits for autograd's threads, when there is exactly one."""
-    frames = [
-        frame
-        for frame in list(sys._current_frames().values())
-        if frame.f_code.co_name == _torch.ENGINE_FUNCTION
-    ]
-    return frames[0] if len(frames) == 1 else None
-
-
-class _Kinds(dict[str, int]):
+class _FileKinds(dict[str, int]):
     """Whose each file is, found out once."""
 
     def __missing__(self, filename: str) -> int:
@@ -182,10 +142,8 @@ class _Kinds(dict[str, int]):
 
 def _kind_of(filename: str) -> int:
     path = torch_path(filename)
-    if path == "nn/modules/module.py":
-        return _MODULE
-    if path == "autograd/graph.py":
-        return _ENGINE
+    if path == "nn/modules/module.py" or filename == _BACKWARD:
+        return _NOTED
     if path.startswith("optim/"):
         return _OPTIMIZER
     if is_shared(filename):

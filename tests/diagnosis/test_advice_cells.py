@@ -16,7 +16,10 @@ from tests.amount import AMOUNT
 from tests.hostcells import SETUP, check_fixes, run_cell
 from tests.releases import release
 
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = [
+    pytest.mark.usefixtures("sim"),
+    pytest.mark.filterwarnings("ignore:std.*degrees of freedom"),
+]
 DATA = Path(__file__).parents[1] / "data"
 ALWAYS = ("chosen_cells.txt",)
 """Where a fix stands, what is meant, and where nothing is offered: answered in every run."""

@@ -81,14 +81,15 @@ def test_places_come_from_the_sequence_number() -> None:
     y = x.exp()
     asked: list[int] = []
 
-    def site(sequence_nr: int) -> tuple[LineRef | None, str | None]:
+    def site(sequence_nr: int) -> tuple[LineRef | None, str | None, str | None]:
         asked.append(sequence_nr)
-        return LineRef(line=4, text="y = x.exp()"), "body"
+        return LineRef(line=4, text="y = x.exp()"), "body", "torch.Tensor.exp"
 
     graph = neighbourhood({"self": y}, op_name="aten::log", bad=None, site=site)
     assert asked == [y.grad_fn._sequence_nr()]
     assert by_name(graph, "ExpBackward0").source == LineRef(line=4, text="y = x.exp()")
     assert by_name(graph, "ExpBackward0").module_path == "body"
+    assert by_name(graph, "ExpBackward0").op == "torch.Tensor.exp"
     assert by_name(graph, "AccumulateGrad").source is None
 
 

@@ -97,7 +97,7 @@ def limits_of(code: str, max_ops: int) -> str:
 @pytest.mark.parametrize("code", CELLS.values(), ids=CELLS)
 def test_item_14_what_has_left_the_ring_is_said(code: str) -> None:
     """A short ring ends the search, and the report says so; a long one holds the origin."""
-    assert "is not among the last 16 ops" in limits_of(code, 16)
+    assert "is not among the last 16 calls" in limits_of(code, 16)
     assert "is not among the last" not in limits_of(code, 4096)
 
 

@@ -90,6 +90,8 @@ def is_lost(instant: int, kind: type[BaseException], part: str, options: Any) ->
     def watch(frame: Any, event: str, arg: object) -> None:
         nonlocal count
         is_step = event in ("call", "c_return")
+        if frame.f_locals.get("func") is torch._C._set_grad_enabled:
+            return  # torch's own no_grad is cut in two like this as well
         if is_step and frame.f_code.co_filename.startswith(str(ROOT / part)):
             count += 1
             if count == instant:

@@ -16,7 +16,10 @@ from cudalens.render.text import render
 from tests.blocks import cuda, report_of
 from tests.probes import SeenOps
 
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = [
+    pytest.mark.usefixtures("sim"),
+    pytest.mark.filterwarnings("ignore:std.*degrees of freedom"),
+]
 
 INF, NAN = float("inf"), float("nan")
 
@@ -54,8 +57,8 @@ def test_a_division_by_zero_is_named_with_its_inputs(fast: bool) -> None:
     x, y = cuda(1.0, -2.0, 3.0), cuda(1.0, 0.0, 2.0)
     report = found(lambda: x / y, fast=fast)
     assert (report.kind, report.certainty) == ("nonfinite", "proven")
-    assert report.headline == "aten::div made -inf at [1] from self = -2.0, other = 0.0"
-    assert report.headline_own == "aten::div made -inf at [1] from x = -2.0, y = 0.0"
+    assert report.headline == "torch.Tensor.div made -inf at [1] from self = -2.0, other = 0.0"
+    assert report.headline_own == "torch.Tensor.div made -inf at [1] from x = -2.0, y = 0.0"
     assert (report.offenders.count, report.offenders.total) == (1, 3)
     assert hints(report) == ["outside_domain"]
     assert report.context_usable
@@ -109,7 +112,7 @@ def test_each_cause_has_its_hint(code: object, rule: str) -> None:
 
 def test_a_nan_out_of_infinities_is_new() -> None:
     report = found(lambda: masked_scores(3).softmax(-1))
-    assert report.op.name == "aten::_softmax"
+    assert report.op.name == "torch.Tensor.softmax"
     assert report.explanation.startswith(
         "3 of 6 values of the result are not finite; the inputs held infinities, but no NaN."
     )
@@ -122,9 +125,6 @@ def test_a_nan_out_of_infinities_is_new() -> None:
     [
         masked,
         lambda: (torch.tensor([1.0, NAN], device="cuda") + 1).sum(),  # it was there before
-        lambda: torch.ops.higher_order.cond(  # an op of higher order names no argument
-            torch.tensor(True), lambda x: (x.log(),), lambda x: (x,), (torch.zeros(2),)
-        ),
         lambda: torch.ones(2, device="cuda") / torch.tensor([1.0, 1e-3], device="cuda"),
         lambda: torch.full((3,), 1e-6, device="cuda").log(),
         lambda: torch.zeros(3, device="cuda").sqrt(),
@@ -156,7 +156,7 @@ def test_a_guard_that_meets_nan_finds_its_first_op() -> None:
         F.binary_cross_entropy(chances, torch.ones(2, device="cuda"))
 
     notes = {step.op: step.note for step in report_of(code, cudalens.DeviceValueError).provenance}
-    assert notes == {"aten::sigmoid": None, "aten::log": FIRST_BAD}
+    assert notes == {"torch.sigmoid": None, "torch.Tensor.log": FIRST_BAD}
 
 
 def told(code: Callable[[], object], **options: bool) -> list[tuple[str, str, str | None]]:
@@ -179,14 +179,15 @@ def test_the_weight_that_held_nan_before_is_named(inside: str) -> None:
     ((rule, text, _),) = told(lambda: draw(model, torch.randn(4, 8, device="cuda")))
     path = "layer.1.weight" if inside == "a model" else "layer.weight"
     assert rule == "nan_came_in"
-    assert f"aten::addmm in line {draw.__code__.co_firstlineno + 1} read it from {path} " in text
+    line = draw.__code__.co_firstlineno + 1
+    assert f"torch.nn.functional.linear in line {line} read it from {path} " in text
     assert "(1 of 24 values, the first at [1, 2])" in text
 
 
 def test_a_variable_that_held_nan_before_is_named() -> None:
     data = torch.tensor([0.5, NAN], device="cuda")
     ((_, text, _),) = told(lambda: torch.bernoulli(data * 1))
-    assert "aten::mul in line" in text
+    assert "torch.Tensor.mul in line" in text
     assert "read it from data (1 of 2 values, the first at [1])" in text
 
 

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import cudalens.recorder.mode
 from cudalens import simulate
-from cudalens.recorder import OpRecord, Recorder
-from cudalens.recorder.failure import Failures
+from cudalens.core.call import api_call_of
+from cudalens.recorder import CallRecord, Recorder, _torch
 from cudalens.recorder.hostcopies import host_copies
 from tests.blocks import own_op
 from tests.probes import SeenFunctions, SeenOps
@@ -55,6 +54,10 @@ class Net(nn.Module):
         return hidden.exp()
 
 
+def throw(error: Exception) -> float:
+    raise error
+
+
 def line_of(text: str) -> int:
     """The number of the only line of this file that ends with the mark ``text``."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
@@ -75,7 +78,7 @@ def test_history_tells_op_shapes_line_and_phase() -> None:
         result = x * 2  # history-product
         result.sum(dim=1).index_select(0, y)
     first, *_, last = recorder.history()
-    assert (first.op, first.shapes) == ("aten::mul.Tensor", "f32[3, 4] -> f32[3, 4]")
+    assert (first.op, first.shapes) == ("torch.Tensor.mul", "f32[3, 4] -> f32[3, 4]")
     assert first.source.line == line_of("history-product")
     assert first.source.text == "result = x * 2  # history-product"
     assert (first.phase, first.module_path) == ("forward", None)
@@ -89,9 +92,9 @@ def test_a_dead_tensor_keeps_its_shape_and_an_unknown_one_has_none() -> None:
         x = x.t() + 1
         x = x.bool()
     shapes = {entry.op: entry.shapes for entry in recorder.history()}
-    assert shapes["aten::t"] == "? -> bf16[5, 2]"
-    assert shapes["aten::add.Tensor"] == "bf16[5, 2] -> bf16[5, 2]"
-    assert shapes["aten::_to_copy"] == "bf16[5, 2] -> bool[5, 2]"
+    assert shapes["torch.Tensor.t"] == "? -> bf16[5, 2]"
+    assert shapes["torch.Tensor.add"] == "bf16[5, 2] -> bf16[5, 2]"
+    assert shapes["torch.Tensor.bool"] == "bf16[5, 2] -> bool[5, 2]"
 
 
 def test_a_call_without_a_tensor_among_its_arguments_or_results_is_noted() -> None:
@@ -99,23 +102,23 @@ def test_a_call_without_a_tensor_among_its_arguments_or_results_is_noted() -> No
         x = torch.zeros(2, dtype=torch.int64)  # made-of-nothing
         x.sum().item()  # read-out
     made, _, read = recorder.history()
-    assert (made.op, made.shapes) == ("aten::zeros", "-> i64[2]")
+    assert (made.op, made.shapes) == ("torch.zeros", "-> i64[2]")
     assert made.source.line == line_of("made-of-nothing")
-    assert (read.op, read.shapes) == ("aten::_local_scalar_dense", "i64[] ->")
+    assert (read.op, read.shapes) == ("torch.Tensor.item", "i64[] ->")
     assert read.source.line == line_of("read-out")
     assert recorder.recorded_ops == 3
 
 
-def test_a_write_to_a_view_tells_which_elements_and_the_version_before() -> None:
+def test_a_write_to_a_view_tells_which_elements_and_the_versions() -> None:
     base = torch.zeros(2, 3)
     with Recorder() as recorder:
         base.add_(1)
         base[1].mul_(2)
-    whole, _, part = recorder.snapshot().calls
-    assert (whole.version, whole.view) == (0, None)
-    assert part.version == 1
-    assert part.view.base() is base
-    assert part.view[1:] == (torch.float32, (3,), (1,), 3)
+    (whole,), _, (part,) = (call.written for call in recorder.snapshot().calls)
+    assert (whole.tensor(), whole.before, whole.after, whole.base) == (base, 0, 1, None)
+    assert (part.before, part.after) == (1, 2)
+    assert part.base is not None and part.base() is base
+    assert (part.shape, part.stride, part.offset) == ((3,), (1,), 3)
 
 
 def test_module_paths_are_below_the_outermost_running_module() -> None:
@@ -125,10 +128,10 @@ def test_module_paths_are_below_the_outermost_running_module() -> None:
         net(torch.tensor([1, 2]))
         net.body(torch.ones(1, 4))
     paths = [(entry.op, entry.module_path) for entry in recorder.history()]
-    assert ("aten::embedding", "embedding") in paths
-    assert ("aten::relu", "body.1") in paths
-    assert ("aten::exp", None) in paths
-    assert [path for op, path in paths if op == "aten::addmm"] == ["body.0", "0"]
+    assert ("torch.nn.functional.embedding", "embedding") in paths
+    assert ("torch.nn.functional.relu", "body.1") in paths
+    assert ("torch.Tensor.exp", None) in paths
+    assert [path for op, path in paths if op == "torch.nn.functional.linear"] == ["body.0", "0"]
 
 
 def test_phases_of_a_training_step() -> None:
@@ -178,7 +181,7 @@ def test_ring_keeps_the_last_ops_and_counts_all() -> None:
     with Recorder(max_ops=3) as recorder:
         torch.ones(2).sin().cos().exp()
     assert recorder.recorded_ops == 4
-    assert names(recorder) == ["aten::sin", "aten::cos", "aten::exp"]
+    assert names(recorder) == ["torch.Tensor.sin", "torch.Tensor.cos", "torch.Tensor.exp"]
     assert [entry.seq for entry in recorder.history(2)] == [3, 4]
     assert recorder.history(0) == ()
 
@@ -200,8 +203,8 @@ def test_no_tensor_lives_longer() -> None:
     assert recorder.recorded_ops > 0
 
 
-def test_a_failure_keeps_no_tensor() -> None:
-    """Neither the exception's traceback nor the record of the op holds its arguments."""
+def test_a_failure_keeps_its_arguments_until_the_recorder_is_closed() -> None:
+    """The exception carries the live call; neither its traceback nor anything else keeps more."""
     with Recorder() as recorder:
         left = torch.ones(2, 3)
         reference = weakref.ref(left)
@@ -209,10 +212,12 @@ def test_a_failure_keeps_no_tensor() -> None:
             left @ left
         except RuntimeError as error:
             kept = error
+        call = api_call_of(kept)
+        assert call is not None and call.args[0] is left
         del left
-        gc.collect()
-        assert reference() is None
-        assert recorder.in_flight(kept) is not None
+    gc.collect()
+    assert reference() is None
+    assert recorder.in_flight(kept).name == "torch.Tensor.matmul"
 
 
 def test_device_memory_is_what_it_is_without(sim: simulate.Simulation) -> None:
@@ -331,7 +336,7 @@ def test_results_are_those_without(name: str) -> None:
 
 
 def test_compiled_code_runs_and_stays_compiled() -> None:
-    """A compiled function is traced once, without our hooks and handler in its graph."""
+    """A compiled function is traced once, without our hooks and handler, and never again."""
     graphs = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -340,12 +345,14 @@ def test_compiled_code_runs_and_stays_compiled() -> None:
 
     function = torch.compile(lambda x: (x * 2).sin() + 1, backend=backend)
     module = torch.compile(nn.Sequential(nn.ReLU(), nn.ReLU()), backend=backend)
-    with Recorder(modules=False) as recorder:
-        result = module(function(torch.zeros(2)))
+    function(torch.zeros(2))
+    for _ in range(2):
+        with Recorder(modules=False) as recorder:
+            result = module(function(torch.zeros(2))).neg()
     torch._dynamo.reset()
-    assert result.tolist() == [1.0, 1.0]
+    assert result.tolist() == [-1.0, -1.0]
     assert len(graphs) == 2
-    assert {"aten::sin", "aten::relu"} <= set(names(recorder))
+    assert names(recorder) == ["torch.zeros", "torch.Tensor.neg"]
 
 
 def test_a_compiled_module_is_recorded_eagerly_without_a_warning() -> None:
@@ -369,7 +376,7 @@ def test_threads_of_the_user_are_not_recorded() -> None:
         thread.start()
         thread.join()
     assert made[0].tolist() == [1.0, 2.0]
-    assert "aten::cumsum" not in names(recorder)
+    assert "torch.Tensor.cumsum" not in names(recorder)
 
 
 def test_own_failure_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,8 +390,8 @@ def test_own_failure_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RuntimeError, match="must match"):
             torch.ones(2) + torch.ones(3)
     assert recorder.limits == [
-        "an op was not recorded: LookupError: no place",
-        "the failing op was not recorded: LookupError: no place",
+        "a call was not recorded: LookupError: no place",
+        "the failing call was not recorded: LookupError: no place",
     ]
 
 
@@ -394,7 +401,7 @@ def test_a_failing_question_whether_the_device_is_lost_hides_nothing() -> None:
         raise LookupError(msg)
 
     recorder = Recorder(is_fatal=is_fatal)
-    assert failing(recorder, lambda: torch.ones(2) + torch.ones(3)).name == "aten::add"
+    assert failing(recorder, lambda: torch.ones(2) + torch.ones(3)).name == "torch.Tensor.add"
     assert not recorder.is_over
     assert recorder.limits == ["a lost device was not noted: LookupError: nobody knows"]
 
@@ -403,17 +410,17 @@ def test_a_failing_question_whether_the_device_is_lost_hides_nothing() -> None:
 
 
 def test_a_mode_that_the_user_left_on_the_stack_stays_there() -> None:
-    left = SeenOps()
+    left = SeenFunctions()
     with Recorder():
         left.__enter__()
-    assert torch._C._len_torch_dispatch_stack() == 1
-    assert torch._C._get_dispatch_stack_at(0) is left
+    assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._get_function_stack_at(0) is left
     left.__exit__(None, None, None)
-    assert not _python_dispatch._is_in_torch_dispatch_mode
 
 
-def test_recorders_of_two_threads_leave_torch_s_flags() -> None:
+def test_recorders_of_two_threads_put_torch_s_functions_back_when_both_are_closed() -> None:
     opened, leave = threading.Event(), threading.Event()
+    engine, asked = torch.autograd._engine_run_backward, torch.overrides.has_torch_function
 
     def other() -> None:
         with Recorder():
@@ -424,11 +431,11 @@ def test_recorders_of_two_threads_leave_torch_s_flags() -> None:
     with Recorder():
         thread.start()
         assert opened.wait(60)
-    assert _python_dispatch._is_in_torch_dispatch_mode
+    assert torch.autograd._engine_run_backward is not engine
     leave.set()
     thread.join()
-    assert not _python_dispatch._is_in_torch_dispatch_mode
-    assert not _python_dispatch._is_in_non_infra_torch_dispatch_mode
+    assert torch.autograd._engine_run_backward is engine
+    assert torch.overrides.has_torch_function is asked
 
 
 def _interrupted_at(instant: int) -> bool:
@@ -472,12 +479,11 @@ def _interrupted_at(instant: int) -> bool:
 
 
 def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
-    instant = 1
+    instant, engine = 1, torch.autograd._engine_run_backward
     while _interrupted_at(instant):
-        assert torch._C._len_torch_dispatch_stack() == 0, instant
+        assert torch._C._len_torch_function_stack() == 0, instant
         assert not torch.nn.modules.module._global_forward_pre_hooks, instant
-        assert not _python_dispatch._is_in_torch_dispatch_mode, instant
-        assert not _python_dispatch._is_in_non_infra_torch_dispatch_mode, instant
+        assert torch.autograd._engine_run_backward is engine, instant
         instant += 7
     assert instant > 200
 
@@ -485,11 +491,12 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_installed() -> None:
 # --- failures ------------------------------------------------------------------------------------
 
 
-def failing(recorder: Recorder, run: Callable[[], object]) -> OpRecord:
+def failing(recorder: Recorder, run: Callable[[], object]) -> CallRecord:
     """Run inside the recorder what raises, and give the record of the op that raised."""
-    with recorder, pytest.raises(RuntimeError) as caught:
-        run()
-    record = recorder.in_flight(caught.value)
+    with recorder:
+        with pytest.raises(RuntimeError) as caught:
+            run()
+        record = recorder.in_flight(caught.value)
     assert record is not None
     return record
 
@@ -497,9 +504,9 @@ def failing(recorder: Recorder, run: Callable[[], object]) -> OpRecord:
 def test_the_failing_op_is_kept_with_its_arguments() -> None:
     left = torch.ones(2, 3)
     record = failing(Recorder(), lambda: left @ torch.ones(2, 3))  # failing-product
-    assert (record.name, record.overload, record.phase) == ("aten::mm", "default", "forward")
+    assert (record.name, record.overload, record.phase) == ("torch.Tensor.matmul", None, "forward")
     shapes = {item.name: [meta.shape for meta in item.tensors] for item in record.arguments}
-    assert shapes == {"self": [(2, 3)], "mat2": [(2, 3)]}
+    assert shapes == {"self": [(2, 3)], "other": [(2, 3)]}
     assert record.entries[-1].lineno == line_of("failing-product")
 
 
@@ -527,15 +534,15 @@ def test_a_check_inside_a_check_knows_the_exception_too() -> None:
             raise AttributeError(name)
 
     inner, outer = Recorder(), Recorder()
-    with outer, inner, pytest.raises(RuntimeError) as caught:
-        torch.ones(2) + torch.ones(3)
-    assert outer.in_flight(caught.value) is not None
-    record = inner.in_flight(caught.value)
-    assert record is not None
-    failures, error = Failures(), ClosedError("of the user")
-    assert failures.find(error) is None
-    failures.note(record, error)
-    assert failures.find(error) is record
+    with outer, inner:
+        with pytest.raises(RuntimeError) as caught:
+            torch.ones(2) + torch.ones(3)
+        with pytest.raises(ClosedError) as closed:
+            torch.ones(2).apply_(lambda value: throw(ClosedError("of the user")))
+    for recorder in (inner, outer):
+        assert recorder.in_flight(caught.value).name == "torch.Tensor.add"
+        assert recorder.in_flight(closed.value).name == "torch.Tensor.apply_"
+        assert recorder.limits == []
 
 
 def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
@@ -551,7 +558,7 @@ def test_a_failure_in_backward_leads_to_the_forward_line() -> None:
     record = failing(recorder, step)
     assert (record.phase, record.node_name) == ("backward", "SoftplusBackward0")
     assert line_of("backward-of-hook") in [entry.lineno for entry in record.entries]
-    site = recorder.forward_site(record.node_sequence_nr, record.node_name)
+    site = recorder.forward_site(record.node_sequence_nr)
     assert site[0][-1].lineno == line_of("forward-of-hook")
 
 
@@ -582,7 +589,7 @@ def test_a_custom_function_s_node_leads_to_the_line_of_apply() -> None:
     with Recorder() as recorder:
         y = Same.apply(torch.ones(2, requires_grad=True))  # apply-same
         y.detach().exp()
-    site = recorder.forward_site(y.grad_fn._sequence_nr(), y.grad_fn.name())
+    site = recorder.forward_site(y.grad_fn._sequence_nr())
     assert site[0][-1].lineno == line_of("apply-same")
 
 
@@ -591,10 +598,9 @@ def test_an_unsure_forward_site_is_none() -> None:
     with Recorder(max_ops=2) as recorder:
         y = x.sin()
         number = y.grad_fn._sequence_nr()
-        assert recorder.forward_site(number, "SinBackward0") is not None
-        assert recorder.forward_site(number, "CosBackward0") is None
+        assert recorder.forward_site(number) is not None
         y.detach().argmax()
-    assert recorder.forward_site(number, "SinBackward0") is None
+    assert recorder.forward_site(number) is None
 
 
 def test_a_node_from_before_the_recording_is_nobody_s() -> None:
@@ -607,42 +613,45 @@ def test_a_node_from_before_the_recording_is_nobody_s() -> None:
         plain.exp()
     older, newer = before.grad_fn, within.grad_fn
     assert older._sequence_nr() + 1 == newer._sequence_nr()
-    assert recorder.forward_site(older._sequence_nr(), older.name()) is None
     assert recorder.forward_site(older._sequence_nr()) is None
-    site = recorder.forward_site(newer._sequence_nr(), newer.name())
+    site = recorder.forward_site(newer._sequence_nr())
     assert site[0][-1].lineno == line_of("exp-within")
 
 
-def test_watch_sees_every_result_and_may_stop_the_op() -> None:
-    def watch(facts: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if facts.op is torch.ops.aten.log.default and not bool(result.isfinite().all()):
+def test_watch_sees_every_result_and_may_stop_the_call() -> None:
+    def watch(api: Any, args: Any, kwargs: Any, result: Any, written: Any) -> None:
+        if api.func is torch.Tensor.log and not bool(result.isfinite().all()):
             msg = "not finite"
             raise RuntimeError(msg)
 
     recorder = Recorder(watch=watch)
     record = failing(recorder, lambda: torch.zeros(2).log())
-    assert record.name == "aten::log"
-    assert names(recorder) == ["aten::zeros"]
+    assert record.name == "torch.Tensor.log"
+    assert names(recorder) == ["torch.zeros", "torch.Tensor.log"]
 
 
 # --- the device ----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asserts on the simulated device")
-def test_backward_on_a_device_is_recorded_in_autograd_s_thread(sim: simulate.Simulation) -> None:
-    """Ops that no Python made know their phase, the line of backward, and the thread is another."""
+def test_calls_in_autograd_s_thread_have_the_phase_and_the_line_of_backward(
+    sim: simulate.Simulation,
+) -> None:
     weight = torch.ones(3, device="cuda", requires_grad=True)
     threads = set()
+
+    def hook(grad: torch.Tensor) -> None:
+        threads.add(threading.get_ident())
+        grad.sin()  # in-the-hook
+
     with Recorder() as recorder:
         result = (weight * 2).sum()
-        weight.register_hook(lambda grad: threads.add(threading.get_ident()))
+        weight.register_hook(hook)
         result.backward()  # device-backward
-    backward = [entry for entry in recorder.history() if entry.phase == "backward"]
+    backward = {entry.op: entry for entry in recorder.history() if entry.phase == "backward"}
     assert threads != {threading.get_ident()}
-    assert "aten::mul.Tensor" in [entry.op for entry in backward]
-    assert {entry.source and entry.source.line for entry in backward} == {
-        line_of("device-backward")
-    }
+    assert backward["torch.Tensor.sin"].source.line == line_of("in-the-hook")
+    assert backward["torch.Tensor.backward"].source.line == line_of("device-backward")
     assert recorder.limits == []
 
 
@@ -651,8 +660,10 @@ def test_backward_on_a_device_is_recorded_in_autograd_s_thread(sim: simulate.Sim
     [
         (lambda host, other: other + 1, ["cuda"]),
         (lambda host, other: other.max(1), ["cuda"]),
-        (lambda host, other: other.unbind(), ["cuda"]),
-        (lambda host, other: torch.equal(other, other), ["cuda"]),
+        (lambda host, other: other.add_(1), ["cuda"]),
+        (lambda host, other: other.fill_(1).size(0), ["cuda"]),
+        # The host has the answer, and has waited for it.
+        (lambda host, other: torch.equal(other, other), []),
         (lambda host, other: host.to("cuda"), ["cuda"]),
         (lambda host, other: host + 1, []),
         (lambda host, other: host.max(1), []),
@@ -665,11 +676,18 @@ def test_the_device_of_a_call_is_waited_for(
 ) -> None:
     host, other = torch.ones(2, 2), torch.ones(2, 2, device="cuda")
     waited: list[str] = []
-    monkeypatch.setattr(Recorder, "after_others", lambda recorder, device: None)
-    monkeypatch.setattr(Recorder, "_synchronise", lambda _, device: waited.append(device.type))
-    with Recorder():
+    with Recorder() as recorder:
+        monkeypatch.setattr(_torch, "wait_if_busy", lambda device: waited.append("before"))
+        monkeypatch.setattr(
+            recorder, "_wait_after", lambda tensors, result: after(recorder, tensors, result)
+        )
+
+        def after(recorder: Recorder, tensors: Any, result: Any) -> None:
+            monkeypatch.setattr(_torch, "wait_if_busy", lambda device: waited.append(device.type))
+            Recorder._wait_after(recorder, tensors, result)
+
         call(host, other)
-    assert waited == waits
+    assert [item for item in waited if item != "before"] == waits
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cudalens.core._python import parse
+from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, LineRef, TensorFact, Violation
 from cudalens.diagnosis.hints._base import Rule, rule
@@ -236,7 +237,7 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
     """Return the recorded line whose sum or difference first took the values out of the bound."""
     first = next((step for step in reversed(evidence.provenance) if step.op), None)
     line = first.source if first is not None else None
-    name = "" if first is None else (first.op or "").removeprefix("aten::").split(".")[0]
+    name = "" if first is None else stem_of(first.op or "")
     is_sum = name.rstrip("_") in ("add", "sub", "rsub")
     return line if is_sum and line is not None and _adds(line.text or "") else None
 
@@ -293,7 +294,9 @@ def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:
 # --- where values come from -----------------------------------------------------------------------
 
 
-_COPIES = frozenset({"_to_copy", "clone", "copy_", "lift_fresh", "contiguous"})
+_COPIES = frozenset(
+    {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "type"}
+)
 
 
 def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -303,10 +306,10 @@ def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
     last op.
     """
     for step in evidence.provenance:
-        name = (step.op or "").removeprefix("aten::").partition(".")[0]
+        name = stem_of(step.op or "")
         if name and name not in _COPIES:
             yield name, f" in line {step.source.line}" if step.source else ""
     if not evidence.provenance:
         for node in evidence.graph.nodes:
             if node.role == "bad_input" and node.op:
-                yield node.op.removeprefix("aten::").partition(".")[0], ""
+                yield stem_of(node.op), ""

@@ -155,7 +155,7 @@ def changed_since_forward(evidence: Evidence) -> Hint | None:
     if evidence.tensor(violation.argument) is None:
         return None
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
-    writer = next((step for step in steps if (step.op or "").split(".")[0].endswith("_")), None)
+    writer = next((step for step in steps if (step.op or "").endswith("_")), None)
     where = f", in line {writer.source.line}" if writer is not None and writer.source else ""
     return Hint(
         text=f"the forward call took these {what}, so they were in range then: the tensor was "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
@@ -38,7 +39,8 @@ _LARGEST = {
     "float64": 1.8e308,
 }
 """The largest number of each type, the narrowest first."""
-_WITH_POLE = ("div", "reciprocal", "pow")
+_WITH_POLE = ("div", "rdiv", "reciprocal", "pow")
+_OTHER_NAMES = {"rtruediv": "rdiv", "true_divide": "div"}
 _SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
 _EXPONENTIALS = frozenset({"exp", "expm1", "exp2"})
 _STEEP = ("sqrt", "norm(", "pow(", "**", "log", "std(", "cdist")
@@ -50,11 +52,12 @@ _HIDDEN = (
 
 
 def _made(evidence: Evidence) -> str:
-    """Return the name of the op that made the first NaN or infinity, without ``aten::``."""
+    """Return the last part of the name of what made the first NaN or infinity."""
     violation = evidence.violation
     if violation is None or not violation.is_nonfinite:
         return ""
-    return violation.op.removeprefix("aten::").rstrip("_")
+    stem = stem_of(violation.op).strip("_")
+    return _OTHER_NAMES.get(stem, stem)
 
 
 def _input(evidence: Evidence, name: str) -> float:
@@ -98,6 +101,8 @@ def outside_domain(evidence: Evidence) -> Hint | None:
                 text = f"{op}({given:g}) is not finite: log_softmax computes it without the 0"
     elif op == "pow":
         text = _of_power(given, _input(evidence, "exponent"))
+    elif op == "rdiv":  # of a number by a tensor
+        text = _of_division(evidence, _input(evidence, "other"), given)
     else:
         text = _of_division(evidence, given, _input(evidence, "other"))
     if text is None:
@@ -201,7 +206,7 @@ def of_too_few(evidence: Evidence) -> Hint | None:
 def all_labels_ignored(evidence: Evidence) -> Hint | None:
     """Every label is ignore_index: the mean over no label is 0 / 0."""
     labels, ignored = evidence.tensor("target"), evidence.scalar("ignore_index") or "-100"
-    if _made(evidence) not in ("nll_loss_forward", "nll_loss2d_forward") or labels is None:
+    if _made(evidence) not in ("cross_entropy", "nll_loss") or labels is None:
         return None
     if (str(labels.summary.min), str(labels.summary.max)) != (ignored, ignored):
         return None
@@ -225,6 +230,6 @@ def nan_came_in(evidence: Evidence) -> Hint | None:
     given = f"{op}{where} was called with it"
     if name is not None:
         given = f"{op}{where} read it from {name} ({first.values})"
-    elif op.startswith("aten::lift_fresh"):
+    elif stem_of(op) in ("tensor", "as_tensor", "from_numpy"):
         given = f"a tensor was made{where} of numbers that held it"
     return Hint(text=f"the first NaN in this block was not computed in it: {given}")

@@ -6,6 +6,7 @@ import ast
 import math
 import re
 
+from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import FIRST_BAD, Hint, TensorFact
 from cudalens.diagnosis.hints._base import rule
@@ -204,8 +205,8 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     if first := next(proven, None):
         return f"; the first recorded op that produced one is in line {first.line}", True
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
-    names = [(step.op or "").removeprefix("aten::").partition(".")[0] for step in steps]
-    if steps and names[-1] == "lift_fresh" and set(names) <= {"lift_fresh", "_to_copy", "clone"}:
+    names = [stem_of(step.op or "") for step in steps]
+    if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
         return f"; line {steps[-1].source.line} made it of numbers that held them", False  # type: ignore[union-attr]
     others = (item for item in evidence.tensors if item is not fact and item.expression)
     holder = next((item for item in others if item.summary.nan), None)
@@ -217,7 +218,7 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
 # --- weights to draw from -------------------------------------------------------------------------
 
 
-_MASKS = frozenset({"masked_fill", "where", "scatter", "index_put"})
+_MASKS = frozenset({"masked_fill", "where", "scatter", "index_put", "setitem"})
 """Ops with which a filter or a mask leaves candidates out."""
 _TEMPERATURES = ("temperature", "temp", "tau")
 _COLD = {"float16": 1e-3}
@@ -240,7 +241,7 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         return None
     if weights.summary.inf:
         first = next((step.op for step in evidence.provenance if step.note == FIRST_BAD), None)
-        is_power = (first or "").startswith("aten::exp")
+        is_power = stem_of(first or "").startswith("exp")
         why = f": exp overflowed in {weights.dtype}" if is_power else ""
         return Hint(
             text=f"{weights.summary.inf} weights are infinite{why}; softmax, which subtracts the "

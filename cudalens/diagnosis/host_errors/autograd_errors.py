@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import CodeLine, Hint, TensorFact
 from cudalens.diagnosis.host_errors._base import Answer, Verdict, autograd, pattern, row
@@ -204,7 +205,7 @@ def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     made = [
         item.source.format()
         for item in evidence.history
-        if item.source and item.op.removeprefix("aten::").split(".")[0].replace("_", "") == stem
+        if item.source and stem_of(item.op).replace("_", "") == stem
     ]
     place = f", the backward of {made[0]}" if len(set(made)) == 1 else ""
     yield autograd(

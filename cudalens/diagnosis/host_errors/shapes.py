@@ -375,9 +375,10 @@ def _is_true_dimension(evidence: Evidence) -> bool:
 
     Indexed by tensors, the CPU counts only the dimensions that they index.
     """
-    if evidence.op.name is not None:
-        return not evidence.op.name.startswith(_INDEXED_BY_TENSORS)
-    api = evidence.op.api or ""
+    name = evidence.op.name or ""
+    if "::" in name:
+        return not name.startswith(_INDEXED_BY_TENSORS)
+    api = evidence.op.api or name
     return evidence.refused_call.is_indexed_by_numbers or bool(api and not api.endswith("item__"))
 
 

@@ -1,0 +1,162 @@
+"""A backward pass: which autograd node runs, where the device failed, which node made a NaN.
+
+``Tensor.backward``, ``torch.autograd.backward`` and ``torch.autograd.grad`` all end in one
+function, which is replaced while a recorder is open.  A node's sequence number leads to the
+forward call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from cudalens.core._python import raise_if_outside
+from cudalens.core.call import ApiCall, NodeMark, api_call_of
+from cudalens.recorder.sites import Site
+
+
+class BackwardPass:
+    """One run of autograd's engine, seen by one recorder."""
+
+    site: Site | None = None
+    """Where it was started."""
+    fault: NodeMark | None = None
+    """The node after which the device was found to have failed."""
+    finding: BaseException | None = None
+    """The first NaN or infinity, to be raised when the engine has come back."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self.marks: dict[int, NodeMark] = {}
+        """The node that runs in each thread."""
+
+    def run_backward(
+        self, run: Callable[..., Any], outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the engine with a mark before each node."""
+        __tracebackhide__ = True
+        recorder, handles = self._recorder, list[Any]()
+        is_inside = recorder.is_on()  # called by the user: else an API call is being made
+        recorder.passes.append(self)
+        try:
+            try:
+                self.site = recorder.sites.enter_backward(sys._getframe())
+                self._register(outputs, handles)
+            except Exception as trouble:
+                recorder.internal_error("a backward pass was not noted", trouble)
+            if not is_inside:  # code in backward calls the API too: checkpoint, functions, hooks
+                recorder.install()
+            try:
+                result = run(outputs, *args, **kwargs)
+                recorder.wait_for_all()
+                if is_inside:
+                    recorder.note_call(torch.autograd.backward, sys._getframe(1))
+            except BaseException as error:
+                self._failed(error, outputs if is_inside else None)
+                raise
+            finally:
+                if not is_inside:
+                    recorder.remove()
+            if self.finding is not None:
+                raise self.finding
+            return result
+        except BaseException:
+            outputs = args = kwargs = result = run = None  # type: ignore[assignment]
+            raise
+        finally:
+            recorder.passes.remove(self)
+            for handle in handles:
+                handle.remove()
+            self.finding = None
+
+    def _register(self, outputs: Any, handles: list[Any]) -> None:
+        watch, seen = self._recorder.watch_node, set[Any]()
+        outputs = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
+        waiting = [
+            getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs
+        ]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            # No reference to the node: it would keep alive what checkpoint holds.
+            mark = NodeMark(node.name(), node._sequence_nr())
+            handles.append(node.register_prehook(lambda grads, mark=mark: self._before(mark)))
+            if watch is not None:
+                look = self._looker(watch, mark)
+                handles.append(node.register_hook(look))
+
+    def _before(self, mark: NodeMark) -> None:
+        """Mark the node that is about to run.
+
+        What raises here on a thread of autograd's can end the process: a fault is noted, and torch
+        raises it by itself at its next call.
+        """
+        here = get_ident()
+        recorder = self._recorder
+        if recorder.devices and recorder.is_synchronous and self.fault is None:
+            try:
+                recorder.wait_for_all()
+            except Exception as error:
+                raise_if_outside(error)
+                self.fault = self.marks.get(here) or mark
+                recorder.note_end(error, ApiCall(func=None, site=self.site, node=self.fault))
+        self.marks[here] = mark
+
+    def _looker(
+        self, watch: Callable[..., BaseException | None], mark: NodeMark
+    ) -> Callable[[Any, Any], None]:
+        def look(made: Any, given: Any) -> None:
+            if self.finding is None:
+                try:
+                    self.finding = watch(mark, made, given)
+                except Exception as trouble:
+                    self._recorder.internal_error("a gradient was not looked at", trouble)
+
+        return look
+
+    @property
+    def running(self) -> NodeMark | None:
+        """The node that raised: that of this thread, or the only one that runs."""
+        if self.fault is not None:
+            return self.fault
+        marks = list(self.marks.values())
+        return self.marks.get(get_ident()) or (marks[0] if len(marks) == 1 else None)
+
+    def _failed(self, error: BaseException, outputs: Any) -> None:
+        """Note on an exception in which node it came.
+
+        Args:
+            outputs: of a call that no mode saw; of another, the exception goes on to the mode.
+        """
+        try:
+            call = api_call_of(error)
+            if call is None:
+                func = None if outputs is None else torch.autograd.backward
+                call = ApiCall(func=func, args=(outputs,), site=self.site, node=self.running)
+                self._recorder.attach(call, error)
+            elif call.node is None:
+                call.node = self.running
+        except Exception as trouble:
+            self._recorder.internal_error("the failing node was not noted", trouble)
+
+
+def through(recorders: Iterable[Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the engine's function as some recorders run it, the last of them outermost."""
+
+    def wrapped(recorder: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            return BackwardPass(recorder).run_backward(inner, outputs, args, kwargs)
+
+        return run_backward
+
+    for recorder in recorders:
+        run = wrapped(recorder, run)
+    return run

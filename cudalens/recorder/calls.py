@@ -1,0 +1,289 @@
+"""What is recorded of an API call: weak references, shapes and numbers, and no tensor.
+
+A recorded call is a plain tuple (see :class:`Call` for its fields): hundreds of thousands of them
+are made, and almost all are thrown away unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from cudalens.core._python import raise_if_outside
+from cudalens.core.call import public_name
+from cudalens.recorder.sites import RawSite
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
+
+
+def names(text: str) -> frozenset[str]:
+    """Return a set of words."""
+    return frozenset(text.split())
+
+
+_QUIET = names(
+    """
+    size dim ndimension stride numel nelement nelement storage_offset element_size data_ptr
+    get_device untyped_storage storage register_hook retain_grad requires_grad_ type_as_hint
+    is_floating_point is_complex is_contiguous is_signed is_shared is_inference is_pinned
+    is_set_to is_same_size is_tensor is_storage has_names _set_grad_enabled set_grad_enabled
+    result_type can_cast promote_types __len__ __hash__ __format__ __dir__ __reduce_ex__
+    _is_view _nested_tensor_size _has_compatible_shallow_copy_type
+    is_grad_enabled is_inference_mode_enabled get_default_dtype _set_deterministic_algorithms
+    """
+)
+"""Functions that only ask: no call to note."""
+_VIEWS = names(
+    """
+    __getitem__ T mT H mH data real imag adjoint alias as_strided chunk contiguous detach diagonal
+    dsplit expand expand_as flatten hsplit movedim moveaxis narrow permute ravel reshape reshape_as
+    select split split_with_sizes squeeze swapaxes swapdims t to tensor_split transpose type
+    unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as view_as_complex
+    view_as_real vsplit as_subclass cpu cuda float double half bfloat16 long int bool short char
+    byte requires_grad_ _conj conj resolve_conj resolve_neg positive atleast_1d atleast_2d
+    atleast_3d values indices crow_indices col_indices __iter__ detach_
+    """
+)
+"""Functions whose result may show the memory of their argument."""
+_VALUE_AT = {
+    "__setitem__": 2,
+    "masked_fill_": 2,
+    "masked_scatter_": 2,
+    "index_put_": 2,
+    "put_": 2,
+    "index_fill_": 3,
+    "index_copy_": 3,
+    "index_add_": 3,
+    "index_reduce_": 3,
+    "scatter_": 3,
+    "scatter_add_": 3,
+    "scatter_reduce_": 3,
+}
+"""Functions that write to some of the elements of their first argument, and where in their
+arguments that which they write is."""
+_CONVERSIONS = ("to", "half", "bfloat16", "float", "double", "type", "cuda", "cpu")
+_UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
+_OWN = "cudalens."
+"""Ops that guards put into compiled code: they are not the user's."""
+_SHIFTS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1, "__add__": 1, "__sub__": -1}
+"""Functions that move every value by the same number, when their second argument is one."""
+
+
+class Api:
+    """A function of torch's API: what the recorder asks of it, read from its name once."""
+
+    __slots__ = (
+        "func",
+        "is_backward",
+        "is_foreign",
+        "is_in_place",
+        "is_quiet",
+        "is_range",
+        "is_special",
+        "is_view",
+        "keeps",
+        "makes_no_values",
+        "shift",
+        "stem",
+    )
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        kind, name = type(func).__name__, str(getattr(func, "__name__", type(func).__name__))
+        is_getter = name == "__get__"
+        is_setter = name in ("__set__", "__delete__")
+        if is_getter or is_setter:
+            name = str(getattr(func.__self__, "__name__", name))
+        is_op = kind in ("OpOverload", "OpOverloadPacket", "TorchBindOpOverload")
+        full = str(func) if is_op else ""
+        self.is_range = full.startswith("profiler._record_function_")
+        self.stem: str = full.split(".")[1] if is_op else name
+        """The name alone, such as ``add_`` or ``__setitem__``."""
+        self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
+        """Whether it is an op that a library other than torch brought."""
+        is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
+        self.is_quiet = is_asked or name in _QUIET or full.startswith(_OWN)
+        self.is_view = name in _VIEWS
+        self.is_in_place = (
+            name in _VALUE_AT
+            or (name.endswith("_") and not name.endswith("__"))
+            or (
+                name[:3] == "__i" and name not in ("__int__", "__iter__", "__index__", "__invert__")
+            )
+            or (is_setter and name == "data")
+        )
+        self.is_backward = func in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+        """Whether it runs a backward pass."""
+        self.keeps = name in _VALUE_AT
+        """Whether it writes to some of the elements, and leaves others as they were."""
+        is_copy = name in _CONVERSIONS
+        self.makes_no_values = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
+        """Views show old values, and memory that was only reserved holds anything."""
+        self.shift = _SHIFTS.get(name, 0)
+        self.is_special = self.is_range or self.is_foreign
+
+    @property
+    def name(self) -> str:
+        """The public name, such as ``torch.nn.functional.linear``."""
+        return public_name(self.func)
+
+    @property
+    def value_at(self) -> int:
+        """The place of what is written to some elements among the arguments."""
+        return _VALUE_AT[self.stem]
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether each element of the result comes from its own position in the arguments."""
+        packet = getattr(torch.ops.aten, self.stem.strip("_"), None)
+        overloads = packet.overloads() if packet is not None else ()
+        tags = (getattr(packet, item).tags for item in overloads)
+        return any(torch.Tag.pointwise in item for item in tags)
+
+
+class Write(NamedTuple):
+    """A tensor that a call wrote to: its version went from ``before`` to ``after``."""
+
+    tensor: Ref
+    before: int | None = None
+    """``None`` for a tensor of inference mode, which has no version."""
+    after: int = 0
+    base: Ref | None = None
+    """What it is a view of."""
+    shape: Sequence[int] | None = None
+    stride: Sequence[int] = ()
+    offset: int = 0
+
+    @property
+    def target(self) -> Ref:
+        """The tensor whose memory was written to."""
+        return self.tensor if self.base is None else self.base
+
+
+class Call(NamedTuple):
+    """One recorded call; the fields of the tuples in the ring."""
+
+    seq: int
+    api: Api
+    site: RawSite
+    first_nr: int
+    """The autograd nodes that the call made have the sequence numbers from here ..."""
+    last_nr: int
+    """... to before here; none where both are the same."""
+    reads: tuple[Ref, ...] | None
+    """References to its tensor arguments, ``None`` where they were not noted: in optimizers."""
+    output: Any
+    """A reference to the result, or a tuple of them."""
+    shape: Any
+    """The shape of the result, or a tuple of them."""
+    dtype: Any
+    written: tuple[Write, ...] = ()
+    given: tuple[Any, ...] | None = None
+    """The arguments, references in place of tensors, of calls that write to some elements; the
+    number, of calls that move every value by one."""
+    is_alias: bool = False
+    """Whether the result shows the memory of the first argument."""
+
+    @property
+    def name(self) -> str:
+        """The public name of the function."""
+        return self.api.name
+
+    @property
+    def inputs(self) -> tuple[Ref, ...]:
+        """References to the tensors that the call read, as far as they were noted."""
+        return self.reads or ()
+
+    @property
+    def outputs(self) -> tuple[Ref, ...]:
+        """References to the tensors that the call gave back."""
+        return self.output if isinstance(self.output, tuple) else (self.output,)
+
+    @property
+    def metas(self) -> tuple[tuple[Any, Any], ...]:
+        """Shape and dtype of each output."""
+        if isinstance(self.output, tuple):
+            return tuple(zip(self.shape, self.dtype, strict=True))
+        return ((self.shape, self.dtype),)
+
+
+def write_of(tensor: Tensor, before: int | None) -> Write:
+    """Note a tensor that was written to, and which elements of its base it shows."""
+    if before is None or tensor.is_inference():
+        return Write(ref(tensor))
+    base = tensor._base if tensor._is_view() else None
+    if base is None:
+        return Write(ref(tensor), before, tensor._version)
+    at = int(tensor.storage_offset())
+    return Write(ref(tensor), before, tensor._version, ref(base), tensor.shape, tensor.stride(), at)
+
+
+def shows_argument(result: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Return whether a result of a function that makes views shows the memory of the argument."""
+    if not tensors or len(tensors) > 1:
+        return False
+    # In inference mode torch does not tell.
+    return result is tensors[0] or result._is_view() or result.is_inference()
+
+
+def describe_results(result: Any) -> tuple[tuple[Ref, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Refer to the tensors that a call gave back, and note their shapes and dtypes."""
+    if type(result) in NO_TENSORS:
+        return (), (), ()
+    outputs = tensors_in((result,))
+    metas = [meta_of(tensor) for tensor in outputs]
+    shapes, dtypes = (tuple(item[at] for item in metas) for at in (0, 1))
+    return tuple(map(ref, outputs)), shapes, dtypes
+
+
+def meta_of(tensor: Tensor) -> tuple[Any, Any]:
+    """Return shape and dtype, ``None`` for a tensor that does not say its shape."""
+    try:
+        return tensor.shape, tensor.dtype
+    except Exception as trouble:  # nested tensors have no shape, and a subclass may refuse it
+        raise_if_outside(trouble)
+        return None, None
+
+
+class Known:
+    """What was noted of tensors that are dead by now, by their references."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    @cached_property
+    def _metas(self) -> dict[int, tuple[Any, Any]]:
+        known: dict[int, tuple[Any, Any]] = {}
+        for call in self._calls:
+            for item, meta in zip(call.outputs, call.metas, strict=True):
+                if meta[0] is not None:
+                    known[id(item)] = meta
+        return known
+
+    def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
+        """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
+        living = tensor()
+        if living is not None:
+            return meta_of(living)
+        return self._metas.get(id(tensor), (None, None))
+
+
+_SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}
+_SHORT |= {getattr(torch, f"uint{bits}"): f"u{bits}" for bits in (8, 16, 32, 64)}
+
+
+def short_meta(shape: Any, dtype: Any) -> str:
+    """Return ``f32[32, 10]``, and ``?`` for a tensor of which nothing is known any more."""
+    if shape is None or dtype is None:
+        return "?"
+    short = _SHORT.get(dtype)
+    if short is None:
+        kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
+        bits = dtype.itemsize * 8
+        is_plain = str(dtype) in (f"torch.float{bits}", f"torch.complex{bits}", f"torch.int{bits}")
+        short = f"{kind}{bits}" if is_plain else str(dtype).removeprefix("torch.")
+    return f"{short}[{', '.join(str(size) for size in shape)}]"

@@ -1,0 +1,108 @@
+"""Functions of torch that no function mode sees, replaced while a recorder is open."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudalens.recorder import _torch
+from cudalens.recorder.backward import through
+
+_of_thread: dict[int, list[Any]] = {}
+"""The open recorders of each thread, innermost last."""
+
+
+def here() -> list[Any]:
+    """Return the open recorders of this thread."""
+    return _of_thread.setdefault(threading.get_ident(), [])
+
+
+def forget(recorder: Any) -> None:
+    """Take a recorder out of the open ones."""
+    for recorders in list(_of_thread.values()):
+        recorders[:] = [item for item in recorders if item is not recorder]
+
+
+def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is called in place of autograd's engine."""
+
+    def run_engine(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        # A thread of autograd's, as in a checkpoint, has opened none: its stack of modes tells.
+        recorders = here() or _torch.modes_of(_torch.RemovableMode)
+        return through(recorders, run)(outputs, *args, **kwargs)
+
+    return run_engine
+
+
+def _overridden(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return what torch's transformer layers ask: with a mode they leave their fast path."""
+
+    def has_torch_function(relevant_args: Any) -> bool:
+        modes = _torch.modes_of(object)
+        if not modes or not all(isinstance(mode, _torch.RemovableMode) for mode in modes):
+            return ask(relevant_args)
+        kinds = {type(item) for item in relevant_args if isinstance(item, Tensor)}
+        return any(
+            kind is not Tensor and kind.__torch_function__ is not _torch.no_torch_function
+            for kind in kinds
+        )
+
+    return has_torch_function
+
+
+def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what swaps two tensors, which must have no weak references."""
+
+    def swap_tensors(t1: Tensor, t2: Tensor) -> Any:
+        __tracebackhide__ = True
+        for recorder in here():
+            recorder.let_go(t1, t2)
+        return swap(t1, t2)
+
+    return swap_tensors
+
+
+def _applying(unwrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what ``apply`` of a custom Function calls before it makes its node."""
+
+    def unwrap_dead_wrappers(args: Any) -> Any:
+        unwrapped = unwrap(args)
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "apply":
+            for recorder in _torch.modes_of(_torch.RemovableMode):
+                recorder.note_call(frame.f_locals["cls"], frame, nodes=1)
+        return unwrapped
+
+    return unwrap_dead_wrappers
+
+
+def around_compiled(set_frame: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what is called where compiled code begins and ends."""
+
+    def set_eval_frame(callback: Any) -> Any:
+        runner, recorders = sys._getframe(1), here()
+        for recorder in recorders if callable(callback) else ():
+            recorder.step_aside(runner)
+        before = set_frame(callback)
+        for recorder in () if callable(callback) else recorders:
+            recorder.step_back(runner)
+        return before
+
+    return set_eval_frame
+
+
+COMPILED = _torch.Replaced({})
+REPLACED = _torch.Replaced(
+    {
+        (torch.autograd, "_engine_run_backward"): _engine,
+        (torch.overrides, "has_torch_function"): _overridden,
+        (torch.utils, "swap_tensors"): _swapping,
+        (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
+    }
+)
