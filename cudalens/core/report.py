@@ -40,6 +40,7 @@ from cudalens.core.report_types import *  # the pieces are part of this module's
 
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = (1, 2, 3)
+_FIGURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,20 +251,31 @@ class Report:
         return typing.cast(str, _renderer("html").render_page(self))
 
     def save(self, path: str | Path) -> Path:
-        """Write the report to ``path``; its suffix (.html .json .txt) chooses the form.
+        """Write the report to ``path``, in the form of its suffix.
+
+        A page or text: .html .json .txt; a figure: .png .svg .pdf.
 
         Raises:
-            ValueError: the suffix is none of the three.
+            ValueError: the suffix is none of these.
         """
         target = Path(path)
+        suffix = target.suffix.lower()
         writers = {".html": self.to_html, ".json": self.to_json, ".txt": self.to_text}
+        if suffix in _FIGURES:
+            self.figure().savefig(target)
+            return target
         try:
-            text = writers[target.suffix.lower()]()
+            text = writers[suffix]()
         except KeyError:
-            msg = f"cannot save a report as {target.name!r}: use the suffix .html, .json or .txt"
+            suffixes = ", ".join((*writers, *_FIGURES[:-1])) + f" or {_FIGURES[-1]}"
+            msg = f"cannot save a report as {target.name!r}: use the suffix {suffixes}"
             raise ValueError(msg) from None
         target.write_text(text, encoding="utf-8")
         return target
+
+    def figure(self) -> Any:
+        """Return a :class:`matplotlib.figure.Figure` of the values and of the autograd graph."""
+        return _renderer("plot").figure(self)
 
     def widget(self) -> Any:
         """Return the interactive view, an ipywidgets widget."""

@@ -70,7 +70,7 @@ def histogram_svg(
     low, high = known[0], known[-1]
     if not low < high or max(counts) <= 0:
         return Markup("")
-    limits = _between_values(fact, _limits(bounds))
+    limits = _between_values(fact, limits_of(bounds))
     base = HISTOGRAM_HEIGHT + _HEADROOM
 
     def across(value: float) -> float:
@@ -137,7 +137,7 @@ def _bad_between(
     """Count the bad values of a bar, ``None`` when not all of them are known."""
     if found is None or bounds is None or found.count != len(found.first):
         return None
-    low, high = _limits(bounds)
+    low, high = limits_of(bounds)
     values = [words.finite(item.value) for item in found.first]
     return sum(
         (low is not None and value < low) or (high is not None and value > high)
@@ -152,7 +152,8 @@ def _allowed(limits: _Limits, low: float, high: float) -> list[float]:
     return [start, end] if start < end and limits != (None, None) else []
 
 
-def _limits(bounds: Bounds | None) -> _Limits:
+def limits_of(bounds: Bounds | None) -> _Limits:
+    """Return the least and the largest allowed value, where there is such a bound."""
     return (words.finite(bounds.min), words.finite(bounds.max)) if bounds else (None, None)
 
 
@@ -162,10 +163,10 @@ def _is_outside(left: float, right: float, limits: _Limits) -> bool:
 
 
 def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Markup:
-    limits = _limits(bounds)
+    limits = limits_of(bounds)
     lows = [words.finite(value) for value in grid.low]
     highs = [words.finite(value) for value in grid.high]
-    low, high = _span(lows, highs, limits)
+    low, high = axis_span(lows, highs, limits)
     total = max(found.total, grid.columns)
     right = WIDTH - _LEFT - (_MARGIN if limits != (None, None) else 0)
     step = min((right - _LEFT) / total, MAX_BAR)
@@ -177,7 +178,7 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
 
     drawn = []
     zero = down(max(low, 0.0) if high > 0 else high)
-    starts = _starts(total, grid.columns)
+    starts = bar_starts(total, grid.columns)
     for at in range(min(grid.columns, len(lows), len(highs), len(grid.bad))):
         x, room = _LEFT + starts[at] * step, (starts[at + 1] - starts[at]) * step
         width = max(room - min(4.0, room / 5), 1)
@@ -201,14 +202,14 @@ def _bars(grid: OffenderMap, bounds: Bounds, title: str, found: Offenders) -> Ma
             drawn.append(words_at(right + 7, y + 4, clip(text, 13), tone="bad", size=11))
     drawn += _axis_ends("position 0", str(total - 1) if total > 1 else "", base + 15, right)
     width = right + _LEFT + (_MARGIN if limits != (None, None) else 0)
-    note = "; ".join(filter(None, (_shared(grid, found, "bar"), _beyond(lows, highs, low, high))))
+    note = "; ".join(filter(None, (_shared(grid, found, "bar"), beyond(lows, highs, low, high))))
     if note:
         drawn.append(words_at(_LEFT, base + 30, note, tone="muted", size=11))
         width = max(width, _LEFT + text_width(note, 11))
     return picture(width, base + (37 if note else 22), title, *drawn)
 
 
-def _starts(total: int, parts: int) -> list[int]:
+def bar_starts(total: int, parts: int) -> list[int]:
     """Return where each part of ``total`` positions begins, and the end; as tensor_split cuts."""
     size, longer = divmod(total, parts)
     return [at * size + min(at, longer) for at in range(parts + 1)]
@@ -221,7 +222,7 @@ def _cut(x: float, width: float, y: float) -> Markup:
     return element("path", d=path, stroke_width=2, **paint(stroke="canvas"))
 
 
-def _beyond(lows: list[float | None], highs: list[float | None], low: float, high: float) -> str:
+def beyond(lows: list[float | None], highs: list[float | None], low: float, high: float) -> str:
     """Say how far the values go that the picture cuts."""
     most = max((value for value in highs if value is not None), default=high)
     least = min((value for value in lows if value is not None), default=low)
@@ -240,7 +241,7 @@ def _shared(grid: OffenderMap, found: Offenders, name: str) -> str:
     return f"{found.count} bad values in {marked} {name}{'s' if marked > 1 else ''}"
 
 
-def _span(
+def axis_span(
     lows: list[float | None], highs: list[float | None], limits: _Limits
 ) -> tuple[float, float]:
     """Choose the axis: the allowed interval and a little beyond, however far the worst value is."""

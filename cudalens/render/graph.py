@@ -53,7 +53,9 @@ class GraphRow(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlacedBox:
+class PlacedBox:
+    """A box, its centre and its width."""
+
     box: Box
     x: float
     y: float
@@ -62,6 +64,38 @@ class _PlacedBox:
 
 def _ids(nodes: Sequence[GraphNode]) -> Mapping[str, str | None]:
     return {"data_node": " ".join(node.id for node in nodes)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A folded graph with the texts of each box and where it stands."""
+
+    boxes: dict[str, Box]
+    texts: dict[str, tuple[str, str]]
+    layout: Layout
+    spots: dict[str, PlacedBox]
+
+
+def placed(graph: AutogradNeighbourhood, *, prevented: bool, types: Types) -> Placed | None:
+    """Place the boxes of a graph, data flowing down; ``None`` where they would tell little."""
+    boxes, edges = fold(graph) if graph.nodes else ({}, [])
+    if len(boxes) <= _TELLS_LITTLE:
+        return None
+    texts = {
+        key: (box.title(types), box.detail(types, prevented=prevented))
+        for key, box in boxes.items()
+    }
+    sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
+    layout = place(sizes, edges, light=[key for key, box in boxes.items() if box.is_side])
+    bad = [layout.centres[key][0] for key, box in boxes.items() if box.role == "bad_input"]
+    if bad and min(bad) > layout.width / 2:
+        # A narrow page cuts a picture at its right: what is bad stands at the left.
+        layout = layout.mirrored()
+    spots = {
+        key: PlacedBox(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
+        for key, (x, y) in layout.centres.items()
+    }
+    return Placed(boxes=boxes, texts=texts, layout=layout, spots=spots)
 
 
 def graph_svg(
@@ -75,23 +109,11 @@ def graph_svg(
 
     ``attributes`` says what the element of a box carries besides its look.
     """
-    boxes, edges = fold(graph) if graph.nodes else ({}, [])
-    if len(boxes) <= _TELLS_LITTLE:
+    found = placed(graph, prevented=prevented, types=types)
+    if found is None:
         return Markup("")
-    texts = {
-        key: (box.title(types), box.detail(types, prevented=prevented))
-        for key, box in boxes.items()
-    }
-    sizes = {key: (_width(*pair, boxes[key]), BOX_HEIGHT) for key, pair in texts.items()}
-    layout = place(sizes, edges, light=[key for key, box in boxes.items() if box.is_side])
-    bad = [layout.centres[key][0] for key, box in boxes.items() if box.role == "bad_input"]
-    if bad and min(bad) > layout.width / 2:
-        # A narrow page cuts a picture at its right: what is bad stands at the left.
-        layout = layout.mirrored()
-    spots = {
-        key: _PlacedBox(box=boxes[key], x=x + MARGIN, y=y + MARGIN, width=sizes[key][0])
-        for key, (x, y) in layout.centres.items()
-    }
+    boxes, texts, layout, spots = found.boxes, found.texts, found.layout, found.spots
+    edges = list(layout.routes)
     # A statement at fault says so itself, and is no input.
     plain = [
         box for box in boxes.values() if not (box.role == "bad_input" and is_statement(box.main[0]))
@@ -168,7 +190,7 @@ def _outline(role: str, x: float, y: float, width: float, height: float) -> Mark
     )
 
 
-def _box(spot: _PlacedBox, title: str, detail: str, attributes: Mapping[str, str | None]) -> Markup:
+def _box(spot: PlacedBox, title: str, detail: str, attributes: Mapping[str, str | None]) -> Markup:
     role = spot.box.role
     tone, quiet, weight = ("bad", "bad", "600") if role in _BAD else ("text", "muted", "500")
     up = 3.0 if detail else -4.0
@@ -184,7 +206,7 @@ def _box(spot: _PlacedBox, title: str, detail: str, attributes: Mapping[str, str
 
 
 def _edges(
-    layout: Layout, spots: dict[str, _PlacedBox], edges: list[tuple[str, str]]
+    layout: Layout, spots: dict[str, PlacedBox], edges: list[tuple[str, str]]
 ) -> list[Markup]:
     ends = _ports(layout, spots, edges)
     crowded = {
@@ -204,7 +226,7 @@ def _edges(
     return drawn
 
 
-def _line(layout: Layout, spots: dict[str, _PlacedBox], edge: tuple[str, str], end: float) -> Line:
+def _line(layout: Layout, spots: dict[str, PlacedBox], edge: tuple[str, str], end: float) -> Line:
     src, dst = (spots[key] for key in edge)
     points = [(src.x, src.y + BOX_HEIGHT / 2)]
     for x, y in layout.routes[edge]:
@@ -215,7 +237,7 @@ def _line(layout: Layout, spots: dict[str, _PlacedBox], edge: tuple[str, str], e
 
 
 def _ports(
-    layout: Layout, spots: dict[str, _PlacedBox], edges: list[tuple[str, str]]
+    layout: Layout, spots: dict[str, PlacedBox], edges: list[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
     """Choose where each edge meets its target: data in the middle, parameters at the corners."""
     ends: dict[tuple[str, str], float] = {}
@@ -239,7 +261,7 @@ def _ports(
     return ends
 
 
-def _edge_label(src: _PlacedBox, labels: Labels, *, left: bool) -> Markup:
+def _edge_label(src: PlacedBox, labels: Labels, *, left: bool) -> Markup:
     box = src.box
     shape = words.format_shape(box.members[-1].shape)
     # A folded or a parameter box says its shapes itself.

@@ -1,0 +1,84 @@
+"""A report as a figure: what is bad is marked in it, and matplotlib comes only with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
+
+from cudalens.core.report import OffenderMap
+from cudalens.render.svg import LIGHT
+from tests.builders import make_report
+from tests.processes import python
+
+
+def test_the_figure_marks_the_bad_values_the_bound_and_the_graph() -> None:
+    """Item 38.5: a red bar and a cross at each bad position, a line at the bound, the boxes."""
+    report = make_report()
+    assert report.offenders is not None
+    figure = report.figure()
+    values, graph = figure.axes
+    red = [bar for bar in values.patches if to_hex(bar.get_facecolor()) == LIGHT["bad"]]
+    places = [item.position[0] for item in report.offenders.first]
+    assert [round(bar.get_x() + bar.get_width() / 2) for bar in red] == places
+    assert [bar.get_height() for bar in red] == [item.value for item in report.offenders.first]
+    crosses = [line.get_xdata()[0] for line in values.lines if line.get_marker() == "x"]
+    assert crosses == places
+    assert 9 in [line.get_ydata()[0] for line in values.lines if line.get_linestyle() == "--"]
+    assert "max 9" in [text.get_text() for text in values.texts]
+    named = {text.get_text() for text in graph.texts}
+    assert {"F.cross_entropy", "not launched", "y", "bad input"} <= named
+    assert "y[17] = 10 is outside" in figure.texts[0].get_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_report_is_saved_as_a_figure(suffix: str, tmp_path: Path) -> None:
+    """The file is what its suffix says, and the picture has the colour of what is bad in it."""
+    path = make_report().save(tmp_path / f"report.{suffix}")
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert path.read_bytes().startswith(begins)
+    if suffix == "png":
+        pixels = {to_hex(pixel) for row in imread(path) for pixel in row}
+        assert {LIGHT["bad"], LIGHT["bar"], LIGHT["badsoft"]} <= pixels
+    elif suffix == "svg":
+        assert LIGHT["bad"] in path.read_text()
+
+
+def test_a_grid_has_its_bad_cells_where_the_positions_say() -> None:
+    """Of a matrix, each bad cell is crossed at its row and column."""
+    report = make_report()
+    assert report.offenders is not None
+    at = {2, 7}
+    grid = OffenderMap(
+        rows=2,
+        columns=4,
+        bad=tuple(int(place in at) for place in range(8)),
+        low=(0,) * 8,
+        high=tuple(12 if place in at else 3 for place in range(8)),
+    )
+    values = (
+        replace(report, offenders=replace(report.offenders, map=grid, total=8)).figure().axes[0]
+    )
+    (marked,) = values.lines
+    assert list(zip(*marked.get_data(), strict=True)) == [(2, 0), (3, 1)]
+
+
+def test_a_report_without_values_or_graph_is_still_a_figure(tmp_path: Path) -> None:
+    """The headline alone is drawn, also where it holds what matplotlib reads as mathematics."""
+    report = replace(make_report(), offenders=None, graph=type(make_report().graph)())
+    report = replace(report, headline_own="cost $x_{i}$ of $y$")
+    assert report.save(tmp_path / "report.png").stat().st_size > 1000
+
+
+def test_matplotlib_comes_with_a_figure_only() -> None:
+    """Neither loading nor showing a report imports it."""
+    code = (
+        "import sys\nfrom tests.builders import make_report\nreport = make_report()\n"
+        "report.to_text(), report.to_html(), report._repr_mimebundle_(), report.to_json()\n"
+        "report.widget()\nprint('matplotlib' in sys.modules)\n"
+        "report.figure()\nprint('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
+    )
+    assert python("-c", code, fresh=True).stdout.split() == ["False", "True", "False"]
