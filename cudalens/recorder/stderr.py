@@ -2,11 +2,13 @@
 
 Device-side assertions never reach Python: the driver writes them to the process's error stream.
 The stream is led through ``tee``, a process of its own, so everything still arrives where it was
-meant to go, at once, and even when this process is aborted in the middle of a line.
+meant to go, at once, and even when this process is aborted in the middle of a line.  One ``tee``
+serves all blocks of the process, until :func:`stop`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -15,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
 
 from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import AssertLine, fold
@@ -27,6 +28,96 @@ _ARRIVAL_S = 2.0
 _POLL_S = 0.002
 
 
+class _Tee:
+    """The program that writes what it reads both to where it was meant to go and to a file.
+
+    Raises:
+        OSError: it cannot be started here.
+    """
+
+    def __init__(self) -> None:
+        program = shutil.which("tee") if os.name == "posix" else None
+        if program is None:
+            msg = "there is no tee program on this system"
+            raise OSError(msg)
+        self.owner, self.target = os.getpid(), _identity(STDERR)
+        read_end, self.channel = _channel(STDERR)
+        try:
+            self.copy = _nameless_file()
+            try:
+                self._process = subprocess.Popen(
+                    [program, "-a", _path_of(self.copy)],
+                    pass_fds=(self.copy,),
+                    stdin=read_end,
+                    stdout=STDERR,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt is meant for the cell, not for tee
+                )
+            except BaseException:
+                os.close(self.copy)
+                raise
+        except BaseException:
+            os.close(self.channel)
+            raise
+        finally:
+            os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    def is_ours(self) -> bool:
+        """Return whether it runs, and was started by this process."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def size(self) -> int:
+        """Return how many bytes it has written to the file."""
+        return os.fstat(self.copy).st_size
+
+    def is_busy(self) -> bool:
+        """Return whether bytes are in the channel or in its hands; no where nobody can say."""
+        with contextlib.suppress(ImportError, OSError, IndexError):
+            import fcntl
+            import termios
+
+            if any(fcntl.ioctl(self.channel, termios.FIONREAD, bytes(4))):
+                return True
+            # A tee that sleeps beside an empty channel waits for more: it has written what it read.
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return state in "RDTt"
+        return False
+
+    def close(self) -> None:
+        """Let it end, once nobody writes any more; a program of the user's may."""
+        for descriptor in (self.channel, self.copy):
+            with contextlib.suppress(OSError):  # a program that becomes a daemon closes all
+                os.close(descriptor)
+        if self.owner == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_PATIENCE_S)
+
+
+class _Running:
+    """The tee of this process.
+
+    Kept here and nowhere else: a process object runs Python code when it is collected, and what a
+    signal handler raises in that is lost.
+    """
+
+    tee: _Tee | None = None
+
+
+def stop() -> None:
+    """Let the program end that was started for the first block."""
+    tee, _Running.tee = _Running.tee, None
+    if tee is not None:
+        tee.close()
+
+
+atexit.register(stop)
+
+
 class DeviceText:
     """Copies file descriptor 2 while it is open; :meth:`text` gives the assertions among it.
 
@@ -36,74 +127,40 @@ class DeviceText:
 
     def __init__(self) -> None:
         self._saved: int | None = None
-        self._copy: IO[bytes] | None = None
-        self._tee: subprocess.Popen[bytes] | None = None
+        self._tee: _Tee | None = None
+        self._start = 0
         self._asserts: tuple[AssertLine, ...] = ()
 
     def __enter__(self) -> DeviceText:
-        """Lead the descriptor through tee."""
-        program = shutil.which("tee") if os.name == "posix" else None
-        if program is None:
-            msg = "there is no tee program on this system"
-            raise OSError(msg)
-        try:
-            self._saved = os.dup(STDERR)
-            # A file without a name: nothing is left of it however this process ends.
-            self._copy = tempfile.TemporaryFile("a+b")
-            if not _opens_again(self._copy.fileno()):
-                self._copy.close()
-                self._copy = os.fdopen(os.memfd_create("cudalens"), "a+b")
-            self._lead_through(program, self._copy.fileno())
-        except BaseException:
-            self._drop()
-            raise
+        """Lead the descriptor through tee, unless a block around this one does."""
+        tee = _Running.tee
+        if tee is not None and tee.is_ours() and _identity(STDERR) == _identity(tee.channel):
+            self._tee, self._start = tee, tee.size()
+            return self
+        if tee is None or not tee.is_ours() or tee.target != _identity(STDERR):
+            stop()
+            tee = _Running.tee = _Tee()
+        os.ftruncate(tee.copy, 0)
+        _flush()
+        self._saved = os.dup(STDERR)
+        os.dup2(tee.channel, STDERR)
+        _copy_size(self._saved, STDERR)
+        self._tee, self._start = tee, 0
         return self
-
-    def _lead_through(self, program: str, copy: int) -> None:
-        assert self._saved is not None
-        read_end, write_end = _channel(self._saved)
-        try:
-            self._tee = subprocess.Popen(
-                [program, "-a", _path_of(copy)],
-                pass_fds=(copy,),
-                stdin=read_end,
-                stdout=self._saved,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt is meant for the cell, not for tee
-            )
-            _flush()
-            os.dup2(write_end, STDERR)
-        finally:
-            os.close(read_end)
-            os.close(write_end)
 
     def __exit__(self, *_: object) -> None:
         """Put the descriptor back; what was read stays readable."""
-        if self._saved is None or self._tee is None:
+        tee, self._tee = self._tee, None
+        if tee is None:
             return
         try:
-            _let_read(self._tee)
+            _wait_while_busy(tee)
         finally:
-            os.dup2(self._saved, STDERR)
-        # A program that the cell started may hold the stream open: tee then goes on for it.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._tee.wait(timeout=_PATIENCE_S)
-        self._asserts = self._fold()
-        self._drop()
-
-    def _drop(self) -> None:
-        if self._saved is not None:
-            os.close(self._saved)
-            self._saved = None
-        if self._copy is not None:
-            self._copy.close()
-            self._copy = None
-
-    def _fold(self) -> tuple[AssertLine, ...]:
-        if self._copy is None:
-            return self._asserts
-        self._copy.seek(0)
-        return fold(line.decode("utf-8", errors="replace") for line in self._copy)
+            saved, self._saved = self._saved, None
+            if saved is not None:
+                os.dup2(saved, STDERR)
+                os.close(saved)
+        self._asserts = self._read(tee)
 
     def text(self, *, is_expected: bool = False) -> str | None:
         """Return the assertion lines, equal ones folded into one; ``None`` when there are none.
@@ -111,40 +168,38 @@ class DeviceText:
         Args:
             is_expected: wait a moment for the first of them: an assert is known to have happened.
         """
-        self._arrive()
-        self._asserts = self._fold()
-        deadline = time.monotonic() + (_PATIENCE_S if is_expected else 0)
-        while not self._asserts and self._copy is not None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-            self._asserts = self._fold()
+        if (tee := self._tee) is not None:
+            _wait_while_busy(tee)
+            self._asserts = self._read(tee)
+            deadline = time.monotonic() + (_PATIENCE_S if is_expected else 0)
+            while not self._asserts and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                self._asserts = self._read(tee)
         return "\n".join(item.text() for item in self._asserts) or None
 
-    def _arrive(self) -> None:
-        """Wait a moment for what is on its way through the channel."""
-        if self._copy is None or self._tee is None:
-            return
-        _flush()
-        size, deadline = -1, time.monotonic() + _ARRIVAL_S
-        quiet = 0
-        while quiet < 3 and time.monotonic() < deadline:
-            now = os.fstat(self._copy.fileno()).st_size
-            quiet = quiet + 1 if now == size and not _is_busy(self._tee) else 0
-            size = now
-            time.sleep(_POLL_S)
+    def _read(self, tee: _Tee) -> tuple[AssertLine, ...]:
+        with os.fdopen(os.dup(tee.copy), "rb") as copy:
+            copy.seek(self._start)
+            return fold(line.decode("utf-8", errors="replace") for line in copy)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _path_of(descriptor: int) -> str:
     return f"/dev/fd/{descriptor}"
 
 
-def _opens_again(descriptor: int) -> bool:
-    """Return whether tee can open the file: some sandboxes refuse one that has no name."""
-    try:
-        os.close(os.open(_path_of(descriptor), os.O_WRONLY | os.O_APPEND))
-    except OSError:
-        # A system without files in memory gets what it has.
-        return not hasattr(os, "memfd_create")
-    return True
+def _nameless_file() -> int:
+    """Return a file of which nothing is left however this process ends, for tee to open again."""
+    with tempfile.TemporaryFile("a+b") as file:
+        with contextlib.suppress(OSError):
+            os.close(os.open(_path_of(file.fileno()), os.O_WRONLY | os.O_APPEND))
+            return os.dup(file.fileno())
+        # Some sandboxes refuse one that has no name; a system without files in memory gets that.
+        return os.memfd_create("cudalens") if hasattr(os, "memfd_create") else os.dup(file.fileno())
 
 
 def _channel(original: int) -> tuple[int, int]:
@@ -154,35 +209,31 @@ def _channel(original: int) -> tuple[int, int]:
     """
     if not os.isatty(original):
         return os.pipe()
-    import termios
     import tty
 
     master, slave = os.openpty()
     tty.setraw(slave)
-    with contextlib.suppress(OSError, termios.error):
-        termios.tcsetwinsize(slave, termios.tcgetwinsize(original))
     return master, slave
 
 
-def _is_busy(tee: subprocess.Popen[bytes]) -> bool:
-    """Whether bytes are in the channel or in tee's hands; where nobody can say, they are not."""
-    with contextlib.suppress(ImportError, OSError, IndexError):
-        import fcntl
+def _copy_size(source: int, target: int) -> None:
+    """Give a terminal the size of another."""
+    if os.isatty(target):
         import termios
 
-        if any(fcntl.ioctl(STDERR, termios.FIONREAD, bytes(4))):
-            return True
-        # A tee that sleeps beside an empty channel waits for more: it has written what it read.
-        state = Path(f"/proc/{tee.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state in "RDTt"
-    return False
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetwinsize(target, termios.tcgetwinsize(source))
 
 
-def _let_read(tee: subprocess.Popen[bytes]) -> None:
-    """Wait while bytes are known to be on their way."""
+def _wait_while_busy(tee: _Tee) -> None:
+    """Wait while bytes are known to be on their way, and until the file has stopped to grow."""
     _flush()
     deadline = time.monotonic() + _ARRIVAL_S
-    while _is_busy(tee) and time.monotonic() < deadline:
+    size, quiet = -1, 0
+    while quiet < 3 and time.monotonic() < deadline:
+        now = tee.size()
+        quiet = quiet + 1 if now == size and not tee.is_busy() else 0
+        size = now
         time.sleep(_POLL_S)
 
 

@@ -72,6 +72,12 @@ def innermost(trace: TracebackType | None) -> tuple[str, int, str]:
 
 # --- as if the magic were not there ---------------------------------------------------------------
 
+FROZEN = """\
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class E(Exception):
+    code: int
+"""
 BODIES = {
     "value": "a = 3\na + 1",
     "silenced value": "a = 3\na + 1;",
@@ -88,6 +94,7 @@ BODIES = {
     "async for": "async def g():\n    yield 4\n[i async for i in g()]",
     "error": "def f():\n    return 1 / 0\n\nf()",
     "error in await": "import asyncio\nawait asyncio.sleep(0)\n1 / 0",
+    "frozen exception": FROZEN + "raise E(3)",
     "stop iteration": "next(iter([]))",
     "exit": "raise SystemExit(3)",
     "blank lines above": "\n\n1 / 0",

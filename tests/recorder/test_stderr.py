@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -38,6 +40,21 @@ def alone(code: str) -> subprocess.CompletedProcess[str]:
 
 def one(block: int = 0, thread: int = 0) -> str:
     return LINE.format(block=block, thread=thread)
+
+
+@pytest.fixture(autouse=True)
+def a_tee_for_the_test() -> Iterator[None]:
+    """Each test begins and ends without a running one."""
+    stderr.stop()
+    yield
+    stderr.stop()
+
+
+def running() -> int:
+    """Return the number of the process that serves the blocks."""
+    tee = stderr._Running.tee
+    assert tee is not None
+    return tee.pid
 
 
 def say(text: str) -> None:
@@ -79,9 +96,9 @@ def test_ten_thousand_lines_become_one(capfd: pytest.CaptureFixture[str]) -> Non
 def test_what_tee_has_not_read_yet_is_waited_for(pause: float, is_inside: bool) -> None:
     """In the block and at its end, of a tee that gets no turn for longer than the polls take."""
     with DeviceText() as text:
-        os.kill(text._tee.pid, signal.SIGSTOP)
+        os.kill(running(), signal.SIGSTOP)
         say(f"{one()}\n")
-        later = threading.Timer(pause, os.kill, (text._tee.pid, signal.SIGCONT))
+        later = threading.Timer(pause, os.kill, (running(), signal.SIGCONT))
         later.start()
         if is_inside:
             assert text.text() == one()
@@ -89,13 +106,73 @@ def test_what_tee_has_not_read_yet_is_waited_for(pause: float, is_inside: bool) 
     assert text.text() == one()
 
 
+def test_one_process_serves_all_blocks(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a block has read is its own; where the stream has been led elsewhere, another begins."""
+    with DeviceText() as first:
+        say(f"{one(1)}\n")
+    pid = running()
+    with DeviceText() as second:
+        say(f"{one(2)}\n")
+    assert (first.text(), second.text(), running()) == (one(1), one(2), pid)
+    saved = os.dup(2)
+    with capfd.disabled(), DeviceText():
+        pass
+    assert running() != pid
+    os.close(saved)
+
+
+def test_a_forked_process_has_one_of_its_own() -> None:
+    done = alone(
+        """
+        with DeviceText() as text:
+            if (child := os.fork()) == 0:
+                with DeviceText() as inner:
+                    say(LINE.format(block=1, thread=0) + "\\n")
+                say(f"{inner.text().count('Assertion')} in the child\\n")
+                os._exit(0)
+            os.waitpid(child, 0)
+        print(text.text().count("Assertion"))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("1\n", f"{one(1)}\n1 in the child\n")
+
+
+def test_a_process_that_has_ended_is_replaced(capfd: pytest.CaptureFixture[str]) -> None:
+    with DeviceText():
+        pass
+    os.kill(running(), signal.SIGKILL)
+    stderr._Running.tee._process.wait()
+    with DeviceText() as text:
+        say(f"{one()}\n")
+    assert text.text() == one()
+    assert capfd.readouterr().err == f"{one()}\n"
+
+
+def test_no_object_with_a_finalizer_is_left_to_the_blocks() -> None:
+    """What a signal handler raises while Python code of a finalizer runs is lost."""
+    gc.collect()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError) as caught, cudalens.check() as session:
+            1 / 0
+        session.again = [caught, session]
+    del session, caught
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        left = {type(item) for item in gc.garbage if hasattr(type(item), "__del__")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert left == set()
+
+
 def test_an_interrupt_of_the_wait_puts_the_descriptor_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.fstat(2).st_ino
     monkeypatch.setattr(stderr.time, "sleep", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt), DeviceText() as text:
-        os.kill(text._tee.pid, signal.SIGSTOP)
+    with pytest.raises(KeyboardInterrupt), DeviceText():
+        os.kill(running(), signal.SIGSTOP)
         say("on its way\n")
-    os.kill(text._tee.pid, signal.SIGCONT)
+    os.kill(running(), signal.SIGCONT)
     assert os.fstat(2).st_ino == before
 
 
@@ -162,6 +239,7 @@ def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(3):
         with DeviceText():
             say("x")
+    stderr.stop()
     assert len(descriptors()) == len(before)
 
     def refuse(*args: Any, **options: Any) -> None:

@@ -26,6 +26,13 @@ from tests.shells import ANSI, BAD, SETUP, Notebook
 
 OWN = str(Path(cudalens.__path__[0]))
 UNRESOLVED = "failed resolving"
+FROZEN = """\
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class E(Exception):
+    text: str
+    def __str__(self): return self.text
+"""
 
 
 def fail() -> None:
@@ -140,6 +147,20 @@ def test_the_traceback_of_a_script_is_the_users(tmp_path: Path, arguments: tuple
     trace = done.stderr.partition("Traceback")[2].partition("DeviceIndexError")[0]
     assert "in look" in trace and trace.count("script.py") >= 2
     assert OWN not in trace and "runpy" not in trace
+
+
+@pytest.mark.parametrize("message", ["mine", "CUDA error: mine"])
+@pytest.mark.parametrize("arguments", [("script.py",), ("-m", "cudalens", "script.py")])
+def test_an_exception_that_nobody_may_write_to_is_the_users_own(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """Notes and reports are put on it as far as its class allows, also for one of CUDA."""
+    raised = f"with cudalens.check(): raise E({message!r})"
+    (tmp_path / "script.py").write_text(f"{FROZEN}import cudalens\n{raised}\n")
+    done = python(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"__main__.E: {message}" in done.stderr.replace("\nE: ", "\n__main__.E: ")
+    assert "FrozenInstanceError" not in done.stderr
 
 
 @pytest.mark.parametrize("line", [BAD, f"with cudalens.check(): {BAD}"])
