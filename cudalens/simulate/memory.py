@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from cudalens.simulate.streams import check_context
+
 BLOCK_BYTES: Final = 512  # CUDA's caching allocator rounds every request up to this
 TOTAL_BYTES: Final = 16 * 2**30  # what the pretended device has; only the host refuses more
 _REFUSED: Final = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
@@ -113,6 +115,7 @@ def _summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 def _free_and_total(device: Any = None) -> tuple[int, int]:
+    check_context()
     return max(TOTAL_BYTES - METER.allocated_bytes, 0), TOTAL_BYTES
 
 
@@ -139,7 +142,8 @@ _ANSWERS: Final[dict[str, Any]] = {
         lambda device=None: METER.reset_peak()
     ),
     "reset_accumulated_memory_stats reset_accumulated_host_memory_stats": constant(None),
-    "reset_peak_host_memory_stats empty_cache empty_host_cache ipc_collect": constant(None),
+    "reset_peak_host_memory_stats empty_host_cache ipc_collect": constant(None),
+    "empty_cache": check_context,
     "set_per_process_memory_fraction": _set_fraction,
     "get_per_process_memory_fraction": lambda device=None: METER.fraction,
     "get_allocator_backend": constant("native"),

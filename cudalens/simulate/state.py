@@ -23,20 +23,20 @@ INVALID_DEVICE_CODE: Final = 101  # cudaErrorInvalidDevice
 _ASSERT_TEXT: Final = (
     "CUDA error: device-side assert triggered\n"
     "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/"
-    "group__CUDART__TYPES.html for more information."
+    "group__CUDART__TYPES.html for more information.\n"
 )
 _INVALID_DEVICE_TEXT: Final = (
-    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+    "For more detailed error information, run with CUDA_LOG_FILE=stderr\n"
 )
 _FORKED_TEXT: Final = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use"
     " the 'spawn' start method"
 )
 _ASYNC_TEXT: Final = (
-    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the"
-    " stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the"
+    " stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
-_DSA_TEXT: Final = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 _SYNC_TEXT: Final = "called a synchronizing CUDA operation"
 _RAISES: Final = 2
 _STDERR_FD: Final = 2  # CUDA's driver writes here, past sys.stderr
@@ -142,6 +142,11 @@ class DeviceState:
         if self.failure is not None:
             self._raise()
 
+    def check_context(self) -> None:
+        """Raise the sticky error in a call that needs the context, and does not launch or wait."""
+        if self.is_poisoned:
+            self._raise()
+
     def _raise(self) -> None:
         with self._lock:
             failure, is_first = self.failure, not self.is_poisoned
@@ -150,7 +155,8 @@ class DeviceState:
             self.is_poisoned = True
         if is_first:
             os.write(_STDERR_FD, f"{failure.text}\n".encode())
-        raise self._error(_ASSERT_TEXT, ASSERT_ERROR_CODE)
+        advice = "" if self.is_blocking else _ASYNC_TEXT
+        raise _error(_ASSERT_TEXT + advice, ASSERT_ERROR_CODE)
 
     @property
     def is_forked(self) -> bool:
@@ -165,13 +171,14 @@ class DeviceState:
     def check_device_index(self, index: int | None) -> None:
         """Raise CUDA's error for a device that does not exist; the simulation has cuda:0 only."""
         if index is not None and index > 0:
-            raise self._error(_INVALID_DEVICE_TEXT, INVALID_DEVICE_CODE)
+            raise _error(_INVALID_DEVICE_TEXT, INVALID_DEVICE_CODE)
 
-    def _error(self, text: str, code: int) -> Exception:
-        advice = "" if self.is_blocking else _ASYNC_TEXT
-        error = torch.AcceleratorError(text + advice + _DSA_TEXT)
-        error.error_code = code  # type: ignore[attr-defined]
-        return error
+
+def _error(text: str, code: int) -> Exception:
+    """Return the error in the words of torch 2.13 and later."""
+    error = torch.AcceleratorError(text)
+    error.error_code = code  # type: ignore[attr-defined]
+    return error
 
 
 def not_rehearsed(what: str) -> NotRehearsedError:

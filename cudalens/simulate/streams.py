@@ -28,6 +28,12 @@ def bind_state(state: DeviceState | None) -> None:
     _Bound.state = state
 
 
+def check_context() -> None:
+    """Raise the sticky error of the running simulation, if it has one."""
+    if _Bound.state is not None:
+        _Bound.state.check_context()
+
+
 def _wait() -> None:
     if _Bound.state is not None:
         _Bound.state.sync()
@@ -63,9 +69,11 @@ class Stream(torch.Stream):
 
     def wait_event(self, event: Any) -> None:
         """Return at once: the event is over."""
+        check_context()
 
     def wait_stream(self, stream: Any) -> None:
         """Return at once: the other stream is idle."""
+        check_context()
 
     def record_event(self, event: Any = None) -> Event:
         """Record an event on this stream."""
@@ -99,10 +107,12 @@ class Event(torch.Event):
 
     def record(self, stream: Any = None) -> None:
         """Take the time."""
+        check_context()
         self._time_s = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
         """Return at once: all work is done."""
+        check_context()
 
     def query(self) -> bool:
         """Return whether the recorded work is done; raise what is pending."""

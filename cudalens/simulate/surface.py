@@ -173,6 +173,11 @@ def _scatter(tensor: Any, devices: Any, chunk_sizes: Any, dim: int, streams: Any
     return (tensor.to(torch.device("cuda", devices[0])),)
 
 
+def _is_capturing() -> bool:
+    streams.check_context()
+    return False
+
+
 def _patch_private(patches: Patches, runtime: Runtime) -> None:
     """Answer for the compiled functions that other parts of torch call directly."""
     # dynamo keeps a rule per function object: these must not be the objects that torch.cuda got.
@@ -191,8 +196,8 @@ def _patch_private(patches: Patches, runtime: Runtime) -> None:
         _cuda_exchangeDevice=functions["_exchange_device"],
         _cuda_maybeExchangeDevice=functions["_exchange_device"],
         _cuda_synchronize=functions["synchronize"],
-        _cuda_isCurrentStreamCapturing=constant(False),
-        _cuda_emptyCache=constant(None),
+        _cuda_isCurrentStreamCapturing=_is_capturing,
+        _cuda_emptyCache=streams.check_context,
     )
     # DistributedDataParallel's log of run times asks for a timer of CUDA's.
     logger = getattr(getattr(torch._C, "_distributed_c10d", None), "Logger", None)
@@ -206,7 +211,7 @@ def patch_surface(patches: Patches, runtime: Runtime) -> None:
     answers = {**_device_functions(runtime), **MEMORY_FUNCTIONS, **_STREAMS, **_CONSTANTS}
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         patches.replace(owner, **answers)
-    patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=constant(False))
+    patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=_is_capturing)
     for what, names in _REFUSED.items():
         for owner in (torch.cuda, torch.cuda.memory):
             refused = {name: _refusal(what, getattr(owner, name, None)) for name in names.split()}
@@ -310,6 +315,7 @@ def _patch_pinning(patches: Patches) -> None:
     pinned = storage_deleter(torch.empty(1, pin_memory=True).untyped_storage())
 
     def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        streams.check_context()
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return False
         return storage_deleter(tensor.untyped_storage()) == pinned

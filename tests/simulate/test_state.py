@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from cudalens.simulate import Simulation
 from tests.releases import here
 from tests.simulate.device import ASSERTED, on_cuda, run_python
+from tests.sticky_calls import ADVICE, ORDINAL, TEXT, expected, texts_after
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -223,3 +225,25 @@ def test_found_exceptions_in_the_autograd_thread_reach_the_caller(
     x = leaf()
     (x * 3).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [3.0, 3.0, 3.0]
+
+
+# --- as in the CUDA lane ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocking", ["0", "1"])
+def test_calls_raise_as_on_torch_s_cuda_build(
+    sim: Simulation, blocking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tests/cuda_host/test_sticky_calls.py`` holds that build to the same table."""
+
+    def lose() -> None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+        with contextlib.suppress(torch.AcceleratorError):
+            launch_a_bad_write()
+
+    text = TEXT + ("" if blocking == "1" else ADVICE)
+    assert texts_after(lose) == expected(text)
+    sim.reset()
+    with pytest.raises(torch.AcceleratorError) as caught:
+        torch.ones(1, device="cuda:9")
+    assert str(caught.value) == ORDINAL

@@ -1,0 +1,34 @@
+"""What torch raises after a failed kernel: the table that the rehearsal device is held to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import standin
+from tests.sticky_calls import ADVICE, ORDINAL, TEXT, expected, texts_after
+
+
+def lose() -> None:
+    standin.fault("sigmoid")
+    torch.sigmoid(torch.ones(3, device="cuda"))
+
+
+def test_calls_that_need_the_context_raise() -> None:
+    assert texts_after(lose) == expected(TEXT + ADVICE)
+
+
+def test_the_advice_to_block_is_missing_where_launches_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with pytest.raises(torch.AcceleratorError) as caught:
+        lose()
+    assert (str(caught.value), caught.value.error_code) == (TEXT, standin.ASSERT)
+
+
+def test_a_device_that_is_not_there() -> None:
+    for call in (lambda: torch.ones(1, device="cuda:9"), lambda: torch.cuda.synchronize(9)):
+        with pytest.raises(torch.AcceleratorError) as caught:
+            call()
+        assert str(caught.value) == ORDINAL
