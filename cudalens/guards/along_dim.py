@@ -129,7 +129,15 @@ def scatter_reduce_index_in_range(
     return _scatter(self, dim, index, src, asserts=key, is_put=is_put, adds=True)
 
 
-@guard("aten::take_along_dim", is_silent=True, is_composite=True)
+_MODULO_SINCE = (2, 10)
+"""The oldest torch known to take an index modulo the size; up to 2.8 it is gather that sees it."""
+
+
+@guard(
+    *(["aten::take_along_dim"] if RELEASE >= _MODULO_SINCE else []),
+    is_silent=True,
+    is_composite=True,
+)
 def take_along_dim_indices_in_range(self: Tensor, indices: Tensor, dim: int | None) -> Need:
     """With a dim, every index lies in [-size, size - 1]; torch takes others modulo the size.
 

@@ -13,6 +13,7 @@ from cudalens.core.device_asserts import READ_RELEASE
 from cudalens.simulate import Simulation
 from tests.calls import MEAN, floats, ints, many, one, op_of, rows
 from tests.cpu_guards import deterministic
+from tests.releases import release
 from tests.verdicts import ask, call, finding, on_device
 
 Given = tuple[str, dict[str, Any]]
@@ -158,12 +159,15 @@ REFUSED: list[Given] = [
     *(
         one("_grouped_mm", zeros(32, 16).bfloat16(), zeros(3, 16, 8).bfloat16(), offsets)
         for offsets in (ints(1, 5, 99), ints(1, 99).int())
+        if release() >= (2, 10)
     ),
     # Refused by what only the kernel looks at: a second argument's shape or dtype.
     one("scatter_.src", zeros(3), 0, ints(9), ones(1).double()),
     one("index_select", zeros(()), 0, ints(0, 9)),
     one("nll_loss_forward", zeros(2, 3), ints(0, 9), ones(3).double(), 1, -100),
-    one("nll_loss_forward", zeros(2), ints(0, 9), *MEAN),
+    *(
+        [one("nll_loss_forward", zeros(2), ints(0, 9), *MEAN)] if release() >= (2, 10) else []
+    ),  # earlier the CPU takes more targets than there are rows
     one("index_add_", zeros(3, 2), 0, ints(9), ones(1, 3)),
     one("put_", zeros(3), ints(9, 9), ones(1)),
     one("index_put_", zeros(3), [ints(9)], ones(1).double()),
