@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from cudalens.core._python import replace_attribute
+from cudalens.core.late_import import when_imported
 
 COMPILER = "torch._dynamo"
+TRACE_RULES = "torch._dynamo.trace_rules"
 COMPILER_CONFIG = "torch._inductor.config"
 """Imported, it has the compiler loaded, which takes a second."""
 _HOOK = "post_grad_custom_pre_pass"
@@ -105,6 +107,31 @@ def _is_for_another_process() -> bool:
     from torch._inductor.virtualized import V
 
     return bool(getattr(V, "aot_compilation", False))
+
+
+def leave_out_own_frames() -> Callable[[], None]:
+    """Have the compiler trace nothing of this package, whose code runs below compiled functions.
+
+    Returns:
+        a function that undoes it.
+    """
+    package = __name__.partition(".")[0]
+    undo: list[Callable[[], None]] = []
+
+    def enter(rules: Any) -> None:
+        before = [*rules.SKIP_DIRS]
+        rules.add(package)
+
+        def leave() -> None:
+            for folder in {*rules.SKIP_DIRS} - {*before}:
+                rules.SKIP_DIRS.remove(folder)
+            rules._recompile_re()
+
+        undo[:] = [leave]
+
+    rules = sys.modules.get(TRACE_RULES)
+    undo.append(when_imported(TRACE_RULES, enter)) if rules is None else enter(rules)
+    return lambda: undo.pop()() if undo else None
 
 
 def forget_compiled_code() -> None:

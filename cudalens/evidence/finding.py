@@ -126,9 +126,11 @@ def _evidence_of_past(violation: Violation, past: PastCall, started: float) -> E
     attempt = limits.attempt
     entries = attempt("frames", lambda: entries_of(past.lines), list)
     site = attempt("source", lambda: locate(entries, {}), CallSite)
+    # Without variables the line alone does not tell torch.take from a tensor's method.
+    api = site.api if (site.api or "").startswith("torch.nn.functional.") else None
     return Evidence(
         violation=violation,
-        op=OpName(name=violation.op, overload=violation.overload, api=site.api),
+        op=OpName(name=violation.op, overload=violation.overload, api=api),
         phase=phase_of(entries, in_backward=past.in_backward),
         prevented=not violation.is_silent,
         deferred=True,

@@ -36,7 +36,7 @@ _ALWAYS = ("c10d::", "_c10d_functional::", "aten::_amp_foreach_non_finite_check_
 it, the scaler would take the gradients of the next step for unscaled ones."""
 _NOTHING_SENT = ("barrier", "recv", "wait_tensor", "monitored")
 _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
-"""Write to the running statistics, their arguments 3 and 4."""
+"""Write to the running statistics, arguments 3 and 4, unless argument 5 (training) is false."""
 _MOST_WRITTEN = 256
 
 Settle = Callable[[], BaseException | None]
@@ -138,7 +138,7 @@ class HostWaits:
             self._before_read(source)
 
     def _before_norm(self, *args: Any, **kwargs: Any) -> None:
-        if PENDING:
+        if PENDING and args[5] is not False:
             written = (item for item in args[3:5] if isinstance(item, Tensor))
             self._buffers.extend((self.count(), ref(item)) for item in written)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cudalens.core import _torch
+from cudalens.core import _compiler, _torch
 from cudalens.core._python import MoreStack, Uninterrupted, raise_if_outside
 from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
@@ -89,6 +89,7 @@ class Interceptor:
         self._libraries: list[Any] = []
         self._covered: set[Any] = set()
         self._inside = _Inside()
+        self._trace_again: Callable[[], None] = lambda: None
         self.checked_ops = 0
         self.is_deferred, self._in_compiled = is_deferred, False
         self._waits = HostWaits(
@@ -105,6 +106,7 @@ class Interceptor:
         if not fresh:
             return
         if not self._covered:
+            self._trace_again = _compiler.leave_out_own_frames()
             self._libraries.extend(install_ctc_loss())
         for key in (_torch.BACKEND_SELECT, *_torch.autograd_keys(self._devices)):
             is_above = key != _torch.BACKEND_SELECT
@@ -123,6 +125,7 @@ class Interceptor:
         while self._libraries:
             _torch.destroy([self._libraries.pop()])
         self._covered.clear()
+        self._trace_again()
         PENDING.clear()
 
     def _kernel(self, op: Any, key: str) -> Callable[..., Any]:
@@ -183,6 +186,7 @@ class Interceptor:
         is_usual: bool,
         covers_inner: bool,
     ) -> Any:
+        __tracebackhide__ = True
         inside, made = self._inside, None
         inside.busy = True
         self.checked_ops += 1
@@ -195,11 +199,10 @@ class Interceptor:
                 args, kwargs = made.put_into(args, kwargs)
             inside.busy = covers_inner
             return go_on(keyset, *args, **kwargs)
-        except DeviceAssertError:
-            raise
-        except BaseException:
-            if made is not None:
+        except BaseException as error:
+            if made is not None and not isinstance(error, DeviceAssertError):
                 made.withdraw()
+            args, kwargs, made = (), {}, None
             raise
         finally:
             inside.busy = False
@@ -212,7 +215,7 @@ class Interceptor:
 
         def look(args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool) -> Made | None:
             is_captured = not is_usual and _torch.is_capturing()
-            made, error = None, None
+            made, error, has_waited = None, None, False
             for plan in plans:
                 waits = plan.guard.waits
                 if not waits:
@@ -223,15 +226,20 @@ class Interceptor:
                         self._complain(failure_line(f"deferred {plan.guard.name}", failure))
                         waits = True
                 if waits and not is_captured:
+                    has_waited = True
                     with _torch.own_wait():
                         error = error or askers[plan.guard](args, kwargs)
-            if error is not None or (
+            if (has_waited and PENDING) or (
                 PENDING.findings and not is_captured and PENDING.has_finding()
             ):
                 # What was noted before comes before what this call is about.
-                found = self._raised(PENDING.settle(threading.get_ident()), error)
-                if found is not None:
-                    raise found
+                error = self._raised(PENDING.settle(threading.get_ident()), error)
+            if error is not None:
+                args, kwargs, made = (), {}, None
+                try:
+                    raise error
+                finally:
+                    del error
             return made
 
         return look

@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cudalens import guards, simulate
 from cudalens.core import _torch
+from cudalens.core._python import add_note
 from cudalens.core.limits import Limits
 from cudalens.core.report import Report
 from cudalens.evidence.context import describe
@@ -81,24 +82,41 @@ def uninstall() -> None:
     _raise(error)
 
 
-@contextmanager
-def guard(*, deferred: bool = False) -> Iterator[None]:
-    """Install the guards for the duration of a block, in all threads.
+def guard(*, deferred: bool = False) -> AbstractContextManager[None]:
+    """Return a block in which the guards are installed, in all threads.
 
     Args:
         deferred: as for :func:`install`; what is pending is looked at where the block ends.
     """
-    acquire(is_deferred=deferred)
-    try:
-        yield
-        _raise(PROCESS.settle() if deferred else None)
-    except BaseException as error:
-        late = Limits().attempt("pending checks", PROCESS.settle) if deferred else None
-        if late is not None:
-            _raise(in_place_of(error, late))
-        raise
-    finally:
-        PROCESS.release(is_deferred=deferred)
+    return _GuardedBlock(deferred)
+
+
+class _GuardedBlock(ContextDecorator, AbstractContextManager[None]):
+    # No generator: contextlib writes to the exception that leaves one.
+    def __init__(self, is_deferred: bool) -> None:
+        self._is_deferred = is_deferred
+
+    def __enter__(self) -> None:
+        acquire(is_deferred=self._is_deferred)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if self._is_deferred:
+                _raise(late_finding(error))
+        finally:
+            PROCESS.release(is_deferred=self._is_deferred)
+
+
+def late_finding(error: BaseException | None) -> BaseException | None:
+    """Return the finding that is pending where a block ends, to be raised.
+
+    Args:
+        error: the exception that ends the block, if one does: it gets a note in place of that.
+    """
+    if error is None:
+        return PROCESS.settle()
+    late = Limits().attempt("pending checks", PROCESS.settle)
+    return None if late is None else in_place_of(error, late)
 
 
 _SKIPS = {"_pytest.outcomes": "Skipped", "unittest.case": "SkipTest"}
@@ -115,10 +133,7 @@ def in_place_of(error: BaseException, finding: BaseException) -> BaseException |
         finding.__suppress_context__ = True
         return finding
     line = str(finding).partition("\n")[0]
-    try:
-        error.add_note(f"cudalens: found before this: {line}")
-    except Exception:  # an exception that cannot be written to
-        warnings.warn(f"found before the {type(error).__name__}: {line}", stacklevel=3)
+    add_note(error, f"cudalens: found before this: {line}")
     return None
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import operator
 import os
+import re
 import signal
 import sys
 import threading
@@ -240,6 +241,96 @@ def test_no_parameter_sees_a_bad_row(way: str) -> None:
     assert all(item.isfinite().all() for item in model.parameters())
 
 
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=1.0),
+    "SGD, foreach": lambda p: torch.optim.SGD(p, lr=1.0, foreach=True),
+    "AdamW": lambda p: torch.optim.AdamW(p),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=2),
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_closure_is_waited_for_before_the_weights_are_written(name: str, by_name: bool) -> None:
+    table = nn.Embedding(4, 2).cuda()
+    optimizer = OPTIMIZERS[name](table.parameters())
+
+    def step(row: int) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = table(cuda(row)).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+
+    before = table.weight.detach().clone()
+    with pytest.raises(DeviceIndexError, match="contained 4"):
+        step(4)
+    assert torch.equal(table.weight, before)
+    step(3)
+    assert not torch.equal(table.weight, before)
+
+
+CLEARED: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "not": lambda optimizer: None,
+    "set to none": lambda optimizer: optimizer.zero_grad(),
+    "set to zero": lambda optimizer: optimizer.zero_grad(set_to_none=False),
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("where", ["step", "item"])
+@pytest.mark.parametrize("how", CLEARED)
+def test_gradients_of_a_caught_finding(how: str, where: str) -> None:
+    """They are still there: the next step raises once more, unless they were cleared."""
+    table = nn.Embedding(4, 1).cuda()
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+
+    def step(*rows: int) -> None:
+        loss = table(cuda(*rows)).sum()
+        loss.backward()
+        if where == "item":
+            loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(0, 1)
+    before = table.weight.detach().cpu()
+    with pytest.raises(DeviceIndexError, match="contained 4, which is outside"):
+        step(4, 1)
+    CLEARED[how](optimizer)
+    told = found_by(partial(step, 2, 2))
+    moved = (table.weight.detach().cpu() - before).flatten().tolist()
+    if how == "not":
+        assert "the gradients of that step are still there; call zero_grad()" in told[0]
+        assert moved == [0, 0, 0, 0]
+        optimizer.zero_grad()
+        step(2)
+    else:
+        assert told == []
+        assert moved == pytest.approx([0, 0, -2, 0])
+
+
+@pytest.mark.usefixtures("installed")
+def test_running_statistics_that_a_bad_call_reached_are_named() -> None:
+    model = nn.Sequential(nn.Embedding(3, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4)).cuda()
+    model[2].eval()
+    with pytest.raises(DeviceIndexError) as caught:
+        model(cuda(3, 1)).sum().item()
+    report = caught.value.report
+    assert report is not None
+    names = re.findall(r"\S+\.running_\w+", report.explanation)
+    assert names == ["model.1.running_mean", "model.1.running_var"]
+    with pytest.raises(DeviceIndexError) as caught:
+        model[1](torch.ones(2, 4, device="cuda"))
+        looked_up(0, 3).sum().item()
+    assert caught.value.report is not None and "running_" not in caught.value.report.explanation
+
+
 @pytest.mark.usefixtures("installed")
 def test_a_wait_is_for_the_last_guarded_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is queued behind it is not waited for: nothing is put into the stream by then."""
@@ -271,6 +362,7 @@ def test_a_wait_is_for_the_last_guarded_call(monkeypatch: pytest.MonkeyPatch) ->
     assert second[0] == "record" and second[1] is not filled and second[2] is copying
 
 
+COPY = Tensor.copy_
 LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "bool": lambda x: bool(x.sum() > 0),
@@ -281,6 +373,9 @@ LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "print": repr,
     "copy_": lambda x: torch.empty(2, 2).copy_(x),
     "copy_, as a function": lambda x: Tensor.copy_(torch.empty(2, 2), x),
+    "copy_ of the base": lambda x: torch._C.TensorBase.copy_(torch.empty(2, 2), x),
+    "copy_ taken before": lambda x: COPY(torch.empty(2, 2), x),
+    "multinomial": lambda x: torch.multinomial(x.detach(), 1),
     "copy_ of a subclass": lambda x: nn.Buffer(torch.empty(2, 2)).copy_(x),
     "setitem": lambda x: operator.setitem(torch.empty(2, 2), 0, x[0]),
     "several copies": lambda x: torch._foreach_copy_([torch.empty(2, 2)], [x.detach()]),
@@ -334,6 +429,41 @@ class Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("row", [2, 3])
+def test_the_compiler_traces_none_of_ours(backend: str, row: int) -> None:
+    """Under a module that is compiled in place, whose calls the compiler watches."""
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2)).cuda()
+    model.compile(backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = found_by(lambda: compiled_step(model, row))
+    assert [line[:20] for line in found] == ["indices contained 3, "[:20]] * (row == 3)
+    rules = sys.modules["torch._dynamo.trace_rules"]
+    assert not [path for path in rules.SKIP_DIRS if "cudalens" in path]
+
+
+def compiled_step(model: nn.Module, row: int) -> None:
+    with cudalens.check(deferred=True):
+        model(cuda(1, row)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def test_a_traced_function_that_asks_for_a_number() -> None:
+    """The tracer gives ops numbers in place of tensors."""
+
+    def run() -> list[float]:
+        traced = torch.jit.trace(lambda x: x * int(x.sum()), torch.ones(3))  # type: ignore[no-untyped-call]
+        return traced(torch.ones(3)).tolist()  # type: ignore[no-any-return]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = run()
+        with cudalens.guard(deferred=True):
+            assert run() == plain == [3, 3, 3]
+
+
 @pytest.mark.parametrize("deferred", [False, True])
 def test_function_modes_see_what_they_see_without_guards(deferred: bool) -> None:
     """The very functions of torch, and none of ours."""
@@ -379,20 +509,105 @@ def found_by(function: Callable[[], object]) -> list[str]:
 
 @pytest.mark.usefixtures("installed")
 def test_eight_threads() -> None:
-    """Each finding is raised once, by whichever thread comes across it first."""
+    """Each finding is raised once, in the thread whose call it was."""
     together = threading.Barrier(8)
 
     def work(number: int) -> list[str]:
         together.wait()
         rows = [100 + number if step == 50 else 2 for step in range(100)]
-        return [line for row in rows for line in found_by(partial(looked_up, 0, row))]
+        found = [line for row in rows for line in found_by(partial(looked_up, 0, row))]
+        return found + found_by(lambda: looked_up(0, 1).sum().item())
 
     with ThreadPoolExecutor(8) as pool:
-        told = [line for lines in pool.map(work, range(8)) for line in lines]
-    told += found_by(cudalens.settle)
-    for number in range(8):
-        assert sum(f"contained {100 + number}," in line.splitlines()[0] for line in told) == 1
+        for number, told in enumerate(pool.map(work, range(8))):
+            assert len(told) == 1
+            assert told[0].startswith(f"indices contained {100 + number}, which is outside")
     assert not PENDING
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_the_finding_of_another_thread(is_alive: bool) -> None:
+    """It is not raised in an innocent call while its own thread is at work; settle() raises it."""
+    done, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        looked_up(0, 3)
+        done.set()
+        end.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    done.wait(30)
+    if not is_alive:
+        end.set()
+        thread.join()
+    assert bool(found_by(lambda: looked_up(0, 1).sum().item())) is not is_alive
+    assert bool(found_by(cudalens.settle)) is is_alive
+    end.set()
+    thread.join()
+
+
+# --- blocks that end by an exception --------------------------------------------------------------
+
+
+class Frozen(Exception):  # noqa: N818  not an error of ours
+    """An exception that cannot be written to."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError("frozen")
+
+
+def end(error: BaseException) -> None:
+    raise error
+
+
+ENDS: dict[str, tuple[BaseException, bool]] = {
+    "an error": (ZeroDivisionError(), False),
+    "an interrupt": (KeyboardInterrupt(), False),
+    "a frozen error": (Frozen(), False),
+    "exit 3": (SystemExit(3), False),
+    "exit": (SystemExit(), True),
+    "exit 0": (SystemExit(0), True),
+    "a closed generator": (GeneratorExit(), True),
+    "a skipped test": (pytest.skip.Exception("not here"), True),
+}
+
+
+@pytest.mark.parametrize("row", [2, 3])
+@pytest.mark.parametrize("block", [cudalens.guard, cudalens.check])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_finding_is_not_lost_where_its_block_ends(
+    name: str, block: Callable[..., AbstractContextManager[Any]], row: int
+) -> None:
+    """What ends a block well gives way to it; any other exception goes on, with a note."""
+    error, is_well = ENDS[name]
+    error.__dict__.pop("__notes__", None)
+    before = cudalens.last_report()
+    with pytest.raises(BaseException) as caught, block(deferred=True):
+        looked_up(0, row)
+        end(error)
+    notes = getattr(caught.value, "__notes__", [])
+    if row == 2:
+        assert (caught.value, notes, cudalens.last_report()) == (error, [], before)
+    elif is_well:
+        assert isinstance(caught.value, DeviceIndexError)
+    else:
+        assert caught.value is error
+        assert ["indices contained 3, which" in note for note in notes] == [True]
+    assert (cudalens.last_report() is before) is (row == 2)
+
+
+def test_a_generator_that_is_closed() -> None:
+    def steps() -> Iterator[int]:
+        with cudalens.guard(deferred=True):
+            looked_up(0, 3)
+            yield 1
+
+    running = steps()
+    next(running)
+    with pytest.raises(DeviceIndexError):
+        running.close()  # type: ignore[attr-defined]
 
 
 def test_several_findings_of_a_block_are_counted() -> None:
@@ -432,15 +647,19 @@ x = torch.zeros(3, device="cuda")[torch.tensor([0, 9], device="cuda")]
 """
 
 
-def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "status"), [("", 1), ("import sys; sys.exit(0)", 1)])
+def test_a_finding_in_the_very_last_op_of_a_program(tmp_path: Path, end: str, status: int) -> None:
+    """Also behind sys.exit(0); a good program ends as it wants."""
     script = tmp_path / "last.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT + end)
     found = python(str(script), CUDALENS="deferred")
     assert "DeviceIndexError: indices[0] contained 9, which is outside" in found.stderr
     assert "last.py:4" in found.stderr
-    checked = python("-m", "cudalens", "--deferred", str(script))
-    assert checked.returncode == 1
-    assert "indices[0] contained 9, which is outside" in checked.stderr
+    for bad, code in ((9, status), (2, 0)):
+        script.write_text(SCRIPT.replace("9", str(bad)) + end)
+        checked = python("-m", "cudalens", "--deferred", str(script))
+        assert checked.returncode == code
+        assert ("indices[0] contained 9, which is outside" in checked.stderr) is bool(code)
 
 
 def test_an_unknown_mode_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
