@@ -367,7 +367,9 @@ def _provenance(context: FailureContext) -> Provenance:
 def _seen_before(context: FailureContext) -> SeenBefore | None:
     """Return what earlier calls of the line gave the argument at fault."""
     read = getattr(context.recorder, "seen_before", None)
-    found = None if read is None else read(context.violation.argument)
+    violation = context.violation
+    place = "" if violation.list_position is None else f"[{violation.list_position}]"
+    found = None if read is None else read(f"{violation.argument}{place}")
     return None if found is None else SeenBefore(**found)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudalens.core.call import EXTREMES
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.core.tensor_values import outside
@@ -159,13 +160,15 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
         # Reduced here: in the midst of a training step each further call is one to cold code.
         host = tensor if tensor.is_cpu else tensor.cpu()
         least, most = extremes_on_host(host)
-        if most <= high and (need.upper_bound_only or low <= least):
-            return True
-        if also_allowed is None:
-            return False
-        values = {*host.reshape(-1).tolist()}
-        values.discard(also_allowed)
-        return not values or (max(values) <= high and (need.upper_bound_only or low <= min(values)))
+        if most > high or (least < low and not need.upper_bound_only):
+            if also_allowed is None:
+                return False
+            values = {*host.reshape(-1).tolist()}
+            values.discard(also_allowed)
+            if not values:
+                return True
+            least, most = min(values), max(values)
+        return _lie_within(need, least, most)
     if need.masks_first:
         if also_allowed is not None and not low <= also_allowed <= high:
             if high < low:
@@ -178,7 +181,18 @@ def _lies_within(need: Within, tensor: Tensor) -> bool:
                 return True
             tensor = tensor.masked_fill(~read, low)
     smallest, largest = extremes(tensor)
-    return bool(largest <= high and (low <= smallest or need.upper_bound_only))
+    # An exception that became a good value would pass for one that was given.
+    return _lie_within(need, smallest, largest, is_exact=not need.masks_first or smallest > low)
+
+
+def _lie_within(need: Within, least: int, most: int, *, is_exact: bool = True) -> bool:
+    """Return whether the extremes of a tensor are good; an open recorder keeps those that are."""
+    if most > need.high or (least < need.low and not need.upper_bound_only):
+        return False
+    if is_exact and (read := EXTREMES.values) is not None:
+        place = "" if need.item is None else f"[{need.item}]"
+        read.append((f"{need.argument}{place}", least, most))
+    return True
 
 
 def _first_outside(
@@ -193,7 +207,7 @@ def _first_outside(
                 return _outside(need, tensor, values, is_silent)
         return None
     for need, tensor, (smallest, largest) in zip(needs, items, _all_extremes(items), strict=True):
-        if smallest < need.low or largest > need.high:
+        if not _lie_within(need, smallest, largest):
             return _outside(need, tensor, values, is_silent)
     return None
 
@@ -307,6 +321,8 @@ def _not_between(need: Between, tensor: Tensor) -> Violation | None:
         # Rounding keeps the order, so that the two ends represent all.
         smallest, largest = torch.tensor([smallest, largest], dtype=dtype).tolist()
     if need.low <= smallest and largest <= need.high:
+        if (read := EXTREMES.values) is not None:
+            read.append((need.argument, smallest, largest))
         return None
     return bad_numbers(
         tensor,

@@ -377,10 +377,12 @@ class RecordingMode(_torch.RemovableMode):
         values, EXTREMES.values = EXTREMES.values, []
         if api.stem in ("backward", "grad"):
             return  # of many calls
-        for argument, low, high in values or ():
-            known = self._seen.setdefault((*self._place_of(frame), argument), [0, low, high])
-            known[0] += 1
-            known[1:] = min(known[1], low), max(known[2], high)
+        place = self._place_of(frame)
+        # Several guards may have looked at one argument.
+        for argument in {argument: None for argument, _, _ in values or ()}:
+            ends = [end for name, *pair in values or () if name == argument for end in pair]
+            known = self._seen.setdefault((*place, argument), [0, ends[0], ends[0]])
+            known[:] = known[0] + 1, min(known[1], *ends), max(known[2], *ends)
 
     def seen_before(self, argument: str) -> dict[str, float] | None:
         """Return what earlier calls of the running line gave to an argument of the op.
