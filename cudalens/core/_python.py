@@ -11,9 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import chain
-from operator import methodcaller
 from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, cast
@@ -178,50 +176,7 @@ def add_note(error: BaseException, line: str) -> None:
         set_on(error, "__notes__", [*notes, line])
 
 
-# --- functions that leave no frame in the traceback of what they raise ----------------------------
-
-
-_MARK = "__cudalens_frameless__"
-_ended: Any = (item for item in list[None]())
-list(_ended)  # what is thrown into a generator that has ended comes out of C code, without a frame
-
-
-class FailedCall:
-    """What a function of a subclass's ``__new__`` returns in place of a result when it failed.
-
-    Python calls ``__init__`` only where ``__new__`` returned an object of this class.  It is C code
-    from there to the generator, which raises the exception: ``__new__`` leaves no frame in it.
-    """
-
-    __init__ = property(methodcaller("fail"))
-    fail: Callable[[], None]
-
-    @classmethod
-    def of(cls, error: BaseException) -> Any:
-        """Return a call that raises ``error`` without the frames of torch and this package."""
-        error.__traceback__ = _of_others(error)
-        if error.__traceback__ is None:
-            error.__dict__[_MARK] = True
-        call = object.__new__(cls)
-        call.fail = partial(_ended.throw, error)
-        return call
-
-
-def is_raised_in_op(error: BaseException) -> bool:
-    """Return whether torch or this package raised it inside a :class:`FailedCall`."""
-    return _MARK in error.__dict__
-
-
-def _of_others(error: BaseException) -> TracebackType | None:
-    """Return a traceback from where it leaves torch and this package, without frames of ours."""
-    kept: list[TracebackType] = []
-    for entry in entries_from_traceback(error.__traceback__):
-        package = package_of(entry.tb_frame)
-        if package != "cudalens" and (kept or package != "torch"):
-            kept.append(entry)
-    if kept and came_from_outside(error):
-        return error.__traceback__  # only the frame that was interrupted tells so
-    return linked(kept)
+# --- tracebacks and frames ------------------------------------------------------------------------
 
 
 def entries_from_traceback(traceback: TracebackType | None) -> tuple[TracebackType, ...]:

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 from torch import Tensor
 
-from cudalens.core._python import entries_from_traceback, is_raised_in_op, package_of
+from cudalens.core._python import entries_from_traceback, package_of
 from cudalens.core.report import Report
 from cudalens.diagnosis.host_errors import is_known_message
 from cudalens.evidence.call_stack import without_detours
@@ -83,7 +83,7 @@ def is_torch_error(error: BaseException) -> bool:
         frames = [item.tb_frame for item in entries]
         asked = next((item for item in frames[::-1] if item.f_code.co_name not in _LOOKUPS), None)
         return _is_torch_attribute(error, innermost, asked)
-    if is_raised_in_op(error) or _is_raised_in_ours(innermost):
+    if _is_raised_in_ours(innermost):
         return True  # of the line itself it needs nothing: torch called us for the op
     if is_user_file(innermost.tb_frame.f_code.co_filename):
         return _is_raised_below(error, innermost)

@@ -10,7 +10,6 @@ from typing import Any
 from cudalens.core._python import (
     add_note,
     entries_from_traceback,
-    is_raised_in_op,
     raise_if_outside,
     set_on,
 )
@@ -125,7 +124,7 @@ def report_of_own(
     matching = (item for item in findings if format_message(item) in text or item.headline == text)
     found = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
-    is_ours = is_raised_in_op(error) or any(
+    is_ours = any(
         is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost
     )
     if found is not None or not is_ours:
