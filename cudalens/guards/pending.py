@@ -22,9 +22,11 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from operator import is_not
 from typing import Any
 
 import torch
@@ -92,6 +94,10 @@ class Finding:
         }
 
 
+def _failed(claims: Sequence[Claim], *pair: Any) -> list[Finding]:
+    return [Finding(item, *pair) for item in claims if not item.holds(*pair)]
+
+
 class _Page:
     """Slots on one device that are copied to the host together.
 
@@ -142,10 +148,8 @@ class _Page:
         for at, slot in enumerate(self.slots):
             slot.smallest, slot.largest = pair = tuple(rows[slot.dtype][at][:2])
             with _claiming:
-                claims = slot.claims or ()
                 # The same values are not reported again for the calls behind the first.
-                failed = [item for item in claims if not item.holds(*pair)]
-                findings += [Finding(item, *pair) for item in failed[:1]]
+                findings += _failed(slot.claims or (), *pair)[:1]
                 slot.claims = None
         self.slots = []
 
@@ -262,7 +266,7 @@ class Pending:
         """Drop the claim of a call that torch refused."""
         with _claiming:
             if slot.claims is not None:
-                slot.claims = [item for item in slot.claims if item is not claim]
+                slot.claims = list(filter(partial(is_not, claim), slot.claims))
 
     def settle(self, thread: int | None = None) -> list[BaseException]:
         """Wait for everything that is pending; return what is to be raised, the first first.

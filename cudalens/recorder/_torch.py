@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
+from operator import is_not
 from typing import Any, cast
 
 import torch
@@ -137,20 +139,28 @@ class Replaced:
         """Replace the functions, for as long as somebody uses them."""
         with self._lock:
             self._users.append(user)
-            for key, make in self._functions.items():
-                if key not in self._ours:
-                    self._before[key] = getattr(*key)
-                    self._ours[key] = make(self._before[key])
-                if getattr(*key) is self._before[key]:
-                    setattr(*key, self._ours[key])
+            self._put_in()
 
     def remove(self, user: object) -> None:
         """Put them back when nobody uses them, unless somebody else has replaced them since."""
         with self._lock:
-            self._users[:] = [item for item in self._users if item is not user]
-            if self._users:
-                return
-            for key, ours in list(self._ours.items()):
-                if getattr(*key) is ours:
-                    setattr(*key, self._before[key])
-                self._ours.pop(key)
+            self._users[:] = filter(partial(is_not, user), self._users)
+            if not self._users:
+                self._put_back()
+
+    # On Python 3.13 a signal handler that raises where a loop ends would leave the lock locked, did
+    # the loop stand behind it.
+
+    def _put_in(self) -> None:
+        for key, make in self._functions.items():
+            if key not in self._ours:
+                self._before[key] = getattr(*key)
+                self._ours[key] = make(self._before[key])
+            if getattr(*key) is self._before[key]:
+                setattr(*key, self._ours[key])
+
+    def _put_back(self) -> None:
+        for key, ours in list(self._ours.items()):
+            if getattr(*key) is ours:
+                setattr(*key, self._before[key])
+            self._ours.pop(key)
