@@ -30,7 +30,7 @@ def assert_async_holds(self: Tensor, assert_msg: str = "") -> Need:
     """
     if self.numel() != 1 or len(assert_msg.encode()) >= _MESSAGE_LIMIT:
         return None
-    return Condition("self", lambda: _broken(self, assert_msg))
+    return Condition(lambda: _broken(self, assert_msg))
 
 
 def _broken(condition: Tensor, message: str) -> Violation | None:

@@ -123,7 +123,7 @@ def embedding_bag_offsets_rise(
     if offsets.dtype not in INDEX_DTYPES:
         return None
     key = _bag_key(mode, "offsets")
-    return Condition("offsets", lambda: _falling_offset(offsets, bags, indices.numel(), key))
+    return Condition(lambda: _falling_offset(offsets, bags, indices.numel(), key))
 
 
 def _falling_offset(offsets: Tensor, bags: int, count: int, key: str) -> Violation | None:

@@ -109,7 +109,6 @@ class Between:
 class Condition:
     """A condition that is no interval: its own function checks it."""
 
-    argument: str
     find: Callable[[], Violation | None]
 
 

@@ -228,7 +228,7 @@ def masked_scatter_source_suffices(self: Tensor, mask: Tensor, source: Tensor) -
         return None
     if source.numel() >= math.prod(shape) or mask.numel() == 0:
         return None
-    return Condition("mask", lambda: _selects_too_many(mask, shape, source.numel()))
+    return Condition(lambda: _selects_too_many(mask, shape, source.numel()))
 
 
 def _selects_too_many(mask: Tensor, shape: tuple[int, ...], available: int) -> Violation | None:

@@ -113,7 +113,7 @@ def _offsets(
     elif kind != "cpu":  # tests run it on the CPU
         return None
     groups = _groups(left, right, is_row_major)
-    return Condition("offs", lambda: _first_finding(offs, groups))
+    return Condition(lambda: _first_finding(offs, groups))
 
 
 def _first_finding(offs: Tensor, groups: _Groups) -> Violation | None:

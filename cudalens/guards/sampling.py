@@ -52,7 +52,7 @@ def multinomial_weights_drawable(self: Tensor, num_samples: int, replacement: bo
     """
     if not _draws(self, num_samples, replacement):
         return None
-    return Condition("self", lambda: _bad_weights(self, replacement and num_samples > 1))
+    return Condition(lambda: _bad_weights(self, replacement and num_samples > 1))
 
 
 def _bad_weights(weights: Tensor, searches: bool) -> Violation | None:
@@ -123,7 +123,7 @@ def multinomial_enough_categories(self: Tensor, num_samples: int, replacement: b
     """
     if replacement or num_samples == 1 or not _draws(self, num_samples, replacement):
         return None
-    return Condition("self", lambda: _too_few_categories(self, num_samples))
+    return Condition(lambda: _too_few_categories(self, num_samples))
 
 
 def _too_few_categories(weights: Tensor, samples: int) -> Violation | None:

@@ -37,7 +37,7 @@ def repeats_fill_output(repeats: Tensor, output_size: int | None) -> Need:
         return None
     if repeats.dim() != 1 or repeats.dtype not in INDEX_DTYPES:
         return None
-    return Condition("repeats", lambda: _bad_repeats(repeats, output_size))
+    return Condition(lambda: _bad_repeats(repeats, output_size))
 
 
 def _bad_repeats(repeats: Tensor, output_size: int) -> Violation | None:
@@ -86,7 +86,7 @@ def segment_lengths_not_negative(
     if segments is None or (data.dim() == 1 and reduce != "mean"):
         return None
     key = "segment_reduce_nd" if data.dim() > 1 else "segment_reduce_1d_mean"
-    return Condition(segments.name, lambda: _asserted(segments, key))
+    return Condition(lambda: _asserted(segments, key))
 
 
 def _asserted(segments: _Segments, key: str) -> Violation | None:
@@ -117,7 +117,7 @@ def segments_lie_in_data(
     if segments is None:
         return None
     asserts = data.dim() > 1 or reduce == "mean"  # segment_lengths_not_negative has said so
-    return Condition(segments.name, lambda: _unchecked(segments, data.size(axis), asserts=asserts))
+    return Condition(lambda: _unchecked(segments, data.size(axis), asserts=asserts))
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def compressed_sparse_indices_hold(
     if not shapes_fit or compressed_idx.numel() == 0 or compressed_idx.dtype not in INDEX_DTYPES:
         return None
     lines = ("row", "column") if is_crow else ("column", "row")
-    return Condition("plain_idx", lambda: _breach(compressed_idx, plain_idx, lines, dim, nnz))
+    return Condition(lambda: _breach(compressed_idx, plain_idx, lines, dim, nnz))
 
 
 def _breach(
