@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +98,75 @@ def test_a_bad_index_is_told_where_the_host_waits(bad: int) -> None:
         assert "10" in str(error)
     assert (session.report is not None) == (bad == 10)
     assert standin.count("healthy")
+
+
+SHAPES: dict[str, Callable[[torch.Tensor], object]] = {
+    "mask": lambda y: y[y > 0],
+    "nonzero": lambda y: y.nonzero(),
+    "bincount": torch.bincount,
+    "repeat_interleave": torch.repeat_interleave,
+    "unique": torch.unique,
+    "host copy": lambda y: torch.zeros(1, dtype=torch.int64).copy_(y),
+    "host copy, of the base": lambda y: torch._C.TensorBase.copy_(torch.zeros_like(y.cpu()), y),
+}
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+@pytest.mark.parametrize("name", SHAPES)
+def test_nothing_that_came_of_a_bad_call_reaches_the_host(name: str, bad: int) -> None:
+    """Where a shape is made of values, as anywhere that torch reads them."""
+    cudalens.install(deferred=True)
+    values, at = torch.ones(3, dtype=torch.int64, device="cuda"), torch.tensor([bad], device="cuda")
+    with pytest.raises(cudalens.DeviceIndexError) if bad == 3 else nullcontext():
+        SHAPES[name](values[at])
+    cudalens.uninstall()
+
+
+def test_several_streams() -> None:
+    """Each has its own slots; what is found on all of them is told in the order of the calls."""
+    emb, at = embed()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    with (
+        pytest.raises(cudalens.DeviceIndexError, match="contained 11") as caught,
+        cudalens.guard(deferred=True),
+    ):
+        for value, stream in zip((9, 11, 12), streams, strict=True):
+            with torch.cuda.stream(stream):
+                emb(at * 0 + value)
+    assert ["contained 12" in note for note in caught.value.__notes__] == [True]
+
+
+class Lookup(torch.autograd.Function):
+    """Indexes in its backward pass, which autograd runs in a thread of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, value: int) -> torch.Tensor:
+        ctx.value = value
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad[torch.full((3,), ctx.value, device="cuda")], None
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+def test_a_bad_call_in_backward_is_raised_where_backward_was_called(bad: int) -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=1.0)
+    cudalens.install(deferred=True)
+    Lookup.apply(x, bad).sum().backward()
+    if bad == 2:
+        optimizer.step()
+    else:
+        with pytest.raises(cudalens.DeviceIndexError) as caught:
+            optimizer.step()
+        report = caught.value.report
+        assert report.phase == "backward"
+        assert report.source.text == 'return grad[torch.full((3,), ctx.value, device="cuda")], None'
+    assert (x.detach().cpu() == 1).all() == (bad == 3)
+    cudalens.uninstall()
 
 
 def test_a_lost_device_ends_no_process() -> None:
