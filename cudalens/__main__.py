@@ -79,14 +79,12 @@ def _dispatch(words: list[str]) -> int:
         count -= 1  # --json takes a file before a script, and none before guards
     given, rest = words[:count], words[count:]
     if "--version" in given:
-        print(f"cudalens {__version__}")
-        return 0
+        return _say(f"cudalens {__version__}")
     if rest and rest[0] in _COMMANDS:
         return _run_command(rest[0], [*given, *rest[1:]])
     options = _options(given)
     if options.help or not words:
-        print(_help())
-        return 0
+        return _say(_help())
     if not rest:
         msg = "nothing to run: name a script, or -m and a module"
         raise _UsageError(msg)
@@ -118,18 +116,27 @@ def _no_script(word: str) -> str:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
-    """Run a sub-command whose reader may leave early, as `head` does."""
-    parser, status = _COMMANDS[name].parser(), 0
+    """Run a sub-command, or print its help."""
+    parser = _COMMANDS[name].parser()
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        return _say(parser.format_help().rstrip())
     try:
-        if {"-h", "--help"}.isdisjoint(arguments):
-            given = parser.parse_intermixed_args(arguments)
-            _require_writable(given)
-            status = _COMMANDS[name].run(given)
-        else:
-            print(parser.format_help(), end="")
-        sys.stdout.flush()
+        given = parser.parse_intermixed_args(arguments)
+        _require_writable(given)
     except OptionsError as error:
         raise _UsageError(str(error).replace("--help", f"cudalens {name} --help")) from None
+    return _printed(partial(_COMMANDS[name].run, given))
+
+
+def _say(text: str) -> int:
+    return _printed(lambda: print(text) or 0)
+
+
+def _printed(run: Callable[[], int]) -> int:
+    """Run what prints, whose reader may leave early as `head` does; return the exit status."""
+    try:
+        status = run()
+        sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes once more at its end: that has to go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -375,10 +382,15 @@ def _page(given: Namespace) -> int:
     from cudalens.core import error_pages
 
     try:
-        print(error_pages.text(*filter(None, [given.name])))
+        text = error_pages.text(*filter(None, [given.name]))
     except KeyError:
         known = ", ".join(error_pages.names())
         return _complain(f"there is no page {given.name!r}; there are: {known}", FAILED)
+    if sys.stdout.isatty():
+        from cudalens.render.tables import markdown
+
+        text = markdown(text, width=_width(), color=_has_colour(sys.stdout))
+    print(text)
     return 0
 
 
@@ -453,7 +465,9 @@ def _help() -> str:
         ("cudalens --version", "the version of cudalens"),
     ]
     return help_text(
-        "\n       ".join(f"{form:<28}{does}" if does else form for form, does in forms), DESCRIPTION
+        "\n       ".join(f"{form:<28}{does}" if does else form for form, does in forms),
+        DESCRIPTION,
+        without=("--report", "--no-widgets"),
     )
 
 

@@ -161,8 +161,8 @@ SUPPRESSING = "import contextlib\nwith contextlib.suppress(IndexError):\n    ste
 SUPPRESSED = FAILING.replace("step(torch", SUPPRESSING)
 OF_NAN = """\
 import cudalens, torch
-p = torch.full((3,), float("nan"), device=cudalens.ensure_cuda())
-torch.bernoulli(p)
+z = torch.zeros(3, device=cudalens.ensure_cuda())
+torch.bernoulli((z / z).softmax(0))
 """
 ADVICE = r"python -m cudalens --nan, or cudalens\.check\(nan=True\), stops at the first one"
 ENDS = {
@@ -234,6 +234,9 @@ def test_help(run_here: Run, words: list[str]) -> None:
     done = run_here(*words)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--max-ops" in done.stdout
+    # Options that are of a notebook alone are not offered.
+    assert "--no-widgets" not in done.stdout
+    assert "--report" not in done.stdout
     assert "%" not in done.stdout  # whoever types it here is not sent to the magic
     for command in COMMANDS:
         assert f"cudalens {command}" in done.stdout
@@ -442,7 +445,20 @@ def test_the_page_on_the_command_line_shows_what_explain_says(
         assert f"`cudalens {command}" in page
 
 
-@pytest.mark.parametrize("words", [["show", "report.json"], ["guards"]])
+def test_a_page_is_drawn_on_a_terminal_and_handed_on_as_it_is(
+    run_here: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Item 35.9: no signs of Markdown on a screen; a pipe gets the file's own text."""
+    page = (ROOT / "docs" / "errors" / "n-classes.md").read_text(encoding="utf-8")
+    assert run_here("page", "n-classes").stdout == f"{page}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["page", "n-classes"]) == 0
+    drawn = re.sub("\x1b\\[[\\d;]*m", "", capsys.readouterr().out)
+    assert "Class label out of range" in drawn
+    assert not re.search("^#|```|`cross_entropy`", drawn, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [["show", "report.json"], ["guards"], ["--help"], ["--version"]])
 def test_a_reader_that_leaves_early_gets_no_traceback(words: list[str], tmp_path: Path) -> None:
     """As in ``cudalens guards | head``: nothing on stderr, and a status that says it."""
     Report(headline="y[3] = 10 is outside").save(tmp_path / "report.json")

@@ -452,6 +452,9 @@ class ProvenanceStep:
     note: str | None = None
 
 
+WRITES = "it writes"
+"""The note of a step that wrote a bad number goes on with the number."""
+
 CHANGED = "changes a tensor in place that backward needs"
 """The note of the step that autograd complains of."""
 

@@ -62,13 +62,14 @@ def _bad_weights(weights: Tensor, searches: bool) -> Violation | None:
     bad = ((weights >= 0) & (weights < math.inf)).logical_not_()
     if not bool(bad.any()):
         return _bad_sums(weights, searches)
+    is_nan = "; this one is NaN" if bool(weights[bad][0].isnan()) else ""
     searched = "multinomial_renorm" if bool((weights < 0).any()) else "multinomial_sum"
     return bad_numbers(
         weights,
         bad,
         argument="self",
         bounds=_WEIGHTS,
-        why="Samples are drawn in proportion to the weights, and this one has no proportion.",
+        why=f"Probabilities must be finite and at least 0{is_nan}.",
         device_text=assert_text(searched if searches else "multinomial_fast_weight"),
     )
 

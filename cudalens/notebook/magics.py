@@ -172,7 +172,9 @@ class FrontEnd:
         _require_torch()
         from cudalens.session.process import status
 
-        print("every cell:   " + ("not checked" if self._watch.always is None else "checked"))
+        is_on = self._watch.always is not None
+        what = "checked" if is_on else "checked under %%cudacheck only; %cudacheck on: every cell"
+        print(f"cells:        {what}")
         print(status())
 
     def _do_last(self, options: Options) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core._torch import is_accelerator
-from cudalens.core.report_types import FIRST_BAD, ProvenanceStep
+from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep
 from cudalens.recorder.calls import Call, names
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.elements import LIMIT, Elements, Position, first_bad, places_of, values_at
@@ -309,7 +309,7 @@ class _ProvenanceWalk:
         """Name a call that wrote a bad number, though not whether to any element."""
         number = self._writes.bad_number(call, self._elements)
         if number is not None:
-            yield describe_step(call, self._lineage.reader, f"it writes {number}")
+            yield describe_step(call, self._lineage.reader, f"{WRITES} {number}")
 
     def _entry_note(self, call: Call, following: _Source | None) -> str | None:
         if call.api.stem not in CONVERSIONS or following is None or isinstance(call.output, tuple):

@@ -65,3 +65,12 @@ def report_list(reports: Iterable[tuple[str, Report]], *, width: int, color: boo
 def _text(console: Console) -> str:
     lines = written_to(console).rstrip().splitlines()
     return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown(text: str, *, width: int, color: bool) -> str:
+    """Return a page of the documentation as a terminal shows it."""
+    from rich.markdown import Markdown  # it and its parser take longer to load than all else here
+
+    console = console_into_memory(width, color=color)
+    console.print(Markdown(text))
+    return written_to(console)

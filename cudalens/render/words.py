@@ -253,7 +253,7 @@ def format_op(op: OpName) -> str:
 
 def format_op_path(op: OpName) -> str:
     """Return the way from the function that was called to the op that failed."""
-    names = dict.fromkeys(filter(None, (format_api(op.api), format_op(op))))
+    names = dict.fromkeys(filter(None, (format_api(op.api), format_api(format_op(op)))))
     return " → ".join(names)
 
 
@@ -311,6 +311,8 @@ def context_state(report: Report) -> State | None:
         return State(_spared(report), "plain") if report.prevented else None
     if report.kind == "silent":
         return State("no error will be raised", "warn")
+    if report.environment.device is None and not report.environment.simulated:
+        return None  # CUDA had no part in it
     return State("CUDA is fine" + (f": {_spared(report)}" if report.prevented else ""), "ok")
 
 

@@ -124,9 +124,7 @@ def report_of_own(
     matching = (item for item in findings if format_message(item) in text or item.headline == text)
     found = next(matching, None)
     innermost = entries_from_traceback(error.__traceback__)[-1:]
-    is_ours = any(
-        is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost
-    )
+    is_ours = any(is_own_file(entry.tb_frame.f_code.co_filename) for entry in innermost)
     if found is not None or not is_ours:
         return found
     is_assert = isinstance(error, DeviceAssertError)

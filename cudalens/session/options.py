@@ -183,9 +183,16 @@ def subcommand(rest: str) -> tuple[str, str] | None:
     return " ".join(match["words"].split()), match["options"] or ""
 
 
-def help_text(usage: str = USAGE, description: str = DESCRIPTION) -> str:
-    """Return the help: the forms of the command, what it does, and one line for each option."""
-    return OptionParser(usage, description, _TABLE).format_help()
+def help_text(
+    usage: str = USAGE, description: str = DESCRIPTION, *, without: Sequence[str] = ()
+) -> str:
+    """Return the help: the forms of the command, what it does, and one line for each option.
+
+    Args:
+        without: options that are of no use there.
+    """
+    table = tuple(row for row in _TABLE if not set(without) & set(row[0]))
+    return OptionParser(usage, description, table).format_help()
 
 
 def _positive(text: str) -> int:

@@ -230,11 +230,11 @@ def note_check(checked: int, recorded: int, report: Report | None) -> None:
 
 
 def status() -> str:
-    """Return one line each for the guards, the device, the last check and the last finding."""
+    """Return one line each for the guards, CUDA, the last check and the last finding."""
     last = PROCESS.last
     lines = [
         ("guards", _guards()),
-        ("device", _device()),
+        ("CUDA", _cuda()),
         ("last check", _Last.check),
         ("last finding", "none" if last is None else f"{last.kind}: {last.headline_own}"),
     ]
@@ -250,14 +250,22 @@ def _guards() -> str:
     return f"installed, deferred: {count} call{'s' * (count != 1)} pending"
 
 
-def _device() -> str:
+def _cuda() -> str:
     import torch
 
     if simulate.current() is not None:
-        return f"{simulate.DEVICE_NAME}, a rehearsal and not a GPU"
-    if not torch.cuda.is_available():
+        name = f"{simulate.DEVICE_NAME}, a rehearsal and not a GPU"
+    elif not torch.cuda.is_available():
         return "no GPU; `%cudacheck simulate` turns on a rehearsal device"
-    return describe().device or "a GPU that this process has not used yet"
+    elif not torch.cuda.is_initialized():
+        return "a GPU that this process has not used yet"
+    else:
+        name = describe().device or "a GPU"
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return f"gone: an earlier kernel failed, start this process again ({name})"
+    return f"fine ({name})"
 
 
 # --- the CUDA device: the real one, else the simulated one --------------------------------------

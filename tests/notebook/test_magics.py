@@ -582,7 +582,9 @@ def test_on_leaves_the_users_exception_handler(notebook: Notebook) -> None:
 
 def test_status_and_last(notebook: Notebook) -> None:
     notebook.run("%cudacheck status")
+    assert "cells:        checked under %%cudacheck only" in notebook.out
     assert "guards:       not installed" in notebook.out
+    assert "CUDA:         fine (" in notebook.out
     assert "last finding: none" in notebook.out
     notebook.run(f"%%cudacheck\n{BAD}")
     shown = notebook.shown
@@ -590,7 +592,7 @@ def test_status_and_last(notebook: Notebook) -> None:
     assert notebook.shown == shown
     notebook.run("%cudacheck on")
     notebook.run("%cudacheck status")
-    assert "every cell:   checked" in notebook.out
+    assert "cells:        checked\n" in notebook.out
     assert "guards:       installed" in notebook.out
     assert "7 is outside the 5 rows" in notebook.out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from cudalens.core.api_names import stem_of
@@ -26,7 +27,7 @@ _DOMAINS: dict[str, tuple[Callable[[float], bool], str]] = {
     "asin": (lambda x: -1 <= x <= 1, _UNIT),
     **dict.fromkeys(
         ("log", "log2", "log10"),
-        (lambda x: x > 0, "numbers above 0; x * log(y) is 0 at x = 0 with torch.xlogy(x, y)"),
+        (lambda x: x > 0, "numbers above 0"),
     ),
 }
 """Of which inputs a function has a finite result, and what is said where it has none."""
@@ -99,6 +100,8 @@ def outside_domain(evidence: Evidence) -> Hint | None:
             text = f"{op}({given:g}) is not finite: {op} takes {needs}"
             if "softmax(" in _line(evidence) and op == "log":
                 text = f"{op}({given:g}) is not finite: log_softmax computes it without the 0"
+            elif op.startswith("log") and op != "log1p":
+                text += _above_zero(evidence)
     elif op == "pow":
         text = _of_power(given, _input(evidence, "exponent"))
     elif op == "rdiv":  # of a number by a tensor
@@ -109,6 +112,19 @@ def outside_domain(evidence: Evidence) -> Hint | None:
         return None
     is_hidden = "where(" in _line(evidence) and any(item.requires_grad for item in evidence.tensors)
     return Hint(text=f"{text}; {_HIDDEN}" if is_hidden else text)
+
+
+def _above_zero(evidence: Evidence) -> str:
+    """Say how the argument of a logarithm is kept above 0, in the user's name for it."""
+    fact = evidence.tensor("self")
+    name = (fact.expression if fact else None) or "the input"
+    name = name if name.isidentifier() else "its input"
+    text = f": keep {name} above 0, as {'x' if ' ' in name else name}.clamp_min(1e-8) does"
+    if re.search(
+        r"\*\s*(torch\.)?log\w*\(|\.log\w*\(\)\s*\*|\*[^*+]*\.log\w*\(\)", _line(evidence)
+    ):
+        text += "; a product x * log(y) that is to be 0 at x = 0 is torch.xlogy(x, y)"
+    return text
 
 
 def _of_power(base: float, exponent: float) -> str | None:

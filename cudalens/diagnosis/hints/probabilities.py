@@ -8,7 +8,7 @@ import re
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import FIRST_BAD, Hint, TensorFact
+from cudalens.core.report_types import FIRST_BAD, WRITES, Hint, LineRef, TensorFact
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault
@@ -203,7 +203,9 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     """Say how far back the NaN is known, and whether it may come from further back."""
     proven = (step.source for step in evidence.provenance if step.note == FIRST_BAD)
     if first := next(proven, None):
-        return f"; the first recorded op that produced one is in line {first.line}", True
+        return f"; line {first.line} made them: {first.text}", False
+    if write := _written_nan(evidence):
+        return f"; line {write.line} wrote them: {write.text}", False
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
@@ -213,6 +215,12 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     if holder is not None:
         return f"; {holder.expression} holds {holder.summary.nan} of them", True
     return "", True
+
+
+def _written_nan(evidence: Evidence) -> LineRef | None:
+    """Return the line that wrote a NaN as a number: ``x[2] = float("nan")``."""
+    notes = (step for step in evidence.provenance if step.note == f"{WRITES} nan")
+    return next((step.source for step in notes if step.source is not None), None)
 
 
 # --- weights to draw from -------------------------------------------------------------------------
@@ -318,7 +326,7 @@ def _temperature(evidence: Evidence) -> tuple[str, float] | None:
 def not_a_number_weights(evidence: Evidence) -> Hint | None:
     """A softmax gave the NaN: over a row of -inf only, or over infinities."""
     weights, mask = _weights(evidence), _masking_op(evidence)
-    if weights is None or not weights.summary.nan:
+    if weights is None or not weights.summary.nan or _written_nan(evidence):
         return None
     if "softmax" not in next((name for name, _ in way_of(evidence)), ""):
         return None

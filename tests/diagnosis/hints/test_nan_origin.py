@@ -1,0 +1,47 @@
+"""Item 35.8: a NaN is followed back to its line where the recorder knows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostcells import run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+SETUP = "import torch\nl = torch.randn(5, device='cuda')\nz = torch.zeros(5, device='cuda')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("l[2] = float('nan')\np = l.softmax(-1)", "line 4 wrote them: l[2] = float('nan')"),
+        ("p = z / z", "line 4 made them: p = z / z"),
+    ],
+)
+def test_the_line_that_made_the_nan_is_named_and_no_other_run_proposed(
+    text: str, says: str
+) -> None:
+    """The advice to run again with --nan is for a NaN that nobody saw begin."""
+    report = run_cell(f"{SETUP}{text}\ntorch.multinomial(p, 1)", fast=False).shown
+    assert report.explanation.startswith(
+        "Probabilities must be finite and at least 0; this one is NaN."
+    )
+    said = " | ".join(hint.text for hint in report.hints)
+    assert says in said
+    assert "--nan" not in said
+    assert "-inf alone" not in said
+
+
+def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
+    """What made it is not proven through a softmax over whole rows."""
+    report = run_cell(f"{SETUP}p = (z / z).softmax(-1)\ntorch.multinomial(p, 1)", fast=False).shown
+    assert any("--nan" in hint.text for hint in report.hints)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_product"), [("y = torch.log(z)", False), ("y = (z * torch.log(z)).sum()", True)]
+)
+def test_a_logarithm_of_0_is_kept_above_0(text: str, is_product: bool) -> None:
+    """clamp_min in the user's name; xlogy for a product alone."""
+    (hint,) = run_cell(f"{SETUP}{text}", fast=False, nan=True).shown.hints
+    assert "keep z above 0, as z.clamp_min(1e-8) does" in hint.text
+    assert ("xlogy" in hint.text) is is_product
