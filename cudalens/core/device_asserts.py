@@ -9,6 +9,7 @@ kernels of its CUDA wheel, and for another release they are left out.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -120,9 +121,8 @@ class AssertSite:
 
         For another torch than 2.15.0 the file is without a line.
         """
-        import torch
-
-        is_read = torch.__version__.partition("+")[0] == READ_RELEASE
+        release = getattr(sys.modules.get("torch"), "__version__", "")
+        is_read = release.partition("+")[0] == READ_RELEASE
         place = self.place if is_read else self.place.partition(":")[0]
         return f"{place}: {self.function}: Assertion `{self.expression}` failed."
 

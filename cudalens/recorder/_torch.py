@@ -91,7 +91,7 @@ def unwatch_modules(hook: Callable[[nn.Module, Any], None]) -> None:
 def wait_if_busy(device: torch.device) -> None:
     """Wait for the current stream of a device if work is under way; raise what failed on it."""
     if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(device)
         if not stream.query():
