@@ -24,19 +24,24 @@ import cudalens
 
 SECONDS = 600
 """A test that takes longer hangs."""
-collect_ignore_glob: list[str] = [] if os.environ.get("CUDALENS_STANDIN") else ["test_*.py"]
+IS_ON_STANDIN = bool(os.environ.get("CUDALENS_STANDIN"))
+collect_ignore_glob: list[str] = [] if IS_ON_STANDIN else ["test_*.py"]
 
 
 def pytest_collection_finish() -> None:
     """Import what most tests import, once, before the forks."""
+    if not IS_ON_STANDIN:
+        return
     for module in pkgutil.walk_packages(cudalens.__path__, "cudalens."):
         if module.name.split(".")[1] in {"evidence", "guards", "recorder", "render", "session"}:
             importlib.import_module(module.name)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run setup, call and teardown in a fork; the reports come back through a pipe."""
+    if not IS_ON_STANDIN:
+        return None  # in a run of the whole suite pytest asks this hook for every test
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     read, write = os.pipe()
     child = os.fork()

@@ -340,7 +340,7 @@ LOST: dict[str, tuple[str, dict[str, Any], dict[str, object], *tuple[str, ...]]]
     # cuBLAS reports a status of its own after an assert: the device itself is asked.
     "a status that hides an assert": (asserted("srcIndex < srcSelectDimSize") + STATUS, {},
         {"kind": "device_assert", "usable": False}, "it hides an assert",
-        "✗ nn.Embedding, torch.index_select, F.embedding or another asserted on the device"),
+        "✗ nn.Embedding, torch.index_select, F.embedding or another asserted on"),
     "a status on a living device": (STATUS, {}, {"kind": "cuda_error", "usable": True}),
 }  # fmt: skip
 
