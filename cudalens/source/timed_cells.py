@@ -1,8 +1,8 @@
 """Code that IPython's ``%time`` runs, and the cell that it was typed in.
 
-IPython compiles all such code under the same two names, whatever the cell.  Each text that the
-magic has compiled is compiled once more when somebody asks, and the one that gives the very same
-code is that of the place.
+IPython compiles all such code under the same two names, whatever the cell.  The texts that the
+magic has compiled are compiled once more when somebody asks: the one that gives the very same code
+is that of the place.
 
 IPython is only talked to, never imported.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ast
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import CodeType
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ from cudalens.source.files import (
 )
 
 _NAMES = ("<timed exec>", "<timed eval>")
-_MAX_TEXTS = 256
+_MAX_TEXTS = 64
 
 
 class Home(NamedTuple):
@@ -39,25 +41,25 @@ class Home(NamedTuple):
     """``None`` where the text that ran is not the typed one: its columns mean nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _TimedText:
     """A text that the magic has compiled."""
 
     python: str
     cell: int
-    typed: tuple[str, ...]
+    typed: Sequence[str]
     """The lines of the cell."""
     line: int | None
     """How many of them are above the text; ``None`` when it has as many lines above it itself."""
 
-    @property
-    def name(self) -> str:
-        """The name that its lines have in Python's cache."""
-        crc = zlib.crc32("\n".join((self.python, *self.typed)).encode(errors="replace"))
-        return f"<timed-input-{self.cell}-{self.line}-{crc:08x}>"
+    @cached_property
+    def codes(self) -> list[CodeType]:
+        """What the magic makes of it."""
+        return list(_codes(self.python))
 
+    @cached_property
     def home(self) -> Home:
-        """Put its lines into Python's cache, at their columns in the cell."""
+        """Its place, where its lines are at their columns of the cell then."""
         above, lines = self.line or 0, split_lines(self.python)
         column: int | None = 0
         if self.line is not None:
@@ -66,14 +68,17 @@ class _TimedText:
             # Python again: the magic and what its value is bound to become a statement as long.
             lines[0] = "pass;".ljust(column or 0) + first
         lines = [*[""] * above, *lines, *[""] * (len(self.typed) - above - len(lines))]
-        register_cell(self.name, self.cell, lines, self.typed)
-        return Home(self.name, above, column)
+        crc = zlib.crc32("\n".join((*lines, *self.typed)).encode(errors="replace"))
+        name = f"<timed-input-{self.cell}-{crc:08x}>"
+        register_cell(name, self.cell, lines, self.typed)
+        _registered.add(name)
+        return Home(name, above, column)
 
 
-_texts: dict[_TimedText, list[CodeType] | None] = {}
-"""What the magic makes of each, once somebody has asked; the newest is last."""
+_texts: deque[_TimedText] = deque(maxlen=_MAX_TEXTS)
 _answers: dict[int, tuple[CodeType, Home | None]] = {}
 """By ``id``: to compare codes is to compare their constants."""
+_registered: set[str] = set()
 
 
 def note_timed(python: str, cell: int, typed: Sequence[str], line: int | None) -> None:
@@ -86,25 +91,25 @@ def note_timed(python: str, cell: int, typed: Sequence[str], line: int | None) -
         line: how many of them are above the text; ``None`` when it has so many lines itself.
     """
     text = _TimedText(python.rstrip(), cell, tuple(typed), line)
-    _texts[text] = _texts.pop(text, None)
+    if text not in list(_texts)[-1:]:
+        _texts.append(text)
     share_names(*_NAMES)
-    while len(_texts) > _MAX_TEXTS:
-        _forget(next(iter(_texts)))
 
 
 def forget() -> None:
     """Undo every :func:`note_timed`."""
-    for text in list(_texts):
-        _forget(text)
+    _texts.clear()
     _answers.clear()
+    while _registered:
+        forget_cell(_registered.pop())
     share_names()
 
 
 def home_of(code: CodeType) -> Home | None:
-    """Return the place where timed code was typed, ``None`` for other code and where none is
-    certain.
+    """Return the place where timed code was typed; ``None`` for other code, and where none is
+    known.
 
-    The newest of several cells with the same text is meant: one that was run again.
+    The newest of several like texts is meant: a cell that was run again.
     """
     if not is_shared(code.co_filename):
         return None
@@ -112,26 +117,13 @@ def home_of(code: CodeType) -> Home | None:
     if known is None or known[0] is not code:
         while len(_answers) >= _MAX_TEXTS:
             _answers.pop(next(iter(_answers)), None)
-        known = _answers[id(code)] = (code, _find(code))
+        found = (text.home for text in reversed(list(_texts)) if _is_of(code, text))
+        known = _answers[id(code)] = (code, next(found, None))
     return known[1]
 
 
-def _find(code: CodeType) -> Home | None:
-    found: list[_TimedText] = []
-    for text in reversed(list(_texts)):
-        codes = _texts.get(text)
-        if codes is None:
-            codes = _texts[text] = list(_codes(text.python))
-        if any(code == item and code.co_linetable == item.co_linetable for item in codes):
-            found.append(text)
-    # A module's code runs once, so it is that of the newest; a function may be of any of them.
-    is_certain = code.co_name == "<module>" or len({(text.typed, text.line) for text in found}) == 1
-    return found[0].home() if found and is_certain else None
-
-
-def _forget(text: _TimedText) -> None:
-    _texts.pop(text, None)
-    forget_cell(text.name)
+def _is_of(code: CodeType, text: _TimedText) -> bool:
+    return any(code == item and code.co_linetable == item.co_linetable for item in text.codes)
 
 
 def _codes(text: str) -> Iterator[CodeType]:
