@@ -87,6 +87,8 @@ class CellWatch:
         """What is known of the text that the shell has read last."""
         self._text = ""
         """What it has made of that."""
+        self._comments: set[str] = set()
+        """What the lines of magics have become in the running cell."""
         self._is_by_hand = False
         self._undo: list[Callable[[], None]] = []
 
@@ -151,7 +153,9 @@ class CellWatch:
                 if getattr(transform, "__module__", "").startswith("IPython."):
                     lines = transform(lines)
         above = cell.typed[: len(cell.typed) - len(lines)]
-        return [*(f"# {line.strip()}".rstrip() + "\n" for line in above), *lines]
+        comments = [f"# {line.strip()}".rstrip() for line in above]
+        self._comments = (self._comments if self._cells else set()) | set(comments)
+        return [*(f"{comment}\n" for comment in comments), *lines]
 
     _read.has_side_effects = True  # type: ignore[attr-defined]
     """Who asks whether a text is complete has to see that it begins with a magic."""
@@ -352,8 +356,8 @@ class CellWatch:
         sys.last_traceback = self.shell.InteractiveTB.tb = trace
 
     def _print_traceback(self, kind: Any, error: Any, lines: Any) -> None:
-        if self._cells and _MAGIC_LINE.match(_first(self._cells[0].typed)):
-            lines = [line.replace(f"# %%{MAGIC}", f"%%{MAGIC}") for line in lines]
+        for comment in filter(len, (item[2:] for item in self._comments)):
+            lines = [line.replace(f"# {comment}", comment) for line in lines]
         self._print(kind, error, lines)
 
 

@@ -26,7 +26,7 @@ from cudalens.notebook import cells, magics
 from cudalens.session.options import Options
 from cudalens.source.cell_text import counted_lines, typed_lines
 from tests.processes import python
-from tests.shells import BAD, SETUP, Notebook, new_shell
+from tests.shells import ANSI, BAD, SETUP, Notebook, new_shell
 
 NESTED = f"get_ipython().run_cell('1 / 0')\n{BAD}"
 """A cell that runs a cell stays checked to its end."""
@@ -237,8 +237,16 @@ def test_what_was_typed_is_what_the_shell_shows(notebook: Notebook, cell: str) -
     notebook.run(f"%history {number}")
     assert notebook.out == f"{cell}\n"
     notebook.run(cell)
-    assert f"# %%{cells.MAGIC}" not in notebook.out
+    assert "# %%" not in notebook.out
     assert ("%%cudacheck" in notebook.out) is cell.lstrip().startswith("%%")
+
+
+@pytest.mark.parametrize("above", ["%%capture out\n%%cudacheck", "%%cudacheck\n%%capture out"])
+def test_magics_above_the_code_are_shown_as_typed(notebook: Notebook, above: str) -> None:
+    notebook.run(f"{above}\n1 / 0  # %%none")
+    shown = notebook.out + ANSI.sub("", notebook.names["out"].stdout)
+    assert "# %%c" not in shown and all(line in shown for line in above.split("\n"))
+    assert "# %%none" in shown
 
 
 @pytest.mark.parametrize("above", ["# a comment\n", "import os\n", "if True:\n    "])
