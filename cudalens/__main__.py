@@ -15,6 +15,7 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
@@ -188,7 +189,6 @@ def _run(options: Options, program: Callable[[], None]) -> int:
     try:
         from cudalens.integrations.torchrun import files_of_rank
         from cudalens.session.session import CheckSession
-        from cudalens.source.shown_frames import shown_frames
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -205,12 +205,25 @@ def _run(options: Options, program: Callable[[], None]) -> int:
         _conclude(session, error)
         raise
     except BaseException as error:
-        trace = linked(shown_frames(error.__traceback__))
-        sys.excepthook(type(error), BaseException.with_traceback(error, trace), trace)
+        _show_exception(session, error)
         _conclude(session, error)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     _conclude(session, None)
     return 0
+
+
+def _show_exception(session: CheckSession, error: BaseException) -> None:
+    """Print the traceback; of an exception whose report comes next, what the report leaves out."""
+    from cudalens.source.shown_frames import is_told, said_once, shown_frames, without_torch
+
+    trace = linked(shown_frames(error.__traceback__))
+    is_next = _rank() is None and not (session.is_shown_early or session.is_reminder)
+    is_next = is_next and is_told(error, session.report)
+    if is_next:
+        trace = without_torch(trace)
+    BaseException.with_traceback(error, trace)
+    with said_once(error) if is_next else nullcontext():
+        sys.excepthook(type(error), error, trace)
 
 
 def _conclude(session: CheckSession, error: BaseException | None) -> None:

@@ -445,6 +445,24 @@ def test_the_page_on_the_command_line_shows_what_explain_says(
         assert f"`cudalens {command}" in page
 
 
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize(
+    "failing", ["F.cross_entropy(torch.zeros(2, 3), y)", "torch.nn.Linear(3, 2)(torch.ones(2, 4))"]
+)
+def test_what_the_report_says_is_not_said_in_the_traceback(
+    run_here: Run, tmp_path: Path, failing: str
+) -> None:
+    """Item 35.7: the script's own lines and the first line of the message, then the report."""
+    setup = "import cudalens, torch\nimport torch.nn.functional as F\ncudalens.ensure_cuda()\n"
+    script(tmp_path, f"{setup}y = torch.tensor([0, 7])\n{failing}\n")
+    said = run_here("train.py").stderr
+    before, _, after = said.partition("✗")
+    assert failing in before
+    assert "torch/nn" not in before
+    assert not re.search("^(cudalens:|  (op|where|hint|CUDA) )", before, re.MULTILINE)
+    assert "why" in after
+
+
 def test_a_page_is_drawn_on_a_terminal_and_handed_on_as_it_is(
     run_here: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

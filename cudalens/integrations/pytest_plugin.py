@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -118,20 +119,13 @@ def pytest_runtest_makereport(
         ("cudalens_op", found.op.name),
         (_HEADLINE, found.headline_own or found.headline),
     ]
-    if call.excinfo is not None:
-        _say_once(call.excinfo.value)
-    report = yield
+    from cudalens.source.shown_frames import said_once  # pytest is loaded without it, too
+
+    with said_once(call.excinfo.value) if call.excinfo is not None else nullcontext():
+        report = yield
     if report.failed:
         report.sections.append(("cudalens", found.to_text()))
     return report
-
-
-def _say_once(error: BaseException) -> None:
-    """Leave an exception its first line: the section below it holds the rest."""
-    if getattr(error, "report", None) is not None and error.args:
-        error.args = (str(error.args[0]).split("\n", 1)[0], *error.args[1:])
-    notes = getattr(error, "__notes__", [])
-    notes[:] = [line for line in notes if not line.startswith("cudalens: ")]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -11,13 +11,14 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudalens.core._python import innermost, replace_attribute
 from cudalens.core.errors import DeviceAssertError, NonFiniteError
-from cudalens.notebook.display import finish, show_early
+from cudalens.notebook.display import Shown, finish, show_early
 from cudalens.notebook.statement import awaited
 from cudalens.session.options import Options, OptionsError, split_line, subcommand
 from cudalens.source.cell_text import (
@@ -38,7 +39,13 @@ from cudalens.source.files import (
     typed_of,
 )
 from cudalens.source.inner_cells import forget_inner, note_inner
-from cudalens.source.shown_frames import hide_own_frames, shown, without_torch
+from cudalens.source.shown_frames import (
+    hide_own_frames,
+    is_told,
+    said_once,
+    shown,
+    without_torch,
+)
 from cudalens.source.timed_cells import forget, note_timed
 
 if TYPE_CHECKING:
@@ -305,7 +312,8 @@ class CellWatch:
             self.shell.showtraceback((type(late), late, late.__traceback__))
             if result is not None and result.success:
                 result.error_in_exec = error = late
-        if error is not None and _version() < (8, 14):  # which shows no notes of an exception
+        if error is not None and _version() < (8, 14) and not is_told(error, Shown.report):
+            # It shows no notes of an exception.
             for line in _own_notes(error):
                 print(line, file=sys.stderr)
         if result is not None and result.info.store_history:
@@ -328,7 +336,7 @@ class CellWatch:
         return self._cells[-1].shown_by_time if self._cells else None
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        """Show an exception without our frames; of a guard's error, without torch's either."""
+        """Show an exception without our frames; without torch's where a report tells the rest."""
         kind, error, trace = sys.exc_info() if exc_tuple is None else exc_tuple
         if not isinstance(error, BaseException):
             self._show(exc_tuple, *args, **options)
@@ -351,7 +359,10 @@ class CellWatch:
         trace = shown(trace)
         hide_own_frames(error)
         is_ours = isinstance(error, DeviceAssertError | NonFiniteError)
-        self._show((kind, error, without_torch(trace) if is_ours else trace), *args, **options)
+        is_beside = is_told(error, Shown.report)
+        cut = without_torch(trace) if is_ours or is_beside else trace
+        with said_once(error) if is_beside else nullcontext():
+            self._show((kind, error, cut), *args, **options)
         # A debugger reaches what is not shown.
         sys.last_traceback = self.shell.InteractiveTB.tb = trace
 

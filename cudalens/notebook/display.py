@@ -23,6 +23,12 @@ WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 _WIDGETS = 8
 
 
+class Shown:
+    """The report that was shown last."""
+
+    report: Report | None = None
+
+
 def finish(shell: Any, session: CheckSession, options: Options, *, is_shown: bool = False) -> None:
     """Show the report of a closed session, if there is one, and bind it as the user asked.
 
@@ -82,6 +88,7 @@ def publish(shell: Any, report: Report, *, widgets: bool, replaced: str | None =
     if replaced:
         more["update"] = True
     shell.display_pub.publish(data=bundle | view, metadata={}, **more)
+    Shown.report = report
 
 
 def _view(report: Report, keep: Callable[[], None]) -> dict[str, Any]:

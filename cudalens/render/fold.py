@@ -216,7 +216,7 @@ class _Net:
             }
             ranked = sorted(hops, key=hops.__getitem__, reverse=True)
             far = (pair for pair in ranked if hops[pair] >= near)
-            pair = next((pair for pair in far if self._may_join(*pair, alike)), None)
+            pair = next((pair for pair in far if self._may_join(pair[0], pair[1], alike)), None)
             if pair is None:
                 return
             self._join(self.boxes[pair[0]], self.boxes[pair[1]], pair[1])

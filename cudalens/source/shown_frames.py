@@ -6,6 +6,8 @@ IPython know.  Where a traceback leaves us or is shown by a shell, it goes throu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from types import TracebackType
 
@@ -42,6 +44,30 @@ def without_torch(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of torch, where it has any others."""
     kept = [entry for entry in entries_from_traceback(trace) if not torch_path(_file(entry))]
     return linked(kept) or trace
+
+
+def is_told(error: BaseException, report: object) -> bool:
+    """Return whether a report is that of an exception."""
+    known = [getattr(error, name, None) for name in ("report", "__cudalens_report__")]
+    return report is not None and any(item is report for item in known)
+
+
+@contextmanager
+def said_once(error: BaseException) -> Iterator[None]:
+    """Let an exception say its first line alone, while it is shown beside a report of the rest."""
+    args, notes = error.args, error.__dict__.get("__notes__")
+    if getattr(error, "report", None) is not None and args:
+        error.args = (str(args[0]).split("\n", 1)[0], *args[1:])
+    if isinstance(notes, list):
+        error.__notes__ = [
+            note for note in notes if not (isinstance(note, str) and note.startswith("cudalens: "))
+        ]
+    try:
+        yield
+    finally:
+        error.args = args
+        if isinstance(notes, list):
+            error.__notes__ = notes
 
 
 def hide_own_frames(error: BaseException) -> None:

@@ -551,13 +551,20 @@ def test_a_check_inside_a_check_shows_one_report(
         assert len(notebook.shown) == 2
 
 
-def test_on_adds_the_note_before_the_traceback(notebook: Notebook) -> None:
-    """The shell shows an exception when the session has already dealt with it."""
+@pytest.mark.parametrize("failing", ["torch.ones(2, 3) @ torch.ones(4, 5)", BAD])
+def test_beside_its_report_an_exception_says_its_first_line_alone(
+    notebook: Notebook, failing: str
+) -> None:
+    """Item 35.7: nothing is said twice; the exception itself still says all, also to a program."""
     notebook.run("%cudacheck on")
-    result = notebook.run("torch.ones(2, 3) @ torch.ones(4, 5)")
-    assert len(result.error_in_exec.__notes__) == 1
-    # A shell that shows no notes has it below the traceback.
-    assert result.error_in_exec.__notes__[0].split("\n")[0] in notebook.out + notebook.err
+    result = notebook.run(failing)
+    said, error = notebook.out + notebook.err, result.error_in_exec
+    assert len(notebook.shown) == 1
+    assert str(error).split("\n")[0] in said
+    rest = [*str(error).split("\n")[1:], *getattr(error, "__notes__", [])]
+    assert rest
+    assert not [line for line in rest if line in said]
+    assert "site-packages/torch" not in said
 
 
 def test_notes_are_printed_where_the_shell_shows_none(
@@ -565,6 +572,7 @@ def test_notes_are_printed_where_the_shell_shows_none(
 ) -> None:
     """Below the traceback, as in IPython before 8.14; those of the user are the user's."""
     monkeypatch.setattr(cells, "_version", lambda: (8, 13))
+    monkeypatch.setattr(cells, "is_told", lambda error, report: False)
     result = notebook.run("%%cudacheck\ntorch.ones(2, 3) @ torch.ones(4, 5)")
     assert result.error_in_exec.__notes__[0] in notebook.err
     for notes in ("None", "5", "[3, 'mine']"):
