@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from cudalens.core.call import OpCall
 from cudalens.core.report_types import Violation
 from cudalens.guards import full_name
-from cudalens.guards.interceptor import GuardedCall, Interceptor
+from cudalens.guards.interceptor import Interceptor
 from cudalens.guards.past_calls import PastCall
 from tests.releases import here
 
@@ -35,7 +36,7 @@ class Collector:
         self.settle: Callable[[], BaseException | None] = lambda: None
         self.look_later: Callable[[bool], None] = lambda is_deferred: None
 
-    def on_violation(self, call: GuardedCall, violation: Violation) -> BaseException:
+    def on_violation(self, call: OpCall, violation: Violation) -> BaseException:
         self.found.append((full_name(call.op), violation))
         self.past = None
         return Stopped(violation.headline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class ApiCall:
     """The code that made the call; ``None`` on a thread of autograd's, where no Python made it."""
     lasti: int = 0
     """The instruction of ``code`` that made the call."""
+    nodes: tuple[ast.expr, ...] = ()
+    """The syntax of ``args``, where a line of the user's spells them."""
+    keywords: Mapping[str, ast.expr] = field(default_factory=dict)
+    """The syntax of ``kwargs``."""
     node: NodeMark | None = None
     """In backward: the node that was running."""
     site: Any = None
@@ -89,3 +94,42 @@ class _Extremes(threading.local):
 
 EXTREMES = _Extremes()
 """Filled by the guards (argument, smallest, largest) and emptied by the recorder, by thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCall:
+    """An aten op that a guard looked at, with its arguments by schema name."""
+
+    op: Any
+    arguments: Mapping[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """A part of the user's call: its text, its syntax and its value together."""
+
+    text: str
+    node: ast.expr
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The call that failed; it contains live tensors, so it lives no longer than its report.
+
+    A part that is not known is ``None``.
+    """
+
+    api: ApiCall | None = None
+    """The public function and its arguments."""
+    enclosing: tuple[ApiCall, ...] = ()
+    """The calls inside which ``api`` failed, outermost first: of a library's module by the user's
+    line, of a function of torch's that is written in Python."""
+    op: OpCall | None = None
+    """The op, where a guard looked at it."""
+    node: NodeMark | None = None
+    """In backward: the autograd node that was running."""
+    operands: tuple[Operand, ...] = ()
+    """What the user's line spells as operands of its call; a value may be unknown."""

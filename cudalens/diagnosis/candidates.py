@@ -13,17 +13,30 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, TensorFact, Violation
-from cudalens.diagnosis.moves import CHOICES, OF_KIND, PRODUCTS, Called, Move, made_of, moves
+from cudalens.diagnosis.moves import (
+    CHOICES,
+    OF_KIND,
+    PRODUCTS,
+    Called,
+    Move,
+    moves,
+    to_tensor_templates,
+)
 from cudalens.diagnosis.user_code import (
+    Change,
+    Fix,
     api_function,
+    function_named,
     parsed,
     renamed_keyword,
     rewritten,
     spliced,
+    swapped,
     with_keyword,
 )
 
@@ -66,7 +79,7 @@ class Collate:
 class Refusal:
     """What a guard found in the call as a fix had it."""
 
-    fix: str
+    fix: Fix
     violation: Violation
     fact: TensorFact
     """The tensor at fault, as the changed call passed it."""
@@ -89,8 +102,8 @@ class Trial:
     collate: Collate | None = None
     """How the samples that a loader could not join make a batch."""
 
-    def __call__(self, fix: str) -> TrialResult:
-        """Run the call as ``fix`` has it, on copies."""
+    def __call__(self, fix: Fix | None) -> TrialResult:
+        """Run the call as ``fix`` has it, on copies; unchanged without one."""
         return TrialResult()
 
     def binding(self, expression: str) -> Binding | None:
@@ -131,11 +144,11 @@ class _Step:
         )
 
 
-def tried(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
-    """Return the hints whose fixes succeed, and as words those whose fixes cannot be tried."""
+def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
+    """Drop the hints whose fixes fail; keep as words those whose fixes cannot be tried."""
     found = []
     for hint in hints:
-        outcome = trial(hint.fix) if hint.fix else TrialResult()
+        outcome = trial(hint.fix) if isinstance(hint.fix, Fix) else TrialResult()
         if outcome.succeeds:
             found.append(replace(hint, tried=True))
         elif outcome.succeeds is None:
@@ -165,7 +178,7 @@ def _followed(
     Args:
         most: how much a change may cost at most, where another one is known to succeed.
     """
-    begun: list[tuple[_Step | None, str | None]] = [(None, trial("").error)]
+    begun: list[tuple[_Step | None, str | None]] = [(None, trial(None).error)]
     for _ in range(MAX_STEPS):
         ways = [
             (step if so_far is None else so_far + step, reason)
@@ -262,14 +275,18 @@ def _of_others(trial: Trial) -> Iterator[_Step]:
     """Make a tensor of what is none: of a list, an array, a method that was not called."""
     for text, kind, parts in trial.others:
         fact = TensorFact(argument=None, expression=text)
-        for template, words in made_of(text, kind, parts, trial.called.device):
+        for template, words in to_tensor_templates(text, kind, parts, trial.called.device):
             cost = 2 if template.endswith(".float()") else 1
             rule = "choose_one" if kind in CHOICES else "made_tensor"
             yield _Step(rules=(rule,), words=(words,), cost=cost, changes=((fact, template),))
 
 
-def _written(evidence: Evidence, step: _Step) -> str | None:
+def _written(evidence: Evidence, step: _Step) -> Fix | None:
     """Write the call with the changes of a step, or one assignment for each before it."""
+    changes = [
+        Change(fact.expression or "", template, fact.span) for fact, template in step.changes
+    ]
+    everywhere = [item._replace(span=None) for item in changes]
     call = evidence.call_text
     for fact, template in step.changes:
         is_first = call == evidence.call_text
@@ -278,12 +295,12 @@ def _written(evidence: Evidence, step: _Step) -> str | None:
         if call is None or parsed(call) is None:
             break
     else:
-        return call
+        return Fix(call or "", changes)
     if len(step.changes) == 1:
-        return call
+        return Fix(call, everywhere) if call else None
     before = replace(evidence, call_text=None)
     lines = [rewritten(before, fact, template) for fact, template in step.changes]
-    return "\n".join(line or "" for line in lines) if all(lines) else None
+    return Fix("\n".join(line or "" for line in lines), everywhere) if all(lines) else None
 
 
 # --- the whole call -------------------------------------------------------------------------------
@@ -310,7 +327,7 @@ def _collated(evidence: Evidence, made: Collate) -> Hint | None:
     """Give the loader a function that joins what its samples are."""
     loop = re.match(r"for .+? in (?P<over>.+?):\n", f"{evidence.call_text}\n", re.DOTALL)
     here = replace(evidence, call_text=loop["over"]) if loop else evidence
-    fix = with_keyword(here, ("DataLoader",), "collate_fn", made.code)
+    fix: str | None = with_keyword(here, ("DataLoader",), "collate_fn", made.code)
     if fix is None and made.loader:
         fix = f"{made.loader}.collate_fn = {made.code}"
     return Hint(rule="collate_fn", text=made.words, fix=fix, tried=True) if fix else None
@@ -322,7 +339,8 @@ def _of_model(
     here = trial.called.device
     device = next((item.device for item in operands if item.device != "cpu"), None)
     model, call = ast.unparse(tree.func), evidence.call_text or ""
-    fix = spliced(call, tree.func, f'{model}.to("{device}")') if here and device else None
+    moved = spliced(call, tree.func, f'{model}.to("{device}")') if here and device else None
+    fix = Fix(moved, device=device) if moved else None
     if not fix or device == here or not trial(fix).succeeds:
         return
     text = f"the parameters of {model} are on {here}: "
@@ -336,34 +354,34 @@ def _of_model(
 
 def _of_arguments(
     evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Fix]]:
     """Write the call with its arguments in another order, or with another size or setting."""
     call, function = evidence.call_text or "", api_function(evidence)
     names = {function, (evidence.module_type or "").lower()}
     is_ordered = _SWAPPED & names or any("loss" in name for name in names)
-    if is_ordered and (swapped := _swapped(call, tree)):
-        yield swapped
-    if function in _VIEWS and len(tree.args) > 1 and operands:
-        fix = spliced(call, tree.args[0], "-1")
-        if fix:
-            yield f"the batch has {operands[0].shape[0]} samples here: leave its size open", fix
+    if is_ordered and (found := _swapped(call, tree)):
+        yield found
+    is_view = function in _VIEWS and len(tree.args) > 1 and operands
+    if is_view and (text := spliced(call, tree.args[0], "-1")):
+        fix = Fix(text, rearrange=_with_open_batch)
+        yield f"the batch has {operands[0].shape[0]} samples here: leave its size open", fix
     yield from _of_settings(evidence, tree, operands)
 
 
 def _of_product(evidence: Evidence, trial: Trial) -> Iterator[Hint]:
     """Try the factors of a matrix product in the other order."""
     tree = parsed(evidence.call_text or "")
-    swapped = None
+    found = None
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult):
         one, two = ast.unparse(tree.left), ast.unparse(tree.right)
-        swapped = _IN_PLACE_OF.format(one, two), f"{two} @ {one}"
+        found = _IN_PLACE_OF.format(one, two), Fix(f"{two} @ {one}", swapped(one, two))
     elif isinstance(tree, ast.Call) and api_function(evidence) in ("matmul", "mm", "bmm"):
-        swapped = _swapped(evidence.call_text or "", tree)
-    if swapped and trial(swapped[1]).succeeds:
-        yield Hint(rule="other_arguments", text=swapped[0], fix=swapped[1], tried=True)
+        found = _swapped(evidence.call_text or "", tree)
+    if found and trial(found[1]).succeeds:
+        yield Hint(rule="other_arguments", text=found[0], fix=found[1], tried=True)
 
 
-def _swapped(call: str, tree: ast.Call) -> tuple[str, str] | None:
+def _swapped(call: str, tree: ast.Call) -> tuple[str, Fix] | None:
     """Write a call with its first two arguments in the other order."""
     if len(tree.args) < 2:
         return None
@@ -371,22 +389,33 @@ def _swapped(call: str, tree: ast.Call) -> tuple[str, str] | None:
     first = spliced(call, tree.args[1], one) or ""
     again = parsed(first)
     both = spliced(first, again.args[0], two) if isinstance(again, ast.Call) else None
-    return (_IN_PLACE_OF.format(one, two), both) if both else None
+    return (_IN_PLACE_OF.format(one, two), Fix(both, swapped(one, two))) if both else None
+
+
+def _with_open_batch(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    shape = args[1:] if len(args) != 2 or isinstance(args[1], int) else list(args[1])
+    return function, [args[0], -1, *shape[1:]], kwargs
+
+
+def _as_one_list(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return function, [tuple(args)], kwargs
 
 
 def _of_settings(
     evidence: Evidence, tree: ast.Call, operands: Sequence[TensorFact]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Fix]]:
     """Write the call with another number, dimension or flag beside its tensors."""
     call, function = evidence.call_text or "", api_function(evidence)
-    written: list[tuple[str, str | None]] = []
+    written: list[tuple[str, Fix | None]] = []
     if function in _JOINS and tree.args and not operands:
-        numbers = f"torch.tensor({ast.unparse(tree.args[0])})"
+        numbers = Fix(
+            f"torch.tensor({ast.unparse(tree.args[0])})", rearrange=function_named("tensor")
+        )
         written.append(("its items are numbers: make one tensor of them", numbers))
     if function in _JOINS and operands:
         if len(tree.args) > 1:
             items = f"({', '.join(map(ast.unparse, tree.args))})"
-            joined = f"{ast.unparse(tree.func)}({items})"
+            joined = Fix(f"{ast.unparse(tree.func)}({items})", rearrange=_as_one_list)
             written.append((f"{function} takes its tensors as one list", joined))
         for dim in range(len(operands[0].shape)):
             fix = with_keyword(evidence, (function,), "dim", str(dim), position=1)
@@ -401,7 +430,8 @@ def _of_settings(
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             whole = f"{ast.unparse(node.left)} // {ast.unparse(node.right)}"
             words = "a size is a whole number, and / gives a float"
-            written.append((words, spliced(call, node, whole)))
+            if text := spliced(call, node, whole):
+                written.append((words, Fix(text, [Change(ast.unparse(node), whole)])))
     fix = with_keyword(evidence, ("pack_padded_sequence",), "enforce_sorted", "False")
     written.append(("the lengths are not sorted: let it sort them", fix))
     fix = renamed_keyword(evidence, "attn_mask", "key_padding_mask")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -19,11 +20,11 @@ from cudalens.core.report_types import (
     format_count,
 )
 from cudalens.diagnosis.assert_verdict import explain_assert
-from cudalens.diagnosis.candidates import Refusal, Trial, search, tried
+from cudalens.diagnosis.candidates import Refusal, Trial, search, verify_fixes
 from cudalens.diagnosis.hints import MAX_HINTS, find_hints
 from cudalens.diagnosis.host_errors import REFUSED, Verdict, explain_host_error
-from cudalens.diagnosis.origins import at_origin, change_of
-from cudalens.diagnosis.user_code import list_items, parsed
+from cudalens.diagnosis.origins import at_origin
+from cudalens.diagnosis.user_code import Fix, list_items, parsed
 
 ASSERT_CODE = 710
 _ASSERT_SENTENCE = "device-side assert triggered"
@@ -48,7 +49,7 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
     hints = limits.attempt(
         "fixes",
         lambda: _hints(evidence, verdict, found, trial, limits),
-        lambda: tried(found, Trial()),
+        lambda: verify_fixes(found, Trial()),
     )
     return Report(
         kind=verdict.kind,
@@ -87,31 +88,48 @@ def _hints(
     evidence: Evidence, verdict: Verdict, found: tuple[Hint, ...], trial: Trial, limits: Limits
 ) -> tuple[Hint, ...]:
     """Return what was tried first, what can only be said after it."""
-    known = tried((*verdict.hints, *found), trial)
+    known = verify_fixes((*verdict.hints, *found), trial)
     is_hosts = verdict.kind in ("host_error", "python_error")
     searched = search(evidence, trial) if is_hosts and not any(h.fix for h in known) else ()
     if is_hosts and not searched and not any(h.fix for h in known):
-        searched = _second_look(evidence, trial, limits)
+        searched = _hints_after_fix(evidence, trial, limits)
     if searched:
         # What a layer would have to be is not asked where the call succeeds without it.
         known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
     known = at_origin(known, evidence, trial)
+    # The report keeps the text alone.
+    known = tuple(replace(item, fix=item.fix and str(item.fix)) for item in known)
     fixed = [item for item in known if item.fix]
     return (*fixed, *(item for item in known if not item.fix))[:MAX_HINTS]
 
 
-def _second_look(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Hint, ...]:
+_CAST_OR_MOVE = re.compile(
+    r"\{x\}\.(?:long|int|float|double|half|bfloat16|bool|cpu|cuda|to)\([^()]*\)"
+)
+
+
+def _keeps_shape(fix: Fix) -> bool:
+    return all(_CAST_OR_MOVE.fullmatch(item.template) for item in fix.changes)
+
+
+def _hints_after_fix(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Hint, ...]:
     """Return what the rules say of the first changed call that a guard refused, and their fixes.
 
     Float labels that count from 1 need a cast, and then meet the bound: both are said, and tried
     together.
     """
     for refusal in trial.refusals:
-        changed = change_of(evidence.call_text or "", refusal.fix)
+        changed = refusal.fix.of_name() if _keeps_shape(refusal.fix) else None
         if changed is not None:
             goes_on = f"with {changed[1]} the call goes on, and "
             hints = find_hints(_after(evidence, refusal, changed[1]), limits)
-            return tried((replace(hint, text=goes_on + hint.text) for hint in hints), trial)
+            found = []
+            for hint in hints:
+                fix = hint.fix
+                if isinstance(fix, Fix):
+                    fix = fix.behind(refusal.fix, changed[1])
+                found.append(replace(hint, text=goes_on + hint.text, fix=fix))
+            return verify_fixes(found, trial)
     return ()
 
 

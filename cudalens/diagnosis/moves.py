@@ -76,6 +76,7 @@ def moves(
     others = [item for item in operands if item.expression != fact.expression]
     function = api_function(evidence)
     is_in_place = function.endswith("_") and not function.endswith("__")
+    is_in_place |= function.startswith("__i") and function not in ("__invert__", "__int__")
     if is_in_place and function != "requires_grad_" and fact is operands[0]:
         return  # what is written to a copy is lost
     yield from _of_device(evidence, fact, others, called.device)
@@ -274,7 +275,7 @@ CHOICES = {
 """The same of values of which each part may be what is meant."""
 
 
-def made_of(
+def to_tensor_templates(
     text: str, kind: str, parts: Sequence[str], device: str | None
 ) -> Iterator[tuple[str, str]]:
     """Yield templates, and their words, that make a tensor of an argument that is none.

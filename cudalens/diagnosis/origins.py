@@ -7,6 +7,7 @@ proven (``source/bindings.py``).
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.user_code import last_name, parsed
+from cudalens.diagnosis.user_code import Change, Fix, last_name, parsed
 
 _AT_ORIGIN = frozenset(
     {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
@@ -42,7 +43,7 @@ def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[
 
 
 def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
-    changed = change_of(evidence.call_text or "", hint.fix or "")
+    changed = hint.fix.of_name() if isinstance(hint.fix, Fix) else None
     name, value = changed or ("", "")
     found = trial.binding(name) if name and hint.rule in _AT_ORIGIN else None
     is_sorted = hint.rule == "relabel" and "torch.unique(" in value
@@ -57,7 +58,8 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     if found.dropped is not None and hint.rule in ("cast_needed", "move_tensor"):
         return _kept(hint, name, value, found.dropped, trial)
     hint = replace(hint, text=hint.text + _how_made(hint, name, found))
-    fix = f"{name} = {value}"
+    assert isinstance(hint.fix, Fix)
+    fix = Fix(f"{name} = {value}", [item._replace(span=None) for item in hint.fix.changes])
     if not found.is_read_again or not trial(fix).succeeds:
         return hint
     text = f"{hint.text}; {name} is used more than once: change it behind line {found.at.line}"
@@ -67,7 +69,9 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 def _kept(hint: Hint, name: str, value: str, dropped: tuple[str, SourceSpan], trial: Trial) -> Hint:
     """Advise to keep what a line computed and threw away, where that is what is missing."""
     text, at = dropped
-    for fix in (f"{name} = {text}", f"{name} = {value}"):
+    for written in (text, value):
+        template = re.sub(rf"\b{re.escape(name)}\b(?!\s*=)", "{x}", written)
+        fix = Fix(f"{name} = {written}", [Change(name, template)])
         if trial(fix).succeeds:
             said = f"{hint.text}; line {at.line}: {text} gives a new tensor, its result is not kept"
             return replace(hint, text=said, fix=fix, at=at)
@@ -131,34 +135,3 @@ def _with_layer(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
 def _short(found: Binding) -> str:
     value = found.value or ""
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-
-
-def change_of(before: str, after: str) -> tuple[str, str] | None:
-    """Return the name or attribute that a fix replaces, and by what; ``None`` for other fixes."""
-    old, new = parsed(before), parsed(after)
-    places = [] if old is None or new is None else list(_differences(old, new))
-    if len(places) != 1:
-        return None
-    name, value = places[0]
-    if not isinstance(name, ast.Name | ast.Attribute) or last_name(name) is None:
-        return None
-    wanted = ast.dump(name)
-    if not any(ast.dump(item) == wanted for item in ast.walk(value)):
-        return None
-    return ast.unparse(name), ast.get_source_segment(f"({after}\n)", value) or ast.unparse(value)
-
-
-def _differences(old: ast.AST, new: ast.AST) -> Iterable[tuple[ast.AST, ast.AST]]:
-    if ast.dump(old) == ast.dump(new):
-        return
-    children = list(ast.iter_child_nodes(old)), list(ast.iter_child_nodes(new))
-    is_same_kind = type(old) is type(new) and len(children[0]) == len(children[1])
-    if not is_same_kind or not children[0] or isinstance(old, ast.Name):
-        yield old, new
-        return
-    inner = [found for one, two in zip(*children, strict=True) for found in _differences(one, two)]
-    # An attribute of the same name, such as of y.float(), hides what stands before it.
-    if not inner or any(not isinstance(one, ast.expr) for one, _ in inner):
-        yield old, new
-    else:
-        yield from inner

@@ -7,11 +7,83 @@ cannot be read back as Python is not given.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
 
 from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
+
+Rearrange = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], dict[str, Any]]]
+"""Function and arguments of a call -> those of another call."""
+RECEIVER = ""
+"""In place of an operand's text: the object whose method is called, whatever the line spells."""
+
+
+class Change(NamedTuple):
+    """What takes the place of an operand."""
+
+    text: str
+    """The operand, as the line spells it."""
+    template: str
+    """``{x}`` is the operand: ``{x} - 1``."""
+    span: tuple[int, int, int] | None = None
+    """Of an operand that the line spells more than once: which of them; ``None`` for all."""
+
+
+class Fix(str):
+    """A fix as the user would write it, and the change of the API call that it stands for.
+
+    Args:
+        text: the user's call, changed, or an assignment before it.
+        changes: of operands.
+        rearrange: what else becomes of the call.
+        device: where the parameters of the called module go.
+    """
+
+    changes: tuple[Change, ...]
+    rearrange: Rearrange | None
+    device: str | None
+
+    def __new__(
+        cls,
+        text: str,
+        changes: Iterable[Change] = (),
+        rearrange: Rearrange | None = None,
+        device: str | None = None,
+    ) -> Fix:
+        """Make the text, with the change beside it."""
+        made = super().__new__(cls, text)
+        made.changes = tuple(changes)
+        made.rearrange = rearrange
+        made.device = device
+        return made
+
+    def of_name(self) -> tuple[str, str] | None:
+        """Return the one name or attribute that is changed, and to what; else ``None``."""
+        if len(self.changes) != 1 or self.rearrange is not None or self.device is not None:
+            return None
+        name, template, _ = self.changes[0]
+        is_name = all(part.isidentifier() for part in name.split("."))
+        return (name, template.replace("{x}", name)) if is_name and "{x}" in template else None
+
+    def behind(self, first: Fix, expression: str) -> Fix:
+        """Return this fix of ``expression``, which another one has made, as one of its operand."""
+        name, template, span = first.changes[0]
+        inner = template if isinstance(parsed(template.format(x="x")), _ATOMS) else f"({template})"
+        changes = (
+            Change(name, item.template.replace("{x}", inner), span)
+            if item.text == expression
+            else item
+            for item in self.changes
+        )
+        return Fix(self, changes, self.rearrange, self.device)
+
+
+def swapped(one: str, two: str) -> tuple[Change, Change]:
+    """Return the changes that put two operands in each other's place."""
+    return Change(one, two), Change(two, one)
+
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List)
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
@@ -32,7 +104,7 @@ def in_library(evidence: Evidence, name: str) -> bool:
     return any(f"/{name}/" in file for file in below)
 
 
-def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> str | None:
+def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> Fix | None:
     """Return the call with ``fact`` replaced by ``template``, where ``{x}`` stands for itself.
 
     Where the call does not spell the expression, as in ``model(**batch)``, the fix is an
@@ -45,9 +117,12 @@ def rewritten(evidence: Evidence, fact: TensorFact | None, template: str) -> str
     inner = name if isinstance(node, _ATOMS) else f"({name})"
     value = template.replace("{x}", inner)
     changed = _in_call(evidence, fact, node, value)
-    if changed is None and isinstance(node, _TARGETS):
+    is_before = changed is None
+    if is_before and isinstance(node, _TARGETS):
         changed = f"{name} = {value}"
-    return changed
+    if changed is None:
+        return None
+    return Fix(changed, [Change(name, template, None if is_before else fact.span)])
 
 
 def _in_call(evidence: Evidence, fact: TensorFact, node: ast.expr, value: str) -> str | None:
@@ -129,37 +204,52 @@ def with_keyword(
     keyword: str,
     value: str,
     position: int | None = None,
-) -> str | None:
+) -> Fix | None:
     """Return the call with ``keyword=value`` added or replaced.
 
     An argument that stands at ``position`` without its keyword is replaced there.
 
     ``None`` when the line does not spell a call of one of ``functions``, by its last name.
     """
-    call, node = _call_in_text(evidence, set(functions))
+    call, tree, node = _call_in_text(evidence, set(functions))
     if node is None:
         return None
+    text: str | None
     if position is not None and len(node.args) > position:
-        return spliced(call, node.args[position], value)
-    for item in node.keywords:
-        if item.arg == keyword:
-            return spliced(call, item.value, value)
-    if any(item.arg is None for item in node.keywords):
+        text = spliced(call, node.args[position], value)
+    elif given := [item.value for item in node.keywords if item.arg == keyword]:
+        text = spliced(call, given[0], value)
+    elif any(item.arg is None for item in node.keywords):
         return None
-    written = ast.get_source_segment(f"({call}\n)", node)
-    if written is None:
-        return None
-    inside = written[:-1].rstrip().rstrip(",")
-    comma = "" if inside.endswith("(") else ", "
-    return spliced(call, node, f"{inside}{comma}{keyword}={value})")
+    else:
+        written = ast.get_source_segment(f"({call}\n)", node)
+        inside = "" if written is None else written[:-1].rstrip().rstrip(",")
+        comma = "" if inside.endswith("(") else ", "
+        made = f"{inside}{comma}{keyword}={value})"
+        text = inside and spliced(call, node, made)
+        if text and isinstance(tree, ast.Call) and node not in (tree, tree.func):
+            return Fix(text, [Change(ast.unparse(node), made)])  # of an operand's own call
+    return Fix(text, rearrange=_setting(keyword, value, position)) if text else None
 
 
-def _call_in_text(evidence: Evidence, names: Container[str | None]) -> tuple[str, ast.Call | None]:
-    """Return the running call's text, and in it the first call of a function of these names."""
+def _setting(keyword: str, text: str, position: int | None) -> Rearrange:
+    def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        value = ast.literal_eval(text)
+        if position is not None and len(args) > position:
+            return function, [*args[:position], value, *args[position + 1 :]], kwargs
+        return function, args, {**kwargs, keyword: value}
+
+    return put
+
+
+def _call_in_text(
+    evidence: Evidence, names: Container[str | None]
+) -> tuple[str, ast.expr | None, ast.Call | None]:
+    """Return the running call as text and tree, and in it the first call of one of these names."""
     call = evidence.call_text or ""
     tree = parsed(call) if call and "#" not in call else None
     nodes = (item for item in ast.walk(tree) if isinstance(item, ast.Call)) if tree else ()
-    return call, next((item for item in nodes if last_name(item.func) in names), None)
+    return call, tree, next((item for item in nodes if last_name(item.func) in names), None)
 
 
 def last_name(node: ast.expr) -> str | None:
@@ -178,22 +268,44 @@ def called_name(evidence: Evidence) -> str | None:
     return text if all(part.isidentifier() for part in text.split(".")) else None
 
 
-def renamed(evidence: Evidence, old: str, new: str) -> str | None:
-    """Return the call with its function ``old`` replaced by ``new``, the arguments as they are."""
-    call, node = _call_in_text(evidence, {old})
-    if node is None:
+def renamed(evidence: Evidence, old: str, new: str, function: str | None = None) -> Fix | None:
+    """Return the call with its function ``old`` replaced by ``new``, the arguments as they are.
+
+    Args:
+        function: what torch calls the new one, where it has another name than ``new``.
+    """
+    call, _, node = _call_in_text(evidence, {old})
+    text = node and spliced(call, node.func, ast.unparse(node.func).removesuffix(old) + new)
+    if not text:
         return None
-    return spliced(call, node.func, ast.unparse(node.func).removesuffix(old) + new)
+    way, dot, _ = new.rpartition(".")
+    if dot:  # something is done to the receiver first
+        return Fix(text, [Change(RECEIVER, f"{{x}}.{way}")])
+    return Fix(text, rearrange=function_named(function or new))
 
 
-def renamed_keyword(evidence: Evidence, old: str, new: str) -> str | None:
+def function_named(name: str) -> Rearrange:
+    """Return the change of a call to another function of the same kind."""
+
+    def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return name, args, kwargs
+
+    return put
+
+
+def renamed_keyword(evidence: Evidence, old: str, new: str) -> Fix | None:
     """Return the call with its keyword ``old`` replaced by ``new``, the value as it is."""
     tree = parsed(evidence.call_text or "")
     found = [item for item in getattr(tree, "keywords", ()) if item.arg in (old, new)]
     if not isinstance(tree, ast.Call) or [item.arg for item in found] != [old]:
         return None
     found[0].arg = new
-    return ast.unparse(tree)
+
+    def put(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        rest = {key: item for key, item in kwargs.items() if key != old}
+        return function, args, {**rest, new: kwargs.get(old)}
+
+    return Fix(ast.unparse(tree), rearrange=put)
 
 
 def list_of(values: Iterable[int], limit: int = 4) -> str:

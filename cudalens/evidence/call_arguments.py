@@ -105,7 +105,7 @@ def _callee_parameters(entries: Entries) -> tuple[str, ...]:
     frame = entries[-1].tb_frame
     owner = frame.f_locals.get("self")
     forward = getattr(type(owner), "forward", None) if is_module(owner) else None
-    calls = ("_call_impl", "__call__", "_wrapped_call_impl")
+    calls = ("_call_impl", "__call__", "_wrapped_call_impl", "inner")
     if forward is None or frame.f_code.co_name not in calls:
         return ()
     names = [name for name in inspect.signature(forward).parameters if name != "self"]

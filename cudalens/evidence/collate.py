@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
-from cudalens.evidence.copied_call import MAX_VALUES
+
+MAX_VALUES = 1 << 22
 
 _MAX_FIELDS = 12
 _PADDED = "torch.nn.utils.rnn.pad_sequence({items}, batch_first=True)"

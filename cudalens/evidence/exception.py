@@ -53,7 +53,6 @@ from cudalens.evidence.modified_tensor import MODIFIED, modified_tensor, with_ma
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
-from cudalens.evidence.trial import CopyTrial, trial_of
 from cudalens.recorder.tensor_refs import tensor_values
 from cudalens.source.locate import CallSite
 
@@ -238,11 +237,6 @@ def report_of_another(error: BaseException) -> Report:
         environment=evidence.environment,
         limits=evidence.limits,
     )
-
-
-def trial_of_error(error: BaseException) -> CopyTrial | None:
-    """Make the trial of the call that raised ``error``, for as long as the report is made."""
-    return trial_of(visible_entries(error), has_autograd=True)
 
 
 def _tensors(values: Mapping[str, Tensor], site: CallSite, *, read: bool) -> tuple[TensorFact, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cudalens.core import _python, _torch
+from cudalens.core.call import OpCall
 from cudalens.core.errors import (
     DeviceAssertError,
     DeviceIndexError,
@@ -62,8 +63,7 @@ from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.module_names import module_names, owner_modules
 from cudalens.evidence.replay import replay
 from cudalens.evidence.tensors import bad_key, breaks, facts_of, scalars_of
-from cudalens.evidence.trial import trial_of
-from cudalens.guards.interceptor import GuardedCall
+from cudalens.evidence.trial import trial_of_finding
 from cudalens.guards.past_calls import PastCall, StackLine
 from cudalens.guards.process import PROCESS
 from cudalens.recorder.provenance import Provenance
@@ -78,7 +78,7 @@ FORWARD_CALL = "the forward call of the op that failed"
 # --- findings while the code runs ----------------------------------------------------------------
 
 
-def on_violation(call: GuardedCall, violation: Violation) -> BaseException | None:
+def on_violation(call: OpCall, violation: Violation) -> BaseException | None:
     """Make the report of a guard's finding, tell the session, and return what is to be raised."""
     if violation.is_silent and is_repeated(violation, _running_line()):
         return None
@@ -86,7 +86,7 @@ def on_violation(call: GuardedCall, violation: Violation) -> BaseException | Non
     def replayed() -> Replay:
         return replay(call.op, call.args, call.kwargs, is_safe=violation.is_replay_safe)
 
-    return _raised(violation, *_found(violation, call.arguments, replayed))
+    return _raised(violation, *_found(violation, call, replayed))
 
 
 def on_past_violation(violation: Violation, past: PastCall) -> BaseException | None:
@@ -161,7 +161,7 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
     limits = Limits()
     error = limits.attempt(
         "report",
-        lambda: NonFiniteError(*_found(violation, arguments, Replay)),
+        lambda: NonFiniteError(*_found(violation, OpCall(op=None, arguments=arguments), Replay)),
         lambda: NonFiniteError(violation.sentence()),
     )
     for line in limits.lines:
@@ -170,16 +170,21 @@ def on_nonfinite(arguments: Mapping[str, Any], violation: Violation) -> BaseExce
 
 
 def _found(
-    violation: Violation, arguments: Mapping[str, Any], replayed: Callable[[], Replay]
+    violation: Violation, call: OpCall, replayed: Callable[[], Replay]
 ) -> tuple[str, Report]:
     """Return the text of the exception, and the report, of a call that is being made."""
     started, limits = time.perf_counter(), Limits()
 
     def full() -> Report:
-        context = FailureContext(violation, arguments)
-        make = partial(trial_of, context.frames, has_autograd=False)
-        trial = context.limits.attempt("trial", make)
-        return diagnose(evidence_of(context, replayed, started), trial)
+        context = FailureContext(violation, call.arguments)
+        evidence = evidence_of(context, replayed, started)
+        named = {
+            item.expression: context.values[item.argument]
+            for item in evidence.tensors
+            if item.expression and item.argument in context.values
+        }
+        trial = limits.attempt("trial", partial(trial_of_finding, context.frames, call, named))
+        return diagnose(evidence, trial)
 
     return _reported(violation, limits, full)
 

@@ -1,358 +1,501 @@
-"""Try a fix on copies: the user's running call, changed as the fix says, is evaluated again.
+"""Try a fix at the API: the function that was refused is called again, on copies.
 
-Not here: how an expression is evaluated on copies (``copied_call.py``), and which fixes are tried
-(``diagnosis/candidates.py``).
+Tensors are copied to the host, or to the meta device where they are large, and the device that
+each is on is a label, compared before the call.  Code of the user's is never run.  Not here: which
+fixes are tried (``diagnosis/candidates.py``).
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import operator
 import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from types import CodeType, FrameType, TracebackType
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import zip_longest
+from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.nn import functional
 
 from cudalens.core import _torch
-from cudalens.core._python import parse, raise_if_outside
-from cudalens.core.evidence_types import Binding
-from cudalens.core.report_types import SourceSpan, TensorFact, Violation
+from cudalens.core._python import parse_expression, raise_if_outside
+from cudalens.core.call import ApiCall, Call, OpCall, Operand, api_call_of
+from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import summarise
-from cudalens.diagnosis import candidates
-from cudalens.diagnosis.candidates import Collate, Refusal, TrialResult
-from cudalens.diagnosis.moves import Called
-from cudalens.evidence.collate import collate_fn
-from cudalens.evidence.copied_call import (
-    CannotTryError,
-    CopiedCall,
-    RefusedError,
-    TooLargeError,
-    key_of,
-    read,
-)
+from cudalens.diagnosis.candidates import Refusal, TrialResult
+from cudalens.diagnosis.user_code import RECEIVER, Fix
+from cudalens.evidence.failing_call import LIBRARIES, call_of
 from cudalens.evidence.tensors import bad_key, of_meta, scalars_of, tensors_of_output
+from cudalens.evidence.variables import RunningLine, Variables, line_of
+from cudalens.guards import GUARDS
+from cudalens.guards._base import schema_parameters
 from cudalens.recorder.tensor_refs import tensor_values
-from cudalens.source.bindings import attribute_binding, binding_of
-from cudalens.source.files import is_user_file
-from cudalens.source.running_call import ABSENT, RunningCall
-from cudalens.source.running_node import Running, running
-from cudalens.source.safe_eval import (
-    SafeEvaluator,
-    evaluator_for,
-    instance_dict,
-    items_of,
-    registered,
-)
-from cudalens.source.stack import frame_of, place_of
+from cudalens.source.running_call import ABSENT, of_value
+from cudalens.source.safe_eval import instance_dict, value_or
 
 MAX_SECONDS = 0.5
 """Of this thread's own time: what runs beside it does not decide which fix is shown."""
-_MAX_DEPTH = 12
-_MAX_PARTS = 8
-_STORES = ("_modules", "_parameters", "_buffers")
+MAX_VALUES = 1 << 22
+"""Elements of all tensors together up to which kernels run, on copies; beyond it on meta."""
+_PLAIN = (
+    *(int, float, complex, bool, str, bytes, type(None), slice, type(...)),
+    *(torch.dtype, torch.Size, torch.device, torch.memory_format, torch.layout),
+)
+_BUILTINS = {f.__name__: f for f in (abs, float, int, len, list, max, min, range, tuple)}
+_LOSSY = frozenset({"type", "long", "int", "short", "byte", "char", "bool"})
+_ANY_DEVICE = frozenset({"__getitem__", "getitem__", "getitem", "pack_padded_sequence"})
+"""Calls that take an argument of the host beside one of a device."""
 
 
-@dataclass(eq=False, kw_only=True)
-class CopyTrial(candidates.Trial):
-    """The running call of the user's line, ready to be run again with changes, on copies."""
+class RefusedError(Exception):
+    """The code changes values, mixes devices, or breaks the bound of a guard."""
 
-    frame: FrameType
-    """The user's, whose names the fixes use."""
-    running: Running
-    """What it is running."""
-    known: Mapping[str, object]
-    """Values of parts of it that are not to be computed again, by ``ast.dump``."""
-    has_autograd: bool
-    """Whether copies may require gradients."""
-    below: Sequence[FrameType]
-    """The frames that it called."""
-    callers: Sequence[FrameType | TracebackType]
-    """The user's entries of the stack that led to it, innermost first."""
+    violation: Violation | None = None
+    """What the guard found."""
+    arguments: Mapping[str, Any] | None = None
+    """The arguments of the op that it looked at."""
 
-    def __post_init__(self) -> None:
-        self._evaluator: SafeEvaluator = evaluator_for(self.frame)
-        self._node = self.running.node
+
+class CannotTryError(Exception):
+    """The call needs what may not be run or copied here."""
+
+
+class TooLargeError(Exception):
+    """The tensors are too many to be copied."""
+
+
+class ApiTrial(Variables):
+    """The API call that was refused, ready to be made again with changes, on copies.
+
+    Args:
+        call: the call, with the operands of the user's line.
+        line: that line.
+        has_autograd: whether gradients may be recorded, which the call of a guard may not.
+    """
+
+    def __init__(self, call: Call, line: RunningLine, *, has_autograd: bool) -> None:
+        super().__init__(call, line)
+        self._has_autograd = has_autograd
         self._deadline: float | None = None
-        self._refused: RefusedError | None = None
+        self._failing: dict[int, bool] = {}
         self.refusals: list[Refusal] = []
 
-    def __call__(self, fix: str) -> TrialResult:
-        """Run the call as ``fix`` has it: in its place, or after an assignment."""
-        if not self._is_failing or self._deadline is None or time.thread_time() > self._deadline:
-            return TrialResult()
-        try:
-            body = parse(fix).body
-        except SyntaxError:
-            return TrialResult()
-        outcome = self._run(body)
-        error, self._refused = self._refused, None
-        if error is not None and error.violation is not None:
-            found = _refusal(fix, error, error.violation)
-            self.refusals += [found] if found is not None else []
-        return outcome
+    def __call__(self, fix: Fix | None) -> TrialResult:
+        """Make the call as ``fix`` changes it; unchanged without one.
 
-    @functools.cached_property
-    def _is_failing(self) -> bool:
-        """Whether the unchanged call fails here too: only then does a success say anything."""
-        is_failing = self._node is not None and self._run([]).succeeds is False
-        self._deadline = time.thread_time() + MAX_SECONDS
-        return is_failing
+        A setting belongs to the function that takes it, which may be inside a module's call.
+        """
+        result = TrialResult()
+        for api in (*self.call.enclosing, self.call.api):
+            if api is None or not self._is_failing(api):
+                continue
+            if self._deadline is None or time.thread_time() > self._deadline:
+                break
+            result = self._run(api, fix)
+            if result.succeeds is not None and (fix is None or fix.rearrange is None):
+                break
+            if result.succeeds:
+                break
+        return result
 
-    def _run(self, body: Sequence[ast.stmt]) -> TrialResult:
-        self._refused = None
-        with _quiet(has_autograd=self.has_autograd):
+    def _is_failing(self, api: ApiCall) -> bool:
+        """Return whether the unchanged call fails here too: only then does a success say much."""
+        if id(api) not in self._failing:
+            self._failing[id(api)] = self._run(api, None).succeeds is False
+            self._deadline = self._deadline or time.thread_time() + MAX_SECONDS
+        return self._failing[id(api)]
+
+    def _run(self, api: ApiCall, fix: Fix | None) -> TrialResult:
+        if not _is_torchs(api.func):
+            return TrialResult()
+        with _quiet(has_autograd=self._has_autograd):
             for on_meta in (False, True):
-                run = CopiedCall(self._evaluator, self.known, on_meta=on_meta)
+                attempt = _Attempt(self, on_meta=on_meta)
                 try:
-                    result = run.statements(body, self._node)
+                    result = attempt.run(api, fix)
                 except TooLargeError:
                     continue
                 except (CannotTryError, MemoryError, RecursionError):
                     return TrialResult()
                 except RefusedError as error:
-                    self._refused = error.with_traceback(None)
+                    if error.violation is not None and fix is not None:
+                        found = _refusal(fix, error, error.violation)
+                        self.refusals += [found] if found is not None else []
                     return TrialResult(succeeds=False)
-                except Exception as error:  # whatever torch, or a guard, says of it
+                except Exception as error:  # whatever torch says of it
                     raise_if_outside(error)
                     return TrialResult(succeeds=False, error=_reason(error))
                 shape = tuple(result.shape) if isinstance(result, Tensor) else None
                 return TrialResult(succeeds=True, shape=shape)
         return TrialResult()
 
-    @functools.cached_property
-    def operands(self) -> tuple[TensorFact, ...]:  # type: ignore[override]
-        """The tensors that the running call works on, each by its text in the call."""
-        with _quiet(has_autograd=False):
-            return tuple(self._tried())
 
-    def _tried(self) -> Iterator[TensorFact]:
-        run = CopiedCall(self._evaluator, self.known, on_meta=True)
-        for node in (*_operands(self.running), *self._unpacked()):
-            try:
-                value = run.value(node)
-            except Exception as error:  # it is no operand then
-                raise_if_outside(error)
+class _Attempt:
+    """One call on copies: the copies that were made, and the device that each stands for."""
+
+    def __init__(self, trial: ApiTrial, *, on_meta: bool) -> None:
+        self._trial, self._on_meta = trial, on_meta
+        self._copies: dict[int, tuple[object, Any]] = {}
+        self._devices: dict[int, tuple[Tensor, torch.device]] = {}
+        self._size = 0
+        self._moved: torch.device | None = None
+
+    def run(self, api: ApiCall, fix: Fix | None) -> Any:
+        """Make the call with the operands replaced by what the templates make of them."""
+        changes = fix.changes if fix is not None else ()
+        operands = self._trial.call.operands
+        values = {item.text: item.value for item in reversed(operands)}
+        by_identity: dict[int, Any] = {}
+        by_node: dict[int, Any] = {}
+        for text, template, span in changes:
+            found = [item for item in operands if item.text == text]
+            if text == RECEIVER:
+                by_identity[id(api.args[0])] = self._made(template, api.args[0], values)
                 continue
-            if isinstance(value, Tensor):
-                meta = replace(_torch.meta_of(value), device=str(run.device_of(value)))
-                fact = of_meta(None, meta, ast.unparse(node).replace("'", '"'))
-                span = (node.lineno, node.col_offset, node.end_col_offset or 0)
-                yield replace(fact, span=span)
+            made = self._made(template, found[0].value, values) if found else ABSENT
+            if made is ABSENT:
+                raise CannotTryError
+            if found[0].node is self._trial.line.running.node:
+                return made  # it takes the place of the whole call
+            if span is None or len(found) == 1:
+                by_identity[id(found[0].value)] = made
+            else:
+                by_node.update({id(item.node): made for item in found if span_of(item) == span})
+        put = functools.partial(self._put, by_identity, by_node)
+        args = [put(item, node) for item, node in zip_longest(api.args, api.nodes)]
+        kwargs = {key: put(item, api.keywords.get(key)) for key, item in api.kwargs.items()}
+        changed = [*by_identity.values(), *by_node.values()]
+        if (changes and not changed) or not self._is_used(changed, [*args, *kwargs.values()]):
+            raise CannotTryError  # the changed operand reaches the function as something else
+        function = self._function(api)
+        if fix is not None and fix.rearrange is not None:
+            function, args, kwargs = fix.rearrange(function, args, kwargs)
+            function = _named(function, api.func) if isinstance(function, str) else function
+        if fix is not None and fix.device is not None:
+            own = {id(made) for made in changed}
+            own |= {id(self._copies[id(v)][1]) for v in values.values() if id(v) in self._copies}
+            for item in _tensors([function, *args, *kwargs.values()]):
+                if id(item) not in own:
+                    self._label(item, torch.device(fix.device))
+        return self._called(function, args, kwargs)
 
-    def _unpacked(self) -> Iterator[ast.expr]:
-        """Yield what ``**batch`` passes, each entry by its key."""
-        for item in getattr(self._node, "keywords", ()):
-            entries = [] if item.arg else items_of(read(self._evaluator, item.value), _MAX_PARTS)
-            for key, value in entries:
-                if isinstance(key, str) and isinstance(value, Tensor):
-                    yield parse(f'{ast.unparse(item.value)}["{key}"]').body[0].value  # type: ignore[attr-defined]
+    def _is_used(self, changed: Sequence[Any], given: Sequence[Any]) -> bool:
+        """Return whether each changed operand is among what the function is given."""
+        wanted = {id(item) for item in changed}
+        waiting = list(given)
+        while waiting:
+            item = waiting.pop()
+            wanted.discard(id(item))
+            if isinstance(item, (list, tuple)):
+                waiting.extend(item)
+            elif isinstance(item, dict):
+                waiting.extend(item.values())
+            elif isinstance(item, slice):
+                waiting.extend((item.start, item.stop, item.step))
+        return not wanted
 
-    @functools.cached_property
-    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:  # type: ignore[override]
-        """Arguments that are no tensors: the text, the kind, and the names of what is in them."""
-        found = []
-        call = self._node if isinstance(self._node, ast.Call) else None
-        keywords = [item.value for item in call.keywords] if call is not None else []
-        nodes = _operands(self.running) if call is None else (call, *call.args, *keywords)
-        for node in nodes:
-            kind, parts = self._kind_of(node)
-            if kind is not None:
-                found.append((ast.unparse(node), kind, parts))
-        return tuple(found)
+    def _function(self, api: ApiCall) -> Any:
+        """Return what is called; of a module's own method that of a copy."""
+        function = api.func
+        if isinstance(function, nn.Module):
+            return self._copy(function)
+        if isinstance(function, MethodType) and isinstance(function.__self__, nn.Module):
+            return getattr(self._copy(function.__self__), function.__name__)
+        return function
 
-    def _kind_of(self, node: ast.expr) -> tuple[str | None, tuple[str, ...]]:
-        value = self.known.get(key_of(node), ABSENT)
-        value = read(self._evaluator, node) if value is ABSENT else value
-        if isinstance(node, ast.List):
-            is_plain = all(isinstance(item, ast.Constant) for item in node.elts)
-            value = [item.value for item in node.elts] if is_plain else ABSENT  # type: ignore[attr-defined]
-        called = read(self._evaluator, node.func) if isinstance(node, ast.Call) else None
-        if isinstance(called, type) and issubclass(called, nn.Module):
-            return "layer", ()
-        if isinstance(value, nn.Module):
-            return "module", self._tensor_names()
-        if value is ABSENT and isinstance(node, ast.Attribute):
-            owner = read(self._evaluator, node.value)
-            is_method = callable(getattr(Tensor, node.attr, None))
-            return ("method" if isinstance(owner, Tensor) and is_method else None), ()
-        if results := tensors_of_output(value):
-            return "output", tuple(results)
+    def _called(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        tensors = _tensors([function, *args, *kwargs.values()])
+        name = getattr(function, "__name__", "")
+        self._check_devices(tensors, name)
+        if name == "numpy" and self._device_of(tensors[0]).type != "cpu":
+            raise RefusedError
+        if self._on_meta and len({item.dtype for item in tensors if item.is_floating_point()}) > 1:
+            raise CannotTryError  # kernels of meta tensors do not compare dtypes
+        kwargs = {key: item for key, item in kwargs.items() if key != "device"}
+        # Some kernels of the CPU check nothing: a bad value would write where it may not.
+        with nullcontext() if self._on_meta else _torch.before_each_op(_ask_guards):
+            return function(*args, **kwargs)
+
+    def _check_devices(self, tensors: Sequence[Tensor], name: str) -> None:
+        devices = [self._device_of(item) for item in tensors]
+        large = {
+            device
+            for device, item in zip(devices, tensors, strict=True)
+            if item.ndim or device.type != "cpu"
+        }
+        if len(large) > 1 and name.lstrip("_") not in _ANY_DEVICE:
+            raise RefusedError
+        if name.strip("_") == "pack_padded_sequence" and devices[1:2] != [torch.device("cpu")]:
+            raise RefusedError
+        if len(large) > 1 and name in ("__getitem__", "getitem") and devices[0].type == "cpu":
+            raise RefusedError
+
+    # --- what takes the place of an operand -----------------------------------------------------
+
+    def _made(self, template: str, value: Any, operands: Mapping[str, Any]) -> Any:
+        """Evaluate a template, where ``{x}`` is the operand."""
+        if template in operands and operands[template] is not ABSENT:
+            return self._copy(operands[template])
+        is_method = "{x}()" in template
+        x = self._copy(value) if "{x}" in template and not is_method else None
+        tree = parse_expression(template.replace("{x}", "x_"))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"x_"}
+        space: dict[str, Any] = {name: self._of_name(name) for name in names - set(_BUILTINS)}
+        space |= {"x_": self._method(value) if is_method else x, "__builtins__": _BUILTINS}
+        space |= {"_move": self._move, "_cast": self._cast, "_argmax": self._argmax}
+        space["_device"] = self._device_of
+        tree = ast.fix_missing_locations(_Labelled().visit(tree))
+        self._moved = None
+        made = eval(compile(tree, "<fix>", "eval"), space)
+        device = self._moved
+        if device is None:
+            given = _tensors([x]) or _tensors([space.get(name) for name in names])
+            device = self._device_of(given[0]) if given else torch.device("cpu")
+        for item in _tensors([made]):
+            self._label(item, device)
+        return made
+
+    def _of_name(self, name: str) -> Any:
+        value = value_or(self._trial.evaluator, ast.Name(name, ast.Load()), ABSENT)
+        if value is ABSENT or (callable(value) and not _is_torchs(value)):
+            raise CannotTryError
+        return value if _is_torchs(value) else self._copy(value)
+
+    def _method(self, value: Any) -> Any:
+        owner = getattr(value, "__self__", None)
+        if not isinstance(owner, Tensor):
+            raise CannotTryError
+        return getattr(self._copy(owner), value.__name__)
+
+    def _move(self, value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {key: item for key, item in kwargs.items() if key not in ("non_blocking", "copy")}
+        target = kwargs.pop("device", None)
+        if name != "to":
+            target, args = name, ()
+        elif args and isinstance(args[0], str | torch.device):
+            target, *args = args  # type: ignore[assignment]
+        elif args and isinstance(args[0], Tensor):
+            target, args = self._device_of(args[0]), (args[0].dtype,)
+        if target is not None:
+            self._moved = torch.device(target)
+        if not args and not kwargs:
+            return value.view_as(value)
+        return self._cast(value, "to", *args, **kwargs)
+
+    def _cast(self, value: Tensor, name: str, *args: Any, **kwargs: Any) -> Tensor:
+        """Cast a tensor; refuse what changes values: floats to integers, numbers to flags."""
+        made: Tensor = getattr(value, name)(*args, **kwargs)
+        is_kept = value.dtype in (made.dtype, torch.bool) or made.is_floating_point()
+        if is_kept or made.is_complex():
+            return made
+        if self._on_meta:
+            raise CannotTryError
+        if not bool((made.to(value.dtype) == value).all()):
+            raise RefusedError
+        return made
+
+    def _argmax(self, value: Tensor, *args: Any) -> Tensor:
+        """Return the class numbers; refuse rows of integers that are not one-hot."""
+        if not value.is_floating_point():
+            if self._on_meta:
+                raise CannotTryError
+            is_code = bool(((value == 0) | (value == 1)).all())
+            if not is_code or not args or not bool((value.sum(args[0]) == 1).all()):
+                raise RefusedError
+        return value.argmax(*args)
+
+    # --- copies ----------------------------------------------------------------------------------
+
+    def _device_of(self, tensor: Tensor) -> torch.device:
+        return self._devices.get(id(tensor), (tensor, torch.device("cpu")))[1]
+
+    def _label(self, tensor: Tensor, device: torch.device) -> None:
+        if str(device) == device.type != "cpu":
+            device = torch.device(device.type, 0)
+        self._devices[id(tensor)] = (tensor, device)
+
+    def _put(
+        self,
+        by_identity: Mapping[int, Any],
+        by_node: Mapping[int, Any],
+        value: Any,
+        node: ast.expr | None,
+    ) -> Any:
+        """Return an argument on copies, with the changed operands in their places."""
+        if id(node) in by_node:
+            return by_node[id(node)]
+        if id(value) in by_identity:
+            return by_identity[id(value)]
+        put = functools.partial(self._put, by_identity, by_node)
+        if type(value) in (list, tuple):
+            parts = node.elts if isinstance(node, ast.Tuple | ast.List) else ()
+            parts = parts if len(parts) == len(value) else ()
+            return type(value)(put(item, part) for item, part in zip_longest(value, parts))
         if type(value) is dict:
-            entries = items_of(value, _MAX_PARTS)
-            keys = (key for key, item in entries if isinstance(item, Tensor))
-            return "mapping", tuple(key for key in keys if isinstance(key, str))
-        return _kind(value), ()
+            return {key: put(item, None) for key, item in value.items()}
+        return self._copy(value)
 
-    def _tensor_names(self) -> tuple[str, ...]:
-        """Name the tensors among the variables of the running code, those of a cell included."""
-        names = self.frame.f_locals
-        found = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
-        return tuple(key for key in found if not key.startswith("_"))[:_MAX_PARTS]
+    def _copy(self, value: Any) -> Any:
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
+        if isinstance(value, Tensor):
+            made: Any = self._copied_tensor(value)
+        elif isinstance(value, nn.Module):
+            made = self._copied_module(value)
+        elif type(value) in (list, tuple):
+            made = type(value)(map(self._copy, value))
+        elif type(value) is dict:
+            made = {key: self._copy(item) for key, item in value.items()}
+        elif results := tensors_of_output(value):
+            made = type("Output", (), {key: self._copy(item) for key, item in results.items()})()
+        elif f"{type(value).__module__}.{type(value).__name__}" == "numpy.ndarray":
+            made = value.copy()
+        elif isinstance(getattr(value, "__self__", None), Tensor):
+            return getattr(self._copy(value.__self__), value.__name__)
+        elif isinstance(value, _PLAIN) or _is_torchs(value):
+            return value
+        else:
+            raise CannotTryError
+        self._copies[id(value)] = (value, made)
+        return made
 
-    def binding(self, expression: str) -> Binding | None:
-        """Return where a name, or an attribute of a user's module, got its value.
+    def _copied_tensor(self, tensor: Tensor) -> Tensor:
+        if not _torch.is_plain(tensor) or tensor.layout != torch.strided:
+            raise CannotTryError
+        self._size += tensor.numel()
+        like = functools.partial(torch.empty_strided, tensor.shape, tensor.stride())
+        if self._on_meta:
+            made = like(dtype=tensor.dtype, device="meta")
+        elif self._size > MAX_VALUES:
+            raise TooLargeError
+        else:
+            made = like(dtype=tensor.dtype)
+            # What is expanded has fewer elements in memory than may be written.
+            made = torch.empty_like(made) if 0 in tensor.stride() else made
+            made.copy_(tensor.detach().cpu())
+        if tensor.requires_grad and torch.is_grad_enabled():
+            made.requires_grad_()
+            made = made if tensor.is_leaf else made.view_as(made)
+        self._label(made, tensor.device)
+        return made
 
-        Of a tensor that was written to since, the binding does not tell what it holds.
-        """
-        node = parse(expression).body[0]
-        target = node.value if isinstance(node, ast.Expr) else None
-        value = ABSENT if target is None else read(self._evaluator, target)
-        if isinstance(value, Tensor) and (value.is_inference() or value._version):
-            return None
-        if isinstance(target, ast.Name) and isinstance(value, Tensor | nn.Module):
-            return binding_of(self.running, target.id) or self._passed_in(target.id, value)
-        owner = read(self._evaluator, target.value) if isinstance(target, ast.Attribute) else None
-        if not isinstance(owner, nn.Module) or not isinstance(target, ast.Attribute):
-            return None
-        made = next(d["__init__"] for k in type(owner).__mro__ if "__init__" in (d := vars(k)))
-        code = getattr(made, "__code__", None)
-        if not isinstance(code, CodeType) or not is_user_file(code.co_filename):
-            return None
-        stored = (instance_dict(owner), *(registered(owner, kind) for kind in _STORES))
-        return (
-            attribute_binding(code, target.attr) if any(target.attr in s for s in stored) else None
+    def _copied_module(self, module: nn.Module) -> nn.Module:
+        parts = list(module.modules())
+        has_hooks = any(v for item in parts for k, v in vars(item).items() if k.endswith("_hooks"))
+        is_known = all(type(item).__module__.startswith(LIBRARIES) for item in parts)
+        stored = [*module.parameters(), *module.buffers()]
+        if has_hooks or not is_known or sum(item.numel() for item in stored) > MAX_VALUES:
+            raise CannotTryError
+        made = copy.deepcopy(module).cpu()
+        for item, original in zip((*made.parameters(), *made.buffers()), stored, strict=True):
+            self._label(item, original.device)
+        return made
+
+
+class _Labelled(ast.NodeTransformer):
+    """Replace what moves or casts a tensor by what does it on a labelled copy."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace ``x.to(…)`` and the like."""
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        function = "_move" if name in ("to", "cpu", "cuda") else "_cast" if name in _LOSSY else ""
+        function = "_argmax" if name == "argmax" else function
+        if not function or not isinstance(node.func, ast.Attribute):
+            return node
+        given = [ast.Constant(name)] if function != "_argmax" else []
+        return ast.Call(
+            ast.Name(function, ast.Load()), [node.func.value, *given, *node.args], node.keywords
         )
 
-    def _passed_in(self, name: str, value: object) -> Binding | None:
-        """Return where a caller made an argument of the running function, by the same object."""
-        code = self.frame.f_code
-        is_cell = code.co_name == "<module>" or name not in code.co_varnames[: code.co_argcount]
-        for entry in () if is_cell else self.callers:
-            run = running(place_of(entry))
-            evaluator = evaluator_for(frame_of(entry))
-            nodes = getattr(run.node, "args", []), getattr(run.node, "keywords", [])
-            given = (*nodes[0], *(item.value for item in nodes[1]))
-            same = [item for item in given if read(evaluator, item) is value]
-            if len(same) != 1 or not isinstance(same[0], ast.Name):
-                return None
-            found = binding_of(run, same[0].id)
-            if found is not None:
-                return replace(found, name=same[0].id, is_read_again=False, dropped=None)
-        return None
-
-    def layer(self, path: str) -> Binding | None:
-        """Return what the user calls the module of a path, and where it was made.
-
-        ``None`` unless the running code sees one module only with such a part.
-        """
-        found: dict[int, tuple[str, nn.Module, nn.Module]] = {}
-        for variables in (self.frame.f_locals, self.frame.f_globals):
-            for name, value in list(variables.items()):
-                if isinstance(value, nn.Module) and not name.startswith("_"):
-                    part = dict(_parts(value)).get(path)
-                    if part is not None:
-                        found.setdefault(id(value), (name, value, part))
-        if len(found) != 1:
-            return None
-        root, model, part = next(iter(found.values()))
-        names = [root]
-        for key in path.split("."):
-            names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
-        made = self.binding(next(item for item in reversed(names) if not item.endswith("]")))
-        weight = registered(part, "_parameters").get("weight")
-        tied = [
-            f"{root}.{at}"
-            for at, item in _parts(model)
-            if item is not part and registered(item, "_parameters").get("weight") is weight
-        ]
-        return replace(
-            made or Binding(at=SourceSpan()),
-            name=names[-1],
-            tied=tied[0] if tied and weight is not None else None,
-        )
-
-    @functools.cached_property
-    def unregistered(self) -> str | None:  # type: ignore[override]
-        """The list of the running module that holds the called one without registering it."""
-        module, owner = self._module, read(self._evaluator, ast.Name("self", ast.Load()))
-        kept = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
-        lists = (key for key, item in kept if type(item) is list and any(i is module for i in item))
-        return next((f"self.{key}" for key in lists if module is not None), None)
-
-    @functools.cached_property
-    def called(self) -> Called:  # type: ignore[override]
-        """What the moves ask of the called module."""
-        module = self._module
-        if module is None:
-            return Called()
-        tensors = (*module.parameters(), *module.buffers())
-        devices = {str(item.device) for item in tensors}
-        flags = [instance_dict(item).get("batch_first") for item in module.modules()]
-        return Called(
-            device=devices.pop() if len(devices) == 1 else None,
-            is_model=not type(module).__module__.startswith("torch.nn.modules."),
-            is_batch_second=False in flags and True not in flags,
-        )
-
-    @functools.cached_property
-    def collate(self) -> Collate | None:  # type: ignore[override]
-        """How the samples that a loader could not join make a batch."""
-        made = collate_fn(self.frame, self.below)
-        if made is None:
-            return None
-        over = self._node.iter if isinstance(self._node, ast.For) else self._node
-        names = [item for item in ast.walk(over or ast.Pass()) if isinstance(item, ast.expr)]
-        found = [item for item in names if isinstance(read(self._evaluator, item), DataLoader)]
-        loader = ast.unparse(found[0]) if found else None
-        return Collate(code=made[0], words=made[1], loader=loader)
-
-    @property
-    def _module(self) -> nn.Module | None:
-        function = getattr(self._node, "func", None)
-        value = None if function is None else self.known.get(key_of(function))
-        value = read(self._evaluator, function) if function is not None and not value else value
-        return value if isinstance(value, nn.Module) else None
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Replace ``x.device``."""
+        self.generic_visit(node)
+        if node.attr != "device":
+            return node
+        return ast.Call(ast.Name("_device", ast.Load()), [node.value], [])
 
 
-def _refusal(fix: str, error: RefusedError, violation: Violation) -> Refusal | None:
+def span_of(operand: Operand) -> tuple[int, int, int]:
+    """Return line, first and end column of an operand, in bytes."""
+    node = operand.node
+    return node.lineno, node.col_offset, node.end_col_offset or 0
+
+
+def _named(name: str, function: Any) -> Any:
+    """Return another function of the same kind: ``reshape`` beside ``view``."""
+    homes: tuple[Any, ...] = (functional, torch, Tensor)
+    is_method = getattr(function, "__objclass__", None) is not None
+    for home in reversed(homes) if is_method else homes:
+        if callable(found := getattr(home, name, None)):
+            return found
+    raise CannotTryError
+
+
+def _is_torchs(value: object) -> bool:
+    """Return whether something is torch's own: a function, a method, a class, a module."""
+    if isinstance(value, ModuleType):
+        return str(instance_dict(value).get("__name__")).partition(".")[0] == "torch"
+    if isinstance(value, nn.Module):
+        return all(type(item).__module__.startswith(LIBRARIES) for item in value.modules())
+    if isinstance(value, MethodType):
+        return type(value.__self__).__module__.startswith("torch.nn.modules.")
+    if getattr(operator, getattr(value, "__name__", ""), None) is value:
+        return True
+    if type(value).__name__ == "OpOverload":
+        return getattr(value, "namespace", "") == "aten"
+    owner = getattr(value, "__objclass__", None)
+    if isinstance(owner, type):
+        return issubclass(Tensor, owner)
+    if isinstance(value, FunctionType | type):
+        return str(value.__module__).partition(".")[0] == "torch" or of_value(value) is not None
+    home = getattr(value, "__module__", None)
+    is_builtin = type(value).__name__ == "builtin_function_or_method"
+    return is_builtin and (of_value(value) is not None or str(home).startswith("torch"))
+
+
+def _ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what a guard would not let onto the device."""
+    slots = schema_parameters(op) if op in GUARDS else ()
+    arguments = {item.name: item.default for item in slots} | kwargs
+    arguments.update(zip([item.name for item in slots], args, strict=False))
+    for guard in GUARDS.get(op, ()):
+        found = guard.check(*[arguments[name] for name in guard.parameters])
+        if found is not None:
+            error = RefusedError()
+            error.violation = replace(found, op=str(op._schema.name), overload=op._overloadname)
+            error.arguments = arguments
+            raise error
+
+
+def _refusal(fix: Fix, error: RefusedError, violation: Violation) -> Refusal | None:
     """Describe what a guard found in a changed call, ``None`` without a tensor at fault."""
-    key = bad_key(violation)
-    tensor = tensor_values(error.given or {}).get(key)
+    key, arguments = bad_key(violation), error.arguments or {}
+    tensor = tensor_values(arguments).get(key)
     if tensor is None or tensor.device.type == "meta":
         return None
     with _quiet(has_autograd=False):
         fact = replace(of_meta(key, _torch.meta_of(tensor)), summary=summarise(tensor))
-    return Refusal(fix=fix, violation=violation, fact=fact, scalars=scalars_of(error.given or {}))
+    return Refusal(fix=fix, violation=violation, fact=fact, scalars=scalars_of(arguments))
 
 
-def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules below one with their paths, by the entries that modules store."""
-    for key, item in registered(module, "_modules").items() if depth < _MAX_DEPTH else ():
-        if isinstance(item, nn.Module):
-            yield f"{path}{key}", item
-            yield from _parts(item, f"{path}{key}.", depth + 1)
-
-
-def _kind(value: object) -> str | None:
-    """Return of what kind a value is that a tensor can be made of."""
-    if type(value) in (list, tuple) and value:
-        has_tensors = all(isinstance(item, Tensor) for item in value)  # type: ignore[attr-defined]
-        if type(value) is tuple:
-            return "tuple" if isinstance(value[0], Tensor) else None
-        return "tensors" if has_tensors else "list"
-    name = f"{type(value).__module__}.{type(value).__name__}"
-    if name == "numpy.ndarray":
-        return name
-    is_bound = isinstance(getattr(value, "__self__", None), Tensor)
-    return "method" if is_bound and callable(value) else None
-
-
-def _operands(run: Running) -> Iterator[ast.expr]:
-    node = run.node
-    if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute):
-            yield node.func.value
-        for item in (*node.args, *(keyword.value for keyword in node.keywords)):
-            yield from item.elts if isinstance(item, ast.List | ast.Tuple) else (item,)
-    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
-        yield from RunningCall(run.place, node).operands().values()
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for leaf in _torch.pytree.tree_leaves(list(values)):
+        item = leaf.__self__ if isinstance(leaf, MethodType) else leaf
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, nn.Module):
+            found += [*item.parameters(), *item.buffers()]
+    return found
 
 
 def _reason(error: Exception) -> str:
@@ -375,51 +518,25 @@ def _quiet(*, has_autograd: bool) -> Iterator[None]:
         yield
 
 
-# --- the running call -----------------------------------------------------------------------------
+def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> ApiTrial | None:
+    """Return the trial of the call that raised, ``None`` where the user's line cannot be read."""
+    line = line_of(entries)
+    if line is None:
+        return None
+    return ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
 
 
-def trial_of(
-    entries: Sequence[FrameType | TracebackType], *, has_autograd: bool
-) -> CopyTrial | None:
-    """Make the trial of the user's running call, ``None`` where it cannot be read.
+def trial_of_finding(
+    frames: Sequence[FrameType], op: OpCall, named: Mapping[str, Tensor]
+) -> ApiTrial | None:
+    """Return the trial of the call in which a guard found a value.
 
     Args:
-        entries: the stack, outermost first.
-        has_autograd: whether gradients may be recorded, which the call of a guard may not.
+        named: the op's tensors by the user's expressions.
     """
-    frames = list(map(frame_of, entries))
-    users = [at for at, item in enumerate(frames) if is_user_file(item.f_code.co_filename)]
-    if not users:
-        return None
-    *outer, at = users
-    run = running(place_of(entries[at]))
-    if run.node is None:
-        return None
-    return CopyTrial(
-        frame=frames[at],
-        running=run,
-        known=_passed(run.node, frames[at + 1 : at + 2]),
-        has_autograd=has_autograd,
-        below=frames[at + 1 :],
-        callers=[entries[i] for i in reversed(outer)],
+    line = line_of(frames)
+    return (
+        None
+        if line is None
+        else ApiTrial(call_of(frames, line, op=op, named=named), line, has_autograd=False)
     )
-
-
-def _passed(node: ast.AST, callee: Sequence[FrameType]) -> dict[str, object]:
-    """Return what a running call passed, read from the frame that it called."""
-    if not isinstance(node, ast.Call) or not callee:
-        return {}
-    code, variables = callee[0].f_code, callee[0].f_locals
-    made: dict[str, object] = {}
-    args: Sequence[object]
-    if code.co_name in ("_wrapped_call_impl", "_call_impl"):
-        args, kwargs = variables.get("args", ()), variables.get("kwargs", {})
-        made = {key_of(node.func): variables.get("self", ABSENT)}
-    else:
-        names = code.co_varnames[: code.co_argcount]
-        is_method = isinstance(node.func, ast.Attribute) and names[:1] == ("self",)
-        args = [variables.get(name, ABSENT) for name in names[int(is_method) :]]
-        kwargs = {name: variables[name] for name in code.co_varnames if name in variables}
-    found = made | dict(zip(map(key_of, node.args), args, strict=False))
-    found.update({key_of(k.value): kwargs[k.arg] for k in node.keywords if k.arg in kwargs})
-    return {key: item for key, item in found.items() if item is not ABSENT}

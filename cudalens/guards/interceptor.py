@@ -9,9 +9,9 @@ nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from cudalens.core import _compiler, _torch
 from cudalens.core._python import MoreStack, Uninterrupted, raise_if_outside
+from cudalens.core.call import OpCall
 from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
 from cudalens.core.report_types import Violation
@@ -36,20 +37,7 @@ from cudalens.guards.pending import PENDING
 from cudalens.guards.plans import PLAIN, Plan, plans_of, usual_call
 from cudalens.guards.refused_calls import is_refused
 
-
-@dataclass(frozen=True, kw_only=True)
-class GuardedCall:
-    """A call that a guard looked at, while it is being made; it must not be kept."""
-
-    op: Any
-    guard: Guard
-    arguments: Mapping[str, Any]
-    """Every schema argument by name, live tensors included."""
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-OnViolation = Callable[[GuardedCall, Violation], BaseException | None]
+OnViolation = Callable[[OpCall, Violation], BaseException | None]
 OnInternalError = Callable[[str], None]
 
 
@@ -355,9 +343,8 @@ class Interceptor:
             return None
 
         def report() -> object:
-            call = GuardedCall(
+            call = OpCall(
                 op=op,
-                guard=guard,
                 arguments={item.name: item.of(args, kwargs) for item in schema_parameters(op)},
                 args=args,
                 kwargs=kwargs,

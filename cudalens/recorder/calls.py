@@ -1,7 +1,7 @@
 """What is recorded of an API call: weak references, shapes and numbers, and no tensor.
 
-A recorded call is a plain tuple (see :class:`Call` for its fields): hundreds of thousands of them
-are made, and almost all are thrown away unread.
+A recorded call is a plain tuple (see :class:`Recorded` for its fields): hundreds of thousands of
+them are made, and almost all are thrown away unread.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Write(NamedTuple):
         return self.tensor if self.base is None else self.base
 
 
-class Call(NamedTuple):
+class Recorded(NamedTuple):
     """One recorded call; the fields of the tuples in the ring."""
 
     seq: int
@@ -252,7 +252,7 @@ def meta_of(tensor: Tensor) -> tuple[Any, Any]:
 class Known:
     """What was noted of tensors that are dead by now, by their references."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Recorded]) -> None:
         self._calls = calls
 
     @cached_property

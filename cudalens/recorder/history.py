@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder.calls import Call, Known, short_meta
+from cudalens.recorder.calls import Known, Recorded, short_meta
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
@@ -18,7 +18,7 @@ from cudalens.source.stack import StackEntry
 class EarlierPass:
     """A recorded backward pass that came back."""
 
-    call: Call
+    call: Recorded
     first: int
     """The number of the first call of it, or of itself."""
 
@@ -29,7 +29,7 @@ class Snapshot:
     A report asks for the forward call of each of some sixty nodes.
     """
 
-    def __init__(self, calls: Sequence[Call], first_number: int = 0) -> None:
+    def __init__(self, calls: Sequence[Recorded], first_number: int = 0) -> None:
         self.calls = calls
         self.reader = SiteReader()
         self.known = Known(calls)
@@ -50,7 +50,7 @@ class Snapshot:
             for call in (self.calls[-limit:] if limit > 0 else ())
         )
 
-    def _shapes(self, call: Call) -> str:
+    def _shapes(self, call: Recorded) -> str:
         def text(tensors: Sequence[Ref]) -> str:
             return ", ".join(short_meta(*self.known.meta_of(item)) for item in tensors)
 
@@ -66,7 +66,7 @@ class Snapshot:
                 found.setdefault(module.path, set()).add(id(module.root))
         return found
 
-    def forward_call(self, number: int) -> Call | None:
+    def forward_call(self, number: int) -> Recorded | None:
         """Return the call that made the autograd node of a sequence number.
 
         ``None`` for a node from before the recording, and where it has left the ring.
@@ -74,9 +74,9 @@ class Snapshot:
         return None if number < self._first_number else self._makers.get(number)
 
     @cached_property
-    def _makers(self) -> dict[int, Call]:
+    def _makers(self) -> dict[int, Recorded]:
         # A call inside a backward pass comes before it in the ring, and lies in its range.
-        found: dict[int, Call] = {}
+        found: dict[int, Recorded] = {}
         for call in reversed(self.calls):
             found.update(dict.fromkeys(range(call.first_nr, call.last_nr), call))
         return found
@@ -94,7 +94,7 @@ class Snapshot:
         return found
 
 
-def _is_inside(call: Call) -> bool:
+def _is_inside(call: Recorded) -> bool:
     """Return whether a call was made by a backward pass."""
     site = shared_site(call.site)
     while site is not None:
@@ -171,5 +171,5 @@ def find_freed(snapshot: Snapshot, way: Sequence[Any]) -> FreedPart | None:
     )
 
 
-def _maker(snapshot: Snapshot, node: Any) -> Call | None:
+def _maker(snapshot: Snapshot, node: Any) -> Recorded | None:
     return snapshot.forward_call(int(node._sequence_nr()))

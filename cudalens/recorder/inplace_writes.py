@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.recorder.calls import Call, names
+from cudalens.recorder.calls import Recorded, names
 from cudalens.recorder.elements import Elements, Geometry, geometry_of
 from cudalens.recorder.lineage import Lineage, value_inputs, written_values
 from cudalens.recorder.tensor_refs import Ref, is_ref
@@ -54,14 +54,14 @@ _MARKS: dict[str, Callable[[Tensor, Sequence[Any]], Any]] = {
 """Of each function that writes to some elements what marks them, given its arguments."""
 
 
-def adds(call: Call) -> bool:
+def adds(call: Recorded) -> bool:
     """Return whether a call added what it wrote to what was there."""
     given = call.given or ()
     accumulates = call.api.stem in ("index_put_", "put_") and any(given[3:4])
     return accumulates or call.api.stem in _ADDS
 
 
-def written_number(call: Call) -> float | None:
+def written_number(call: Recorded) -> float | None:
     """Return the one number of the host's that a call wrote to some elements."""
     value = next(iter(written_values(call)), None) if call.api.keeps else None
     living = value() if is_ref(value) else None
@@ -79,7 +79,7 @@ class InplaceWrites:
         self.unknown = 0
         """To so many elements, at most, later calls have written nobody knows what."""
 
-    def brought(self, call: Call, current: Ref, elements: Elements | None) -> bool | None:
+    def brought(self, call: Recorded, current: Ref, elements: Elements | None) -> bool | None:
         """Return whether a call brought the bad values; ``None`` when neither can be proven.
 
         Args:
@@ -106,7 +106,7 @@ class InplaceWrites:
             return None
         return True if len(reached.places) > self.unknown else None
 
-    def bad_number(self, call: Call, elements: Elements | None) -> float | None:
+    def bad_number(self, call: Recorded, elements: Elements | None) -> float | None:
         """Return the one bad number that a call wrote to some elements, where one of the followed
         elements has it.
         """
@@ -117,13 +117,13 @@ class InplaceWrites:
         is_theirs = values is None or adds(call) or bool((values == number).any())
         return number if is_theirs else None
 
-    def is_filling(self, call: Call) -> bool:
+    def is_filling(self, call: Recorded) -> bool:
         """Return whether what a call wrote does not depend on what was there."""
         return not adds(call) if call.api.keeps else call.api.stem in _FILLS
 
     # --- by the elements -------------------------------------------------------------------------
 
-    def reached(self, call: Call, current: Ref, elements: Elements) -> Elements | None:
+    def reached(self, call: Recorded, current: Ref, elements: Elements) -> Elements | None:
         """Return those of the elements that a call wrote to; ``None`` where that is not known."""
         written = call.written[0]
         living = written.tensor()
@@ -157,7 +157,7 @@ class InplaceWrites:
             return None
         return elements.among([place is not None and bool(marks[place]) for place in places])
 
-    def _given(self, call: Call) -> list[Any] | None:
+    def _given(self, call: Recorded) -> list[Any] | None:
         """Return what a call was given to choose with, on the host, where all of it lives on."""
 
         def living(value: Any) -> Any:
@@ -177,7 +177,7 @@ class InplaceWrites:
 
     # --- by the values ---------------------------------------------------------------------------
 
-    def _by_values(self, call: Call, elements: Elements) -> bool | None:
+    def _by_values(self, call: Recorded, elements: Elements) -> bool | None:
         """Judge a write to elements that nobody knows."""
         if elements.living is None:
             return None  # whether they were bad then is not known
@@ -205,7 +205,7 @@ class InplaceWrites:
         """Return whether a living tensor has a bad value."""
         return tensor.device.type != "meta" and tensor.numel() > 0 and self._is_bad(tensor)
 
-    def _is_good(self, call: Call, values: Sequence[Ref]) -> bool:
+    def _is_good(self, call: Recorded, values: Sequence[Ref]) -> bool:
         """Return whether all values that a call wrote are proven to be good."""
         if not call.api.keeps or adds(call):
             return False
@@ -220,13 +220,13 @@ class InplaceWrites:
             for item in values
         )
 
-    def _is_bad_number(self, call: Call, number: float) -> bool:
+    def _is_bad_number(self, call: Recorded, number: float) -> bool:
         dtype = self._lineage.meta_of(call.written[0].tensor)[1]
         return self.test(torch.tensor([number], dtype=dtype))
 
     # --- by their count --------------------------------------------------------------------------
 
-    def _most_elements(self, call: Call) -> int | None:
+    def _most_elements(self, call: Recorded) -> int | None:
         """Return an upper bound of the number of elements that a call wrote to."""
         written = call.written[0]
         shape = written.shape or self._lineage.meta_of(written.tensor)[0]

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from cudalens.core.report_types import ProvenanceStep
-from cudalens.recorder.calls import Call, Known, names
+from cudalens.recorder.calls import Known, Recorded, names
 from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.sites import SiteReader
 from cudalens.recorder.tensor_refs import Ref, is_ref
@@ -43,7 +43,7 @@ class Lineage:
     """The recorded calls, asked after a failure."""
 
     def __init__(
-        self, calls: Sequence[Call], batches: Batches, reader: SiteReader, known: Known
+        self, calls: Sequence[Recorded], batches: Batches, reader: SiteReader, known: Known
     ) -> None:
         self.calls = calls
         self.batches = batches
@@ -52,12 +52,12 @@ class Lineage:
 
     # --- who made it -----------------------------------------------------------------------------
 
-    def maker(self, tensor: Ref) -> Call | None:
+    def maker(self, tensor: Ref) -> Recorded | None:
         """Return the call that made a tensor."""
         made = (call for call in self.calls if not call.written and not call.is_alias)
         return next((call for call in made if any(it is tensor for it in call.outputs)), None)
 
-    def newest(self, tensor: Ref, before: int | None = None) -> Call | None:
+    def newest(self, tensor: Ref, before: int | None = None) -> Recorded | None:
         """Return the last call that made a tensor or may have written to it, or to its base."""
         calls = self._touching(tensor)
         found = [call for call in calls if before is None or call.seq < before]
@@ -100,7 +100,7 @@ class Lineage:
                     twins[id(item)] = twins.get(original, original)
         return twins
 
-    def _touching(self, tensor: Ref) -> Iterator[Call]:
+    def _touching(self, tensor: Ref) -> Iterator[Recorded]:
         """Yield the calls that made a tensor or may have written to it, or to its base."""
         base = self.base_of(tensor)
         for item in (tensor,) if base is None else (tensor, base):
@@ -109,9 +109,9 @@ class Lineage:
     # The calls hold the references, so an id belongs to one of them only.
 
     @cached_property
-    def _touched(self) -> dict[int, list[Call]]:
+    def _touched(self) -> dict[int, list[Recorded]]:
         """The calls that made each tensor or may have written to it, oldest first."""
-        touched: dict[int, list[Call]] = {}
+        touched: dict[int, list[Recorded]] = {}
         for call in self.calls:
             if call.api.stem in _TWINS and call.inputs:
                 continue  # it shows what was made elsewhere
@@ -120,7 +120,7 @@ class Lineage:
                 touched.setdefault(self._twin(item), []).append(call)
         return touched
 
-    def _touched_by(self, call: Call) -> Iterator[Ref]:
+    def _touched_by(self, call: Recorded) -> Iterator[Ref]:
         """Yield what a call gave back, and what it wrote to, views by their bases."""
         yield from call.outputs
         for item in call.written:
@@ -138,7 +138,7 @@ class Lineage:
         return bases
 
 
-def writes_among(call: Call) -> bool:
+def writes_among(call: Recorded) -> bool:
     """Return whether a call wrote to several tensors, or to one of which it is not known how."""
     first = call.inputs[0] if call.inputs else None
     return bool(call.written) and not (
@@ -146,12 +146,12 @@ def writes_among(call: Call) -> bool:
     )
 
 
-def describe_step(call: Call, reader: SiteReader, note: str | None = None) -> ProvenanceStep:
+def describe_step(call: Recorded, reader: SiteReader, note: str | None = None) -> ProvenanceStep:
     """Describe a call as one step of the way of a tensor."""
     return ProvenanceStep(op=call.name, source=reader.line(call.site), note=note)
 
 
-def value_inputs(call: Call) -> list[Ref]:
+def value_inputs(call: Recorded) -> list[Ref]:
     """Return the inputs whose values can be values of the result.
 
     Indices and masks only choose, and scores are no labels: an input of floats is left out where
@@ -176,7 +176,7 @@ def value_inputs(call: Call) -> list[Ref]:
     ]
 
 
-def written_values(call: Call) -> tuple[Any, ...]:
+def written_values(call: Recorded) -> tuple[Any, ...]:
     """Return what a call wrote to some elements: a reference or a number, none if not known."""
     place = call.api.value_at
     return call.given[place : place + 1] if call.given is not None else ()

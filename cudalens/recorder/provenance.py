@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from cudalens.core._torch import is_accelerator
 from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep
-from cudalens.recorder.calls import Call, names
+from cudalens.recorder.calls import Recorded, names
 from cudalens.recorder.dataloader import Batch, describe
 from cudalens.recorder.elements import LIMIT, Elements, Position, first_bad, places_of, values_at
 from cudalens.recorder.inplace_writes import InplaceWrites, IsBad, adds
@@ -128,7 +128,7 @@ class _ProvenanceWalk:
 
     # --- from one tensor to the next -------------------------------------------------------------
 
-    def _look_through(self, call: Call) -> None:
+    def _look_through(self, call: Recorded) -> None:
         """Go on with what a view shows: the same elements, at the same time."""
         base, elements = call.inputs[0], self._elements
         if base is self._current:
@@ -159,13 +159,13 @@ class _ProvenanceWalk:
         if found.places and self._elements.is_exact:
             self._is_certain, self._elements = True, found.at(found.places, living=living)
 
-    def _keep_reached(self, call: Call) -> None:
+    def _keep_reached(self, call: Recorded) -> None:
         """Go on with those elements only that a call in place has written."""
         if self._elements is not None:
             reached = self._writes.reached(call, self._current, self._elements)
             self._elements = reached if reached is not None and reached.places else self._elements
 
-    def _follow(self, call: Call, source: _Source) -> None:
+    def _follow(self, call: Recorded, source: _Source) -> None:
         """Go on with a tensor that a call read, as it was before the call."""
         self._is_certain = source.state == "bad" or (
             # Dead, but a copy had the same values.
@@ -176,7 +176,7 @@ class _ProvenanceWalk:
         self._elements = source.elements
         self._current, self._before = source.tensor, call.seq
 
-    def _decide(self, call: Call) -> tuple[_Source | None, bool]:
+    def _decide(self, call: Recorded) -> tuple[_Source | None, bool]:
         """Return the input to follow, if any, and whether this call is where values went bad."""
         if call.reads is None and not call.written:
             return None, False
@@ -191,7 +191,7 @@ class _ProvenanceWalk:
         return _only(sources), False
 
     def _decide_in_place(
-        self, call: Call, values: list[Ref], here: Elements | None
+        self, call: Recorded, values: list[Ref], here: Elements | None
     ) -> tuple[_Source | None, bool]:
         # The tensor as it was before is gone, so nothing can be said of it.
         if self._is_shifted(call, here):
@@ -216,7 +216,7 @@ class _ProvenanceWalk:
         found = elements.seen_in(living)
         return None if found is None else found.at(found.places, living=None)
 
-    def _in_result(self, call: Call) -> Elements | None:
+    def _in_result(self, call: Recorded) -> Elements | None:
         """Return the followed elements as positions of a call's result."""
         elements = self._elements
         output = call.written[0].tensor if call.written else call.output
@@ -226,11 +226,11 @@ class _ProvenanceWalk:
             return elements.seen_in(living)
         return elements if self._lineage.same(output, self._current) else None
 
-    def _sources(self, call: Call, values: list[Ref], here: Elements | None) -> list[_Source]:
+    def _sources(self, call: Recorded, values: list[Ref], here: Elements | None) -> list[_Source]:
         distinct = {id(item): item for item in values}
         return [self._source(call, item, here) for item in distinct.values()]
 
-    def _source(self, call: Call, tensor: Ref, here: Elements | None) -> _Source:
+    def _source(self, call: Recorded, tensor: Ref, here: Elements | None) -> _Source:
         """Find out what the followed elements were in an input of a call."""
         living = tensor()
         is_known = living is not None and self._lineage.is_untouched(tensor, call.seq)
@@ -246,7 +246,7 @@ class _ProvenanceWalk:
             return _Source(tensor, "other")
         return self._found(tensor, living, here, values)
 
-    def _mapped(self, call: Call, tensor: Ref, here: Elements | None) -> Elements | None:
+    def _mapped(self, call: Recorded, tensor: Ref, here: Elements | None) -> Elements | None:
         """Return the positions that elements had in an input of a pointwise call."""
         shape = self._lineage.meta_of(tensor)[0]
         if here is None or shape is None or not _is_positional(call):
@@ -254,7 +254,12 @@ class _ProvenanceWalk:
         return here.spread_from(shape)
 
     def _judged(
-        self, call: Call, tensor: Ref, living: Tensor, here: Elements | None, mapped: Elements
+        self,
+        call: Recorded,
+        tensor: Ref,
+        living: Tensor,
+        here: Elements | None,
+        mapped: Elements,
     ) -> _Source:
         """Tell which of the elements were bad at their positions in a living input."""
         values = values_at(living, mapped.places)
@@ -294,7 +299,7 @@ class _ProvenanceWalk:
         found = tuple(sorted(candidates))
         return _Source(tensor, "bad", Elements(found, (), living, shape, is_exact=False))
 
-    def _is_shifted(self, call: Call, here: Elements | None) -> bool:
+    def _is_shifted(self, call: Recorded, here: Elements | None) -> bool:
         """Return whether a call moved good values by a whole number: they are computed back."""
         if not call.api.shift or call.given is None or here is None:
             return False
@@ -305,13 +310,13 @@ class _ProvenanceWalk:
 
     # --- what is said ----------------------------------------------------------------------------
 
-    def _number_written(self, call: Call) -> Iterator[ProvenanceStep]:
+    def _number_written(self, call: Recorded) -> Iterator[ProvenanceStep]:
         """Name a call that wrote a bad number, though not whether to any element."""
         number = self._writes.bad_number(call, self._elements)
         if number is not None:
             yield describe_step(call, self._lineage.reader, f"{WRITES} {number}")
 
-    def _entry_note(self, call: Call, following: _Source | None) -> str | None:
+    def _entry_note(self, call: Recorded, following: _Source | None) -> str | None:
         if call.api.stem not in CONVERSIONS or following is None or isinstance(call.output, tuple):
             return None
         source, result = following.tensor(), call.output()
@@ -337,12 +342,12 @@ class _ProvenanceWalk:
         return ProvenanceStep(note=describe(batch, elements.places[0][0]))
 
 
-def _is_positional(call: Call) -> bool:
+def _is_positional(call: Recorded) -> bool:
     """Return whether each element of the result comes from its own position in the inputs."""
     return call.api.stem in _IN_PLACE_OF or call.api.is_positional
 
 
-def _is_move(call: Call) -> bool:
+def _is_move(call: Recorded) -> bool:
     return call.api.stem in _MOVES and not adds(call)
 
 

@@ -10,7 +10,7 @@ from cudalens.core._torch import no_dispatch_modes, plain_torch
 from cudalens.core.call import api_call_of
 from cudalens.core.report_types import HistoryEntry
 from cudalens.recorder import _torch, saved_tensor
-from cudalens.recorder.calls import Call
+from cudalens.recorder.calls import Recorded
 from cudalens.recorder.failure import CallRecord, describe_failure
 from cudalens.recorder.history import Snapshot
 from cudalens.recorder.inplace_writes import IsBad
@@ -125,7 +125,7 @@ class Recorder(RecordingMode):
         number, snapshot = self._asked
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
-            calls = [Call._make(item) for item in self._ring.copy()]
+            calls = [Recorded._make(item) for item in self._ring.copy()]
             snapshot = Snapshot(calls, first_number=self._first_number or 0)
             self._asked = (number, snapshot)
         return snapshot

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cudalens.core.report_types import ProvenanceStep
-from cudalens.recorder.calls import Call, Write
+from cudalens.recorder.calls import Recorded, Write
 from cudalens.recorder.lineage import Lineage, describe_step
 from cudalens.recorder.sites import calling_module, entries_of
 from cudalens.recorder.tensor_refs import Ref
@@ -87,7 +87,7 @@ def read_complaint(message: str) -> Complaint | None:
 
 
 def find_modified(
-    lineage: Lineage, complaint: Complaint, saver: Call | None
+    lineage: Lineage, complaint: Complaint, saver: Recorded | None
 ) -> ModifiedTensor | None:
     """Find the tensor that autograd complains of, and who wrote to it.
 
@@ -123,13 +123,13 @@ def _of_one_line(writes: tuple[ProvenanceStep, ...]) -> ProvenanceStep:
     return writes[0] if is_one_op else replace(writes[0], op=None)
 
 
-def _tensors_of(call: Call) -> tuple[Ref, ...]:
+def _tensors_of(call: Recorded) -> tuple[Ref, ...]:
     return (*call.inputs, *call.outputs)
 
 
-def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, Write]]]]:
+def _writes(calls: Sequence[Recorded]) -> list[tuple[Ref, list[tuple[Recorded, Write]]]]:
     """Return each tensor that was written to, by its base when a view was, with the writes."""
-    written: dict[int, tuple[Ref, list[tuple[Call, Write]]]] = {}
+    written: dict[int, tuple[Ref, list[tuple[Recorded, Write]]]] = {}
     for call in calls:
         for item in call.written:
             if item.before is not None:
@@ -137,13 +137,15 @@ def _writes(calls: Sequence[Call]) -> list[tuple[Ref, list[tuple[Call, Write]]]]
     return list(written.values())
 
 
-def _between(writes: Sequence[tuple[Call, Write]], complaint: Complaint, since: int) -> list[Call]:
+def _between(
+    writes: Sequence[tuple[Recorded, Write]], complaint: Complaint, since: int
+) -> list[Recorded]:
     """Return the writes from the saved version to the found one, none where one is missing.
 
     Args:
         since: the number of the call that saved the tensor, 0 where it is not known.
     """
-    version, found = complaint.saved, list[Call]()
+    version, found = complaint.saved, list[Recorded]()
     for call, item in writes:
         if call.seq > since and item.before is not None and item.before <= version < item.after:
             found.append(call)
@@ -168,7 +170,7 @@ def _is_alike(lineage: Lineage, target: Ref, complaint: Complaint) -> bool:
 
 
 def _describe(
-    lineage: Lineage, target: Ref, between: Sequence[Call], saver: Call | None
+    lineage: Lineage, target: Ref, between: Sequence[Recorded], saver: Recorded | None
 ) -> ModifiedTensor:
     made = lineage.maker(target)
     living = target()

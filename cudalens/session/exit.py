@@ -21,7 +21,8 @@ from cudalens.diagnosis.diagnose import bare_report_of_error, diagnose, format_m
 from cudalens.evidence import exception, lost_context
 from cudalens.evidence.call_stack import locate, trim, with_callers
 from cudalens.evidence.finding import error_facts
-from cudalens.evidence.torch_errors import is_torch_error
+from cudalens.evidence.torch_errors import is_torch_error, visible_entries
+from cudalens.evidence.trial import trial_of_error
 from cudalens.source.files import is_own_file
 from cudalens.source.locate import CallSite
 from cudalens.source.shown_frames import shown_frames, with_causes
@@ -65,7 +66,7 @@ def explained(
         )
         trial = None
         if evidence.context_usable is not False:
-            trial = limits.attempt("trial", lambda: exception.trial_of_error(error))
+            trial = limits.attempt("trial", lambda: trial_of_error(error, visible_entries(error)))
         return diagnose(evidence, trial)
 
     def bare() -> Report:

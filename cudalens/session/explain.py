@@ -21,10 +21,11 @@ from cudalens.diagnosis.assert_meanings import meaning_of
 from cudalens.diagnosis.diagnose import diagnose
 from cudalens.evidence import lost_context
 from cudalens.evidence.context import rehearsed_fault
-from cudalens.evidence.exception import evidence_of_error, report_of_another, trial_of_error
+from cudalens.evidence.exception import evidence_of_error, report_of_another
 from cudalens.evidence.finding import error_facts
 from cudalens.evidence.tensors import of_meta
-from cudalens.evidence.torch_errors import is_torch_error
+from cudalens.evidence.torch_errors import is_torch_error, visible_entries
+from cudalens.evidence.trial import trial_of_error
 from cudalens.guards.process import PROCESS
 from cudalens.source.files import is_user_source, source_lines
 from cudalens.source.stack import places_of
@@ -71,7 +72,7 @@ def explain(
     if evidence.op.name is None and (fits := _call_that_fits(tree, lines)) is not None:
         evidence = replace(evidence, op=fits[0])
         called = f" {fits[0].api} is called once in this cell, in line {fits[1]}."
-    report = diagnose(evidence, None if is_lost else trial_of_error(error))
+    report = diagnose(evidence, None if is_lost else trial_of_error(error, visible_entries(error)))
     PROCESS.last = report = replace(report, explanation=f"{report.explanation}{called}")
     lost_context.remember(report)
     return report

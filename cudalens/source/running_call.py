@@ -72,14 +72,18 @@ class RunningCall:
         node: the running expression, ``None`` where it is not known.
     """
 
-    def __init__(self, place: Place, node: ast.AST | None) -> None:
+    def __init__(
+        self, place: Place, node: ast.AST | None, statement: ast.stmt | None = None
+    ) -> None:
         self.place = place
         self.node = node
+        self.statement = statement
 
     @classmethod
     def at(cls, place: Place) -> RunningCall:
         """Find what an entry runs in its file."""
-        return cls(place, running(place).node)
+        run = running(place)
+        return cls(place, run.node, run.statement)
 
     # --- the operands ----------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ def test_every_quiet_pair_is_injected() -> None:
 
 AFTER_A_FINDING = {
     "refusal": ["guards.interceptor:is_refused"],
-    "call": ["guards.interceptor:GuardedCall"],
+    "call": ["guards.interceptor:OpCall"],
     "telling": ["session.process:on_violation"],
     "fallback": ["evidence.finding:diagnose", "evidence.finding:bare_report_of_violation"],
     "report class": ["diagnosis.diagnose:Report"],

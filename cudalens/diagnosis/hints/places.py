@@ -10,7 +10,7 @@ from cudalens.diagnosis.hints._base import LAST
 from cudalens.diagnosis.hints._reading import Ids, ids_rule, numel
 from cudalens.diagnosis.hints._roles import Role
 from cudalens.diagnosis.hints.labels import head_of
-from cudalens.diagnosis.user_code import list_of, parsed, spliced
+from cudalens.diagnosis.user_code import Fix, list_of, parsed, spliced, swapped
 
 MAX_CLASSES = 1 << 20
 _LANGUAGE = 1000
@@ -118,9 +118,10 @@ def swapped_indices(evidence: Evidence, ids: Ids) -> Hint | None:
     for fact, size in ((first, target.shape[1]), (second, target.shape[0])):
         if not isinstance(fact.summary.max, int) or fact.summary.max >= size:
             return None
+    text = spliced(call, tree.slice, f"{two}, {one}")
     return Hint(
         text=f"{one} fits dimension 1 and {two} dimension 0: they stand in each other's place",
-        fix=spliced(call, tree.slice, f"{two}, {one}"),
+        fix=Fix(text, swapped(one, two)) if text else None,
     )
 
 

@@ -77,7 +77,9 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     if evidence.op.name == _BCE:
         cure = "use the loss that takes logits, or a sigmoid"
         fix = renamed(evidence, "binary_cross_entropy", "binary_cross_entropy_with_logits")
-        fix = fix or renamed(evidence, "BCELoss", "BCEWithLogitsLoss")
+        fix = fix or renamed(
+            evidence, "BCELoss", "BCEWithLogitsLoss", "binary_cross_entropy_with_logits"
+        )
     why = f"the scores of a layer{line}" if made in _SCORES else "these look like logits"
     return Hint(
         text=f"{text}which no sigmoid gives: {why}; {cure}",

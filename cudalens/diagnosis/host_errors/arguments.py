@@ -11,7 +11,13 @@ from cudalens.core.report_types import Hint
 from cudalens.diagnosis.host_errors._base import Answer, Verdict, groups, host, pattern, row
 from cudalens.diagnosis.host_errors._words import argument_name, format_shape, ints, name_of
 from cudalens.diagnosis.host_errors.autograd_errors import number_for_loss
-from cudalens.diagnosis.user_code import api_function, called_name, list_items, parsed
+from cudalens.diagnosis.user_code import (
+    api_function,
+    called_name,
+    list_items,
+    parsed,
+    renamed_keyword,
+)
 
 _METHODS = ("method", "builtin_function_or_method", "function")
 _NO_GRADIENT = (
@@ -132,9 +138,7 @@ def unknown_argument(evidence: Evidence, match: re.Match[str]) -> Answer:
     yield host(f"{kind} has no argument {name}", f"The call passes {name}.{listed}", name)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if near:
-        call = evidence.call_text or ""
-        written = re.compile(rf"\b{re.escape(name)}(?=\s*=[^=])")
-        fix = written.sub(near[0], call) if len(written.findall(call)) == 1 else None
+        fix = renamed_keyword(evidence, name, near[0])
         yield Hint(rule="misspelt_argument", text=f"there is an argument {near[0]}", fix=fix)
 
 

@@ -80,7 +80,7 @@ def ident(case: Case) -> str:
 def test_a_host_error_is_put_into_words(case: Case, sim: simulate.Simulation) -> None:
     """The family, the headline with the observed values, the argument, the fix; never an assert."""
     code = f"{SETUP}{case.setup}\n{case.bad}".strip()
-    outcome = run_cell(code)
+    outcome = run_cell(code, fast=case.fix is None)  # the recorder has what no variable contains
     report = outcome.shown
     assert (report.kind, report.certainty) == (case.kind, "proven")
     assert case.says in report.headline

@@ -193,7 +193,9 @@ def test_the_item_on_another_device_is_named(
     # Issue 17, item 17: the argument at fault has the expression that its fix has.
     assert (report.argument, report.expression) == (argument, given)
     assert report.headline.startswith(f"{argument} is on cpu, ")
-    assert outcome.fixes == [line.format(f"{item}.to(x.device)")]
+    # Without a recorder nothing contains the value of an expression.
+    is_known = item == "h" or not fast
+    assert outcome.fixes == ([line.format(f"{item}.to(x.device)")] if is_known else [])
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_what_an_item_is_made_of_is_not_the_item() -> None:
         # A method of the user's is not taken for torch's: the line that called torch counts.
         ("class Box:\n    def numpy(self):\n        return (x + 1).numpy()\nBox().numpy()",
          "(x + 1) is on cuda:0; NumPy reads host memory only", "self",
-         ["(x + 1).detach().cpu().numpy()"], False),
+         [None], False),
     ],
 )  # fmt: skip
 def test_what_is_not_proven_is_not_named(

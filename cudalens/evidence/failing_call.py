@@ -1,0 +1,339 @@
+"""The call that failed, read once: the API function with its arguments, and the user's operands.
+
+A recorder knows the function and its arguments.  Without one, and for calls that torch's argument
+parser refuses, the innermost frame that the reader understands tells them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType, MethodType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cudalens.core import _torch
+from cudalens.core.call import ApiCall, Call, OpCall, Operand
+from cudalens.evidence.call_stack import parameters_of
+from cudalens.evidence.variables import RunningLine
+from cudalens.source.files import is_torch_file, torch_path
+from cudalens.source.running_call import ABSENT, RunningCall, method_of
+from cudalens.source.safe_eval import is_tensor
+from cudalens.source.stack import place_of
+
+LIBRARIES = ("torch.nn.modules.", "transformers.", "torchvision.")
+"""Modules of these are copied and called in a trial."""
+Entries = Sequence[FrameType | TracebackType]
+_HOMES: dict[str, Any] = {
+    "nn/functional.py": functional,
+    "functional.py": torch,
+    "nn/utils/rnn.py": torch.nn.utils.rnn,
+    "_tensor.py": Tensor,
+    "autograd/__init__.py": torch.autograd,
+}
+"""Where torch's Python functions are offered, by the files that they are written in."""
+_VIEWS = frozenset(
+    {"__getitem__", "unsqueeze", "squeeze", "view", "t", "transpose", "permute", "expand", "select"}
+    | {"size", "dim", "numel", "stride"}
+)
+_WRAPPERS = ("_wrapped_call_impl", "_call_impl")
+
+
+def call_of(
+    entries: Entries,
+    line: RunningLine,
+    api: ApiCall | None = None,
+    op: OpCall | None = None,
+    named: Mapping[str, Any] = MappingProxyType({}),
+) -> Call:
+    """Return the call that failed.
+
+    The module of a library that the user's line calls is part of it: a fix is of its arguments.
+
+    Args:
+        entries: the stack, outermost first.
+        line: the user's running line on it.
+        api: the call as the recorder has seen it.
+        op: the op that a guard looked at.
+        named: values by the expressions that are proven to be them.
+    """
+    read = api_call_of_stack(entries)
+    api = api or read
+    if api is None and op is not None and op.op is not None:
+        api = ApiCall(func=op.op, args=op.args, kwargs=op.kwargs)
+    operands = tuple(_operands(line, api, named))
+    outer = (_of_module(line, operands), None if read is api else read)
+    enclosing = tuple(item for item in outer if item is not None)
+    return Call(api=api, enclosing=enclosing, op=op, operands=operands)
+
+
+# --- the function and its arguments ---------------------------------------------------------------
+
+
+def api_call_of_stack(entries: Entries) -> ApiCall | None:
+    """Read the innermost call of torch from the frames, ``None`` where a part cannot be read."""
+    places = [place_of(item) for item in entries]
+    group = []
+    for place in reversed(places):
+        if not is_torch_file(place.filename):
+            break
+        group.append(place)
+    for place in reversed(group):  # outermost first: what the user or a library called
+        home = _HOMES.get(torch_path(place.filename) or "")
+        found = place.frame and home and _of_function(place.frame, home)
+        if found:
+            return found
+    if not places:
+        return None
+    is_made = bool(group) and group[-1].code.co_name == "__init__"
+    at = len(places) - 1 - len(group) * is_made  # a layer that refuses its settings
+    found = _of_running(RunningCall.at(places[at])) if at >= 0 else None
+    if found is None and group and (frame := group[0].frame) is not None:
+        found = _of_forward(frame)
+    return found
+
+
+def _of_module(line: RunningLine, operands: Sequence[Operand]) -> ApiCall | None:
+    """Return the call of a library's module that the user's line makes, if all of it is known."""
+    node = line.running.node
+    module = line.module
+    if not isinstance(node, ast.Call) or module is None:
+        return None
+    if not all(type(item).__module__.startswith(LIBRARIES) for item in module.modules()):
+        return None
+    values = {id(item.node): item.value for item in operands}
+    args = [values.get(id(item), ABSENT) for item in node.args]
+    kwargs: dict[str, Any] = {}
+    for item in node.keywords:
+        value = values.get(id(item.value), ABSENT)
+        if item.arg is None:
+            if not isinstance(value, Mapping):
+                return None
+            kwargs.update(value)
+        else:
+            kwargs[item.arg] = value
+    if any(item is ABSENT for item in (*args, *kwargs.values())):
+        return None
+    keywords = {item.arg: item.value for item in node.keywords if item.arg}
+    return ApiCall(
+        func=module, args=tuple(args), kwargs=kwargs, nodes=tuple(node.args), keywords=keywords
+    )
+
+
+def _of_function(frame: FrameType, home: Any) -> ApiCall | None:
+    code = frame.f_code
+    function = None if code.co_name.startswith("_") else getattr(home, code.co_name, None)
+    if not callable(function) or code.co_flags & inspect.CO_VARKEYWORDS:
+        return None
+    arguments = parameters_of(frame)
+    args: list[Any] = []
+    if code.co_flags & inspect.CO_VARARGS:
+        args += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    elif home is Tensor:
+        args.append(arguments.pop("self", None))
+    return ApiCall(func=function, args=tuple(args), kwargs=arguments)
+
+
+def _of_forward(frame: FrameType) -> ApiCall | None:
+    """Read the forward of one of torch's modules, which refused its arguments in Python."""
+    while frame.f_back is not None and frame.f_code.co_name not in ("forward", *_WRAPPERS):
+        frame = frame.f_back
+    module = frame.f_locals.get("self")
+    if frame.f_code.co_name != "forward" or not isinstance(module, nn.Module):
+        return None
+    arguments = parameters_of(frame)
+    arguments.pop("self", None)
+    return ApiCall(func=MethodType(type(module).forward, module), kwargs=arguments)
+
+
+def _of_running(call: RunningCall) -> ApiCall | None:
+    """Read the running expression of a frame: a call, an operator, a subscript."""
+    node = call.node
+    function: Any = None
+    given: list[ast.expr] = []
+    keywords: dict[str, ast.expr] = {}
+    if isinstance(node, ast.Call):
+        if any(isinstance(item, ast.Starred) for item in node.args):
+            return None
+        if any(item.arg is None for item in node.keywords):
+            return None
+        given, keywords = list(node.args), {item.arg or "": item.value for item in node.keywords}
+        function = call.value(node.func)
+        receiver = call.receiver
+        if receiver is not None and is_tensor(value_of(call, receiver)):
+            function = getattr(Tensor, node.func.attr, None)  # type: ignore[attr-defined]
+            given.insert(0, receiver)
+    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.UnaryOp):
+        given = list(call.operands().values())
+        prefix = "i" if isinstance(node, ast.AugAssign) else ""
+        function = getattr(operator, f"__{prefix}{method_of(node.op)}__", None)
+    elif isinstance(node, ast.Subscript):
+        given, function = [node.value, node.slice], operator.getitem
+        if isinstance(node.ctx, ast.Store):
+            statement = call.statement
+            if not isinstance(statement, ast.Assign):
+                return None
+            given, function = [*given, statement.value], operator.setitem
+    if not callable(function):
+        return None
+    args = [value_of(call, item) for item in given]
+    kwargs = {name: value_of(call, item) for name, item in keywords.items()}
+    if any(item is ABSENT for item in (*args, *kwargs.values())):
+        return None
+    return ApiCall(
+        func=function,
+        args=tuple(args),
+        kwargs=kwargs,
+        code=call.place.code,
+        lasti=call.place.lasti,
+        nodes=tuple(given),
+        keywords=keywords,
+    )
+
+
+def value_of(call: RunningCall, node: ast.expr | None) -> Any:
+    """Return the value of an expression, of displays and slices by their parts; else ``ABSENT``."""
+    if node is None:
+        return None
+    if isinstance(node, ast.Tuple | ast.List):
+        parts = [value_of(call, item) for item in node.elts]
+        made: Any = tuple(parts) if isinstance(node, ast.Tuple) else parts
+        return ABSENT if any(item is ABSENT for item in parts) else made
+    if isinstance(node, ast.Slice):
+        ends = [value_of(call, item) for item in (node.lower, node.upper, node.step)]
+        return ABSENT if any(item is ABSENT for item in ends) else slice(*ends)
+    value = call.value(node)
+    if value is not ABSENT:
+        return value
+    if isinstance(node, ast.BinOp):
+        numbers = [value_of(call, item) for item in (node.left, node.right)]
+        function = getattr(operator, f"__{method_of(node.op)}__", None)
+        is_known = function and all(type(item) in (int, float) and item for item in numbers)
+        return function(*numbers) if function and is_known else ABSENT
+    if isinstance(node, ast.Attribute):
+        owner = call.value(node.value)
+        known = node.attr in ("device", "dtype", "shape", "ndim", "T", "mT", "data")
+        if isinstance(owner, Tensor) and (known or callable(getattr(Tensor, node.attr, None))):
+            return getattr(owner, node.attr)
+    return _view_of(call, node)
+
+
+def _view_of(call: RunningCall, node: ast.expr) -> Any:
+    """Return a view or a size that the line takes of a tensor: no kernel runs; else ``ABSENT``."""
+    name, given = "__getitem__", [getattr(node, "slice", None)]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
+        name, given = node.func.attr, list(node.args)
+    owner = getattr(getattr(node, "func", node), "value", None)
+    if name not in _VIEWS or not isinstance(owner, ast.expr):
+        return ABSENT
+    tensor, args = value_of(call, owner), [value_of(call, item) for item in given]
+    leaves = [item for part in args for item in (part if isinstance(part, tuple) else (part,))]
+    is_plain = all(isinstance(item, (int, slice, type(None), type(...))) for item in leaves)
+    if not isinstance(tensor, Tensor) or not _torch.is_plain(tensor) or not is_plain:
+        return ABSENT
+    try:
+        with _torch.plain_torch(), _torch.no_dispatch_modes():
+            return getattr(tensor, name)(*args)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return ABSENT
+
+
+# --- the user's operands --------------------------------------------------------------------------
+
+
+def _operands(
+    line: RunningLine, api: ApiCall | None, named: Mapping[str, Any]
+) -> Iterator[Operand]:
+    """Return what the user's line spells as operands of its call, each with its value."""
+    run = line.running
+    call = RunningCall(run.place, run.node)
+    known = dict(_passed(run.node, line.below)) | dict(_given(line, api))
+    for node in _nodes(call):
+        value = known.get(id(node), ABSENT)
+        if value is ABSENT:
+            value = value_of(call, node)
+        yield _operand(node, value, named)
+        parts = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
+        items = value if isinstance(value, (list, tuple)) else ()
+        for at, part in enumerate(parts):
+            item = items[at] if len(items) == len(parts) else value_of(call, part)
+            yield _operand(part, item, named)
+    if isinstance(run.node, ast.Call):  # in place of which a layer may be meant
+        yield Operand(text=_text(run.node), node=run.node, value=ABSENT)
+    yield from _unpacked(call)
+
+
+def _operand(node: ast.expr, value: Any, named: Mapping[str, Any]) -> Operand:
+    text = _text(node)
+    return Operand(
+        text=text, node=node, value=named.get(text, ABSENT) if value is ABSENT else value
+    )
+
+
+def _text(node: ast.expr) -> str:
+    return ast.unparse(node).replace("'", '"')
+
+
+def _nodes(call: RunningCall) -> Iterator[ast.expr]:
+    node = call.node
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            yield node.func.value
+        yield from (*node.args, *(item.value for item in node.keywords))
+    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.Subscript):
+        yield from call.operands().values()
+
+
+def _unpacked(call: RunningCall) -> Iterator[Operand]:
+    """Return what ``**batch`` passes, each entry by its key."""
+    for item in getattr(call.node, "keywords", ()):
+        value = call.value(item.value) if item.arg is None else None
+        if isinstance(value, Mapping):
+            for key, entry in list(value.items())[:8]:
+                if isinstance(key, str) and isinstance(entry, Tensor):
+                    text = f'{ast.unparse(item.value)}["{key}"]'
+                    node = ast.parse(text, mode="eval").body
+                    yield Operand(text=text, node=node, value=entry)
+
+
+def _passed(node: ast.AST | None, below: Sequence[FrameType]) -> Iterator[tuple[int, object]]:
+    """Return what a running call passed, by its syntax, read from the frame that it called."""
+    if not isinstance(node, ast.Call) or not below:
+        return
+    code, variables = below[0].f_code, below[0].f_locals
+    args: Sequence[object]
+    if code.co_name in _WRAPPERS:
+        args, kwargs = variables.get("args", ()), variables.get("kwargs", {})
+    else:
+        names = code.co_varnames[: code.co_argcount]
+        is_method = isinstance(node.func, ast.Attribute) and names[:1] == ("self",)
+        args = [variables.get(name, ABSENT) for name in names[int(is_method) :]]
+        kwargs = {name: variables[name] for name in code.co_varnames if name in variables}
+    yield from zip(map(id, node.args), args, strict=False)
+    yield from ((id(item.value), kwargs[item.arg]) for item in node.keywords if item.arg in kwargs)
+
+
+def _given(line: RunningLine, api: ApiCall | None) -> Iterator[tuple[int, object]]:
+    """Return the arguments of an API call that the user's line made itself, by their syntax."""
+    place, node = line.running.place, line.running.node
+    if api is None or api.code is not place.code or api.lasti != place.lasti:
+        return
+    call = RunningCall(place, node)
+    if isinstance(node, ast.Call):
+        given = list(node.args)
+        if call.receiver is not None and len(api.args) == len(given) + 1:
+            given.insert(0, call.receiver)
+        api.keywords = {
+            item.arg: item.value for item in node.keywords if item.arg and item.arg in api.kwargs
+        }
+    else:
+        given = list(call.operands().values())
+    if len(given) == len(api.args):
+        api.nodes = tuple(given)
+        yield from zip(map(id, given), api.args, strict=True)
+    yield from ((id(item), api.kwargs[key]) for key, item in api.keywords.items())

@@ -1,0 +1,267 @@
+"""What the user's variables tell a fix: operands, layers, where values were made.
+
+Nothing of the user's is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType, TracebackType
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from cudalens.core import _torch
+from cudalens.core._python import parse
+from cudalens.core.call import Call
+from cudalens.core.evidence_types import Binding
+from cudalens.core.report_types import SourceSpan, TensorFact
+from cudalens.diagnosis import candidates
+from cudalens.diagnosis.candidates import Collate
+from cudalens.diagnosis.moves import Called
+from cudalens.evidence.collate import collate_fn
+from cudalens.evidence.tensors import of_meta, tensors_of_output
+from cudalens.source.bindings import attribute_binding, binding_of
+from cudalens.source.files import is_user_file
+from cudalens.source.running_call import ABSENT
+from cudalens.source.running_node import Running, running
+from cudalens.source.safe_eval import (
+    SafeEvaluator,
+    evaluator_for,
+    instance_dict,
+    items_of,
+    registered,
+    value_or,
+)
+from cudalens.source.stack import frame_of, place_of
+
+_MAX_DEPTH = 12
+_MAX_PARTS = 8
+_STORES = ("_modules", "_parameters", "_buffers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningLine:
+    """The user's running line on the stack."""
+
+    running: Running
+    frame: FrameType
+    below: Sequence[FrameType]
+    """The frames that it called."""
+    callers: Sequence[FrameType | TracebackType]
+    """The user's entries that led to it, innermost first."""
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that the line calls."""
+        function = getattr(self.running.node, "func", None)
+        value = function and value_or(evaluator_for(self.frame), function, ABSENT)
+        if value is ABSENT and self.below:
+            is_call = self.below[0].f_code.co_name in ("_wrapped_call_impl", "_call_impl")
+            value = self.below[0].f_locals.get("self") if is_call else None
+        return value if isinstance(value, nn.Module) else None
+
+
+def line_of(entries: Sequence[FrameType | TracebackType]) -> RunningLine | None:
+    """Return the user's deepest running line, ``None`` where its source does not tell."""
+    frames = list(map(frame_of, entries))
+    users = [at for at, item in enumerate(frames) if is_user_file(item.f_code.co_filename)]
+    if not users:
+        return None
+    *outer, at = users
+    run = running(place_of(entries[at]))
+    callers = [entries[i] for i in reversed(outer)]
+    if run.node is None:
+        return None
+    return RunningLine(running=run, frame=frames[at], below=frames[at + 1 :], callers=callers)
+
+
+class Variables(candidates.Trial):
+    """Answers about the user's line: its operands, its module, where its values were made.
+
+    Args:
+        call: the failing call.
+        line: the user's running line.
+    """
+
+    def __init__(self, call: Call, line: RunningLine) -> None:
+        self.call, self.line = call, line
+        self.evaluator: SafeEvaluator = evaluator_for(line.frame)
+        self._node = line.running.node
+
+    def _read(self, node: ast.expr) -> object:
+        return value_or(self.evaluator, node, ABSENT)
+
+    @functools.cached_property
+    def operands(self) -> tuple[TensorFact, ...]:  # type: ignore[override]
+        """The tensors that the running call works on, each by its text in the call."""
+        found = []
+        for item in self.call.operands:
+            if isinstance(item.value, Tensor) and _torch.is_plain(item.value):
+                fact = of_meta(None, _torch.meta_of(item.value), item.text)
+                node = item.node
+                span = (node.lineno, node.col_offset, node.end_col_offset or 0)
+                found.append(replace(fact, span=span))
+        return tuple(found)
+
+    @functools.cached_property
+    def others(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:  # type: ignore[override]
+        """Arguments that are no tensors: the text, the kind, and the names of what is in them."""
+        found = []
+        for item in self.call.operands:
+            kind, parts = self._kind_of(item.node, item.value)
+            if kind is not None:
+                found.append((item.text, kind, parts))
+        return tuple(found)
+
+    def _kind_of(self, node: ast.expr, value: object) -> tuple[str | None, tuple[str, ...]]:
+        called = self._read(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(called, type) and issubclass(called, nn.Module):
+            return "layer", ()
+        if isinstance(value, nn.Module):
+            return "module", self._tensor_names()
+        if results := tensors_of_output(value):
+            return "output", tuple(results)
+        if type(value) is dict:
+            entries = items_of(value, _MAX_PARTS)
+            keys = (key for key, item in entries if isinstance(item, Tensor))
+            return "mapping", tuple(key for key in keys if isinstance(key, str))
+        return _kind(value), ()
+
+    def _tensor_names(self) -> tuple[str, ...]:
+        """Name the tensors among the variables of the running code, those of a cell included."""
+        names = self.line.frame.f_locals
+        found = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
+        return tuple(key for key in found if not key.startswith("_"))[:_MAX_PARTS]
+
+    def binding(self, expression: str) -> Binding | None:
+        """Return where a name, or an attribute of a user's module, got its value.
+
+        Of a tensor that was written to since, the binding does not tell what it holds.
+        """
+        node = parse(expression).body[0]
+        target = node.value if isinstance(node, ast.Expr) else None
+        value = ABSENT if target is None else self._read(target)
+        if isinstance(value, Tensor) and (value.is_inference() or value._version):
+            return None
+        if isinstance(target, ast.Name) and isinstance(value, Tensor | nn.Module):
+            return binding_of(self.line.running, target.id) or self._passed_in(target.id, value)
+        owner = self._read(target.value) if isinstance(target, ast.Attribute) else None
+        if not isinstance(owner, nn.Module) or not isinstance(target, ast.Attribute):
+            return None
+        made = next(d["__init__"] for k in type(owner).__mro__ if "__init__" in (d := vars(k)))
+        code = getattr(made, "__code__", None)
+        if not isinstance(code, CodeType) or not is_user_file(code.co_filename):
+            return None
+        stored = (instance_dict(owner), *(registered(owner, kind) for kind in _STORES))
+        return (
+            attribute_binding(code, target.attr) if any(target.attr in s for s in stored) else None
+        )
+
+    def _passed_in(self, name: str, value: object) -> Binding | None:
+        """Return where a caller made an argument of the running function, by the same object."""
+        code = self.line.frame.f_code
+        is_cell = code.co_name == "<module>" or name not in code.co_varnames[: code.co_argcount]
+        for entry in () if is_cell else self.line.callers:
+            run = running(place_of(entry))
+            evaluator = evaluator_for(frame_of(entry))
+            nodes = getattr(run.node, "args", []), getattr(run.node, "keywords", [])
+            given = (*nodes[0], *(item.value for item in nodes[1]))
+            same = [item for item in given if value_or(evaluator, item, ABSENT) is value]
+            if len(same) != 1 or not isinstance(same[0], ast.Name):
+                return None
+            found = binding_of(run, same[0].id)
+            if found is not None:
+                return replace(found, name=same[0].id, is_read_again=False, dropped=None)
+        return None
+
+    def layer(self, path: str) -> Binding | None:
+        """Return what the user calls the module of a path, and where it was made.
+
+        ``None`` unless the running code sees one module only with such a part.
+        """
+        found: dict[int, tuple[str, nn.Module, nn.Module]] = {}
+        for variables in (self.line.frame.f_locals, self.line.frame.f_globals):
+            for name, value in list(variables.items()):
+                if isinstance(value, nn.Module) and not name.startswith("_"):
+                    part = dict(_parts(value)).get(path)
+                    if part is not None:
+                        found.setdefault(id(value), (name, value, part))
+        if len(found) != 1:
+            return None
+        root, model, part = next(iter(found.values()))
+        names = [root]
+        for key in path.split("."):
+            names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
+        made = self.binding(next(item for item in reversed(names) if not item.endswith("]")))
+        weight = registered(part, "_parameters").get("weight")
+        tied = [
+            f"{root}.{at}"
+            for at, item in _parts(model)
+            if item is not part and registered(item, "_parameters").get("weight") is weight
+        ]
+        return replace(
+            made or Binding(at=SourceSpan()),
+            name=names[-1],
+            tied=tied[0] if tied and weight is not None else None,
+        )
+
+    @functools.cached_property
+    def unregistered(self) -> str | None:  # type: ignore[override]
+        """The list of the running module that holds the called one without registering it."""
+        module, owner = self.line.module, self._read(ast.Name("self", ast.Load()))
+        kept = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
+        lists = (key for key, item in kept if type(item) is list and any(i is module for i in item))
+        return next((f"self.{key}" for key in lists if module is not None), None)
+
+    @functools.cached_property
+    def called(self) -> Called:  # type: ignore[override]
+        """What the moves ask of the called module."""
+        module = self.line.module
+        if module is None:
+            return Called()
+        tensors = (*module.parameters(), *module.buffers())
+        devices = {str(item.device) for item in tensors}
+        flags = [instance_dict(item).get("batch_first") for item in module.modules()]
+        return Called(
+            device=devices.pop() if len(devices) == 1 else None,
+            is_model=not type(module).__module__.startswith("torch.nn.modules."),
+            is_batch_second=False in flags and True not in flags,
+        )
+
+    @functools.cached_property
+    def collate(self) -> Collate | None:  # type: ignore[override]
+        """How the samples that a loader could not join make a batch."""
+        made = collate_fn(self.line.frame, self.line.below)
+        if made is None:
+            return None
+        over = self._node.iter if isinstance(self._node, ast.For) else self._node
+        names = [item for item in ast.walk(over or ast.Pass()) if isinstance(item, ast.expr)]
+        found = [item for item in names if isinstance(self._read(item), DataLoader)]
+        loader = ast.unparse(found[0]) if found else None
+        return Collate(code=made[0], words=made[1], loader=loader)
+
+
+def _parts(module: nn.Module, path: str = "", depth: int = 0) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules below one with their paths, by the entries that modules store."""
+    for key, item in registered(module, "_modules").items() if depth < _MAX_DEPTH else ():
+        if isinstance(item, nn.Module):
+            yield f"{path}{key}", item
+            yield from _parts(item, f"{path}{key}.", depth + 1)
+
+
+def _kind(value: object) -> str | None:
+    """Return of what kind a value is that a tensor can be made of."""
+    if type(value) in (list, tuple) and value:
+        has_tensors = all(isinstance(item, Tensor) for item in value)  # type: ignore[attr-defined]
+        if type(value) is tuple:
+            return "tuple" if isinstance(value[0], Tensor) else None
+        return "tensors" if has_tensors else "list"
+    name = f"{type(value).__module__}.{type(value).__name__}"
+    if name == "numpy.ndarray":
+        return name
+    is_bound = isinstance(getattr(value, "__self__", None), Tensor)
+    return "method" if is_bound and callable(value) else None
