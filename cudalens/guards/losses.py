@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from cudalens.core.report_types import Bounds
 from cudalens.guards._base import guard
 from cudalens.guards._ranges import FLOATS
-from cudalens.guards.engine import Asserts, Between, Need, Within
+from cudalens.guards.engine import Between, Need, Within
 
 _NO_REDUCTION = 0
 _MAX_UINT8 = 255
@@ -21,80 +19,50 @@ _CLASS_DTYPES = (torch.int64, torch.uint8)
 
 @guard(
     "aten::nll_loss_forward",
-    records=("nll_loss_forward_reduced", "nll_loss_forward_none"),
+    "aten::nll_loss2d_forward",
+    records=("nll_loss_forward_reduced", "nll_loss_forward_none", "nll_loss2d_forward"),
     frequency="very common",
 )
 def nll_loss_target_in_range(
     self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> Need:
-    """Every target is a class, in [0, classes - 1], or equal to ignore_index.
+    """Every target, also that of a pixel, is in [0, classes - 1] or equal to ignore_index.
 
-    Source:   Loss.cu:179, :200 and :244 (none; 1-D; 2-D input), torch 2.13.0
+    Source:   Loss.cu:179, :200 and :244 (none; 1-D; 2-D input), NLLLoss2d.cu:75 (none) and :108
+              (4-D input), torch 2.13.0
     Cost:     one reduction over the targets, one copy of two numbers
     Passes:   aten.nll_loss_forward(zeros(3, 3), tensor([0, 2, -100]), None, 1, -100)
     Violates: aten.nll_loss_forward(zeros(3, 3), tensor([0, 3, -100]), None, 1, -100)
     """
     if not _is_nll_loss(self, target, weight):
         return None
-    return _class(target, self, ignore_index, self.dim() - 1, _NLL_FORWARD)
+    return _class(target, self, ignore_index, _nll_key("forward", self, target, reduction))
 
 
-@guard("aten::nll_loss_backward", records=("nll_loss_backward_reduced", "nll_loss_backward_none"))
+@guard(
+    "aten::nll_loss_backward",
+    "aten::nll_loss2d_backward",
+    records=(
+        *("nll_loss_backward_reduced", "nll_loss_backward_none"),
+        *("nll_loss2d_backward_reduced", "nll_loss2d_backward_none"),
+    ),
+)
 def nll_loss_backward_target_in_range(
     self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> Need:
-    """Every target still is a class, in [0, classes - 1], or equal to ignore_index.
+    """Every target, also that of a pixel, still is in [0, classes - 1] or equal to ignore_index.
 
-    Source:   Loss.cu:428, :447 and :476 (none; 1-D; 2-D input), torch 2.13.0
+    Source:   Loss.cu:428, :447 and :476 (none; 1-D; 2-D input), NLLLoss2d.cu:162 (none) and :199
+              (4-D input), torch 2.13.0
     Cost:     one reduction over the targets, one copy of two numbers
     Passes:   aten.nll_loss_backward(ones(()), zeros(1, 3), tensor([2]), None, 1, -100, ones(()))
     Violates: aten.nll_loss_backward(ones(()), zeros(1, 3), tensor([3]), None, 1, -100, ones(()))
     """
     if not _is_nll_loss(self, target, weight):
         return None
-    if target.dim() and target.shape != self.shape[:1]:  # refused here, though not in forward
+    if self.dim() == 1 and target.dim() and target.shape != self.shape:  # refused here alone
         return None
-    need = _class(target, self, ignore_index, self.dim() - 1, _NLL_BACKWARD)
-    need.is_replay_safe = reduction != _NO_REDUCTION
-    return need
-
-
-@guard("aten::nll_loss2d_forward", records=("nll_loss2d_forward",), frequency="very common")
-def nll_loss2d_target_in_range(
-    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
-) -> Need:
-    """Every pixel's target is a class, in [0, classes - 1], or equal to ignore_index.
-
-    Source:   NLLLoss2d.cu:75 (none) and :108, torch 2.13.0
-    Cost:     one reduction over the targets, one copy of two numbers
-    Passes:   aten.nll_loss2d_forward(zeros(1, 3, 1, 2), tensor([[[2, -100]]]), None, 1, -100)
-    Violates: aten.nll_loss2d_forward(zeros(1, 3, 1, 2), tensor([[[3, -100]]]), None, 1, -100)
-    """
-    if not _is_nll_loss2d(self, target, weight):
-        return None
-    key = "nll_loss2d_forward_none" if reduction == _NO_REDUCTION else "nll_loss2d_forward"
-    return _class(target, self, ignore_index, 1, key)
-
-
-@guard(
-    "aten::nll_loss2d_backward", records=("nll_loss2d_backward_reduced", "nll_loss2d_backward_none")
-)
-def nll_loss2d_backward_target_in_range(
-    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
-) -> Need:
-    """Every pixel's target still is a class, in [0, classes - 1], or equal to ignore_index.
-
-    Source:   NLLLoss2d.cu:162 (none) and :199, torch 2.13.0
-    Cost:     one reduction over the targets, one copy of two numbers
-    Passes:   aten.nll_loss2d_backward(ones(()), zeros(1, 3, 1, 1), tensor([[[2]]]), None, 1, 9,
-              ones(()))
-    Violates: aten.nll_loss2d_backward(ones(()), zeros(1, 3, 1, 1), tensor([[[3]]]), None, 1, 9,
-              ones(()))
-    """
-    if not _is_nll_loss2d(self, target, weight):
-        return None
-    key = "nll_loss2d_backward_none" if reduction == _NO_REDUCTION else "nll_loss2d_backward"
-    need = _class(target, self, ignore_index, 1, key)
+    need = _class(target, self, ignore_index, _nll_key("backward", self, target, reduction))
     need.is_replay_safe = reduction != _NO_REDUCTION
     return need
 
@@ -103,50 +71,42 @@ def _is_nll_loss(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """Return whether torch takes this call; one that it refuses reaches no kernel."""
     if target.device != scores.device or target.dtype not in _CLASS_DTYPES:
         return False
-    if scores.dim() == 2:
-        if target.dim() != 1 or target.size(0) != scores.size(0):
-            return False
-    elif scores.dim() != 1 or target.dim() > 1 or target.numel() != 1:
-        return False
-    return weight is None or _is_weight(weight, scores, scores.size(-1))
-
-
-def _is_nll_loss2d(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    if target.dtype != torch.int64 or target.device != scores.device or scores.dim() != 4:
-        return False
-    fits = target.shape == (scores.size(0), *scores.shape[2:])
-    return fits and (weight is None or _is_weight(weight, scores, scores.size(1)))
-
-
-def _is_weight(weight: Tensor, scores: Tensor, classes: int) -> bool:
+    rank = scores.dim()
+    if rank == 4:
+        is_taken = target.dtype == torch.int64
+        is_taken &= target.shape == (scores.size(0), *scores.shape[2:])
+    elif rank == 2:
+        is_taken = target.shape == scores.shape[:1]
+    else:
+        is_taken = rank == 1 and target.dim() <= 1 and target.numel() == 1
+    if not is_taken or weight is None:
+        return is_taken
+    classes = scores.size(min(rank - 1, 1))
     return weight.dim() == 1 and weight.numel() == classes and weight.dtype == scores.dtype
+
+
+def _nll_key(direction: str, scores: Tensor, target: Tensor, reduction: int) -> str:
+    """Return the assertion of the kernel that runs."""
+    is_none = reduction == _NO_REDUCTION
+    if scores.dim() == 4:
+        return f"nll_loss2d_{direction}{'_none' if is_none else ''}"
+    batch = "none" if is_none else "2d"
+    key = f"nll_loss_{direction}_{'1d' if scores.dim() == 1 else batch}"
+    # Compiled for uint8 the kernels test the upper bound alone.
+    return f"{key}_uint8" if target.dtype == torch.uint8 else key
 
 
 PER_CLASS = "Each target is the number of a class, and there is no class with this number."
 
 
-def _class(target: Tensor, scores: Tensor, ignored: int, dim: int, asserts: Asserts) -> Within:
+def _class(target: Tensor, scores: Tensor, ignored: int, key: str) -> Within:
+    dim = min(scores.dim() - 1, 1)
     last = scores.size(dim) - 1
-    need = Within("target", 0, last, of="self", dim=dim, unit="class", why=PER_CLASS)
-    need.asserts = asserts
+    need = Within("target", 0, last, of="self", dim=dim, unit="class", why=PER_CLASS, asserts=key)
     # No uint8 target is equal to -100, not even 156.
     if target.dtype == torch.int64 or 0 <= ignored <= _MAX_UINT8:
         need.also_allowed, need.also_allowed_name, need.masks_first = ignored, "ignore_index", True
     return need
-
-
-def _nll_key(
-    key: str, scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *_: Any
-) -> str:
-    """Return the assertion of the kernel for an input of one or two dimensions that runs."""
-    batch = "none" if reduction == _NO_REDUCTION else "2d"
-    key = f"{key}_{'1d' if scores.dim() == 1 else batch}"
-    # Compiled for uint8 the kernels test the upper bound alone.
-    return f"{key}_uint8" if target.dtype == torch.uint8 else key
-
-
-_NLL_FORWARD = partial(_nll_key, "nll_loss_forward")
-_NLL_BACKWARD = partial(_nll_key, "nll_loss_backward")
 
 
 # --- margin losses, where the CUDA kernels check less than those of the CPU -----------------------

@@ -319,10 +319,10 @@ def bag_backward(draw: Draw, weights: bool = False) -> Call:
 
 
 @case("nll_loss_target_in_range", aten.nll_loss_forward.default)
-@case("nll_loss2d_target_in_range", aten.nll_loss2d_forward.default, pixels=True)
+@case("nll_loss_target_in_range", aten.nll_loss2d_forward.default, pixels=True)
 @case("nll_loss_backward_target_in_range", aten.nll_loss_backward.default, grads=True)
 @case(
-    "nll_loss2d_backward_target_in_range", aten.nll_loss2d_backward.default, pixels=True, grads=True
+    "nll_loss_backward_target_in_range", aten.nll_loss2d_backward.default, pixels=True, grads=True
 )
 def class_targets(draw: Draw, pixels: bool = False, grads: bool = False) -> Call:
     classes, reduction = draw(st.integers(0, 12)), draw(st.integers(0, 2))
