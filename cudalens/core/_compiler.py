@@ -119,11 +119,12 @@ def leave_out_own_frames() -> Callable[[], None]:
     undo: list[Callable[[], None]] = []
 
     def enter(rules: Any) -> None:
-        before = [*rules.SKIP_DIRS]
+        count = len(rules.SKIP_DIRS)
         rules.add(package)
+        added = rules.SKIP_DIRS[count:]
 
         def leave() -> None:
-            for folder in {*rules.SKIP_DIRS} - {*before}:
+            for folder in added:
                 rules.SKIP_DIRS.remove(folder)
             rules._recompile_re()
 

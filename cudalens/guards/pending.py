@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,10 +60,15 @@ class Claim:
     """The ``ident`` of the thread that made the call, or that called ``backward``."""
     number: int = field(default_factory=itertools.count(1).__next__)
     """The order in which claims were made, over all streams."""
+    found: tuple[Any, Any] | None = None
+    """The extremes, where they are out of bounds."""
 
-    def holds(self, smallest: Any, largest: Any) -> bool:
-        """Return whether the extremes are in bounds; NaN is not."""
-        return bool(self.low <= smallest and largest <= self.high)
+    def is_for(self, thread: int) -> bool:
+        """Return whether a thread is to raise it: its own, or that of one that comes no more."""
+        others = (item for item in threading.enumerate() if item.ident == self.thread)
+        return self.thread == thread or all(
+            isinstance(item, threading._DummyThread) for item in others
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -76,26 +81,23 @@ class Slot:
     smallest: Any = None
     largest: Any = None
 
+    def fill(self, smallest: Any, largest: Any, findings: list[Claim]) -> None:
+        """Take in the extremes, and give the first claim that does not hold to the findings.
 
-@dataclass(slots=True, eq=False)
-class Finding:
-    """A claim that does not hold."""
-
-    claim: Claim
-    smallest: Any
-    largest: Any
-
-    def is_for(self, thread: int) -> bool:
-        """Return whether a thread is to raise it: its own, or that of one that comes no more."""
-        return self.claim.thread == thread or self.claim.thread not in {
-            item.ident
-            for item in threading.enumerate()
-            if not isinstance(item, threading._DummyThread)
-        }
+        May be done once more, where an interrupt came between.
+        """
+        self.smallest, self.largest = smallest, largest
+        with _claiming:
+            for claim in self.claims or ():
+                if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
+                    claim.found = smallest, largest
+                    if claim not in findings:
+                        findings.append(claim)
+                    break  # the same values are not reported again for the calls behind it
+            self.claims = None
 
 
-def _failed(claims: Sequence[Claim], *pair: Any) -> list[Finding]:
-    return [Finding(item, *pair) for item in claims if not item.holds(*pair)]
+_claiming = threading.Lock()
 
 
 class _Page:
@@ -137,8 +139,8 @@ class _Page:
                 self._values.copy_(self._bytes, non_blocking=True)
                 self._copied.record(copying)
 
-    def read(self, findings: list[Finding]) -> None:
-        """Wait for a page that was sent, give each slot its extremes, and empty the page."""
+    def read(self, findings: list[Claim]) -> None:
+        """Wait for a page that was sent, fill its slots, and empty it."""
         if not self.slots:
             return
         if self._streams is not None:
@@ -146,15 +148,9 @@ class _Page:
         values = self._values[: len(self.slots)].cpu()
         rows = {slot.dtype: values.view(slot.dtype).tolist() for slot in self.slots}
         for at, slot in enumerate(self.slots):
-            slot.smallest, slot.largest = pair = tuple(rows[slot.dtype][at][:2])
-            with _claiming:
-                # The same values are not reported again for the calls behind the first.
-                findings += _failed(slot.claims or (), *pair)[:1]
-                slot.claims = None
+            smallest, largest = rows[slot.dtype][at][:2]
+            slot.fill(smallest, largest, findings)
         self.slots = []
-
-
-_claiming = threading.Lock()
 
 
 class _Queue:
@@ -164,7 +160,7 @@ class _Queue:
         findings: takes the claims that do not hold.
     """
 
-    def __init__(self, device: torch.device, findings: list[Finding]) -> None:
+    def __init__(self, device: torch.device, findings: list[Claim]) -> None:
         self.lock = threading.RLock()
         streams = None
         if device.type == "cuda":
@@ -211,7 +207,7 @@ class Pending:
         self._queues = {}
         self._is_used = False
         """Whether a slot was filled since everything was read."""
-        self.findings: list[Finding] = []
+        self.findings: list[Claim] = []
         """What is known not to hold; :meth:`settle` reports it."""
 
     @property
@@ -283,12 +279,11 @@ class Pending:
             self._is_used = True
             raise
         errors = []
-        for item in sorted(self.findings, key=lambda item: item.claim.number):
-            if thread is not None and not item.is_for(thread):
-                continue
-            with suppress(ValueError):  # another thread has taken it
-                self.findings.remove(item)
-                errors.append(item.claim.report(item.smallest, item.largest))
+        for claim in sorted(self.findings, key=lambda item: item.number):
+            if thread is None or claim.is_for(thread):
+                with suppress(ValueError):  # another thread has taken it
+                    self.findings.remove(claim)
+                    errors.append(claim.report(*(claim.found or ())))
         return [error for error in [*errors, *CAPTURED.collect()] if error is not None]
 
     def forked(self) -> None:
