@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from cudalens.core import _compiler, _torch
 from cudalens.core._python import MoreStack, Uninterrupted, raise_if_outside
 from cudalens.core.call import OpCall
-from cudalens.core.errors import DeviceAssertError, DeviceIndexError, DeviceValueError
+from cudalens.core.errors import DeviceIndexError, DeviceValueError
 from cudalens.core.limits import Limits, failure_line
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
@@ -122,6 +122,7 @@ class Interceptor:
         plans, inside = plans_of(op), self._inside
         ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
         ask_unseen = partial(_torch.unseen, ask)
+        later_unseen = partial(_torch.unseen_without_wait, later)
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
@@ -130,6 +131,7 @@ class Interceptor:
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             found: BaseException | None = None
+            made: Made | None = None
             try:
                 if inside.busy:
                     return go_on(keyset & below, *args, **kwargs)
@@ -142,14 +144,15 @@ class Interceptor:
                 )
                 if not is_usual and not acts_on(args, kwargs):
                     return go_on(keyset & below, *args, **kwargs)
-                if self.is_deferred:
-                    return self._go_on_later(
-                        keyset & below, go_on, later, args, kwargs, is_usual, covers
-                    )
                 inside.busy = True
                 try:
                     self.checked_ops += 1
-                    found = (ask if is_usual else ask_unseen)(args, kwargs)
+                    if self.is_deferred:
+                        found, made = (later if is_usual else later_unseen)(args, kwargs, is_usual)
+                        if made is not None:
+                            args, kwargs = made.put_into(args, kwargs)
+                    else:
+                        found = (ask if is_usual else ask_unseen)(args, kwargs)
                     if found is not None:
                         raise found
                     inside.busy = covers
@@ -157,51 +160,24 @@ class Interceptor:
                 finally:
                     inside.busy = False
             except BaseException:
-                args, kwargs, found = (), {}, None  # a traceback that stays keeps this frame
+                if made is not None and found is None:
+                    made.withdraw()
+                args, kwargs, found, made = (), {}, None, None  # a traceback keeps this frame
                 raise
 
         return guarded
 
     # --- looking later ----------------------------------------------------------------------------
 
-    def _go_on_later(
-        self,
-        keyset: Any,
-        go_on: Callable[..., Any],
-        look: Callable[[tuple[Any, ...], dict[str, Any], bool], Made | None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        is_usual: bool,
-        covers_inner: bool,
-    ) -> Any:
-        __tracebackhide__ = True
-        inside, made = self._inside, None
-        inside.busy = True
-        self.checked_ops += 1
-        try:
-            if is_usual:
-                made = look(args, kwargs, True)
-            else:
-                made = _torch.unseen_without_wait(look, args, kwargs, False)
-            if made is not None:
-                args, kwargs = made.put_into(args, kwargs)
-            inside.busy = covers_inner
-            return go_on(keyset, *args, **kwargs)
-        except BaseException as error:
-            if made is not None and not isinstance(error, DeviceAssertError):
-                made.withdraw()
-            args, kwargs, made = (), {}, None
-            raise
-        finally:
-            inside.busy = False
-
-    def _later(self, op: Any) -> Callable[[tuple[Any, ...], dict[str, Any], bool], Made | None]:
-        """Return what notes the checks of a call; it raises what is found."""
+    def _later(self, op: Any) -> Callable[..., tuple[BaseException | None, Made | None]]:
+        """Return what notes the checks of a call; it gives what to raise, and what it noted."""
         plans = plans_of(op)
         askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
         deferred = DeferredOp(op, self._known, self._tell_past, self._waits, self._is_users)
 
-        def look(args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool) -> Made | None:
+        def look(
+            args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool
+        ) -> tuple[BaseException | None, Made | None]:
             is_captured = not is_usual and _torch.is_capturing()
             made, error, has_waited = None, None, False
             for plan in plans:
@@ -222,13 +198,7 @@ class Interceptor:
             ):
                 # What was noted before comes before what this call is about.
                 error = self._raised(PENDING.settle(threading.get_ident()), error)
-            if error is not None:
-                args, kwargs, made = (), {}, None
-                try:
-                    raise error
-                finally:
-                    del error
-            return made
+            return error, made
 
         return look
 

@@ -146,7 +146,8 @@ class _Page:
         if self._streams is not None:
             self._copied.synchronize()
         values = self._values[: len(self.slots)].cpu()
-        rows = {slot.dtype: values.view(slot.dtype).tolist() for slot in self.slots}
+        dtypes = {slot.dtype for slot in self.slots}
+        rows = {dtype: values.view(dtype).tolist() for dtype in dtypes}
         for at, slot in enumerate(self.slots):
             smallest, largest = rows[slot.dtype][at][:2]
             slot.fill(smallest, largest, findings)
