@@ -41,6 +41,8 @@ _DTYPES: dict[type, Any] = {
 }
 """What is looked at without a wait: intervals, of these dtypes; an odd dtype waits."""
 _MASKS = (torch.bool, torch.uint8)
+_MOST_VIEWS = 256
+"""Views of one tensor that are remembered: a data set may be cut into any number of batches."""
 
 
 def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
@@ -81,6 +83,8 @@ class KnownExtremes:
         place = (tensor.data_ptr(), view)
         slots: dict[Any, Slot] | None = entry[2].get(place)
         if slots is None:
+            if len(entry[2]) >= _MOST_VIEWS:
+                entry[2].clear()
             slots = entry[2][place] = {}
         return slots
 
@@ -214,7 +218,8 @@ class DeferredOp:
                 indices = place.of(args, kwargs)
                 if any(item is not None and item.dtype in _MASKS for item in indices):
                     return True
-            for written in (slot.of(args, kwargs) for slot in self._written):
+            for slot in self._written:
+                written = slot.of(args, kwargs)
                 if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):
                     return True
         return False

@@ -45,15 +45,16 @@ def running_call(is_users: IsUsers) -> tuple[int, tuple[StackLine, ...]]:
 
     Autograd's own threads have none: there, those of who waits for them.
     """
-    lines = _lines(sys._getframe(1), is_users)
-    if not any(is_users(code.co_filename) for code, _ in lines):
+    lines, has_users = _lines(sys._getframe(1), is_users)
+    if not has_users:
         for thread, frame in list(sys._current_frames().items()):
             if frame.f_code.co_name == _BACKWARD:
-                return thread, _lines(frame, is_users)
+                return thread, _lines(frame, is_users)[0]
     return threading.get_ident(), lines
 
 
-def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[StackLine, ...]:
+def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[tuple[StackLine, ...], bool]:
+    """Return the lines from the user's down to a frame, and whether any is the user's."""
     found: list[StackLine] = []
     users = 0
     # Two lines of the user's: the inner one may be code that torch's compiler wrote.
@@ -63,4 +64,4 @@ def _lines(frame: FrameType | None, is_users: IsUsers) -> tuple[StackLine, ...]:
         users += is_users(code.co_filename)
         frame = frame.f_back
     found.reverse()
-    return tuple(found)
+    return tuple(found), users > 0
