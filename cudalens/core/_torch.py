@@ -347,6 +347,11 @@ def is_unseen() -> bool:
     return not is_watched and _is_excluded(_AUTOGRAD) and not _sync_debug_mode()
 
 
+def has_modes() -> bool:
+    """Return whether a mode of this thread would see our own torch calls."""
+    return bool(has_dispatch_modes() or _has_function_modes())
+
+
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of ours where modes, subclasses and autograd do not see its torch calls."""
     with NoTorchFunction(), BelowAutograd():

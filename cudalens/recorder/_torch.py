@@ -101,11 +101,14 @@ def wait_if_busy(device: torch.device) -> None:
         module.synchronize()
 
 
+is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Return whether functorch has wrapped a tensor, which has no values of its own then."""
+
+
 def physical(tensor: Tensor) -> Tensor:
     """Return the tensor with the values of one that functorch has wrapped."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -17,6 +18,15 @@ import torch
 from cudalens.core._python import raise_if_outside
 from cudalens.core.call import ApiCall, NodeMark, api_call_of
 from cudalens.recorder.sites import Site
+
+_PASSING_ON = (
+    *("AddBackward", "AliasBackward", "CatBackward", "CloneBackward", "NegBackward"),
+    *("PermuteBackward", "ReshapeAliasBackward", "SelectBackward", "SliceBackward"),
+    *("SplitBackward", "SqueezeBackward", "StackBackward", "SubBackward", "TBackward"),
+    *("TransposeBackward", "UnbindBackward", "UnsafeViewBackward", "UnsqueezeBackward"),
+    *("ViewBackward", "torch::autograd::AccumulateGrad"),
+)
+"""Nodes that make no NaN and no infinity of finite gradients."""
 
 
 class BackwardPass:
@@ -31,7 +41,7 @@ class BackwardPass:
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
-        self.marks: dict[int, NodeMark] = {}
+        self.marks: dict[int, tuple[str, int]] = {}
         """The node that runs in each thread."""
 
     def run_backward(
@@ -74,7 +84,10 @@ class BackwardPass:
             self.finding = None
 
     def _register(self, outputs: Any, handles: list[Any]) -> None:
-        watch, seen = self._recorder.watch_node, set[Any]()
+        recorder, seen = self._recorder, set[Any]()
+        watch, before = recorder.watch_node, self._mark
+        if recorder.devices and recorder.is_synchronous:
+            before = self._wait_and_mark
         outputs = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
         waiting = [
             getattr(item, "grad_fn", None) or getattr(item, "node", None) for item in outputs
@@ -86,40 +99,40 @@ class BackwardPass:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
             # No reference to the node: it would keep alive what checkpoint holds.
-            mark = NodeMark(node.name(), node._sequence_nr())
-            handles.append(node.register_prehook(lambda grads, mark=mark: self._before(mark)))
-            if watch is not None:
-                look = self._looker(watch, mark)
-                handles.append(node.register_hook(look))
+            mark = node.name(), node._sequence_nr()
+            handles.append(node.register_prehook(partial(before, mark)))
+            if watch is not None and not mark[0].startswith(_PASSING_ON):
+                handles.append(node.register_hook(partial(self._look, watch, NodeMark(*mark))))
 
-    def _before(self, mark: NodeMark) -> None:
-        """Mark the node that is about to run.
+    def _mark(self, mark: tuple[str, int], grads: Any) -> None:
+        """Mark the node that is about to run."""
+        self.marks[get_ident()] = mark
+
+    def _wait_and_mark(self, mark: tuple[str, int], grads: Any) -> None:
+        """Wait for what the node before has launched.
 
         What raises here on a thread of autograd's can end the process: a fault is noted, and torch
         raises it by itself at its next call.
         """
-        here = get_ident()
-        recorder = self._recorder
-        if recorder.devices and recorder.is_synchronous and self.fault is None:
+        here, recorder = get_ident(), self._recorder
+        if self.fault is None:
             try:
                 recorder.wait_for_all()
             except Exception as error:
                 raise_if_outside(error)
-                self.fault = self.marks.get(here) or mark
+                self.fault = NodeMark(*self.marks.get(here, mark))
                 recorder.note_end(error, ApiCall(func=None, site=self.site, node=self.fault))
         self.marks[here] = mark
 
-    def _looker(
-        self, watch: Callable[..., BaseException | None], mark: NodeMark
-    ) -> Callable[[Any, Any], None]:
-        def look(made: Any, given: Any) -> None:
-            if self.finding is None:
-                try:
-                    self.finding = watch(mark, made, given)
-                except Exception as trouble:
-                    self._recorder.internal_error("a gradient was not looked at", trouble)
-
-        return look
+    def _look(
+        self, watch: Callable[..., BaseException | None], mark: NodeMark, made: Any, given: Any
+    ) -> None:
+        """Look at the gradients that a node has made."""
+        if self.finding is None:
+            try:
+                self.finding = watch(mark, made, given)
+            except Exception as trouble:
+                self._recorder.internal_error("a gradient was not looked at", trouble)
 
     @property
     def running(self) -> NodeMark | None:
@@ -127,7 +140,8 @@ class BackwardPass:
         if self.fault is not None:
             return self.fault
         marks = list(self.marks.values())
-        return self.marks.get(get_ident()) or (marks[0] if len(marks) == 1 else None)
+        mark = self.marks.get(get_ident()) or (marks[0] if len(marks) == 1 else None)
+        return None if mark is None else NodeMark(*mark)
 
     def _failed(self, error: BaseException, outputs: Any) -> None:
         """Note on an exception in which node it came.

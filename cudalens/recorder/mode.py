@@ -210,8 +210,11 @@ class RecordingMode(_torch.RemovableMode):
             args, kwargs, tensors, result, copies = (), None, None, None, None
             raise
 
-    def _look(self, args: tuple[Any, ...], kwargs: Any) -> tuple[list[Tensor], list[int]]:
-        """Return the tensors among the arguments and their versions."""
+    def _look(self, args: tuple[Any, ...], kwargs: Any) -> tuple[list[Tensor], list[int] | None]:
+        """Return the tensors among the arguments and their versions.
+
+        Those of inference mode have none: then there are none of any.
+        """
         tensors: list[Tensor] = []
         for value in args:
             kind = value.__class__
@@ -220,12 +223,14 @@ class RecordingMode(_torch.RemovableMode):
             elif kind not in NO_TENSORS:
                 tensors += tensors_in((value,))
         if kwargs:
-            tensors += tensors_in(kwargs.values())
+            for value in kwargs.values():
+                if value.__class__ not in NO_TENSORS:
+                    tensors += tensors_in((value,))
         try:
             return tensors, [item._version for item in tensors]
-        except RuntimeError as error:  # those of inference mode have none
+        except RuntimeError as error:
             raise_if_outside(error)
-            return tensors, [-1 if item.is_inference() else item._version for item in tensors]
+            return tensors, None
 
     def _before(
         self, api: Api, args: tuple[Any, ...], kwargs: Any, tensors: list[Tensor]
@@ -269,7 +274,7 @@ class RecordingMode(_torch.RemovableMode):
         args: tuple[Any, ...],
         kwargs: Any,
         tensors: list[Tensor],
-        versions: list[int],
+        versions: list[int] | None,
         number: int,
         result: Any,
     ) -> None:
@@ -289,13 +294,11 @@ class RecordingMode(_torch.RemovableMode):
             if self.passes:
                 site, number, last = self._of_worker(site, number, last)
             is_brief = site.__class__ is Site and site.is_brief
-            if [
-                item._version if at >= 0 else at for item, at in zip(tensors, versions, strict=True)
-            ] != versions:
+            if versions is None:
+                written = (write_of(tensors[0], None),) if api.is_in_place else ()
+            elif versions and [item._version for item in tensors] != versions:
                 pairs = zip(tensors, versions, strict=True)
                 written = tuple(write_of(*pair) for pair in pairs if pair[0]._version != pair[1])
-            elif api.is_in_place and versions and versions[0] < 0:
-                written = (write_of(tensors[0], None),)
             if result.__class__ is Tensor or result.__class__ is Parameter:
                 output: Any = ref(result)
                 shape, dtype = meta_of(result)
@@ -310,24 +313,12 @@ class RecordingMode(_torch.RemovableMode):
                 given = (api.shift * args[1],)
             reads = None if is_brief else tuple(map(ref, tensors))
             self.recorded_ops = seq = self.recorded_ops + 1
+            of_result = (output, shape, dtype)
             self._ring.append(
-                (
-                    seq,
-                    api,
-                    site,
-                    number,
-                    last,
-                    reads,
-                    output,
-                    shape,
-                    dtype,
-                    written,
-                    given,
-                    is_alias,
-                )
+                (seq, api, site, number, last, reads, *of_result, written, given, is_alias)
             )
             if EXTREMES.values:
-                self._note_extremes(api, frame)
+                self._note_extremes(api, frame, site)
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
         if self.watch is not None:
@@ -373,11 +364,11 @@ class RecordingMode(_torch.RemovableMode):
 
     # --- values that guards have read -------------------------------------------------------------
 
-    def _note_extremes(self, api: Api, frame: FrameType) -> None:
+    def _note_extremes(self, api: Api, frame: FrameType, site: RawSite) -> None:
         values, EXTREMES.values = EXTREMES.values, []
-        if api.stem in ("backward", "grad"):
+        if api.is_backward:
             return  # of many calls
-        place = self._place_of(frame)
+        place = self._place_of(frame, site)
         # Several guards may have looked at one argument.
         for argument in {argument: None for argument, _, _ in values or ()}:
             ends = [end for name, *pair in values or () if name == argument for end in pair]
@@ -395,12 +386,11 @@ class RecordingMode(_torch.RemovableMode):
             frame = frame.f_back
         if frame is None or frame.f_back is None:
             return None
-        known = self._seen.get((*self._place_of(frame.f_back), argument))
+        known = self._seen.get((*self._place_of(frame.f_back, self.sites.of(frame)), argument))
         return None if known is None else dict(zip(("calls", "min", "max"), known, strict=True))
 
-    def _place_of(self, frame: FrameType) -> tuple[Any, ...]:
+    def _place_of(self, frame: FrameType, site: RawSite) -> tuple[Any, ...]:
         """Return the instruction that made a call, the user's line and the module."""
-        site = self.sites.of(frame)
         caller = _caller(frame)
         shared = shared_site(site)
         line = site[:2] if isinstance(site, tuple) else shared and (shared.code, shared.lasti)

@@ -23,7 +23,7 @@ from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
-from cudalens.recorder._torch import physical
+from cudalens.recorder._torch import is_wrapped, physical
 from cudalens.recorder.calls import Api
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.lineage import FROM_PYTHON
@@ -66,8 +66,15 @@ class NonFiniteWatch:
         __tracebackhide__ = True
         if api.makes_no_values or api.is_backward:
             return
-        if result.__class__ is Tensor and not result.is_floating_point():
-            return
+        if result.__class__ is Tensor:
+            if not result.is_floating_point():
+                return
+            # The usual result first: every call pays for it.
+            if result.is_cpu and not written and not _torch.has_modes() and _is_plain(result):
+                with _torch.BelowAutograd():
+                    if math.isfinite(result.sum().item()):
+                        self._remember(result)
+                        return
         _torch.unseen(self._look, api, args, kwargs, result, written)
 
     def _look(
@@ -191,6 +198,10 @@ class NonFiniteWatch:
             item is not None and (seen := self._finite.get(id(item))) is not None and seen() is item
             for item in known
         )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not is_wrapped(tensor)
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:

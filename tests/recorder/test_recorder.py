@@ -80,7 +80,7 @@ def test_history_tells_op_shapes_line_and_phase() -> None:
     first, *_, last = recorder.history()
     assert (first.op, first.shapes) == ("torch.Tensor.mul", "f32[3, 4] -> f32[3, 4]")
     assert first.source.line == line_of("history-product")
-    assert first.source.text == "result = x * 2  # history-product"
+    assert first.source.text == "result = x * 2"
     assert (first.phase, first.module_path) == ("forward", None)
     assert last.shapes == "f32[3], i64[3] -> f32[3]"
 
