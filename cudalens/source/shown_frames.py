@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from types import TracebackType
 
-from cudalens.core._python import entries_from_traceback, linked
+from cudalens.core._python import entries_from_traceback, linked, set_on
 from cudalens.source.files import is_machinery, is_own_file, is_top, torch_path
 
 _DISPATCH = ("_ops.py", "overrides.py")
@@ -56,18 +56,21 @@ def is_told(error: BaseException, report: object) -> bool:
 def said_once(error: BaseException) -> Iterator[None]:
     """Let an exception say its first line alone, while it is shown beside a report of the rest."""
     args, notes = error.args, error.__dict__.get("__notes__")
-    if getattr(error, "report", None) is not None and args:
+    is_ours = getattr(error, "report", None) is not None and bool(args)
+    if is_ours:
         error.args = (str(args[0]).split("\n", 1)[0], *args[1:])
     if isinstance(notes, list):
-        error.__notes__ = [
+        others = [
             note for note in notes if not (isinstance(note, str) and note.startswith("cudalens: "))
         ]
+        set_on(error, "__notes__", others)
     try:
         yield
     finally:
-        error.args = args
+        if is_ours:
+            error.args = args
         if isinstance(notes, list):
-            error.__notes__ = notes
+            set_on(error, "__notes__", notes)
 
 
 def hide_own_frames(error: BaseException) -> None:

@@ -284,6 +284,15 @@ def test_where_torch_is_missing_the_cell_is_not_run(
     assert "ran" not in notebook.names
 
 
+def test_a_cuda_error_of_a_class_that_nobody_may_write_to(notebook: Notebook) -> None:
+    """Its report is shown beside it, and the exception is the user's own."""
+    cell = FROZEN.replace("int", "str\n    def __str__(self): return self.code")
+    result = notebook.run(f"%%cudacheck\n{cell}raise E('CUDA error: mine')")
+    assert type(result.error_in_exec).__name__ == "E"
+    assert "E: CUDA error: mine" in notebook.out and "FrozenInstance" not in notebook.out
+    assert len(notebook.shown) == 1
+
+
 def test_a_magic_around_ours_works(notebook: Notebook) -> None:
     notebook.run("%%time\n%%cudacheck\nv = 3\nv / 0")
     assert innermost(sys.last_traceback)[1] == 4

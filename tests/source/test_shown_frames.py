@@ -206,15 +206,18 @@ model = nn.Sequential(nn.Sequential(Inner()))
 
 
 def test_of_a_guards_error_a_notebook_shows_no_frames_of_torch(notebook: Notebook) -> None:
-    """A debugger reaches those between the user's; of a host error all are shown."""
+    """Nor beside any report; a debugger reaches those between the user's."""
     notebook.run(NESTED)
     notebook.run("%%cudacheck\nmodel(ids)")
     assert "in forward" in notebook.out or "Inner.forward" in notebook.out
     assert "module.py" not in notebook.out and "functional.py" not in notebook.out
     names = [frame.name for frame in traceback.extract_tb(sys.last_traceback)]
     assert names.count("_call_impl") == 3 and names[-1] == "forward"
-    notebook.run("%%cudacheck\nnn.Sequential(nn.Linear(3, 2, device='cuda'))(table)")
+    failing = "nn.Sequential(nn.Linear(3, 2, device='cuda'))(table)"
+    notebook.run(failing)
     assert "module.py" in notebook.out and OWN not in notebook.out
+    notebook.run(f"%%cudacheck\n{failing}")
+    assert "module.py" not in notebook.out and OWN not in notebook.out
 
 
 def hit(x: torch.Tensor) -> torch.Tensor:
