@@ -89,7 +89,8 @@ def _conclusion(
     name = evidence.op.name
     where = evidence.op.api or name
     if evidence.phase == "backward":
-        where = f"{where} in the backward pass"
+        is_node = name.rstrip("0123456789").endswith("Backward")
+        where = f"{name if is_node else where} in the backward pass"
     if evidence.replay.outcome == "raised":
         # Arguments that were not copied in time are zeros: then the CPU's word is no proof.
         certainty: Certainty = "likely" if evidence.replay.reason else "proven"

@@ -26,7 +26,8 @@ class CallRecord:
     """An API call that did not come back, described without a value of a device."""
 
     name: str | None
-    """The public name of the function; the op's name for an op of an extension."""
+    """The public name of the function, the op's for an op of an extension, the autograd node's
+    where a kernel of backward failed."""
     overload: str | None
     is_op: bool
     """Whether an op of the dispatcher was called by its own name: ``torch.ops.mine.same``."""
@@ -53,6 +54,8 @@ def describe_failure(call: ApiCall) -> CallRecord:
     op = overload_of(call.func)
     arguments = {} if call.func is None else named_arguments(call.func, call.args, call.kwargs)
     name = None if call.func is None else call.name
+    if call.node is not None and name in (None, *_OF_BACKWARD):
+        name = call.node.name  # a kernel of the node itself
     return CallRecord(
         name=name if op is None else op.name().partition(".")[0],
         overload=None if op is None else op._overloadname,

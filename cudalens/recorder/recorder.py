@@ -50,9 +50,12 @@ class Recorder(RecordingMode):
 
     def fatal_call(self, error: BaseException) -> CallRecord | None:
         """Return the call that ended the device's context, where ``error`` came out of another."""
-        if self.fatal is None or self.fatal is api_call_of(error):
+        fatal, call = self.fatal, api_call_of(error)
+        if fatal is None or fatal is call:
             return None
-        return describe_failure(self.fatal)
+        if call is not None and fatal.func is None and fatal.node == call.node:
+            return None  # noted on autograd's own thread, before torch raised it
+        return describe_failure(fatal)
 
     def history(self, limit: int = 200) -> tuple[HistoryEntry, ...]:
         """Describe the last calls, oldest first."""

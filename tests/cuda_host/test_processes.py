@@ -24,7 +24,7 @@ loader = DataLoader(data, batch_size=8, num_workers=1, pin_memory=True)
 standin.fault("sigmoid", 2)
 for i, (a, b) in enumerate(loader):
     a, b = a.to("cuda", non_blocking=True), b.to("cuda", non_blocking=True)
-    loss = F.cross_entropy(torch.sigmoid(model(a)), b)
+    loss = F.cross_entropy(torch.sigmoid(model(a)), b).item()
 """
 """The usual loop: as it is left, the pinned batch is freed on the lost device."""
 ABORTS = """
@@ -50,9 +50,17 @@ def test_a_pinned_batch_does_not_take_the_report_along(notebook: Any) -> None:
     assert isinstance(notebook.error, torch.AcceleratorError)
     report = cudalens.last_report()
     assert report is not None
-    assert (report.kind, report.op.name) == ("device_assert", "aten::sigmoid")
+    assert (report.kind, report.op.name) == ("device_assert", "torch.sigmoid")
     notebook.run("%%cudacheck\nmodel(a)")
     assert "the CUDA context is gone" in str(notebook.error.__notes__)
+
+
+@pytest.mark.parametrize(("value", "status"), [("False", -6), ("True", 1)])
+def test_a_loop_without_a_check_lives_where_torch_is_told_so(value: str, status: int) -> None:
+    """``docs/limits.md`` names the setting; torch reads it as the process starts."""
+    setting = f"pinned_free_catch_all:{value}"
+    done = python("-c", LOOP, fresh=True, PYTORCH_CUDA_ALLOC_CONF=setting)
+    assert done.returncode == status, done.stderr
 
 
 @pytest.mark.parametrize(("program", "status"), [(LOOP, 1), (ABORTS, -6)])
@@ -65,7 +73,7 @@ def test_a_script_s_report_is_printed_and_written(program: str, status: int, fol
     assert done.stderr.count(HEADLINE) == 1 + ("Traceback" in done.stderr)  # the exception's note
     assert "train.py" in done.stderr
     report = json.loads((folder / "report.json").read_text())
-    assert (report["context_usable"], report["op"]["name"]) == (False, "aten::sigmoid")
+    assert (report["context_usable"], report["op"]["name"]) == (False, "torch.sigmoid")
     assert "sigmoid" in report["source"]["text"]
     assert "sigmoid" in (folder / "report.html").read_text()
 
