@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 
 import worker
 from cases import CASES, Case
-from report import differences
+from report import differences, machine
 
 REHEARSE = """
 import json, sys
@@ -103,3 +103,9 @@ def test_the_file_of_results_is_written(folder: Path) -> None:
     with pytest.raises(cudalens.DeviceIndexError), cudalens.check(json="report.json"):
         F.embedding(ids, table)
     assert json.loads((folder / "report.json").read_text())["context_usable"] is True
+
+
+def test_the_gpu_suite_s_page_is_not_written_here() -> None:
+    """What it says is said of hardware."""
+    with pytest.raises(RuntimeError, match="stand-in"):
+        machine()
