@@ -204,7 +204,7 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
 # --- a guard's finding ---------------------------------------------------------------------------
 
 
-_TOLD_LATER = "and this is told later: do not use what was computed from its result."
+_TOLD_LATER = "so do not use what was computed from its result."
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
