@@ -49,7 +49,7 @@ class RecordingMode(_torch.RemovableMode):
         sync: wait for the device after each call, so that the call at fault raises the fault.
         copy_budget: bytes of arguments copied to the host before each op that is not torch's own.
         watch: looks at the result of each call, and at the gradients of each node of a backward
-            pass; what it raises is raised by the call.
+            pass; what it returns is raised by the call.
         modules: note which module each call belongs to; a compiled module runs eagerly then.
         is_fatal: tells whether the device cannot be used after an exception.
         on_device_end: called once, with the exception after which it cannot.
@@ -322,7 +322,24 @@ class RecordingMode(_torch.RemovableMode):
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
         if self.watch is not None:
-            self.watch(api, args, kwargs or {}, result, [item.tensor() for item in written])
+            found = self._watched(api, args, kwargs or {}, result, written)
+            if found is not None:
+                raise found
+
+    def _watched(
+        self,
+        api: Api,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        written: tuple[Write, ...],
+    ) -> Any:
+        """Return what the watch says of the result of a call."""
+        try:
+            return self.watch(api, args, kwargs, result, [item.tensor() for item in written])
+        except Exception as trouble:
+            self.internal_error("a result was not looked at", trouble)
+            return None
 
     def _of_worker(self, site: RawSite, number: int, last: int) -> tuple[RawSite, int, int]:
         """Return place and numbers of a call in backward, which may run on a thread of autograd's.

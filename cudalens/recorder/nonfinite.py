@@ -41,7 +41,7 @@ MAX_KNOWN = 10_000
 
 
 class NonFiniteWatch:
-    """Called after each call; raises what ``on_found`` gives for the first one that makes a NaN.
+    """Called after each call; returns what ``on_found`` gives for one that makes a first NaN.
 
     Args:
         on_found: told of the call's arguments by name and the finding.
@@ -61,21 +61,20 @@ class NonFiniteWatch:
         kwargs: Mapping[str, Any],
         result: Any,
         written: Sequence[Tensor],
-    ) -> None:
+    ) -> BaseException | None:
         """Judge one call; a result that merely passes a non-finite input on is not its making."""
-        __tracebackhide__ = True
         if api.makes_no_values or api.is_backward:
-            return
+            return None
         if result.__class__ is Tensor:
             if not result.is_floating_point():
-                return
+                return None
             # The usual result first: every call pays for it.
             if result.is_cpu and not written and not _torch.has_modes() and _is_plain(result):
                 with _torch.BelowAutograd():
                     if math.isfinite(result.sum().item()):
                         self._remember(result)
-                        return
-        _torch.unseen(self._look, api, args, kwargs, result, written)
+                        return None
+        return _torch.unseen(self._look, api, args, kwargs, result, written)  # type: ignore[no-any-return]
 
     def _look(
         self,
@@ -84,12 +83,14 @@ class NonFiniteWatch:
         kwargs: Mapping[str, Any],
         result: Any,
         written: Sequence[Tensor],
-    ) -> None:
-        __tracebackhide__ = True
+    ) -> BaseException | None:
         for tensor in tensors_in((result,)) if result is not None else written:
             if not self._is_good(tensor):
                 with torch.no_grad():
-                    self._judge(api, args, kwargs, tensor, written)
+                    error = self._judge(api, args, kwargs, tensor, written)
+                if error is not None:
+                    return error
+        return None
 
     def of_node(
         self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
@@ -137,32 +138,29 @@ class NonFiniteWatch:
         kwargs: Mapping[str, Any],
         result: Tensor,
         written: Sequence[Tensor],
-    ) -> None:
-        __tracebackhide__ = True
+    ) -> BaseException | None:
         lost = {id(item) for item in written}
         is_overwritten = id(result) in lost
         result = physical(result)
         bad = ~torch.isfinite(result)
         if not bool(bad.any()):
-            return
+            return None
         has_nan = bool(result.isnan().any())
         inputs = [item for item in _floats((*args, *kwargs.values())) if id(item) not in lost]
         inputs = list(map(physical, inputs))
         if has_nan and not self._has_met_nan:
             self._note_first(api, args, kwargs, inputs)
         if api.stem in FROM_PYTHON or _is_given(args, kwargs):
-            return
+            return None
         if is_overwritten and not all(map(self._was_finite, written)):
-            return  # overwritten in place: what it held before is gone
+            return None  # overwritten in place: what it held before is gone
         # NaN out of infinities is new; an infinity out of infinities is not.
         if has_nan and any(bool(item.isnan().any()) for item in inputs):
-            return
+            return None
         if not has_nan and any(not bool(torch.isfinite(item).all()) for item in inputs):
-            return
+            return None
         arguments = named_arguments(api.func, args, kwargs)
-        error = self._on_found(arguments, _violation(api, arguments, result, bad, lost))
-        if error is not None:
-            raise error
+        return self._on_found(arguments, _violation(api, arguments, result, bad, lost))
 
     def _note_first(
         self,
@@ -201,7 +199,7 @@ class NonFiniteWatch:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not is_wrapped(tensor)
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapped(tensor)
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:
@@ -215,6 +213,7 @@ def _has_floats(tensor: Tensor) -> bool:
         and tensor.numel()
         and not tensor.is_meta
         and tensor.layout == torch.strided
+        and not tensor.is_nested
         and _torch.is_plain(tensor)
     )
 

@@ -277,7 +277,7 @@ def test_what_went_in_stands_beside_each_bad_value() -> None:
     assert sorted(values.values()) == [-4.0, 0.75]
     assert Report.from_dict(report.to_dict()) == report
     page = render_page(report)
-    assert ">from x</th>" in page and "value -4" in page
+    assert ">from x</th>" in page
     assert "[0, 1] = nan from x = -4" in render(report)
 
 

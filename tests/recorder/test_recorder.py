@@ -619,10 +619,10 @@ def test_a_node_from_before_the_recording_is_nobody_s() -> None:
 
 
 def test_watch_sees_every_result_and_may_stop_the_call() -> None:
-    def watch(api: Any, args: Any, kwargs: Any, result: Any, written: Any) -> None:
+    def watch(api: Any, args: Any, kwargs: Any, result: Any, written: Any) -> Any:
         if api.func is torch.Tensor.log and not bool(result.isfinite().all()):
-            msg = "not finite"
-            raise RuntimeError(msg)
+            return RuntimeError("not finite")
+        return None
 
     recorder = Recorder(watch=watch)
     record = failing(recorder, lambda: torch.zeros(2).log())

@@ -1,0 +1,179 @@
+"""A program under a check is as without it: what no dispatch mode allows, and what a function mode
+would change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile
+
+import cudalens
+from cudalens import simulate
+from cudalens.recorder import Recorder, _torch
+
+
+def subclass() -> object:
+    class Own(torch.Tensor):
+        pass
+
+    return type(Own(torch.empty(2))).__name__
+
+
+def traced_with_a_number() -> object:
+    traced = torch.jit.trace(lambda x: x + x.sum() * 2.0, torch.ones(3))
+    return traced(torch.ones(3)).tolist()
+
+
+def profiled() -> object:
+    with profile() as found:
+        torch.ones(3).exp()
+    return {item.key: item.count for item in found.key_averages() if item.key.startswith("aten")}
+
+
+def eigenvalues() -> object:
+    torch.manual_seed(0)
+    made = torch.randn(8, 8)
+    return torch.linalg.eigvalsh(made @ made.T).tolist()
+
+
+def encoded() -> object:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    with torch.no_grad():
+        return [encoder(x).tolist(), encoder(x, src_key_padding_mask=padding).tolist()]
+
+
+def converted_by_swapping() -> object:
+    layer = nn.Linear(2, 2)
+    layer(torch.ones(1, 2))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.double()
+        layer.load_state_dict(nn.Linear(2, 2).state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    return str(layer(torch.ones(1, 2, dtype=torch.double)).dtype)
+
+
+def on_a_default_device() -> object:
+    before = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        return str(torch.ones(2).device)
+    finally:
+        torch.set_default_device(None if before.type == "cpu" else before)
+
+
+def jagged() -> object:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    return (nested * 2).to_padded_tensor(0.0).tolist()
+
+
+PROGRAMS: list[Callable[[], object]] = [
+    subclass,
+    traced_with_a_number,
+    profiled,
+    eigenvalues,
+    encoded,
+    converted_by_swapping,
+    on_a_default_device,
+    jagged,
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("nan", [False, True])
+def test_a_program_gives_what_it_gives_without(program: Callable[[], object], nan: bool) -> None:
+    if nan and program is profiled:
+        return  # the sums that look for NaN are ops, too
+    plain = program()
+    with cudalens.check(nan=nan) as session:
+        assert program() == plain
+        assert session.recorder.limits == []
+    assert session.report is None
+
+
+def test_torch_s_functions_are_its_own_again_afterwards() -> None:
+    names = [
+        (torch.autograd, "_engine_run_backward"),
+        (torch.overrides, "has_torch_function"),
+        (torch.utils, "swap_tensors"),
+    ]
+    before = [getattr(*name) for name in names]
+    with Recorder():
+        assert all(getattr(*name) is not old for name, old in zip(names, before, strict=True))
+    assert [getattr(*name) for name in names] == before
+
+
+# --- when the device is waited for ----------------------------------------------------------------
+
+
+class Queue:
+    """The current stream: busy after work, idle after a wait."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.is_busy = False
+
+    def look(self, device: torch.device) -> None:
+        self.waits += self.is_busy
+        self.is_busy = False
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch, sim: simulate.Simulation) -> Queue:
+    """Count the waits; each launch of the rehearsal device makes its stream busy."""
+    queue, launch = Queue(), sim._runtime.state.launch
+
+    def launched() -> None:
+        queue.is_busy = True
+        launch()
+
+    monkeypatch.setattr(sim._runtime.state, "launch", launched)
+    monkeypatch.setattr(_torch, "wait_if_busy", queue.look)
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        (lambda x: x + 1, 1),
+        (lambda x: x.add_(1), 1),
+        (lambda x: (x + 1).exp(), 2),
+        (lambda x: x.view(-1)[1:].unsqueeze(0).expand(2, -1), 0),
+        (lambda x: (x.size(), x.shape, x.is_contiguous(), x.detach()), 0),
+    ],
+)
+def test_only_what_launches_something_is_waited_for(
+    call: Callable[[Tensor], Any], waits: int, queue: Queue
+) -> None:
+    x = torch.ones(2, 2, device="cuda")
+    with Recorder():
+        queue.is_busy, queue.waits = False, 0
+        call(x)
+    assert queue.waits == waits
+
+
+def test_without_waiting_nothing_is_waited_for(queue: Queue) -> None:
+    x = torch.ones(2, 2, device="cuda", requires_grad=True)
+    with Recorder(sync=False):
+        (x * 2).sum().backward()
+    assert queue.waits == 0
+
+
+def test_in_backward_each_node_that_launches_is_waited_for(queue: Queue) -> None:
+    x = torch.ones(2, 2, device="cuda", requires_grad=True)
+    with Recorder():
+        loss = x.exp().view(-1).sum()
+        queue.is_busy, queue.waits = False, 0
+        loss.backward()
+    assert queue.waits >= 2
