@@ -88,13 +88,19 @@ class Slot:
         """
         self.smallest, self.largest = smallest, largest
         with _claiming:
-            for claim in self.claims or ():
-                if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
-                    claim.found = smallest, largest
-                    if claim not in findings:
-                        findings.append(claim)
-                    break  # the same values are not reported again for the calls behind it
+            # The same values are not reported again for the calls behind the first.
+            claim = self._first_failed(smallest, largest)
+            if claim is not None:
+                claim.found = smallest, largest
+                if claim not in findings:
+                    findings.append(claim)
             self.claims = None
+
+    def _first_failed(self, smallest: Any, largest: Any) -> Claim | None:
+        for claim in self.claims or ():
+            if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
+                return claim
+        return None
 
 
 _claiming = threading.Lock()
