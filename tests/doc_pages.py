@@ -145,7 +145,7 @@ def catalogue_table() -> str:
             f"| {code(typed.get(row['guard'], []))} | {code(stems(row['op']))} "
             f"| {cell(row['precondition'])} | {kind} | {row['frequency']} |"
         )
-    head = "| what people type | op | what must hold | kind | how often met |"
+    head = "| call | op | requirement | kind | how common |"
     return table(head, rows)
 
 
@@ -168,15 +168,16 @@ def guards_page() -> str:
     return f"""\
 # The catalogue of guards
 
-{MADE}  The same in a terminal: `cudalens guards`, as JSON `cudalens guards --json`.
+{MADE} In a terminal: `cudalens guards`, as JSON `cudalens guards --json`.
 
-Each guard mirrors a device-side assertion of PyTorch's CUDA kernels, or says what a kernel that \
-asserts nothing silently gets wrong.  A call in the first column was run, and the ops that it came \
-to were seen.  Guards of one's own: [notebook 06](../../notebooks/06_write_your_own_guard.ipynb).
+Each guard mirrors a device-side assertion of PyTorch's CUDA kernels, or covers a kernel that \
+asserts nothing and silently returns wrong results. The ops of a call in the first column were \
+recorded by running it. For your own guards see \
+[notebook 06](../../notebooks/06_write_your_own_guard.ipynb).
 
 {catalogue_table()}
 
-## Every reachable device-side assertion of torch 2.13, and what stands before it
+## Every reachable device-side assertion of torch 2.13, and its guard
 
 {inventory_table()}
 """
@@ -203,6 +204,9 @@ def prose(value: object) -> str:
     found: list[str] = []
     for paragraph in plain(inspect.getdoc(value) or "").split("\n\n"):
         head, _, body = paragraph.partition("\n")
+        if head == "Example:":
+            found.append(f"```console\n{textwrap.dedent(body)}\n```")
+            continue
         if head not in ("Args:", "Returns:", "Raises:"):
             found.append(" ".join(paragraph.split()))
             continue
@@ -239,7 +243,7 @@ def python_page() -> str:
     return f"""\
 # Python
 
-{MADE}  `import cudalens` loads neither torch nor IPython: a name is fetched on its first use.
+{MADE} `import cudalens` loads neither torch nor IPython: each name is loaded on first use.
 
 `cudalens.GUARDS` is the catalogue as a read-only mapping from op overloads to their guards, \
 `cudalens.__version__` the version.
@@ -300,17 +304,17 @@ def magics_page() -> str:
     return f"""\
 # Magics and options
 
-{MADE}  `%load_ext cudalens` once a notebook, `%unload_ext cudalens` takes \
-everything back; `%cudacheck --help` prints this page in short.
+{MADE} Run `%load_ext cudalens` once per kernel; `%unload_ext cudalens` removes \
+everything. `%cudacheck --help` prints a short form of this page.
 
 {table("| form | what it does |", forms)}
 
-An exception of a guard stops the cell as any exception does, so *Run All*, nbclient and papermill \
-stop there too.  A misspelt option is one line, and the cell is not run.
+An exception from a guard stops the cell like any other exception, so *Run All*, nbclient and \
+papermill stop too. With a misspelt option you get one line, and the cell does not run.
 
 ## Options
 
-Of `%%cudacheck`, of `%cudacheck on` and, but for `-r`, of `python -m cudalens`.
+For `%%cudacheck`, `%cudacheck on` and, except `-r`, `python -m cudalens`.
 
 {options_table()}
 """
@@ -326,7 +330,7 @@ def report_page() -> str:
     return f"""\
 # A report as JSON
 
-{MADE}  Every key is always there; what is not known is `null` or an empty list, never a guess.  \
+{MADE} Every key is always present; unknown values are `null` or an empty list, never a guess. \
 The JSON Schema is `report.schema.json` in the package; this is version {SCHEMA_VERSION}.
 
 `Report.to_dict()`, `.to_json()` and `--json FILE` write it, `Report.from_dict()` and \

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 class DeviceAssertError(RuntimeError):
     """An op was stopped before its launch because a device-side assert would have fired.
 
-    ``str()`` is complete by itself; ``report`` holds everything that is known.
+    ``str()`` is complete by itself; ``report`` is the :class:`cudalens.Report`.
+
+    Example:
+        >>> with cudalens.guard():
+        ...     try:
+        ...         torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
+        ...     except cudalens.DeviceAssertError as error:
+        ...         print(error.report.argument, error.report.bounds.max)
+        indices 2
     """
 
     def __init__(self, message: str, report: Report | None = None) -> None:

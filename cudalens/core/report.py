@@ -140,7 +140,19 @@ def is_of_cell(source: SourceSpan | None, frames: Iterable[Frame]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that is known of one failure.  Its JSON form: docs/reference/report.md."""
+    """Everything that is known about one failure.  Its JSON form: docs/reference/report.md.
+
+    Example:
+        >>> with cudalens.guard():
+        ...     torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
+        Traceback (most recent call last):
+        cudalens.core.errors.DeviceIndexError: ...
+        >>> report = cudalens.last_report()
+        >>> report.kind, report.certainty, report.context_usable
+        ('device_assert', 'proven', True)
+        >>> cudalens.Report.from_dict(report.to_dict()) == report
+        True
+    """
 
     schema_version: int = SCHEMA_VERSION
     """Changes with every change of a key; this release reads 1 to 3."""

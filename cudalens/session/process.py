@@ -61,8 +61,16 @@ def install(*, deferred: bool = False) -> None:
     """Install the guards for the whole process and all its threads; calls nest.
 
     Args:
-        deferred: do not wait for the device at a call: its values are looked at later, see
-            :func:`settle`.  While anybody else wants the guards at once, they are.
+        deferred: do not wait for the GPU at a call: values are checked later, see :func:`settle`.
+            While any other part of the process uses normal guards, all guards check immediately.
+
+    Example:
+        >>> cudalens.install()
+        >>> table = torch.zeros(3, 2, device="cuda")
+        >>> table[torch.tensor([3], device="cuda")]
+        Traceback (most recent call last):
+        cudalens.core.errors.DeviceIndexError: ...
+        >>> cudalens.uninstall()
     """
     acquire(is_deferred=deferred)
     _installs.append(deferred)
@@ -71,10 +79,14 @@ def install(*, deferred: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undo one :func:`install`; harmless when there was none.
+    """Undo one :func:`install`; do nothing if there was none.
 
     Raises:
-        DeviceAssertError: a finding of deferred guards that nobody has been told of.
+        DeviceAssertError: a finding of deferred guards that was not raised before.
+
+    Example:
+        >>> cudalens.install()
+        >>> cudalens.uninstall()
     """
     is_deferred = _installs.pop() if _installs else False
     error = PROCESS.settle() if is_deferred else None
@@ -83,10 +95,15 @@ def uninstall() -> None:
 
 
 def guard(*, deferred: bool = False) -> AbstractContextManager[None]:
-    """Return a block in which the guards are installed, in all threads.
+    """Return a context manager that installs the guards, in all threads.
 
     Args:
-        deferred: as for :func:`install`; what is pending is looked at where the block ends.
+        deferred: as for :func:`install`; pending checks are finished at the end of the block.
+
+    Example:
+        >>> with cudalens.guard():
+        ...     torch.zeros(3, device="cuda")[torch.tensor([2], device="cuda")].item()
+        0.0
     """
     return _GuardedBlock(deferred)
 
@@ -138,11 +155,18 @@ def in_place_of(error: BaseException, finding: BaseException) -> BaseException |
 
 
 def settle() -> None:
-    """Wait for the checks of deferred guards that are pending; returns at once where none is.
+    """Wait for all pending checks of deferred guards; free if there are none.
 
     Raises:
-        DeviceAssertError: the first finding; it tells of the others.
+        DeviceAssertError: the first finding; the others are its notes.
         RuntimeError: a CUDA graph is being captured.
+
+    Example:
+        >>> with cudalens.guard(deferred=True):
+        ...     rows = torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
+        ...     cudalens.settle()
+        Traceback (most recent call last):
+        cudalens.core.errors.DeviceIndexError: ...
     """
     if PENDING and _torch.is_capturing() and _torch.is_device_usable():
         msg = "cudalens.settle() cannot wait while a CUDA graph is captured: call it after a replay"
@@ -176,7 +200,16 @@ def _tell_at_exit() -> None:
 
 
 def last_report() -> Report | None:
-    """Return the report of the last finding or failure of this process."""
+    """Return the report of the last finding or failure of this process, or ``None``.
+
+    Example:
+        >>> with cudalens.guard():
+        ...     torch.zeros(3, device="cuda")[torch.tensor([3], device="cuda")]
+        Traceback (most recent call last):
+        cudalens.core.errors.DeviceIndexError: ...
+        >>> cudalens.last_report().offenders.first[0].value
+        3
+    """
     return PROCESS.last
 
 
@@ -200,8 +233,18 @@ def register_guard(
         a function that takes the guard out again; calling it twice is harmless.
 
     Raises:
-        GuardRegistrationError: there is no such op, it has no argument of that name, or ``check``
-            is no function.
+        GuardRegistrationError: the op does not exist, it has no argument of that name, or ``check``
+            is not a function.
+
+    Example:
+        >>> def not_empty(self):
+        ...     return None if self.numel() else "the input of median has no elements"
+        >>> remove = cudalens.register_guard("aten::median", not_empty)
+        >>> with cudalens.guard():
+        ...     torch.zeros(0, device="cuda").median()
+        Traceback (most recent call last):
+        cudalens.core.errors.DeviceValueError: the input of median has no elements...
+        >>> remove()
     """
     entry = guards.add(op, check, name)
     PROCESS.refresh()
@@ -294,15 +337,21 @@ def stop_simulation() -> None:
 
 
 def ensure_cuda() -> torch.device:
-    """Return ``torch.device("cuda")``, and say in one line which device stands behind it.
+    """Return ``torch.device("cuda")`` and print which device it is.
 
-    Starts the rehearsal device where there is no GPU.
+    Starts the rehearsal device on a machine without a GPU.
 
     Returns:
         the :class:`torch.device`.
 
     Raises:
-        cudalens.simulate.SimulationError: there is no GPU and the simulation cannot start here.
+        cudalens.simulate.SimulationError: there is no GPU, and the rehearsal device cannot start.
+
+    Example:
+        >>> device = cudalens.ensure_cuda()
+        cuda: ...
+        >>> device
+        device(type='cuda')
     """
     import torch
 

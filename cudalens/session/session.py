@@ -453,7 +453,7 @@ def check(
     no_force_eager: bool = False,
     no_widgets: bool = False,
 ) -> CheckedBlock:
-    """Check a block of code as ``%%cudacheck`` checks a cell; options as keyword arguments.
+    """Check a block of code like ``%%cudacheck`` checks a cell; options are keyword arguments.
 
     Args:
         fast, nan, deferred, sync, max_ops, html, json, force_eager, widgets:
@@ -461,7 +461,14 @@ def check(
         no_sync, no_force_eager, no_widgets: the same as in the options of the command line.
 
     Returns:
-        a context manager; its ``report`` is the :class:`Report`, ``None`` when nothing is wrong.
+        a context manager; its ``report`` is the :class:`Report`, ``None`` if nothing is wrong.
+
+    Example:
+        >>> with cudalens.check() as session:
+        ...     table = torch.zeros(3, 2, device="cuda")
+        ...     rows = table[torch.tensor([0, 2], device="cuda")]
+        >>> print(session.report)
+        None
     """
     return CheckedBlock(
         fast=fast,

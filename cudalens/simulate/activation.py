@@ -265,11 +265,20 @@ def start(
 ) -> Simulation:
     """Start the rehearsal device, or return the one that is running.
 
-    lag: launches after which an assert surfaces; None: only when the process waits for the device.
-    seed: draw the lag of each assert from 0..lag instead.
-    blocking: raise at the failing launch; None reads CUDA_LAUNCH_BLOCKING at each launch.
-    Raises SimulationError where a GPU is present, below torch 2.8, where the self-check fails, and
-    when the process already ran a backward.
+    Args:
+        lag: launches after which an assert is raised; ``None``: only when the process waits.
+        seed: draw the lag of each assert from ``0 … lag``.
+        blocking: raise at the failing launch; ``None`` reads ``CUDA_LAUNCH_BLOCKING``.
+        announce: print one line that says that this is not a GPU.
+
+    Raises:
+        SimulationError: there is a GPU, torch is older than 2.8, the self-check fails, or the
+            process has already run a backward pass.
+
+    Example:
+        >>> with cudalens.simulate(announce=False):
+        ...     torch.ones(2, device="cuda").sum().item()
+        2.0
     """
     if Simulation.running is not None:
         Simulation.running._is_joined = True
