@@ -170,7 +170,7 @@ class DeferredOp:
             return False, made
         needs = need if type(need) is list else (need,)
         unknown = self._unknown(plan, needs, values, is_captured)
-        if unknown is None or self._looks_at_once(unknown, args, kwargs):
+        if unknown is None or (unknown and self._looks_at_once(unknown, args, kwargs)):
             return True, made
         for one, place, tensor, slots in unknown:
             if tensor.numel():
@@ -287,7 +287,8 @@ class DeferredOp:
 def _interval(need: Deferrable) -> tuple[float, float, Any]:
     """Return between what extremes lie, and which form of the tensor they are the extremes of."""
     if isinstance(need, Within):
-        return engine.interval(need)
+        is_plain = need.also_allowed is None and not need.upper_bound_only
+        return (need.low, need.high, None) if is_plain else engine.interval(need)
     return need.low, need.high, need.dtype
 
 

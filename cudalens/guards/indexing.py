@@ -43,7 +43,8 @@ def _selectors(source: Tensor, indices: Indices) -> list[tuple[int, int]]:
             untouched[dim] = 1 if untouched[dim] else 0
             dim += 1
     is_launched = dim <= source.dim() and 0 not in untouched
-    return found if is_launched and _common_shape(indices, ()) is not None else []
+    fits = len(found) < 2 or _common_shape(indices, ()) is not None
+    return found if is_launched and fits else []
 
 
 def _masks(indices: Indices) -> list[Tensor]:
