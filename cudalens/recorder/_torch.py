@@ -49,9 +49,7 @@ class RemovableMode(TorchFunctionMode):
 
     def is_on(self) -> bool:
         """Return whether this mode is on the stack of the running thread."""
-        return any(
-            _get_function_stack_at(place) is self for place in range(_len_torch_function_stack())
-        )
+        return self in modes_of(object)
 
     def remove(self) -> None:
         """Take this mode off the stack, also from below modes that were left on it."""

@@ -236,9 +236,9 @@ class RecordingMode(_torch.RemovableMode):
         self, api: Api, args: tuple[Any, ...], kwargs: Any, tensors: list[Tensor]
     ) -> dict[str, Tensor]:
         """Wait for what came before; copy the arguments of an extension's op to the host."""
-        device = next((item for item in tensors if not item.is_cpu and is_plain(item)), None)
-        if device is not None:
-            self._wait(device)
+        # Lists: an interrupt while an unfinished generator is cleared away would be lost.
+        for tensor in [item for item in tensors if not item.is_cpu and is_plain(item)][:1]:
+            self._wait(tensor)
         if not api.is_foreign:
             return {}
         try:
@@ -359,7 +359,8 @@ class RecordingMode(_torch.RemovableMode):
     def _pass_here(self) -> BackwardPass | None:
         """Return the innermost backward pass of which this thread runs a node."""
         here = threading.get_ident()
-        return next((item for item in reversed(self.passes) if here in item.marks), None)
+        found = [item for item in self.passes if here in item.marks]
+        return found[-1] if found else None
 
     def _note_range(self, api: Api, args: tuple[Any, ...], frame: FrameType) -> None:
         if "enter" in api.stem:
