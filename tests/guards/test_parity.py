@@ -44,10 +44,12 @@ from tests.guards.parity import (
     spans,
 )
 from tests.guards.test_catalogue import CATALOGUE
+from tests.releases import release
 from tests.verdicts import ask
 
 aten = torch.ops.aten
 ones, zeros = torch.ones, torch.zeros
+TAKE_ALONG_DIM = aten.take_along_dim.default if release() >= (2, 10) else None  # modulo since
 SCALED_V2 = getattr(getattr(aten, "_scaled_grouped_mm_v2", None), "default", None)  # from 2.10 on
 
 
@@ -215,7 +217,7 @@ def unchecked_write(draw: Draw) -> Call:
     return Call(args=args, tensor=index, bad=outside(index, -size, size), on_cpu=False)
 
 
-@case("take_along_dim_indices_in_range", aten.take_along_dim.default)
+@case("take_along_dim_indices_in_range", TAKE_ALONG_DIM)
 def along_dim(draw: Draw) -> Call:
     """Whatever the other dimension broadcasts."""
     size, count, dim = draw(st.integers(1, 5)), draw(FEW), draw(st.sampled_from([0, 1, -1]))
