@@ -90,7 +90,7 @@ class Box:
         return f"value {words.format_number(held.pop())}" if len(held) == 1 else ""
 
     def _ops(self) -> str:
-        names = [node_name(node) for node in self.main]
+        names = list(dict.fromkeys(node_name(node) for node in self.main))
         if len(names) == 1:
             return elide(names[0], _TITLE)
         # The two ends say where the chain begins and stops: both are to be read.
@@ -148,13 +148,20 @@ def elide(text: str, limit: int) -> str:
 
 def is_view(node: GraphNode) -> bool:
     """Return whether a node only looks at its input in another shape."""
-    return _op_of(node).rpartition("::")[2].partition(".")[0].lstrip("_") in _VIEWS
+    # Autograd's own name comes first: F.linear makes a TBackward0 too, which only looks.
+    named = _stem(node.name) or _op_of(node).rpartition("::")[2].partition(".")[0]
+    return node.role in _FOLDS and named.lstrip("_") in _VIEWS
+
+
+def _stem(name: str) -> str:
+    """Return what ran forward for a node's own name: ``add_mm`` for ``AddMmBackward0``."""
+    found = _NODE.match(name)
+    return re.sub("(?<!^)([A-Z])", r"_\1", found[1]).lower() if found else ""
 
 
 def _op_of(node: GraphNode) -> str:
     """Return the op of a node: of ``ConvolutionBackward0``, where no more is known, its stem."""
-    found = None if node.op or node.role not in _FOLDS else _NODE.match(node.name)
-    return re.sub("(?<!^)([A-Z])", r"_\1", found[1]).lower() if found else node.op or ""
+    return node.op or (_stem(node.name) if node.role in _FOLDS else "")
 
 
 def fold(graph: AutogradNeighbourhood) -> tuple[dict[str, Box], list[tuple[str, str]]]:

@@ -121,9 +121,9 @@ def _above_zero(evidence: Evidence) -> str:
     name = name if name.isidentifier() else "its input"
     text = f": keep {name} above 0, as {'x' if ' ' in name else name}.clamp_min(1e-8) does"
     if re.search(
-        r"\*\s*(torch\.)?log\w*\(|\.log\w*\(\)\s*\*|\*[^*+]*\.log\w*\(\)", _line(evidence)
+        rf"\b{re.escape(name)} ?\* ?(torch\.log\({name}\)|{name}\.log\(\))", _line(evidence)
     ):
-        text += "; a product x * log(y) that is to be 0 at x = 0 is torch.xlogy(x, y)"
+        text += f"; torch.xlogy({name}, {name}) is 0 at 0"
     return text
 
 

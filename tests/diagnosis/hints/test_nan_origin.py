@@ -38,7 +38,8 @@ def test_a_nan_that_nobody_saw_begin_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_product"), [("y = torch.log(z)", False), ("y = (z * torch.log(z)).sum()", True)]
+    ("text", "is_product"),
+    [("y = torch.log(z)", False), ("y = l * torch.log(z)", False), ("y = z * torch.log(z)", True)],
 )
 def test_a_logarithm_of_0_is_kept_above_0(text: str, is_product: bool) -> None:
     """clamp_min in the user's name; xlogy for a product alone."""
