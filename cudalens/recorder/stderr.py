@@ -26,6 +26,9 @@ _PATIENCE_S = 0.25
 _ARRIVAL_S = 2.0
 """As long tee is waited for while it is known to have bytes in hand."""
 _POLL_S = 0.002
+_START = 'exec 3<&0; "$0" -a "$1" <&3 >&2 2>/dev/null 3<&- & echo $!'
+"""Starts tee from a shell that ends at once: a program that waits for all of its children, or
+collects them, has nothing to do with it."""
 
 
 class _Tee:
@@ -45,14 +48,18 @@ class _Tee:
         try:
             self.copy = _nameless_file()
             try:
-                self._process = subprocess.Popen(
-                    [program, "-a", _path_of(self.copy)],
+                started = subprocess.run(
+                    ["/bin/sh", "-c", _START, program, _path_of(self.copy)],
                     pass_fds=(self.copy,),
                     stdin=read_end,
-                    stdout=STDERR,
-                    stderr=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
                     start_new_session=True,  # an interrupt is meant for the cell, not for tee
+                    check=False,
                 )
+                if not started.stdout:
+                    raise OSError("tee could not be started")
+                self.pid = int(started.stdout)
+                """The number of its process."""
             except BaseException:
                 os.close(self.copy)
                 raise
@@ -62,14 +69,21 @@ class _Tee:
         finally:
             os.close(read_end)
 
-    @property
-    def pid(self) -> int:
-        """The number of its process."""
-        return self._process.pid
-
     def is_ours(self) -> bool:
         """Return whether it runs, and was started by this process."""
-        return self.owner == os.getpid() and self._process.poll() is None
+        return self.owner == os.getpid() and self._is_running()
+
+    def _is_running(self) -> bool:
+        with contextlib.suppress(OSError, IndexError):
+            return self._state() not in "ZX"  # ended, and not collected by the first process yet
+        try:
+            os.kill(self.pid, 0)
+        except OSError:
+            return False
+        return not Path("/proc/self/stat").exists()
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def size(self) -> int:
         """Return how many bytes it has written to the file."""
@@ -84,8 +98,7 @@ class _Tee:
             if any(fcntl.ioctl(self.channel, termios.FIONREAD, bytes(4))):
                 return True
             # A tee that sleeps beside an empty channel waits for more: it has written what it read.
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            return state in "RDTt"
+            return self._state() in "RDTt"
         return False
 
     def close(self) -> None:
@@ -93,17 +106,13 @@ class _Tee:
         for descriptor in (self.channel, self.copy):
             with contextlib.suppress(OSError):  # a program that becomes a daemon closes all
                 os.close(descriptor)
-        if self.owner == os.getpid():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=_PATIENCE_S)
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.is_ours() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
 
 class _Running:
-    """The tee of this process.
-
-    Kept here and nowhere else: a process object runs Python code when it is collected, and what a
-    signal handler raises in that is lost.
-    """
+    """The tee of this process."""
 
     tee: _Tee | None = None
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,30 @@ def test_a_forked_process_has_one_of_its_own() -> None:
     assert (done.stdout, done.stderr) == ("1\n", f"{one(1)}\n1 in the child\n")
 
 
+def test_a_program_that_waits_for_its_children_does_not_wait_for_tee() -> None:
+    done = alone(
+        """
+        with DeviceText():
+            say("printed\\n")
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.wait()[0] == child
+        try:
+            os.wait()
+        except ChildProcessError:
+            print("no child is left")
+        """
+    )
+    assert (done.stdout, done.stderr) == ("no child is left\n", "printed\n")
+
+
 def test_a_process_that_has_ended_is_replaced(capfd: pytest.CaptureFixture[str]) -> None:
     with DeviceText():
         pass
     os.kill(running(), signal.SIGKILL)
-    stderr._Running.tee._process.wait()
+    while stderr._Running.tee.is_ours():
+        time.sleep(0.01)
     with DeviceText() as text:
         say(f"{one()}\n")
     assert text.text() == one()
@@ -245,7 +265,7 @@ def test_no_descriptor_and_no_file_is_left(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*args: Any, **options: Any) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(stderr.subprocess, "Popen", refuse)
+    monkeypatch.setattr(stderr.subprocess, "run", refuse)
     with pytest.raises(OSError, match="no more processes"), DeviceText():
         pass
     assert len(descriptors()) == len(before)

@@ -230,7 +230,7 @@ def _changed(ref: LineRef | None) -> str:
         found = statement.value
     if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute):
         is_in_place = _IN_PLACE.fullmatch(found.func.attr)
-        found = found.func.value if is_in_place else ast.Module()
+        found = found.func.value if is_in_place else ast.Pass()
     while isinstance(found, ast.Subscript):
         found = found.value
     name = ast.unparse(found) if isinstance(found, ast.Name | ast.Attribute) else ""
