@@ -441,7 +441,7 @@ def test_what_matters_is_in_view(width: int, reader: Reader, pictures: Path) -> 
     assert right > 0
     assert left > 0
     assert min(reader.lens.evaluate(WORDS)) >= 8.99
-    reader.node("labels").click()
+    reader.node("bad input").click()
     reader.settle()
     assert any(reader.lens.evaluate(CHOSEN_IN_VIEW))
     reader.lens.screenshot(path=pictures / f"chosen_{width}.png")
