@@ -35,7 +35,7 @@ _IMPL = inspect.signature(torch.library.Library.impl)
 ALLOW_OVERRIDE: dict[str, Any] = (
     {"allow_override": True} if "allow_override" in _IMPL.parameters else {}
 )
-"""Lets a kernel be registered beside one of somebody else; torch before 2.8 cannot."""
+"""Lets a kernel be registered beside one of somebody else; before 2.8 torch looks into a list."""
 
 pytree: Any = _pytree
 """The way through nested lists, tuples and dicts."""
@@ -103,6 +103,8 @@ def register_kernels(
             namespace = name.partition("::")[0]
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
+            if not ALLOW_OVERRIDE:
+                torch.library._impls.discard(f"{namespace}/{name.partition('::')[2]}/{key}")
             libraries[namespace].impl(name, kernel, key, with_keyset=True, **ALLOW_OVERRIDE)
     except BaseException:
         destroy(libraries.values())
