@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudalens.core.call import api_call_of
+from cudalens.core.call import ApiCall, api_call_of
 from cudalens.core.evidence_types import (
     DeviceFault,
     FreedGraph,
@@ -38,23 +38,26 @@ from cudalens.core.report_types import (
 )
 from cudalens.diagnosis.diagnose import is_device_assert
 from cudalens.evidence import autograd_graph, context, finding, lost_context, memory
-from cudalens.evidence.call_arguments import call_arguments, refused_call, unread_arguments
+from cudalens.evidence.call_arguments import refused_call
 from cudalens.evidence.call_stack import locate, parameter_names, phase_of, worker_line
 from cudalens.evidence.failed_op import (
     FailedOp,
     failed_op,
     failed_record,
     site_of_record,
-    with_unread,
 )
+from cudalens.evidence.failing_call import api_call_of_stack, arguments_of, call_of
 from cudalens.evidence.freed_graph import FREED, freed_graph
 from cudalens.evidence.host_value import observed_value
 from cudalens.evidence.modified_tensor import MODIFIED, modified_tensor, with_marked_write
 from cudalens.evidence.module_names import module_names
 from cudalens.evidence.tensors import tensor_facts
 from cudalens.evidence.torch_errors import visible_entries
+from cudalens.evidence.variables import line_of
 from cudalens.recorder.tensor_refs import tensor_values
+from cudalens.source.argument_names import Name
 from cudalens.source.locate import CallSite
+from cudalens.source.running_node import span_of
 
 MAX_TENSORS = 40
 
@@ -90,23 +93,22 @@ def evidence_of_error(
     find = partial(failed_record, recorder, error, is_lost=is_own)
     record, is_met_again = attempt("failing op", find, lambda: (None, False), kind=tuple)
     arguments: Mapping[str, object] = {}
+    api: ApiCall | None = None
     if not is_met_again:
-        arguments = attempt("arguments", lambda: call_arguments(entries), dict)
+        api = attempt("arguments", lambda: _api_call(error, entries))
+        arguments = attempt("arguments", lambda: arguments_of(api), dict)
     values = tensor_values(arguments)
     if is_met_again:
         site = attempt("source", lambda: site_of_record(record), CallSite)
     else:
-        site = attempt("source", lambda: locate(entries, values), CallSite)
+        site = attempt("source", lambda: _site(entries, values, api), CallSite)
     of_line = attempt("tensors", lambda: _tensors(values, site, read=not is_lost), tuple)
     failed = FailedOp(tensors=of_line)
     if record is not None:
         read = partial(failed_op, record, recorder, of_line, site.call_text, limits)
         failed = attempt("failing op", read, lambda: FailedOp(tensors=of_line), kind=FailedOp)
-    tensors = failed.tensors
-    if values and not is_lost and recorder is not None:
-        # The names of the called function: the user did not call the op inside it.
-        unread = attempt("arguments", lambda: unread_arguments(entries), dict)
-        tensors = with_unread(failed, site.api, of_line, unread)
+    # The names of the called function: the user did not call the op inside it.
+    tensors = of_line if values and not is_lost else failed.tensors
     observed = None
     if not is_lost:
         call = None if recorder is None else api_call_of(error)
@@ -182,6 +184,29 @@ def evidence_of_error(
         timing=attempt("timing", lambda: finding.timing_since(started), Timing),
         limits=(*site.limits, *limits.lines),
     )
+
+
+def _api_call(error: BaseException, entries: Sequence[TracebackType]) -> ApiCall | None:
+    seen = api_call_of(error)
+    return api_call_of_stack(entries) if seen is None or seen.func is None else seen
+
+
+def _site(
+    entries: Sequence[TracebackType], values: Mapping[str, Tensor], api: ApiCall | None
+) -> CallSite:
+    """Return the user's line; what only the failed call contains is named by its text."""
+    site, line = locate(entries, values), line_of(entries)
+    if line is None:
+        return site
+    operands = call_of(entries, line, api).operands
+    names = {
+        key: Name(key, item.text, span_of(item.node, line.running.lines))
+        for key, value in values.items()
+        for item in operands
+        if item.value is value
+    }
+    rest = [item for item in site.names if item.key not in names]
+    return replace(site, names=(*names.values(), *rest)) if names else site
 
 
 def _of_autograd(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cudalens.core._python import parse_expression
 from cudalens.core._torch import op_of
-from cudalens.core.api_names import stem_of
 from cudalens.core.limits import Limits
 from cudalens.core.report_types import (
     OpName,
@@ -136,29 +135,6 @@ def _merged(
         found.append(fact)
     # What has no name of the user's is an argument of the function that they called, not of the op.
     return (*found, *(item for item in rest if item.expression is not None))
-
-
-def with_unread(
-    failed: FailedOp,
-    api: str | None,
-    named: tuple[TensorFact, ...],
-    unread: Mapping[str, str],
-) -> tuple[TensorFact, ...]:
-    """Keep the called function's names, and add what only the recorder knows of its arguments.
-
-    The user called a function, not the op inside it.  Where both are one, ``x.gather(1, f(y))``,
-    the op's arguments are those of the line.
-
-    Args:
-        named: the tensors by the names of the function that the user called.
-        unread: the texts of the arguments that no variable holds, by name.
-    """
-    op, called = stem_of(failed.name.name or ""), stem_of(api or "")
-    if not op or op.strip("_") != called.strip("_"):
-        return named
-    known = {item.argument: item for item in failed.tensors if item.argument}
-    added = [replace(known[key], expression=text) for key, text in unread.items() if key in known]
-    return tuple(sorted((*named, *added), key=lambda item: item.argument is None))
 
 
 def _passed(call: str | None) -> frozenset[str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType, MethodType, TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from cudalens.core import _torch
 from cudalens.core.call import ApiCall, Call, OpCall, Operand
 from cudalens.evidence.call_stack import parameters_of
 from cudalens.evidence.variables import RunningLine
+from cudalens.recorder.failure import named_arguments
 from cudalens.source.files import is_torch_file, torch_path
 from cudalens.source.running_call import ABSENT, RunningCall, method_of
 from cudalens.source.safe_eval import is_tensor
@@ -64,7 +66,8 @@ def call_of(
     """
     read = api_call_of_stack(entries)
     api = api or read
-    if api is None and op is not None and op.op is not None:
+    is_whole = api is not None and is_known([*api.args, *api.kwargs.values()])
+    if not is_whole and op is not None and op.op is not None:
         api = ApiCall(func=op.op, args=op.args, kwargs=op.kwargs)
     operands = tuple(_operands(line, api, named))
     outer = (_of_module(line, operands), None if read is api else read)
@@ -93,8 +96,8 @@ def api_call_of_stack(entries: Entries) -> ApiCall | None:
     is_made = bool(group) and group[-1].code.co_name == "__init__"
     at = len(places) - 1 - len(group) * is_made  # a layer that refuses its settings
     found = _of_running(RunningCall.at(places[at])) if at >= 0 else None
-    if found is None and group and (frame := group[0].frame) is not None:
-        found = _of_forward(frame)
+    if group and (frame := group[0].frame) is not None and not arguments_of(found):
+        found = _of_forward(frame) or found
     return found
 
 
@@ -165,6 +168,8 @@ def _of_running(call: RunningCall) -> ApiCall | None:
         given, keywords = list(node.args), {item.arg or "": item.value for item in node.keywords}
         function = call.value(node.func)
         receiver = call.receiver
+        if receiver is not None and call.value(receiver) is sys.modules.get("torch._VF"):
+            function = getattr(torch, node.func.attr, None)  # type: ignore[attr-defined]
         if receiver is not None and is_tensor(value_of(call, receiver)):
             function = getattr(Tensor, node.func.attr, None)  # type: ignore[attr-defined]
             given.insert(0, receiver)
@@ -183,8 +188,6 @@ def _of_running(call: RunningCall) -> ApiCall | None:
         return None
     args = [value_of(call, item) for item in given]
     kwargs = {name: value_of(call, item) for name, item in keywords.items()}
-    if any(item is ABSENT for item in (*args, *kwargs.values())):
-        return None
     return ApiCall(
         func=function,
         args=tuple(args),
@@ -196,14 +199,18 @@ def _of_running(call: RunningCall) -> ApiCall | None:
     )
 
 
+def is_known(value: object) -> bool:
+    """Return whether a value, and all that a list or tuple contains, is known."""
+    return all(map(is_known, value)) if isinstance(value, (list, tuple)) else value is not ABSENT
+
+
 def value_of(call: RunningCall, node: ast.expr | None) -> Any:
-    """Return the value of an expression, of displays and slices by their parts; else ``ABSENT``."""
+    """Return the value of an expression, ``ABSENT`` where it is not known; of displays by parts."""
     if node is None:
         return None
     if isinstance(node, ast.Tuple | ast.List):
         parts = [value_of(call, item) for item in node.elts]
-        made: Any = tuple(parts) if isinstance(node, ast.Tuple) else parts
-        return ABSENT if any(item is ABSENT for item in parts) else made
+        return tuple(parts) if isinstance(node, ast.Tuple) else parts
     if isinstance(node, ast.Slice):
         ends = [value_of(call, item) for item in (node.lower, node.upper, node.step)]
         return ABSENT if any(item is ABSENT for item in ends) else slice(*ends)
@@ -241,6 +248,37 @@ def _view_of(call: RunningCall, node: ast.expr) -> Any:
             return getattr(tensor, name)(*args)
     except (RuntimeError, IndexError, TypeError, ValueError):
         return ABSENT
+
+
+# --- the arguments by name ------------------------------------------------------------------------
+
+
+def arguments_of(api: ApiCall | None) -> dict[str, object]:
+    """Return what is known of the arguments, by the names of the function's manual.
+
+    Those of operators are ``self`` and ``other``, those of a subscript ``self`` and ``indices``.
+    """
+    if api is None or api.func is None:
+        return {}
+    name = getattr(api.func, "__name__", "")
+    if name in ("getitem", "__getitem__", "setitem", "__setitem__") and len(api.args) > 1:
+        owner, index, *value = api.args
+        named: dict[str, object] = {"self": owner, "values": value[0] if value else None}
+        if isinstance(index, tuple):
+            named |= {f"indices[{at}]": item for at, item in enumerate(index)}
+        else:
+            named["indices"] = index
+    elif getattr(operator, name, None) is api.func:
+        named = dict(zip(("self", "other"), api.args, strict=False))
+    else:
+        named = named_arguments(api.func, api.args, api.kwargs)
+        if getattr(Tensor, name, None) is api.func and "0" in named:
+            named = {"self": named["0"]}
+    return {
+        key: item
+        for key, item in named.items()
+        if item is not None and item is not ABSENT and not key.isdigit()
+    }
 
 
 # --- the user's operands --------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.candidates import Refusal, TrialResult
 from cudalens.diagnosis.user_code import RECEIVER, Fix
-from cudalens.evidence.failing_call import LIBRARIES, call_of
+from cudalens.evidence.failing_call import LIBRARIES, call_of, is_known
 from cudalens.evidence.tensors import bad_key, of_meta, scalars_of, tensors_of_output
 from cudalens.evidence.variables import RunningLine, Variables, line_of
 from cudalens.guards import GUARDS
@@ -114,7 +114,7 @@ class ApiTrial(Variables):
         return self._failing[id(api)]
 
     def _run(self, api: ApiCall, fix: Fix | None) -> TrialResult:
-        if not _is_torchs(api.func):
+        if not is_known([*api.args, *api.kwargs.values()]) or not _is_torchs(api.func):
             return TrialResult()
         with _quiet(has_autograd=self._has_autograd):
             for on_meta in (False, True):

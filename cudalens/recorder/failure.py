@@ -104,7 +104,7 @@ def _of_schema(name: str, args: tuple[Any, ...]) -> list[str]:
         if len(arguments) >= len(args) and all(
             isinstance(value, Tensor) == (str(item.type) in ("Tensor", "Optional[Tensor]"))
             for item, value in zip(arguments, args, strict=False)
-            if value is not None
+            if value is not None and type(value) is not object  # one that is not known
         ):
             return [item.name for item in arguments]
     return []

@@ -225,7 +225,7 @@ def test_what_an_item_is_made_of_is_not_the_item() -> None:
     report = cell(code, fast=False).shown
     assert report.argument == "mat2"
     named = {item.argument: item.expression for item in report.tensors}
-    assert named["self"] is None and named[None] == "x"
+    assert named["self"] == "same(x)" and named[None] == "x"
     direct = cell("torch.mm(x, torch.ones(4, 2))", fast=False).shown
     assert {item.argument: item.expression for item in direct.tensors}["self"] == "x"
 
@@ -337,7 +337,7 @@ lstm, gru, on_host = nn.LSTM(4, 5).cuda(), nn.GRU(4, 5).cuda(), nn.LSTM(4, 5)
 @pytest.mark.parametrize(
     ("line", "argument", "expression", "headline"),
     [
-        ("made(a) @ host", "other", "host", "host is on cpu, a is on cuda:0"),
+        ("made(a) @ host", "other", "host", "host is on cpu, the other tensors are on cuda:0"),
         ("torch.matmul(made(a), host)", "other", "host", "host is on cpu,"),
         ("torch.mm(made(a), host)", "mat2", "host", "host is on cpu,"),
         ("nn.functional.linear(a, turned)", "weight", "turned", "weight is on cpu, input is on"),
@@ -349,7 +349,7 @@ lstm, gru, on_host = nn.LSTM(4, 5).cuda(), nn.GRU(4, 5).cuda(), nn.LSTM(4, 5)
         ("a.permute(0, 2)", "dims", None, "dim 2 does not exist in a tensor of 2 dimensions"),
         ("a.sum(2)", "dim", None, "dim 2 does not exist in a tensor of 2 dimensions"),
         # ``a`` has the shape of both, and is the right one alone.
-        ("made(a) @ a", "other", "a", "the left matrix has 3 columns and a has 2 rows"),
+        ("made(a) @ a", "other", "a", "made(a) has 3 columns and a has 2 rows"),
         # Issue 17, item 17: of a recurrent layer's input and states, the only one elsewhere.
         ("lstm(s, (h, c))", "hx[0]", "h", "input is on cuda:0, the states h and c on cpu"),
         ("lstm(s, (hg, c))", "hx[1]", "c", "input is on cuda:0, the state c on cpu"),
