@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "evidence": "core source diagnosis guards recorder",
     "session": "core source diagnosis guards recorder evidence simulate",
     "notebook": "core source render session",
-    "integrations": "core render session",
+    "integrations": "core render session source",
     "__main__": "core source diagnosis render guards simulate recorder evidence session "
     "integrations",
     "__init__": "core guards simulate session notebook",
