@@ -31,4 +31,6 @@ def test_a_device_that_is_not_there() -> None:
     for call in (lambda: torch.ones(1, device="cuda:9"), lambda: torch.cuda.synchronize(9)):
         with pytest.raises(torch.AcceleratorError) as caught:
             call()
-        assert str(caught.value) == ORDINAL
+        # torch 2.15 leaves out the last line.
+        assert ORDINAL.startswith(str(caught.value))
+        assert str(caught.value).startswith("CUDA error: invalid device ordinal\nGPU device may")

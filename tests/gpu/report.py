@@ -34,7 +34,8 @@ judges:
 library of our own (`tests/standin`).  Everything above that library is torch's compiled code: \
 allocators, pinned memory, streams, events, CUDA graphs, autograd's device thread, error texts, \
 destructors that abort.  Kernels do nothing, faults are injected, and which calls of CUDA return \
-a sticky error is our reading of its documentation and of public logs.  Run with torch 2.13.0.
+a sticky error is our reading of its documentation and of public logs.  Run with torch \
+2.13.0 and, but for the notebooks and frameworks, 2.15.0.
 - **the rehearsal device** (`make test`): our imitation of a GPU, on the CPU build.
 
 | what | on a GPU | on torch's CUDA build | on the rehearsal device |
