@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
-from functools import partial
-from operator import is_not
 from typing import Any, cast
 
 import torch
@@ -126,8 +123,7 @@ class Replaced:
         self._functions: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._ours: dict[tuple[Any, str], Callable[..., Any]] = {}
         self._before: dict[tuple[Any, str], Callable[..., Any]] = {}
-        self._users: list[object] = []
-        self._lock = threading.RLock()
+        self._users: dict[int, object] = {}
         for key, make in functions.items():
             self.add(key, make)
 
@@ -136,27 +132,26 @@ class Replaced:
         if hasattr(*key):
             self._functions[key] = make
 
+    # Without a lock, which an interrupt could leave locked: each step is one operation on a dict.
+
     def install(self, user: object) -> None:
         """Replace the functions, for as long as somebody uses them."""
-        with self._lock:
-            self._users.append(user)
-            self._put_in()
+        self._users[id(user)] = user
+        self._put_in()
 
     def remove(self, user: object) -> None:
         """Put them back when nobody uses them, unless somebody else has replaced them since."""
-        with self._lock:
-            self._users[:] = filter(partial(is_not, user), self._users)
-            if not self._users:
-                self._put_back()
-
-    # On Python 3.13 a signal handler that raises where a loop ends would leave the lock locked, did
-    # the loop stand behind it.
+        self._users.pop(id(user), None)
+        if not self._users:
+            self._put_back()
+            if self._users:  # another thread's, meanwhile
+                self._put_in()
 
     def _put_in(self) -> None:
         for key, make in self._functions.items():
             if key not in self._ours:
-                self._before[key] = getattr(*key)
-                self._ours[key] = make(self._before[key])
+                before = self._before.setdefault(key, getattr(*key))
+                self._ours.setdefault(key, make(before))
             if getattr(*key) is self._before[key]:
                 setattr(*key, self._ours[key])
 
