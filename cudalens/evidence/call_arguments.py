@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.context import table_of_positions
-from cudalens.source.running_call import RunningCall
+from cudalens.source.running_call import ABSENT, RunningCall
 from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
 
@@ -28,7 +28,7 @@ def refused_call(entries: Entries, arguments: Mapping[str, object]) -> RefusedCa
     if not entries:
         return RefusedCall()
     return RefusedCall(
-        odd_argument=_odd_argument(arguments),
+        odd_argument=_odd_argument(arguments) or _odd_argument(_asked(entries)),
         parameters=_callee_parameters(entries),
         given=_given_parameters(entries),
         position_table=table_of_positions(entries),
@@ -44,6 +44,16 @@ def _is_indexed_by_numbers(entries: Entries) -> bool:
     call = RunningCall.at(place_of(entries[-1]))
     values = [call.value(item) for item in call.indices() if not isinstance(item, ast.Slice)]
     return bool(call.indices()) and all(isinstance(item, int) for item in values)
+
+
+def _asked(entries: Entries) -> dict[str, object]:
+    """Return what the innermost line asks for an attribute, by its text: ``input_ids.size``."""
+    call = RunningCall.at(place_of(entries[-1]))
+    asked = call.node.func if isinstance(call.node, ast.Call) else call.node
+    if not isinstance(asked, ast.Attribute):
+        return {}
+    value = call.value(asked.value)
+    return {} if value is None or value is ABSENT else {ast.unparse(asked.value): value}
 
 
 def _odd_argument(arguments: Mapping[str, object]) -> OddArgument | None:

@@ -113,7 +113,9 @@ class Variables(candidates.Trial):
         found = []
         for item in self.call.operands:
             kind, parts = self._kind_of(item.node, item.value)
-            if kind is not None:
+            # Of what ``**batch`` unpacks each entry is an operand of its own.
+            is_unpacked = any(o.text.startswith(f"{item.text}[") for o in self.call.operands)
+            if kind is not None and not (kind == "mapping" and is_unpacked):
                 found.append((item.text, kind, parts))
         return tuple(found)
 

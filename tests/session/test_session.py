@@ -388,7 +388,7 @@ HANDLED = (
     ("run", "kind", "told", "note", "is_listed"),
     [
         # torch's own: a report of its own, which the block's report lists.
-        (behind(mismatch), RuntimeError, LATER, "cudalens: self has 3 columns", True),
+        (behind(mismatch), RuntimeError, LATER, "cudalens: torch.ones(2, 3", True),
         (behind(lambda: {}["missing"]), KeyError, LATER, None, False),
         # Python knows what was being handled, also where the user hides it.
         (in_the_clause(None), OSError, HANDLED, None, False),
