@@ -31,7 +31,7 @@ def bad_batch(labels: Tensor, **options: Any) -> Report:
     return report_of(run)
 
 
-def test_item_26_each_bad_value_has_its_row_of_the_data_set() -> None:
+def test_each_bad_value_has_its_dataset_index() -> None:
     """In the JSON form and in the table; where the order is unknown neither has one."""
     labels = torch.arange(40) % 3
     labels[[17, 21, 22]] = 7
@@ -43,16 +43,16 @@ def test_item_26_each_bad_value_has_its_row_of_the_data_set() -> None:
     rows = [(item.position, item.sample) for item in ordered.offenders.first]
     assert rows == [((1,), 17), ((5,), 21), ((6,), 22)]
     html = ordered.to_html()
-    assert "data set&#39;s row" in html
+    assert "dataset index" in html
     assert all(f"<code>{row}</code>" in html or f">{row}<" in html for row in (17, 21, 22))
 
 
-def test_item_26_a_value_of_no_loader_has_no_row() -> None:
+def test_a_value_of_no_loader_has_no_dataset_index() -> None:
     """The neighbour: the table then has no column for it."""
     scores, y = torch.ones(4, 3, device="cuda"), torch.full((4,), 7, device="cuda")
     report = report_of(lambda: F.cross_entropy(scores, y))
     assert {item.sample for item in report.offenders.first} == {None}
-    assert "data set&#39;s row" not in report.to_html()
+    assert "dataset index" not in report.to_html()
 
 
 # --- item 22: one name for one thing --------------------------------------------------------------
@@ -64,7 +64,7 @@ def inputs_in_the_picture(call: Callable[[], object]) -> set[str]:
     return {node.name for node in graph.nodes if node.id in given}
 
 
-def test_item_22_inputs_in_the_picture_have_the_users_names() -> None:
+def test_inputs_in_the_picture_have_the_users_names() -> None:
     """An input without a name of the user's keeps the schema's, and so does what is further up."""
     table, ids = torch.zeros(5, 2, device="cuda"), torch.tensor([7], device="cuda")
     variance = -torch.ones(3, device="cuda")
