@@ -192,7 +192,7 @@ def _foreign(rng: random.Random) -> Cell:
 
 def _nonfinite(rng: random.Random) -> Cell:
     line = "out = (torch.zeros(2, device=d) - 1).log()"
-    return Cell(line, "NonFiniteError", "nonfinite", "nan", "aten::log", line, "nonfinite")
+    return Cell(line, "NonFiniteError", "nonfinite", "nan", "torch.Tensor.log", line, "nonfinite")
 
 
 def _good(rng: random.Random) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import doctest
 import inspect
 from typing import Any
@@ -29,7 +30,10 @@ def failures(docstring: str, name: str) -> int:
     """Run the examples of a docstring and return how many fail."""
     names: dict[str, Any] = {"cudalens": cudalens, "torch": torch}
     test = doctest.DocTestParser().get_doctest(docstring, names, name, None, 0)
-    return doctest.DocTestRunner(optionflags=FLAGS).run(test).failed
+    try:
+        return doctest.DocTestRunner(optionflags=FLAGS).run(test).failed
+    finally:
+        vars(builtins).pop("_", None)  # the shown value, which would hide that of a shell
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLIC) - WITHOUT_EXAMPLE))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cudalens.core.evidence_types import OddArgument, RefusedCall
 from cudalens.evidence.context import table_of_positions
-from cudalens.source.running_call import ABSENT, RunningCall
+from cudalens.source.running_call import RunningCall
 from cudalens.source.safe_eval import is_module, is_tensor
 from cudalens.source.stack import place_of
 
@@ -53,7 +53,8 @@ def _asked(entries: Entries) -> dict[str, object]:
     if not isinstance(asked, ast.Attribute):
         return {}
     value = call.value(asked.value)
-    return {} if value is None or value is ABSENT else {ast.unparse(asked.value): value}
+    is_data = isinstance(value, (list, tuple, dict)) or type(value).__module__ == "numpy"
+    return {ast.unparse(asked.value): value} if is_data else {}
 
 
 def _odd_argument(arguments: Mapping[str, object]) -> OddArgument | None:

@@ -83,6 +83,7 @@ ROOM = """(root, marked) => [...root.querySelectorAll(marked)]
 """How far what is marked in the code stays from the edges of its pane."""
 
 COVERED = """root => {
+    if (!root.querySelector('.cl-zoom')) return false;  // a graph of three boxes is not drawn
     const zoom = root.querySelector('.cl-zoom').getBoundingClientRect();
     const words = document.createRange();
     words.selectNodeContents(root.querySelector('.cl-pane:has(>.cl-zoom) .cl-heading strong'));

@@ -31,6 +31,10 @@ def bad_batch(labels: Tensor, **options: Any) -> Report:
     return report_of(run)
 
 
+HEAD = "dataset index"
+"""The head of the column; the page shows the source of the tests below as well."""
+
+
 def test_each_bad_value_has_its_dataset_index() -> None:
     """In the JSON form and in the table; where the order is unknown neither has one."""
     labels = torch.arange(40) % 3
@@ -43,7 +47,7 @@ def test_each_bad_value_has_its_dataset_index() -> None:
     rows = [(item.position, item.sample) for item in ordered.offenders.first]
     assert rows == [((1,), 17), ((5,), 21), ((6,), 22)]
     html = ordered.to_html()
-    assert "dataset index" in html
+    assert HEAD in html
     assert all(f"<code>{row}</code>" in html or f">{row}<" in html for row in (17, 21, 22))
 
 
@@ -52,7 +56,7 @@ def test_a_value_of_no_loader_has_no_dataset_index() -> None:
     scores, y = torch.ones(4, 3, device="cuda"), torch.full((4,), 7, device="cuda")
     report = report_of(lambda: F.cross_entropy(scores, y))
     assert {item.sample for item in report.offenders.first} == {None}
-    assert "dataset index" not in report.to_html()
+    assert HEAD not in report.to_html()
 
 
 # --- item 22: one name for one thing --------------------------------------------------------------
