@@ -159,7 +159,8 @@ class CellWatch:
             for transform in self.shell.input_transformers_cleanup:
                 if getattr(transform, "__module__", "").startswith("IPython."):
                     lines = transform(lines)
-        above = cell.typed[: len(cell.typed) - len(lines)]
+        # A cell below blank lines is longer than what its lines are counted by.
+        above = cell.typed[: max(0, len(cell.typed) - len(lines))]
         comments = [f"# {line.strip()}".rstrip() for line in above]
         self._comments = (self._comments if self._cells else set()) | set(comments)
         return [*(f"{comment}\n" for comment in comments), *lines]

@@ -476,6 +476,17 @@ def test_a_line_that_calls_a_magic_is_named_as_it_was_typed(
     assert text in notebook.shown[0]["text/plain"]
 
 
+@pytest.mark.parametrize("above", ["", "\n", "\n\n\n"])
+def test_a_line_below_blank_lines_is_counted_as_the_shell_counts_it(
+    notebook: Notebook, above: str
+) -> None:
+    notebook.run(f"{above}{SETUP}\n\ndef f():\n    {BAD}\n")
+    result = notebook.run("%%cudacheck\nf()")
+    assert isinstance(result.error_in_exec, cudalens.DeviceIndexError)
+    source = cudalens.last_report().source
+    assert (source.line, source.text) == (6, BAD)
+
+
 @pytest.mark.parametrize(
     ("raw", "text", "typed"),
     [

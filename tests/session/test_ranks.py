@@ -286,5 +286,5 @@ def test_notebook_launcher_in_a_cell() -> None:
     assert "ERROR ChildFailedError finding" in done.stdout, done.stdout + done.stderr
     assert "1 shown" in done.stdout
     assert "rank 1 of 2" in done.stdout
-    assert "labels[3] = 7" in done.stdout
+    assert "In [1] line 12" in done.stdout
     assert "FOLDED" in done.stdout
