@@ -84,6 +84,8 @@ def track_and_free(meter: MemoryMeter) -> None:
         meter.track(item)
 
 
+# Coverage holds a lock while it counts; what a handler raises there leaves it locked for ever.
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("no_callback_of_the_collector")
 def test_a_handler_that_raises_spoils_no_count() -> None:
     """What was tracked before and what is tracked afterwards is counted, and freed."""
