@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import through
+from cudalens.source.files import torch_path
+from cudalens.source.stack import stack_of
 
 _of_thread: dict[int, list[Any]] = {}
 """The open recorders of each thread, innermost last."""
@@ -106,3 +109,18 @@ REPLACED = _torch.Replaced(
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
     }
 )
+
+
+def _leave_worker() -> None:
+    """Close the recorders in a process that a DataLoader has forked.
+
+    Nobody asks them there, and a worker's error is the text of its traceback, with all frames.
+    """
+    stack = stack_of(sys._getframe())
+    if any(torch_path(frame.f_code.co_filename) == "utils/data/dataloader.py" for frame in stack):
+        for recorder in reversed(here().copy()):
+            recorder.__exit__(None, None, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_worker)

@@ -95,6 +95,24 @@ def test_sequential_order_is_computed(workers: int) -> None:
     assert outer.read == ([] if workers else list(range(24)))
 
 
+class Failing(Samples):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.stack([torch.zeros(2), torch.zeros(3)]), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_error_of_a_worker_is_as_without_a_recorder(workers: int) -> None:
+    """A worker is a fork of this process, and what it raises is the text of a traceback."""
+    loader = DataLoader(Failing(), num_workers=workers)
+    with pytest.raises(RuntimeError) as plain:
+        next(iter(loader))
+    with Recorder() as recorder, pytest.raises(RuntimeError) as checked:
+        next(iter(loader))
+    assert str(checked.value) == str(plain.value)
+    assert ("Original Traceback" in str(plain.value)) == bool(workers)
+    assert recorder.recorded_ops > 0
+
+
 WEIGHTED = WeightedRandomSampler([1.0] * 40, 400)
 REPLACING = RandomSampler(range(40), replacement=True, num_samples=400)
 
