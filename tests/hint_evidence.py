@@ -9,7 +9,7 @@ from typing import Any
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import (
-    FIRST_BAD,
+    FIRST_NAN,
     Bounds,
     Frame,
     Hint,
@@ -350,6 +350,6 @@ def step(op: str, text: str, note: str | None = None, line: int = 4) -> Provenan
 
 
 MASK = (2, 4, 4)
-SOFTMAX = step("aten::_softmax", "p = z.softmax(-1)", FIRST_BAD)
+SOFTMAX = step("aten::_softmax", "p = z.softmax(-1)", FIRST_NAN)
 MASKED = step("aten::masked_fill.Scalar", "z = z.masked_fill(far, -inf)", line=3)
 ONE_TO_TEN = [at % 10 + 1 for at in range(30)]

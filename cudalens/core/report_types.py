@@ -460,3 +460,6 @@ CHANGED = "changes a tensor in place that backward needs"
 
 FIRST_BAD = "the values went out of bounds here"
 """The note of the step that is proven to have made the bad values."""
+
+FIRST_NAN = "NaN first appears here"
+"""The same of NaN, which is outside every bound and in none."""

@@ -28,6 +28,8 @@ from cudalens.core.evidence_types import CallContext
 from cudalens.core.limits import Limits
 from cudalens.core.report import ErrorFacts, Evidence, Report, is_of_cell
 from cudalens.core.report_types import (
+    FIRST_BAD,
+    FIRST_NAN,
     AutogradNeighbourhood,
     Environment,
     HistoryEntry,
@@ -362,8 +364,14 @@ def _provenance(context: FailureContext) -> Provenance:
     bad, recorder = context.values.get(context.bad), context.recorder
     if recorder is None or bad is None:
         return Provenance()
-    look = partial(recorder.provenance, bad, breaks(context.violation))
+    positions = [item.position for item in context.violation.offenders.first]
+    look = partial(recorder.provenance, bad, breaks(context.violation), positions)
     found = context.limits.attempt("provenance", look, Provenance)
+    if positions and context.violation.offenders.first[0].value == "nan":
+        found.steps = [
+            replace(item, note=FIRST_NAN) if item.note == FIRST_BAD else item
+            for item in found.steps
+        ]
     if found.is_open:
         context.limits.add(recorder.beyond_ring("the op that made the bad values, or wrote them,"))
     return found

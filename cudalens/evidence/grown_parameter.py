@@ -27,22 +27,22 @@ def grown_parameter(
     values: Iterable[Tensor], recorder: Any, names: Mapping[int, str]
 ) -> GrownParameter | None:
     """Return the largest parameter behind tensors that a step left with huge values."""
-    lineage = recorder.lineage()
+    snapshot = recorder.snapshot()
     with no_dispatch_modes(), plain_torch(), torch.no_grad():
-        found = _huge(values, lineage)
+        found = _huge(values, snapshot)
     if not found:
         return None
     largest, leaf, call = max(found, key=lambda item: item[0])
     return GrownParameter(
-        name=names.get(id(leaf)), largest=largest, step=lineage.reader.line(call.site)
+        name=names.get(id(leaf)), largest=largest, step=snapshot.reader.line(call.site)
     )
 
 
-def _huge(values: Iterable[Tensor], lineage: Any) -> list[tuple[float, Tensor, Any]]:
+def _huge(values: Iterable[Tensor], snapshot: Any) -> list[tuple[float, Tensor, Any]]:
     """Return the parameters with huge values that a step wrote last, each with both."""
     found = []
     for leaf in _leaves(values):
-        call = lineage.newest(ref(leaf))
+        call = snapshot.newest(ref(leaf))
         if call is None or phase_of(call.site) != "optimizer":
             continue
         largest = float(leaf.detach().abs().max()) if leaf.numel() else 0.0

@@ -7,7 +7,6 @@ them are made, and almost all are thrown away unread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -65,8 +64,17 @@ _VALUE_AT = {
 }
 """Functions that write to some of the elements of their first argument, and where in their
 arguments that which they write is."""
-_CONVERSIONS = ("to", "half", "bfloat16", "float", "double", "type", "cuda", "cpu")
+_ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
 _UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
+TWINS = ("data", "detach", "alias")
+"""Views of all elements: a write to one is a write to both."""
+FROM_PYTHON = ("tensor", "as_tensor", "asarray", "from_numpy", "scalar_tensor")
+"""Functions that make a tensor of numbers of Python's."""
+CONVERSIONS = names(
+    "to cuda cpu float double half bfloat16 long int type bool short char byte type_as contiguous "
+    "copy_"
+)
+"""Functions that give the values in another type or at another place."""
 _OWN = "cudalens."
 """Ops that guards put into compiled code: they are not the user's."""
 _SHIFTS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1, "__add__": 1, "__sub__": -1}
@@ -77,18 +85,20 @@ class Api:
     """A function of torch's API: what the recorder asks of it, read from its name once."""
 
     __slots__ = (
+        "adds",
         "func",
         "is_backward",
         "is_foreign",
         "is_in_place",
+        "is_index",
         "is_quiet",
         "is_range",
         "is_special",
         "is_view",
-        "keeps",
         "makes_no_values",
         "shift",
         "stem",
+        "value_at",
     )
 
     def __init__(self, func: Any) -> None:
@@ -118,9 +128,12 @@ class Api:
         )
         self.is_backward = func in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
         """Whether it runs a backward pass."""
-        self.keeps = name in _VALUE_AT
-        """Whether it writes to some of the elements, and leaves others as they were."""
-        is_copy = name in _CONVERSIONS
+        self.value_at: int = _VALUE_AT.get(name, 0)
+        """The place among the arguments of what it writes to some elements; 0 for others."""
+        self.adds = name in _ADDS
+        """Whether it adds that to what was there."""
+        self.is_index = name == "__getitem__"
+        is_copy = name in CONVERSIONS and name != "contiguous"
         self.makes_no_values = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
         """Views show old values, and memory that was only reserved holds anything."""
         self.shift = _SHIFTS.get(name, 0)
@@ -130,11 +143,6 @@ class Api:
     def name(self) -> str:
         """The public name, such as ``torch.nn.functional.linear``."""
         return public_name(self.func)
-
-    @property
-    def value_at(self) -> int:
-        """The place of what is written to some elements among the arguments."""
-        return _VALUE_AT[self.stem]
 
     @property
     def is_positional(self) -> bool:
@@ -154,9 +162,6 @@ class Write(NamedTuple):
     after: int = 0
     base: Ref | None = None
     """What it is a view of."""
-    shape: Sequence[int] | None = None
-    stride: Sequence[int] = ()
-    offset: int = 0
 
     @property
     def target(self) -> Ref:
@@ -182,9 +187,9 @@ class Recorded(NamedTuple):
     """The shape of the result, or a tuple of them."""
     dtype: Any
     written: tuple[Write, ...] = ()
-    given: tuple[Any, ...] | None = None
-    """The arguments, references in place of tensors, of calls that write to some elements; the
-    number, of calls that move every value by one."""
+    operand: Any = None
+    """Of a call that writes to some elements what it writes, a number or a reference; the number by
+    which a call moves every value; ``True`` for an index that takes dimension 0 whole."""
     is_alias: bool = False
     """Whether the result shows the memory of the first argument."""
 
@@ -211,15 +216,39 @@ class Recorded(NamedTuple):
         return ((self.shape, self.dtype),)
 
 
+_NUMBERS = (int, float, bool)
+
+
 def write_of(tensor: Tensor, before: int | None) -> Write:
-    """Note a tensor that was written to, and which elements of its base it shows."""
+    """Note a tensor that was written to."""
     if before is None or tensor.is_inference():
         return Write(ref(tensor))
     base = tensor._base if tensor._is_view() else None
-    if base is None:
-        return Write(ref(tensor), before, tensor._version)
-    at = int(tensor.storage_offset())
-    return Write(ref(tensor), before, tensor._version, ref(base), tensor.shape, tensor.stride(), at)
+    return Write(ref(tensor), before, tensor._version, None if base is None else ref(base))
+
+
+def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Return what a call writes to some elements, adds to all, or whether it indexes by rows."""
+    if len(args) < 2:
+        return None
+    if api.value_at:
+        value = args[api.value_at] if api.value_at < len(args) else None
+        if api.adds or any(args[api.value_at + 1 :]) or kwargs:  # what was there is not replaced
+            return None
+        return (
+            ref(value) if isinstance(value, Tensor) else value if type(value) in _NUMBERS else None
+        )
+    second = args[1]
+    if api.is_index:
+        if second.__class__ is not tuple or not second:
+            return None
+        first, rest = second[0], second[1:]
+        if first is ...:
+            is_by_row = all(item.__class__ is slice for item in rest) and len(rest) < args[0].dim()
+        else:
+            is_by_row = first.__class__ is slice and first == slice(None)
+        return is_by_row
+    return api.shift * second if second.__class__ is int and not kwargs else None
 
 
 def shows_argument(result: Tensor, tensors: Sequence[Tensor]) -> bool:
@@ -247,29 +276,6 @@ def meta_of(tensor: Tensor) -> tuple[Any, Any]:
     except Exception as trouble:  # nested tensors have no shape, and a subclass may refuse it
         raise_if_outside(trouble)
         return None, None
-
-
-class Known:
-    """What was noted of tensors that are dead by now, by their references."""
-
-    def __init__(self, calls: Sequence[Recorded]) -> None:
-        self._calls = calls
-
-    @cached_property
-    def _metas(self) -> dict[int, tuple[Any, Any]]:
-        known: dict[int, tuple[Any, Any]] = {}
-        for call in self._calls:
-            for item, meta in zip(call.outputs, call.metas, strict=True):
-                if meta[0] is not None:
-                    known[id(item)] = meta
-        return known
-
-    def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
-        """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
-        living = tensor()
-        if living is not None:
-            return meta_of(living)
-        return self._metas.get(id(tensor), (None, None))
 
 
 _SHORT = {torch.bool: "bool", torch.bfloat16: "bf16"}

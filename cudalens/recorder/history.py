@@ -1,4 +1,8 @@
-"""The recorded calls as a list to read, the forward call behind an autograd node, freed graphs."""
+"""The recorded calls to read: history, who made which tensor or wrote to it, freed graphs.
+
+A tensor is known by its weak reference, which tells it apart from every other tensor even when
+both are dead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from cudalens.core.report_types import HistoryEntry
-from cudalens.recorder.calls import Known, Recorded, short_meta
+from cudalens.recorder.calls import TWINS, Recorded, meta_of, short_meta
+from cudalens.recorder.dataloader import Batches
 from cudalens.recorder.sites import SiteReader, entries_of, phase_of, shared_site
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
@@ -29,10 +34,10 @@ class Snapshot:
     A report asks for the forward call of each of some sixty nodes.
     """
 
-    def __init__(self, calls: Sequence[Recorded], first_number: int = 0) -> None:
+    def __init__(self, calls: Sequence[Recorded], batches: Batches, first_number: int = 0) -> None:
         self.calls = calls
+        self.batches = batches
         self.reader = SiteReader()
-        self.known = Known(calls)
         self._first_number = first_number
 
     def history(self, limit: int) -> tuple[HistoryEntry, ...]:
@@ -52,7 +57,7 @@ class Snapshot:
 
     def _shapes(self, call: Recorded) -> str:
         def text(tensors: Sequence[Ref]) -> str:
-            return ", ".join(short_meta(*self.known.meta_of(item)) for item in tensors)
+            return ", ".join(short_meta(*self.meta_of(item)) for item in tensors)
 
         return f"{text(call.inputs)} -> {text(call.outputs)}".strip()
 
@@ -92,6 +97,93 @@ class Snapshot:
             if not _is_inside(call):
                 before = call.seq
         return found
+
+    # --- who made a tensor, and wrote to it ------------------------------------------------------
+
+    def meta_of(self, tensor: Ref) -> tuple[Any, Any]:
+        """Return shape and dtype of a tensor, also of a dead one that a recorded call has made."""
+        living = tensor()
+        return meta_of(living) if living is not None else self._metas.get(id(tensor), (None, None))
+
+    def maker(self, tensor: Ref) -> Recorded | None:
+        """Return the call that made a tensor."""
+        made = (call for call in self.calls if not call.written and not call.is_alias)
+        return next((call for call in made if any(it is tensor for it in call.outputs)), None)
+
+    def newest(self, tensor: Ref, before: int | None = None) -> Recorded | None:
+        """Return the last call that made a tensor or may have written to it, or to its base."""
+        found = [call for call in self._touching(tensor) if before is None or call.seq < before]
+        return max(found, key=lambda call: call.seq, default=None)
+
+    def is_untouched(self, tensor: Ref, since: int) -> bool:
+        """Return whether no recorded call has written to a tensor since call number ``since``."""
+        return not any(call.written and call.seq >= since for call in self._touching(tensor))
+
+    def whole(self, tensor: Ref) -> Ref:
+        """Return what a tensor is a view of, by the recorded calls, or itself."""
+        return self._bases.get(id(tensor), tensor)
+
+    def views_of(self, tensor: Ref) -> list[Ref]:
+        """Return the recorded views of a tensor."""
+        aliases = (item for call in self.calls if call.is_alias for item in call.outputs)
+        return [item for item in aliases if self.whole(item) is tensor]
+
+    def same(self, left: Ref, right: Ref) -> bool:
+        """Return whether two tensors are one, or show exactly the same elements."""
+        return self._twins.get(id(left), id(left)) == self._twins.get(id(right), id(right))
+
+    def _touching(self, tensor: Ref) -> list[Recorded]:
+        """Return the calls that made a tensor or may have written to it, or to its base."""
+        both = {id(item): item for item in (tensor, self.whole(tensor))}
+        twins = (self._twins.get(key, key) for key in both)
+        return [call for key in twins for call in self._touched.get(key, ())]
+
+    # The calls contain the references, so an id belongs to one of them only.
+
+    @cached_property
+    def _metas(self) -> dict[int, tuple[Any, Any]]:
+        found: dict[int, tuple[Any, Any]] = {}
+        for call in self.calls:
+            for item, meta in zip(call.outputs, call.metas, strict=True):
+                if meta[0] is not None:
+                    found[id(item)] = meta
+        return found
+
+    @cached_property
+    def _twins(self) -> dict[int, int]:
+        twins: dict[int, int] = {}
+        for call in self.calls:
+            if call.api.stem in TWINS and call.inputs:
+                original = id(call.inputs[0])
+                for item in call.outputs:
+                    twins[id(item)] = twins.get(original, original)
+        return twins
+
+    @cached_property
+    def _touched(self) -> dict[int, list[Recorded]]:
+        """The calls that made each tensor or may have written to it, oldest first."""
+        touched: dict[int, list[Recorded]] = {}
+        for call in self.calls:
+            if call.api.stem in TWINS and call.inputs:
+                continue  # it shows what was made elsewhere
+            found = {id(item): item for item in call.outputs}
+            for write in call.written:
+                for item in (write.tensor, write.target, self.whole(write.tensor)):
+                    found[id(item)] = item
+            for key in found:
+                touched.setdefault(self._twins.get(key, key), []).append(call)
+        return touched
+
+    @cached_property
+    def _bases(self) -> dict[int, Ref]:
+        """What each recorded view shows: in inference mode autograd does not tell."""
+        bases: dict[int, Ref] = {}
+        for call in self.calls:
+            if call.is_alias and call.inputs:
+                for item in call.outputs:
+                    if item is not call.inputs[0]:
+                        bases[id(item)] = bases.get(id(call.inputs[0]), call.inputs[0])
+        return bases
 
 
 def _is_inside(call: Recorded) -> bool:

@@ -24,13 +24,21 @@ from cudalens.core.late_import import when_imported
 from cudalens.core.limits import Limits
 from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
-from cudalens.recorder.calls import Api, Write, describe_results, meta_of, shows_argument, write_of
+from cudalens.recorder.calls import (
+    Api,
+    Write,
+    describe_results,
+    meta_of,
+    operand_of,
+    shows_argument,
+    write_of,
+)
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.hostcopies import host_copies
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
 from cudalens.recorder.sites import RawSite, Site, SiteTracker, shared_site
-from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in, without_tensors
+from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
@@ -306,16 +314,13 @@ class RecordingMode(_torch.RemovableMode):
             else:
                 output, shape, dtype = describe_results(result)
                 is_alias = api.is_view and len(tensors) == 1
-            given: tuple[Any, ...] | None = None
-            if api.keeps:
-                given = without_tensors(args)
-            elif api.shift and args[1:] and args[1].__class__ is int and not kwargs:
-                given = (api.shift * args[1],)
+            has_operand = api.value_at or api.shift or api.is_index
+            operand = operand_of(api, args, kwargs) if has_operand else None
             reads = None if is_brief else tuple(map(ref, tensors))
             self.recorded_ops = seq = self.recorded_ops + 1
             of_result = (output, shape, dtype)
             self._ring.append(
-                (seq, api, site, number, last, reads, *of_result, written, given, is_alias)
+                (seq, api, site, number, last, reads, *of_result, written, operand, is_alias)
             )
             if EXTREMES.values:
                 self._note_extremes(api, frame, site)

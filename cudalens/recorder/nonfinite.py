@@ -24,9 +24,8 @@ from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
-from cudalens.recorder.calls import Api
+from cudalens.recorder.calls import FROM_PYTHON, Api
 from cudalens.recorder.failure import named_arguments
-from cudalens.recorder.lineage import FROM_PYTHON
 from cudalens.recorder.tensor_refs import Ref, tensors_in
 from cudalens.source.files import is_user_file
 from cudalens.source.locate import locate_entries

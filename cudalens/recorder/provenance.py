@@ -1,51 +1,57 @@
-"""The way of bad values: from the tensor at fault back along the calls that it came through.
+"""Provenance of bad values: from the tensor at fault back along the calls that it came through.
 
-The bad elements themselves are followed, as far as it is known where each of them came from.  A
-call is a step only where it is proven to lie on that way.  A write in place that brought only
-good values is passed over; where it cannot be told what a write brought, the way ends before it.
+Tensors are followed, not elements: a call is the origin when its result is bad and its inputs, as
+far as they live on unchanged, were good.  Of the bad elements only their values are known, and
+their places while every call takes each element from the same place; so much tells a batch's row,
+and a write of other values from theirs.  Where a call cannot be judged the way ends before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core._torch import is_accelerator
 from cudalens.core.report_types import FIRST_BAD, WRITES, ProvenanceStep
-from cudalens.recorder.calls import Recorded, names
+from cudalens.core.tensor_values import ravel, unravel
+from cudalens.recorder.calls import CONVERSIONS, FROM_PYTHON, Recorded, names
 from cudalens.recorder.dataloader import Batch, describe
-from cudalens.recorder.elements import LIMIT, Elements, Position, first_bad, places_of, values_at
-from cudalens.recorder.inplace_writes import InplaceWrites, IsBad, adds
-from cudalens.recorder.lineage import (
-    CONVERSIONS,
-    FROM_PYTHON,
-    Lineage,
-    describe_step,
-    value_inputs,
-    writes_among,
-)
-from cudalens.recorder.tensor_refs import Ref
+from cudalens.recorder.history import Snapshot
+from cudalens.recorder.tensor_refs import Ref, is_ref
 
 ENTERED = "the data came from the CPU here"
 _MAX_STEPS = 24
 _MAX_CALLS = 1000
-_IN_PLACE_OF = (*CONVERSIONS, "clone", "reshape", "flatten")
-"""Functions, besides torch's pointwise ones, that take each element from the same position."""
-_MOVES = names(
-    "__getitem__ index_select gather take masked_select cat concat stack flip roll repeat sort "
-    "__setitem__ index_put_ scatter_ index_copy_ masked_scatter_ embedding hstack vstack"
+IsBad = Callable[[Tensor], bool]
+Position = tuple[int, ...]
+
+_CHOOSING = names(
+    "__getitem__ index_select gather take take_along_dim masked_select repeat_interleave"
 )
-"""Functions whose result has elements of their inputs, unchanged, at other positions."""
+"""Functions whose other tensors choose among the values of the first."""
+_SAME_PLACE = (*CONVERSIONS, "clone", "reshape", "flatten")
+"""Functions, besides torch's pointwise ones, that take each element from the same place."""
+_MOVES = _CHOOSING | names("cat concat stack flip roll repeat sort embedding hstack vstack")
+"""Functions whose result has elements of their inputs, unchanged, at other places."""
 _IN_ORDER = names(
     "view view_as reshape reshape_as flatten ravel unsqueeze squeeze detach data alias contiguous"
 )
 """Views of all elements in the order that they had."""
-_OTHER_ELEMENTS = ("view_as_real", "view_as_complex")
-"""Views that read the memory in another way."""
+_RESHAPES = names("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_")
+"""Functions in place that write no element."""
+_RENEWS = ("resize_", "resize_as_", "set_", "data")
+"""Functions after which the tensor has other memory."""
+_FILLS = names(
+    "bernoulli_ cauchy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ zero_"
+)
+"""Functions that write to all elements, whatever was there."""
 
 
 @dataclass
@@ -54,125 +60,154 @@ class Provenance:
 
     steps: list[ProvenanceStep] = field(default_factory=list)
     samples: dict[Position, int] = field(default_factory=dict)
-    """The rows of the data set that bad elements came from."""
+    """The rows of the data set that bad elements came from, by their positions."""
     batch: Batch | None = None
     """The batch of a loader that the values came in."""
     is_open: bool = False
     """Whether it ended only because no older call is known."""
 
 
-def provenance_of(tensor: Tensor, lineage: Lineage, is_bad: IsBad) -> Provenance:
-    """Follow a bad tensor back to the op that made it bad, or to where the data entered."""
-    walk = _ProvenanceWalk(tensor, lineage, is_bad)
-    walk.found.steps += walk.steps()
-    return walk.found
+@dataclass(frozen=True)
+class _Elements:
+    """Bad elements that a report lists, in the tensor that the walk has come to."""
+
+    origins: tuple[Position, ...] = ()
+    """Their positions in the tensor that the walk began with."""
+    values: Tensor | None = None
+    """Their values on the host; ``None`` where a call has computed others of them."""
+    places: tuple[int, ...] | None = None
+    """Their places in row-major order; ``None`` where a call has moved elements."""
+    rows: tuple[int, ...] | None = None
+    """Where there are no places, their rows, as long as no call has moved rows."""
+
+    def in_rows(self, shape: Sequence[int] | None) -> tuple[int, ...] | None:
+        """Return the row of each in a tensor of some shape."""
+        if self.places is None:
+            return self.rows
+        if not shape or 0 in shape:
+            return None
+        return tuple(place // math.prod(shape[1:]) for place in self.places)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What is known of the followed elements in one input of a call."""
+    """What is known of an input of a call."""
 
     tensor: Ref
     state: str
-    """``bad``: some of them were bad there; ``good``: none; ``other``: it holds bad values, perhaps
-    others; ``unknown``: it is dead, or was written to since."""
-    elements: Elements | None = None
+    """``bad``: it had the bad elements; ``good``: none of them; ``other``: it has bad values,
+    perhaps others; ``unknown``: it is dead, or was written to since."""
+    elements: _Elements = _Elements()
+
+
+def provenance_of(
+    tensor: Tensor, snapshot: Snapshot, is_bad: IsBad, positions: Sequence[Position] = ()
+) -> Provenance:
+    """Follow a bad tensor back to the call that made it bad, or to where the data entered.
+
+    Args:
+        positions: of its bad elements, as far as they are listed.
+    """
+    walk = _ProvenanceWalk(tensor, snapshot, is_bad, positions)
+    walk.found.steps += walk.steps()
+    return walk.found
 
 
 class _ProvenanceWalk:
     """One walk from a bad tensor back along the calls."""
 
-    def __init__(self, tensor: Tensor, lineage: Lineage, is_bad: IsBad) -> None:
+    def __init__(
+        self, tensor: Tensor, snapshot: Snapshot, is_bad: IsBad, positions: Sequence[Position]
+    ) -> None:
         self.found = Provenance()
-        self._lineage = lineage
-        self._writes = InplaceWrites(lineage, is_bad)
+        self._snapshot = snapshot
+        self._is_bad: IsBad = lambda item: (
+            item.device.type != "meta" and item.numel() > 0 and is_bad(item)
+        )
         self._current: Ref = ref(tensor)
         self._before: int | None = None
         """The current tensor is bad right before this call; ``None`` for now."""
-        found = first_bad(tensor, self._writes.test)
-        self._is_certain = bool(found.places) or self._writes.test(tensor)
+        self._is_certain = self._is_bad(tensor)
         """Whether the current tensor is proven to have been bad then."""
-        self._elements = found if self._is_certain else None
-        """Those that are followed; ``None`` where it is not known which they are."""
+        self._elements = _Elements(tuple(positions))
+        if positions and all(len(item) == tensor.dim() for item in positions):
+            places = tuple(ravel(item, tensor.shape) for item in positions)
+            values = _values_at(tensor, places)
+            self._elements = replace(self._elements, values=values, places=places)
 
     def steps(self) -> Iterator[ProvenanceStep]:
-        count = 0
+        count, snapshot = 0, self._snapshot
         for _ in range(_MAX_CALLS):
-            call = self._lineage.newest(self._current, self._before)
-            batch = self._lineage.batches.find(self._current)
+            call = snapshot.newest(self._current, self._before)
+            batch = snapshot.batches.find(self._current)
             if batch is not None and (call is None or call.seq <= batch.seq):
                 yield self._from_loader(batch)
                 return
             self.found.is_open = call is None
-            if call is None or count == _MAX_STEPS or writes_among(call):
+            if call is None or count == _MAX_STEPS or self._ends_at(call):
                 return
             if call.is_alias and call.inputs:
                 self._look_through(call)
                 continue
-            if call.written:
-                brought = self._writes.brought(call, self._current, self._elements)
-                if brought is None:
-                    yield from self._number_written(call)
-                    return
-                if not brought:
+            if call.api.stem in _RESHAPES:
+                self._before, self._elements = call.seq, replace(self._elements, places=None)
+                continue
+            source, is_first, note = None, False, None
+            if call.written and call.api.value_at:
+                is_theirs, note = self._wrote_them(call)
+                if not is_theirs:
+                    if not self._is_certain and self._elements.values is None:
+                        return  # good values, where it is not known which were bad
                     self._before = call.seq
                     continue
-                self._keep_reached(call)
-            source, is_first = self._decide(call)
-            note = FIRST_BAD if is_first else self._entry_note(call, source)
-            yield describe_step(call, self._lineage.reader, note)
+            else:
+                source, is_first = self._decide(call)
+            if is_first and self._is_certain:
+                note = FIRST_BAD
+            yield describe_step(call, snapshot, note or self._entry_note(call, source))
             if source is None:
                 return
             count += 1
             self._follow(call, source)
 
+    def _ends_at(self, call: Recorded) -> bool:
+        """Return whether it is not known what a call wrote, or that to which elements."""
+        if not call.written or call.api.stem in _RESHAPES:
+            return False
+        first, target = (call.inputs or (None,))[0], call.written[0]
+        if call.api.stem in _RENEWS or call.api.is_foreign or not call.api.is_in_place:
+            return True
+        if len(call.written) > 1 or target.tensor is not first:
+            return True
+        if call.api.value_at:
+            source = call.operand() if is_ref(call.operand) else None
+            is_kept = source is not None and self._snapshot.is_untouched(call.operand, call.seq)
+            return not is_kept and type(call.operand) not in (int, float, bool)
+        is_view = target.base or self._snapshot.whole(target.tensor) is not target.tensor
+        return bool(is_view) and not self._snapshot.same(target.tensor, self._current)
+
     # --- from one tensor to the next -------------------------------------------------------------
 
     def _look_through(self, call: Recorded) -> None:
-        """Go on with what a view shows: the same elements, at the same time."""
-        base, elements = call.inputs[0], self._elements
+        """Go on with what a view shows, at the same time."""
+        base, snapshot, elements = call.inputs[0], self._snapshot, self._elements
         if base is self._current:
             self._before = call.seq
-            is_known = elements is not None and elements.living is not None
-            self._elements = elements if is_known else None
             return
-        living = base()
-        is_other = self._lineage.meta_of(base)[1] != self._lineage.meta_of(call.outputs[0])[1]
-        if call.api.stem in _OTHER_ELEMENTS or is_other:
-            self._elements = elements = None
-        if elements is not None and elements.living is None:
-            shape = self._lineage.meta_of(base)[0]
-            is_in_order = call.api.stem in _IN_ORDER and shape is not None
-            self._elements = elements.reshaped(shape) if is_in_order else None
-            if living is not None and self._before is not None:
-                self._see_again(living, is_kept=self._lineage.is_untouched(base, self._before))
-        elif elements is not None and living is not None:
-            self._elements = elements.seen_in(living) or elements
-        self._current = base
-
-    def _see_again(self, living: Tensor, *, is_kept: bool) -> None:
-        """Look at elements that a dead view has shown in the living tensor that it was one of."""
-        if self._elements is None or not is_kept:
-            return
-        values = values_at(living, self._elements.places)
-        found = self._elements.among([self._writes.test(item) for item in values.split(1)])
-        if found.places and self._elements.is_exact:
-            self._is_certain, self._elements = True, found.at(found.places, living=living)
-
-    def _keep_reached(self, call: Recorded) -> None:
-        """Go on with those elements only that a call in place has written."""
-        if self._elements is not None:
-            reached = self._writes.reached(call, self._current, self._elements)
-            self._elements = reached if reached is not None and reached.places else self._elements
+        (shape, dtype), (old, old_dtype) = map(snapshot.meta_of, (base, call.outputs[0]))
+        if dtype != old_dtype:  # it reads the memory in another way
+            elements = _Elements(elements.origins)
+        elif call.api.stem in _IN_ORDER:
+            elements = _reshaped(elements, old, shape)
+        else:
+            rows = elements.in_rows(old) if call.operand is True else None
+            elements = replace(elements, places=None, rows=rows)
+        self._current, self._elements = base, elements
 
     def _follow(self, call: Recorded, source: _Source) -> None:
         """Go on with a tensor that a call read, as it was before the call."""
-        self._is_certain = source.state == "bad" or (
-            # Dead, but a copy had the same values.
-            source.state == "unknown" and self._is_certain and call.api.stem == "clone"
-        )
-        if source.state != "unknown":
-            self._writes.unknown = 0
+        is_copy = call.api.stem == "clone" and self._is_certain  # it had the same values
+        self._is_certain = source.state == "bad" or (source.state == "unknown" and is_copy)
         self._elements = source.elements
         self._current, self._before = source.tensor, call.seq
 
@@ -180,141 +215,90 @@ class _ProvenanceWalk:
         """Return the input to follow, if any, and whether this call is where values went bad."""
         if call.reads is None and not call.written:
             return None, False
-        values, here = value_inputs(call), self._in_result(call)
-        if call.written:
-            return self._decide_in_place(call, values, here)
-        if not values or call.api.stem in FROM_PYTHON:
-            return None, self._is_certain
-        sources = self._sources(call, values, here)
-        if all(item.state == "good" for item in sources) or self._is_shifted(call, here):
-            return None, self._is_certain
-        return _only(sources), False
-
-    def _decide_in_place(
-        self, call: Recorded, values: list[Ref], here: Elements | None
-    ) -> tuple[_Source | None, bool]:
-        # The tensor as it was before is gone, so nothing can be said of it.
-        if self._is_shifted(call, here):
-            return None, self._is_certain
-        others = [item for item in values if item is not call.written[0].tensor]
+        values, target = _value_inputs(call), call.written[0].tensor if call.written else None
+        others = {id(item): item for item in values if item is not target}
+        if self._is_shifted(call) or call.api.stem in FROM_PYTHON:
+            return None, True
+        if target is None:
+            sources = [self._judge(call, item) for item in others.values()]
+            return _only(sources), all(item.state == "good" for item in sources)
+        # What a tensor was before a call in place is gone.
         if others:
-            return _only(self._sources(call, others, here), others_end=True), False
-        if self._writes.is_filling(call):
+            source = _only([self._judge(call, item) for item in others.values()])
+            is_over = source is not None and source.state == "unknown" and len(others) == 1
+            return (None if is_over else source), False
+        if call.api.stem in _FILLS:
             # The numbers that a layer begins with are bad by the bound of another tensor only.
-            is_weight = isinstance(call.written[0].tensor(), Parameter)
-            return None, not (call.reads is None or is_weight) and self._is_certain
-        unseen = None if self._elements is None else self._unseen(self._elements)
-        return _Source(self._current, "unknown", unseen), False
+            return None, not (call.reads is None or isinstance(target(), Parameter))
+        return _Source(self._current, "unknown", replace(self._elements, values=None)), False
 
-    # --- the followed elements in other tensors --------------------------------------------------
+    def _wrote_them(self, call: Recorded) -> tuple[bool, str | None]:
+        """Return whether a call wrote the bad values to some elements, and what is said of it."""
+        wanted, written = self._elements.values, call.operand
+        source = written() if is_ref(written) else None
+        number = source.item() if source is not None and source.dim() == 0 else written
+        if source is not None and is_ref(number):
+            if wanted is None or wanted.dtype != source.dtype:
+                return self._is_bad(source), None
+            return bool(_among(wanted, source).any()), None
+        if wanted is not None:
+            is_theirs = bool(_among(wanted, torch.tensor([number], dtype=wanted.dtype)).any())
+        else:
+            dtype = self._snapshot.meta_of(call.written[0].tensor)[1]
+            is_theirs = self._is_bad(torch.tensor([number], dtype=dtype))
+        return is_theirs, f"{WRITES} {number}"
 
-    def _unseen(self, elements: Elements) -> Elements | None:
-        """Return the elements as those of the current tensor at a time when it was another."""
-        living = self._current()
-        if elements.living is None or living is None:
-            return elements if elements.living is None else None
-        found = elements.seen_in(living)
-        return None if found is None else found.at(found.places, living=None)
+    # --- inputs ----------------------------------------------------------------------------------
 
-    def _in_result(self, call: Recorded) -> Elements | None:
-        """Return the followed elements as positions of a call's result."""
-        elements = self._elements
-        output = call.written[0].tensor if call.written else call.output
-        if elements is None or isinstance(output, tuple):
-            return None
-        if elements.living is not None and (living := output()) is not None:
-            return elements.seen_in(living)
-        return elements if self._lineage.same(output, self._current) else None
-
-    def _sources(self, call: Recorded, values: list[Ref], here: Elements | None) -> list[_Source]:
-        distinct = {id(item): item for item in values}
-        return [self._source(call, item, here) for item in distinct.values()]
-
-    def _source(self, call: Recorded, tensor: Ref, here: Elements | None) -> _Source:
-        """Find out what the followed elements were in an input of a call."""
-        living = tensor()
-        is_known = living is not None and self._lineage.is_untouched(tensor, call.seq)
-        if living is None or not is_known or living.device.type == "meta":
-            return _Source(tensor, "unknown", self._mapped(call, tensor, here))
-        if not self._writes.test(living):
+    def _judge(self, call: Recorded, tensor: Ref) -> _Source:
+        """Return what is known of the bad elements in an input of a call."""
+        living, elements, stem = tensor(), self._elements, call.api.stem
+        shape, dtype = self._snapshot.meta_of(tensor)
+        is_other = call.written and not self._snapshot.same(call.written[0].tensor, self._current)
+        result = (None, None) if is_other else self._snapshot.meta_of(self._current)
+        result_shape, result_dtype = result
+        is_same_place = stem in _SAME_PLACE or call.api.is_positional
+        in_place_of = replace(elements, places=None, rows=None)
+        if is_same_place and shape is not None and result_shape is not None:
+            in_place_of = _reshaped(elements, result_shape, shape)
+            if math.prod(shape) == 1:  # one number for all
+                in_place_of = replace(elements, places=(0,) * len(elements.origins))
+        has_values = stem in _SAME_PLACE or stem in _MOVES or stem == "where"
+        if not has_values or dtype != result_dtype:
+            in_place_of = replace(in_place_of, values=None)
+        if living is None or not self._snapshot.is_untouched(tensor, call.seq):
+            return _Source(tensor, "unknown", in_place_of)
+        if not self._is_bad(living):
             return _Source(tensor, "good")
-        mapped = self._mapped(call, tensor, here)
-        if mapped is not None:
-            return self._judged(call, tensor, living, here, mapped)
-        values = here.values() if here is not None and _is_move(call) else None
-        if here is None or values is None or values.dtype != living.dtype:
-            return _Source(tensor, "other")
-        return self._found(tensor, living, here, values)
+        if in_place_of.places and living.device.type != "meta":
+            found = _values_at(living, in_place_of.places)
+            chosen = [self._is_bad(item) for item in found.split(1)]
+            if stem == "where" and in_place_of.values is not None:  # only one was chosen
+                same = _equal(found, in_place_of.values).tolist()
+                chosen = [bad and is_same for bad, is_same in zip(chosen, same, strict=True)]
+            if not any(chosen):
+                return _Source(tensor, "good")
+            kept = [at for at, bad in enumerate(chosen) if bad]
+            origins = tuple(elements.origins[at] for at in kept)
+            places = tuple(in_place_of.places[at] for at in kept)
+            return _Source(tensor, "bad", _Elements(origins, found[kept], places))
+        if in_place_of.values is not None and stem in _MOVES:
+            among = _among(in_place_of.values, living)
+            if not among.all():
+                return _Source(tensor, "other" if among.any() else "good", in_place_of)
+            return _Source(tensor, "bad", in_place_of)
+        return _Source(tensor, "other", in_place_of)
 
-    def _mapped(self, call: Recorded, tensor: Ref, here: Elements | None) -> Elements | None:
-        """Return the positions that elements had in an input of a pointwise call."""
-        shape = self._lineage.meta_of(tensor)[0]
-        if here is None or shape is None or not _is_positional(call):
-            return None
-        return here.spread_from(shape)
-
-    def _judged(
-        self,
-        call: Recorded,
-        tensor: Ref,
-        living: Tensor,
-        here: Elements | None,
-        mapped: Elements,
-    ) -> _Source:
-        """Tell which of the elements were bad at their positions in a living input."""
-        values = values_at(living, mapped.places)
-        bad = [self._writes.test(item) for item in values.split(1)]
-        result = None if here is None else here.values()
-        if call.api.stem == "where" and result is not None:
-            # Only one of its inputs was chosen.
-            bad = [
-                is_bad and bool(same) for is_bad, same in zip(bad, result == values, strict=True)
-            ]
-        if not any(bad):
-            return _Source(tensor, "good")
-        if not mapped.is_exact and not all(bad):
-            return _Source(tensor, "other")
-        kept = mapped.among(bad)
-        return _Source(tensor, "bad", kept.at(kept.places, living=living))
-
-    def _found(self, tensor: Ref, living: Tensor, here: Elements, values: Tensor) -> _Source:
-        """Find elements by their values in an input that a call took them from unchanged."""
-        known: dict[float, list[Position] | None] = {}
-        for value in values:
-            if float(value) not in known:
-                known[float(value)] = places_of(living, value)
-        places = [known[float(value)] for value in values]
-        if all(item == [] for item in places):
-            return _Source(tensor, "good")
-        if not all(places) or not here.is_exact:
-            # Some came from here, some not, or from more places than can be followed.
-            return _Source(tensor, "other" if [] in places or not here.is_exact else "bad")
-        shape = tuple(living.shape)
-        if all(item is not None and len(item) == 1 for item in places):
-            exact = here.at([item[0] for item in places if item], living=living, shape=shape)
-            return _Source(tensor, "bad", exact)
-        candidates = {place for item in known.values() for place in item or ()}
-        if len(candidates) > LIMIT:
-            return _Source(tensor, "bad")
-        found = tuple(sorted(candidates))
-        return _Source(tensor, "bad", Elements(found, (), living, shape, is_exact=False))
-
-    def _is_shifted(self, call: Recorded, here: Elements | None) -> bool:
+    def _is_shifted(self, call: Recorded) -> bool:
         """Return whether a call moved good values by a whole number: they are computed back."""
-        if not call.api.shift or call.given is None or here is None:
+        values = self._elements.values
+        if not call.api.shift or call.operand is None or values is None:
             return False
-        values = here.values()
-        if values is None or values.dtype.is_floating_point or values.dtype.is_complex:
+        if values.dtype.is_floating_point or values.dtype.is_complex:
             return False
-        return not any(map(self._writes.test, (values - call.given[0]).split(1)))
+        return not any(map(self._is_bad, (values - call.operand).split(1)))
 
     # --- what is said ----------------------------------------------------------------------------
-
-    def _number_written(self, call: Recorded) -> Iterator[ProvenanceStep]:
-        """Name a call that wrote a bad number, though not whether to any element."""
-        number = self._writes.bad_number(call, self._elements)
-        if number is not None:
-            yield describe_step(call, self._lineage.reader, f"{WRITES} {number}")
 
     def _entry_note(self, call: Recorded, following: _Source | None) -> str | None:
         if call.api.stem not in CONVERSIONS or following is None or isinstance(call.output, tuple):
@@ -328,37 +312,85 @@ class _ProvenanceWalk:
     def _from_loader(self, batch: Batch) -> ProvenanceStep:
         """Name the batch, and the data set's row of each element whose row is known."""
         self.found.batch = batch
-        living, elements = self._current(), self._elements
-        if elements is not None and elements.living is not None:
-            elements = None if living is None else elements.seen_in(living)
-        if elements is None or not elements.is_exact or not all(elements.places):
+        rows = self._elements.in_rows(self._snapshot.meta_of(self._current)[0])
+        if not rows:
             return ProvenanceStep(note=describe(batch, None))
         indices = batch.indices or ()
         self.found.samples = {
-            origin: indices[place[0]]
-            for origin, place in zip(elements.origins, elements.places, strict=True)
-            if place[0] < len(indices)
+            origin: indices[row]
+            for origin, row in zip(self._elements.origins, rows, strict=True)
+            if row < len(indices)
         }
-        return ProvenanceStep(note=describe(batch, elements.places[0][0]))
+        return ProvenanceStep(note=describe(batch, rows[0]))
 
 
-def _is_positional(call: Recorded) -> bool:
-    """Return whether each element of the result comes from its own position in the inputs."""
-    return call.api.stem in _IN_PLACE_OF or call.api.is_positional
+def describe_step(call: Recorded, snapshot: Snapshot, note: str | None = None) -> ProvenanceStep:
+    """Describe a call as one step of the way of a tensor."""
+    return ProvenanceStep(op=call.name, source=snapshot.reader.line(call.site), note=note)
 
 
-def _is_move(call: Recorded) -> bool:
-    return call.api.stem in _MOVES and not adds(call)
+def _writes_to_first(call: Recorded) -> bool:
+    """Return whether a call wrote to its first argument alone, in the way that its name says."""
+    first = call.inputs[0] if call.inputs else None
+    return call.api.is_in_place and len(call.written) == 1 and call.written[0].tensor is first
 
 
-def _only(sources: list[_Source], *, others_end: bool = False) -> _Source | None:
+def _value_inputs(call: Recorded) -> list[Ref]:
+    """Return the inputs whose values can be values of the result.
+
+    Indices and masks only choose, and scores are no labels: an input of floats is left out where
+    the result has integers.
+    """
+    inputs, stem = list(call.inputs), call.api.stem
+    if stem in _CHOOSING:
+        inputs = inputs[:1]
+    elif stem in ("where", "embedding"):  # all but the condition, the indices
+        del inputs[1 if call.name == "torch.Tensor.where" else 0]
+    if stem in CONVERSIONS or isinstance(call.output, tuple):
+        return inputs
+    result = call.output()
+    return [
+        item
+        for item in inputs
+        if result is None
+        or (source := item()) is None
+        or source.dtype.is_floating_point == result.dtype.is_floating_point
+    ]
+
+
+def _only(sources: list[_Source]) -> _Source | None:
     """Return the one input that the elements came from, where that is certain."""
     if len(sources) == 1:
-        is_over = others_end and sources[0].state in ("good", "unknown")
-        return None if is_over or sources[0].state == "good" else sources[0]
+        return None if sources[0].state == "good" else sources[0]
     bad = [item for item in sources if item.state == "bad"]
     rest = [item for item in sources if item.state == "other"]
     if len(bad) == 1 and not rest:
         return bad[0]
     is_settled = not bad and all(item.state in ("good", "other") for item in sources)
     return rest[0] if is_settled and len(rest) == 1 else None
+
+
+def _reshaped(elements: _Elements, old: Any, new: Any) -> _Elements:
+    """Return elements in a tensor of another shape that has all of them in the same order."""
+    if old is None or new is None or math.prod(old) != math.prod(new):
+        return replace(elements, places=None, rows=None)
+    if elements.places is not None or tuple(old[:1]) == tuple(new[:1]):
+        return elements
+    return replace(elements, rows=None)
+
+
+def _values_at(tensor: Tensor, places: Sequence[int]) -> Tensor:
+    """Return some elements, by their places in row-major order, as one row on the host."""
+    shape = tuple(tensor.shape)
+    return torch.stack([tensor.detach()[unravel(place, shape)] for place in places]).cpu()
+
+
+def _among(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return which values a tensor has among its elements."""
+    return torch.stack([_equal(tensor.detach(), value.to(tensor.device)).any() for value in values])
+
+
+def _equal(left: Tensor, right: Tensor) -> Tensor:
+    """Return where two tensors are equal; NaN is equal to NaN."""
+    same = left == right
+    return same | (left.isnan() & right.isnan()) if left.is_floating_point() else same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from torch import Tensor
@@ -13,10 +14,8 @@ from cudalens.recorder import _torch, saved_tensor
 from cudalens.recorder.calls import Recorded
 from cudalens.recorder.failure import CallRecord, describe_failure
 from cudalens.recorder.history import Snapshot
-from cudalens.recorder.inplace_writes import IsBad
-from cudalens.recorder.lineage import Lineage
 from cudalens.recorder.mode import RecordingMode
-from cudalens.recorder.provenance import Provenance, provenance_of
+from cudalens.recorder.provenance import IsBad, Position, Provenance, provenance_of
 from cudalens.recorder.saved_tensor import ModifiedTensor
 from cudalens.recorder.sites import entries_of
 from cudalens.source.stack import StackEntry
@@ -81,14 +80,17 @@ class Recorder(RecordingMode):
             return None
         return entries_of(call.site), snapshot.reader.module(call.site).path, call.name
 
-    def provenance(self, tensor: Tensor, is_bad: IsBad) -> Provenance:
+    def provenance(
+        self, tensor: Tensor, is_bad: IsBad, positions: Sequence[Position] = ()
+    ) -> Provenance:
         """Follow a bad tensor back to the call that made it bad, or to where the data entered.
 
         Args:
-            is_bad: tells whether a tensor holds a bad value; it is asked for living tensors only.
+            is_bad: tells whether a tensor has a bad value; it is asked for living tensors only.
+            positions: of its bad elements, as far as they are listed.
         """
         with no_dispatch_modes(), plain_torch():
-            return provenance_of(tensor, self.lineage(), is_bad)
+            return provenance_of(tensor, self.snapshot(), is_bad, positions)
 
     def beyond_ring(self, what: str, node: int | None = None) -> str | None:
         """Say that something may have left the ring, where older calls were dropped from it.
@@ -116,12 +118,7 @@ class Recorder(RecordingMode):
         call = api_call_of(error)
         node = None if call is None else call.node
         saver = None if node is None else self.snapshot().forward_call(node.sequence_nr)
-        return saved_tensor.find_modified(self.lineage(), complaint, saver)
-
-    def lineage(self) -> Lineage:
-        """Return the recorded calls in the form that answers questions about tensors."""
-        snapshot = self.snapshot()
-        return Lineage(snapshot.calls, self._batches, snapshot.reader, snapshot.known)
+        return saved_tensor.find_modified(self.snapshot(), complaint, saver)
 
     def snapshot(self) -> Snapshot:
         """Return the calls recorded so far; the same object until another call is recorded."""
@@ -129,6 +126,6 @@ class Recorder(RecordingMode):
         if snapshot is None or number != self.recorded_ops:
             number = self.recorded_ops
             calls = [Recorded._make(item) for item in self._ring.copy()]
-            snapshot = Snapshot(calls, first_number=self._first_number or 0)
+            snapshot = Snapshot(calls, self._batches, self._first_number or 0)
             self._asked = (number, snapshot)
         return snapshot

@@ -14,7 +14,8 @@ from torch import nn
 
 from cudalens.core.report_types import ProvenanceStep
 from cudalens.recorder.calls import Recorded, Write
-from cudalens.recorder.lineage import Lineage, describe_step
+from cudalens.recorder.history import Snapshot
+from cudalens.recorder.provenance import describe_step
 from cudalens.recorder.sites import calling_module, entries_of
 from cudalens.recorder.tensor_refs import Ref
 from cudalens.source.stack import StackEntry
@@ -87,7 +88,7 @@ def read_complaint(message: str) -> Complaint | None:
 
 
 def find_modified(
-    lineage: Lineage, complaint: Complaint, saver: Recorded | None
+    snapshot: Snapshot, complaint: Complaint, saver: Recorded | None
 ) -> ModifiedTensor | None:
     """Find the tensor that autograd complains of, and who wrote to it.
 
@@ -101,13 +102,13 @@ def find_modified(
     Returns:
         ``None`` unless exactly one tensor fits, or one line wrote to all that do.
     """
-    had = None if saver is None else {id(lineage.whole(item)) for item in _tensors_of(saver)}
+    had = None if saver is None else {id(snapshot.whole(item)) for item in _tensors_of(saver)}
     fitting = [
-        _describe(lineage, target, between, saver)
-        for target, writes in _writes(lineage.calls)
+        _describe(snapshot, target, between, saver)
+        for target, writes in _writes(snapshot.calls)
         if (had is None or id(target) in had)
         and (between := _between(writes, complaint, 0 if saver is None else saver.seq))
-        and _is_alike(lineage, target, complaint)
+        and _is_alike(snapshot, target, complaint)
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -153,9 +154,9 @@ def _between(
     return found if version >= complaint.found else []
 
 
-def _is_alike(lineage: Lineage, target: Ref, complaint: Complaint) -> bool:
+def _is_alike(snapshot: Snapshot, target: Ref, complaint: Complaint) -> bool:
     """Return whether a tensor, or a recorded view of it, is one as autograd complains of."""
-    metas = [lineage.meta_of(item) for item in (target, *lineage.views_of(target))]
+    metas = [snapshot.meta_of(item) for item in (target, *snapshot.views_of(target))]
     living = target()
     if complaint.made_by is None and living is not None and living.grad_fn is not None:
         is_float = complaint.dtype.is_floating_point or complaint.dtype.is_complex
@@ -170,12 +171,12 @@ def _is_alike(lineage: Lineage, target: Ref, complaint: Complaint) -> bool:
 
 
 def _describe(
-    lineage: Lineage, target: Ref, between: Sequence[Recorded], saver: Recorded | None
+    snapshot: Snapshot, target: Ref, between: Sequence[Recorded], saver: Recorded | None
 ) -> ModifiedTensor:
-    made = lineage.maker(target)
+    made = snapshot.maker(target)
     living = target()
-    is_read = saver is not None and any(lineage.whole(item) is target for item in saver.inputs)
-    step = partial(describe_step, reader=lineage.reader)
+    is_read = saver is not None and any(snapshot.whole(item) is target for item in saver.inputs)
+    step = partial(describe_step, snapshot=snapshot)
     return ModifiedTensor(
         made_by=None if made is None else step(made),
         written_by=tuple(map(step, between)),

@@ -16,7 +16,6 @@ death, as long as somebody has it.  So ``is`` tells whether two calls saw the sa
 NO_TENSORS = frozenset({int, float, bool, complex, str, type(None), torch.dtype, torch.device})
 NO_TENSORS |= {slice, type(...), torch.layout, torch.memory_format, torch.Size}
 """Classes of arguments and results that contain no tensor."""
-_PLAIN_ARGUMENTS = frozenset({int, float, bool, str, type(None), slice, type(...)})
 _MAX_LISTED = 64
 
 
@@ -53,21 +52,3 @@ def tensor_values(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
                 if isinstance(item, Tensor):
                     found[f"{name}[{position}]"] = item
     return found
-
-
-def without_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return arguments with references in place of tensors, ``None`` where one cannot be kept."""
-    found: list[Any] = []
-    for value in args:
-        if isinstance(value, Tensor):
-            found.append(ref(value))
-        elif type(value) in _PLAIN_ARGUMENTS:
-            found.append(value)
-        elif type(value) in (tuple, list) and len(value) <= _MAX_LISTED:
-            inner = without_tensors(tuple(value))
-            if inner is None:
-                return None
-            found.append(inner if type(value) is tuple else list(inner))
-        else:
-            return None
-    return tuple(found)

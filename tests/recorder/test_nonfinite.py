@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import cudalens
 from cudalens.core.report import Report
-from cudalens.core.report_types import FIRST_BAD
+from cudalens.core.report_types import FIRST_NAN
 from cudalens.render.html import render_page
 from cudalens.render.text import render
 from tests.blocks import cuda, report_of
@@ -156,7 +156,7 @@ def test_a_guard_that_meets_nan_finds_its_first_op() -> None:
         F.binary_cross_entropy(chances, torch.ones(2, device="cuda"))
 
     notes = {step.op: step.note for step in report_of(code, cudalens.DeviceValueError).provenance}
-    assert notes == {"torch.sigmoid": None, "torch.Tensor.log": FIRST_BAD}
+    assert notes == {"torch.sigmoid": None, "torch.Tensor.log": FIRST_NAN}
 
 
 def told(code: Callable[[], object], **options: bool) -> list[tuple[str, str, str | None]]:

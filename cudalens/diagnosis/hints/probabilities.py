@@ -8,7 +8,7 @@ import re
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import FIRST_BAD, WRITES, Hint, LineRef, TensorFact
+from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, WRITES, Hint, LineRef, TensorFact
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault
@@ -203,7 +203,7 @@ def nan_before(evidence: Evidence) -> Hint | None:
 
 def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     """Say how far back the NaN is known, and whether it may come from further back."""
-    proven = (step.source for step in evidence.provenance if step.note == FIRST_BAD)
+    proven = (step.source for step in evidence.provenance if step.note == FIRST_NAN)
     if first := next(proven, None):
         return f"; line {first.line} made them: {first.text}", False
     if write := _written_nan(evidence):
@@ -333,6 +333,6 @@ def not_a_number_weights(evidence: Evidence) -> Hint | None:
     if "softmax" not in next((name for name, _ in way_of(evidence)), ""):
         return None
     causes = [f"a row of -inf alone, as {mask} may leave it"] if mask else []
-    if weights.dtype in _HALVES and evidence.provenance[0].note == FIRST_BAD:
+    if weights.dtype in _HALVES and evidence.provenance[0].note == FIRST_NAN:
         causes.append(f"logits beyond the largest {weights.dtype}")
     return Hint(text=f"softmax gives NaN for {', or '.join(causes)}") if causes else None

@@ -12,7 +12,7 @@ import pytest
 
 from cudalens.core.evidence_types import CallContext, InPlaceChange
 from cudalens.core.report import ErrorFacts, Evidence
-from cudalens.core.report_types import FIRST_BAD, Hint, LineRef, ProvenanceStep
+from cudalens.core.report_types import FIRST_NAN, Hint, LineRef, ProvenanceStep
 from tests import hint_evidence as given
 from tests.hint_evidence import (
     ONE_TO_TEN,
@@ -211,7 +211,7 @@ TOLD: list[tuple[Evidence, str, str | None, *tuple[dict[str, bool], ...]]] = [
     # -1 … C-2 without a gap has a second explanation, and it is told.
     (labels([-1, 0, 1, 2], 4), "mark_not_ignored", None, {"-1 … 2": True}),
     # A step that merely passed the NaN on is not called the first one.
-    (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()", FIRST_BAD),)), "nan_before",
+    (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()", FIRST_NAN),)), "nan_before",
      None, {"line 4": True}),
     (bce([0.5, math.nan], provenance=(step("aten::log", "h = x.log()"),)), "nan_before", None,
      {"line": False}),
