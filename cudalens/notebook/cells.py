@@ -161,7 +161,13 @@ class CellWatch:
                     lines = transform(lines)
         # A cell below blank lines is longer than what its lines are counted by.
         above = cell.typed[: max(0, len(cell.typed) - len(lines))]
-        comments = [f"# {line.strip()}".rstrip() for line in above]
+        # The shell drops blank lines at the top; below them they stay blank.
+        comments = [
+            f"# {line.strip()}".rstrip()
+            if line.strip() or not any(map(str.strip, above[:at]))
+            else ""
+            for at, line in enumerate(above)
+        ]
         self._comments = (self._comments if self._cells else set()) | set(comments)
         return [*(f"{comment}\n" for comment in comments), *lines]
 
