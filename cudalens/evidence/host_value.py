@@ -222,7 +222,7 @@ def _finding(
         problem = "is not a number" + (f"; {count} of {total} values are NaN" if total > 1 else "")
     return Violation(
         argument=name,
-        headline=f"{format_offender(name, offenders)} {problem}",
+        headline=f"{format_offender(offenders)} {problem}",
         explanation=f"{kind} checks its parameters when it is created, and each sample that it is "
         "asked about.",
         offenders=offenders,

@@ -79,12 +79,17 @@ def format_interval(low: object, high: object, also: tuple[tuple[int, str], ...]
     return " or ".join([text, *(f"{value} ({name})" for value, name in also)])
 
 
-def format_offender(argument: str, offenders: Offenders, list_position: int | None = None) -> str:
-    """Return the first offender as ``{argument}[17] = 10``, with the name left open."""
-    first = offenders.first[0]
-    at = f"[{', '.join(str(item) for item in first.position)}]" if first.position else ""
+def format_position(offenders: Offenders, list_position: int | None = None) -> str:
+    """Return the place of the first offender as ``{argument}[17]``, with the name left open."""
+    position = offenders.first[0].position
+    at = f"[{', '.join(map(str, position))}]" if position else ""
     part = "" if list_position is None else f"[{list_position}]"
-    return f"{{argument}}{part}{at} = {first.value}"
+    return f"{{argument}}{part}{at}"
+
+
+def format_offender(offenders: Offenders, list_position: int | None = None) -> str:
+    """Return the first offender as ``{argument}[17] = 10``, with the name left open."""
+    return f"{format_position(offenders, list_position)} = {offenders.first[0].value}"
 
 
 def violation_at(
@@ -98,7 +103,7 @@ def violation_at(
     """
     bounds = fields.get("bounds", Bounds())
     offenders = find_offenders(tensor, bad, marked=bounds.also_allowed)
-    first = format_offender(argument, offenders, fields.get("list_position"))
+    first = format_offender(offenders, fields.get("list_position"))
     return Violation(
         argument=argument,
         headline=f"{first} {says}",
@@ -195,7 +200,7 @@ def bad_numbers(
     says = _complaint(offenders.first[0].value, bounds)
     return Violation(
         argument=argument,
-        headline=f"{format_offender(argument, offenders)} {says}",
+        headline=f"{format_offender(offenders)} {says}",
         explanation=why,
         offenders=offenders,
         bounds=bounds,

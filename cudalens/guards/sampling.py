@@ -17,7 +17,7 @@ from cudalens.guards._ranges import (
     all_true,
     bad_numbers,
     exact_offenders,
-    format_offender,
+    format_position,
 )
 from cudalens.guards.engine import Between, Condition, Need
 
@@ -98,13 +98,13 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
     totals = weights.sum(-1)
     bad = (totals <= 0) | (totals == math.inf) if searches else totals <= 0
     offenders = exact_offenders(totals, bad)
-    row, _, total = format_offender("self", offenders).rpartition(" = ")
     dtype = str(weights.dtype).removeprefix("torch.")
     overflows = f"inf, more than {dtype} holds: its shares vanish"
-    verdict = overflows if total == "inf" else "0: nothing can be drawn from it"
+    is_infinite = str(offenders.first[0].value) == "inf"
+    verdict = overflows if is_infinite else "0: nothing can be drawn from it"
     return Violation(
         argument="self",
-        headline=f"{row} sums to {verdict}",
+        headline=f"{format_position(offenders)} sums to {verdict}",
         explanation="A row is drawn from in proportion to its sum.",
         offenders=offenders,
         bounds=Bounds(min=0.0, text="rows with a sum above 0 and finite"),
@@ -132,10 +132,10 @@ def _too_few_categories(weights: Tensor, samples: int) -> Violation | None:
     if all_true(weighted >= samples):
         return None
     offenders = exact_offenders(weighted, weighted < samples)
-    row, _, have = format_offender("self", offenders).rpartition(" = ")
+    have = format_count(int(str(offenders.first[0].value)), "weight")
     return Violation(
         argument="self",
-        headline=f"{row} has {format_count(int(have), 'weight')} above 0, "
+        headline=f"{format_position(offenders)} has {have} above 0, "
         f"and {samples} samples are drawn from it without replacement",
         explanation="The samples that are missing are drawn from categories of weight 0.",
         offenders=offenders,
