@@ -96,10 +96,7 @@ def by_ops(sizes: Iterable[int], repetitions: int) -> list[Curve]:
         ratios, _ = compare(step, chosen, repetitions=repetitions, steps=runs)
         for name, ratio in ratios.items():
             found[name].append((size, ratio.median))
-    return [
-        Curve(name=f"{name}_by_ops", points=tuple(points))
-        for name, points in found.items()
-    ]
+    return [Curve(name=f"{name}_by_ops", points=tuple(points)) for name, points in found.items()]
 
 
 def behind_graph(nodes: int) -> Prepare:

@@ -423,7 +423,7 @@ _COMMANDS = {
     ),
     "explain": SubCommand(
         form="explain LOG",
-        does="what a crashed job's output shows; - for standard input",
+        does="explain the log of a crashed job; - for standard input",
         run=_explain,
         more="Reads assertion lines, tracebacks and CUDA errors of all ranks, and says which op "
         "asserted,\nhow certain that is, on which line of yours, and which command finds the value "
@@ -435,7 +435,7 @@ _COMMANDS = {
     ),
     "guards": SubCommand(
         form="guards [WORD]",
-        does="which functions are checked for what",
+        does="which functions are checked, and for which values",
         run=_guards,
         more="Lists the guards that mention each WORD: cudalens guards embedding.",
         table=(

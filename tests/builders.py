@@ -346,7 +346,7 @@ def host_error() -> Report:
         certainty="proven",
         phase="forward",
         headline="h has 64 columns, queries has 32 rows: matmul needs the same number",
-        explanation="The last dimension of the first matrix meets the last but one of the second.",
+        explanation="The columns of the first matrix must equal the rows of the second.",
         op=op_name("aten::matmul", "torch.matmul"),
         argument="other",
         expression="queries",
@@ -457,7 +457,7 @@ def lost_context() -> Report:
         phase="forward",
         headline="mylib::gather_rows stopped with an illegal memory access",
         explanation="The op ran last before the first CUDA error was reported, and CUDA was "
-        "synchronised after each op.",
+        "synchronized after each op.",
         op=op_name("mylib::gather_rows", "mylib.gather_rows"),
         source=SourceSpan(
             file="/home/ada/train.py", line=41, end_line=41, text="rows = mylib.gather_rows(t, i)"

@@ -63,7 +63,7 @@ def test_the_guards_of_ones_own_act(sim: simulate.Simulation) -> None:
     names: dict[str, Any] = {}
     exec(holding("register_guard"), names)
     table, bad = torch.zeros(3, device="cuda"), tensor([0, 3]).to("cuda")
-    with cudalens.guard(), pytest.raises(DeviceAssertError, match="index holds 3"):
+    with cudalens.guard(), pytest.raises(DeviceAssertError, match="index contains 3"):
         names["lookup"](table, bad)
     names = {}
     exec(holding("from cudalens.guards import lies_within"), names)

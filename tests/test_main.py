@@ -342,14 +342,14 @@ def test_show_prints_a_saved_report(run_here: Run, tmp_path: Path) -> None:
     assert "y[3] = 10 is outside" in done.stdout
     bad_kind = '{"schema_version": 1, "kind": []}'
     for text, said in (
-        ("not json", "it is no JSON (Expecting value: line 1 column 1 (char 0))"),
-        ("[]", "it holds no report of cudalens"),
-        ('{"a": 1}', "it holds no report of cudalens"),
+        ("not json", "it is not JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("[]", "it contains no cudalens report"),
+        ('{"a": 1}', "it contains no cudalens report"),
         ('{"schema_version": 99}', "reads 1 to 3; a newer release of cudalens wrote it"),
         (bad_kind, "is not a report"),
         (bad_kind[:-3] + "{}}", "is not a report"),
         ('{"schema_version": 2, "op": 3}', "another type"),
-        ("\x89PNG\xff", "it is no text"),
+        ("\x89PNG\xff", "it is not a text file"),
     ):
         (tmp_path / "other.json").write_text(text, encoding="latin-1")
         begin = "other.json is not a report"
@@ -371,10 +371,10 @@ def test_show_lists_several_reports(run_here: Run, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "rank0.json",
         "  ✗ y[0] = 10 is outside",
-        "    device-side assert · train.py line 7 · rank 0 · likely, not proven",
+        "    device-side assert · train.py line 7 · rank 0 · likely cause",
         "rank3.json",
         "  ✗ y[3] = 10 is outside",
-        "    device-side assert · train.py line 10 · rank 3 · likely, not proven",
+        "    device-side assert · train.py line 10 · rank 3 · likely cause",
     ]
     assert run_here("show", "rank0.json", "rank3.json").returncode == 0
 

@@ -48,5 +48,5 @@ def test_on_windows_guards_and_reports_work_and_the_rehearsal_device_names_wsl()
     assert done.returncode == 0, done.stderr
     headline, limits, refusal = done.stdout.splitlines()
     assert "2" in headline and "3" in headline
-    assert "there is no tee program on this system" in limits
+    assert "this system has no tee program" in limits
     assert refusal == "The rehearsal device needs Linux or macOS: on Windows, use WSL 2."

@@ -217,7 +217,7 @@ def stream_id(device: torch.device) -> int:
 def zeroed_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
     """Return uint8[rows, columns] of zeros that may live as long as the process.
 
-    While inductor prepares a CUDA graph, what a thread allocates lies in the graph's own memory,
+    While inductor prepares a CUDA graph, what a thread allocates is in the graph's own memory,
     and must be gone when it ends: so another thread allocates, which is in no mode either.
     """
     make = partial(torch.zeros, rows, columns, dtype=torch.uint8, device=device)
@@ -314,7 +314,7 @@ _own_waits = _OwnWaits()
 
 
 def wait_for(stream: Any) -> None:
-    """Wait for a CUDA stream, whatever the user thinks of synchronising."""
+    """Wait for a CUDA stream, whatever the user thinks of synchronizing."""
     with own_wait():
         stream.synchronize()
 
@@ -332,7 +332,7 @@ def _unseen() -> Any:
 NoTorchFunction: Any = _unseen
 """Block that function modes and subclasses do not see, and in which the device may be read.
 
-An interrupt finds it done or not begun, unless the user is debugging what synchronises.
+An interrupt finds it done or not begun, unless the user is debugging what synchronizes.
 """
 BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
 """Block that autograd does not see, like :data:`NoTorchFunction`."""

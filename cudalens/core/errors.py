@@ -46,11 +46,11 @@ class DeviceAssertError(RuntimeError):
 
 
 class DeviceIndexError(DeviceAssertError, IndexError):
-    """An index, label or id lies outside the tensor, table or classes that it selects from."""
+    """An index, label or id is outside the tensor, table or classes that it selects from."""
 
 
 class DeviceValueError(DeviceAssertError, ValueError):
-    """A value lies outside the interval that the op accepts, or is not a number."""
+    """A value is outside the interval that the op accepts, or is not a number."""
 
 
 class NonFiniteError(RuntimeError, FloatingPointError):

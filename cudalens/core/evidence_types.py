@@ -70,7 +70,7 @@ class RefusedCall:
     """The parameters that the forward which raised was given; ``None`` where none raised."""
     position_table: PositionTable | None = None
     is_indexed_by_numbers: bool = False
-    """Whether the running subscript is proven to hold whole numbers and slices only."""
+    """True if the running subscript is proven to contain whole numbers and slices only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetLabels:
-    """What a whole data set says of the labels that a batch of it held some of."""
+    """What a whole dataset says of the labels that a batch of it held some of."""
 
     name: str
     count: int | None = None

@@ -80,7 +80,7 @@ class Evidence:
     module_type: str | None = None
     """Class name of the innermost module, such as ``BertEmbeddings`` or ``Embedding``."""
     module_names: tuple[tuple[str, str], ...] = ()
-    """Module paths with the variable that is proven to hold the model: ``("0", "net.0")``."""
+    """Module paths with the variable of the model, where that is proven: ``("0", "net.0")``."""
     frames: tuple[Frame, ...] = ()
     tensors: tuple[TensorFact, ...] = ()
     """The op's tensor arguments first, then other tensors on the failing line (argument None)."""
@@ -157,7 +157,7 @@ class Report:
     schema_version: int = SCHEMA_VERSION
     """Changes with every change of a key; this release reads 1 to 3."""
     kind: Kind = "device_assert"
-    """What happened; the kinds are told apart in docs/reference/report.md."""
+    """Kind of failure; docs/reference/report.md describes each."""
     certainty: Certainty = "unknown"
     """``proven``: a guard fired or the CPU kernel raised; else ``likely`` or ``unknown``."""
     prevented: bool = False
@@ -244,7 +244,7 @@ class Report:
             known = f"{READABLE_VERSIONS[0]} to {SCHEMA_VERSION}"
             msg = f"schema_version {version!r} cannot be read: this release reads {known}"
             if not isinstance(version, int):
-                msg = "it holds no report of cudalens: schema_version is missing"
+                msg = "it contains no cudalens report: schema_version is missing"
             elif version > SCHEMA_VERSION:
                 msg += "; a newer release of cudalens wrote it"
             raise ValueError(msg)
@@ -311,9 +311,9 @@ class RankResult:
     outcome: str = ""
     """How it ended, where it made no report."""
     batch: str = ""
-    """The batch, row and item of the data set that its bad value came from."""
+    """The batch, row and dataset item that its bad value came from."""
     page: str | None = None
-    """The file beside this one that shows its report."""
+    """The file with its report, in the same folder."""
     report: Report | None = None
 
     @property

@@ -100,7 +100,7 @@ class Offender:
     position: tuple[int, ...]
     value: Number
     sample: int | None = None
-    """The row of the data set that it came from, where that is proven."""
+    """The item of the dataset that it came from, where that is proven."""
     inputs: tuple[tuple[str, Number], ...] = ()
     """For a first NaN or infinity: what went in at this position, by the tensors' names."""
 
@@ -129,7 +129,7 @@ class Offenders:
     count: int = 0
     total: int = 0
     min: Number = None
-    """The smallest value of the tensor, bad or not; NaN where it holds one."""
+    """The smallest value of the tensor, bad or not; NaN if it contains one."""
     max: Number = None
     first: tuple[Offender, ...] = ()
     """Empty where they were looked at after the launch."""
@@ -278,7 +278,7 @@ class TensorFact:
     span: tuple[int, int, int] | None = None
     """Line, first and end column of the expression in the user's source, for drawing."""
     bad_at: tuple[int, ...] | None = None
-    """Where the first bad value lies in a tensor that the op was given in another shape."""
+    """Where the first bad value is in a tensor that the op was given in another shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,7 +440,7 @@ class AutogradNeighbourhood:
     focus: str | None = None
     total_nodes: int | None = None
     module_names: tuple[tuple[str, str], ...] = ()
-    """Module paths with the variable that is proven to hold the model: ``("0", "net.0")``."""
+    """Module paths with the variable of the model, where that is proven: ``("0", "net.0")``."""
 
 
 @dataclass(frozen=True, kw_only=True)

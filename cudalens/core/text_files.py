@@ -61,9 +61,9 @@ def why_unreadable(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text"
+        return "it is not a text file"
     if isinstance(error, json.JSONDecodeError):
-        return f"it is no JSON ({error})"
+        return f"it is not JSON ({error})"
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 

@@ -20,19 +20,19 @@ _GONE = (
     "read and no kernel launched any more. Next step: {restart} to use the GPU."
 )
 _COMPILED = (
-    "Code that torch.compile generated printed it, and its ops cannot be told apart; the line "
-    "shown is where it was met. Next step: run the {code} without --no-force-eager; "
+    "Code that torch.compile generated printed it, and which of its ops failed is not known; the "
+    "line shown is where CUDA reported it. Next step: run the {code} without --no-force-eager; "
     "the functions then run eagerly and the op is named."
 )
 _EARLIER = (
     "It happened before this {block} ran. Next step: {check_all}: the op at fault is then named."
 )
 _UNWAITED = (
-    "Ops were not waited for, so the line shown may be an innocent one. Next step: {rerun} "
-    "with neither --no-sync nor --fast: the op at fault is then named."
+    "The check did not wait for each op, so the real cause may be an earlier line. Next step: "
+    "{rerun} with neither --no-sync nor --fast: the op at fault is then named."
 )
 _UNKNOWN_ASSERT = (
-    "No kernel of torch's is known to print it. One that is launched past torch's ops, by Triton, "
+    "No known torch kernel prints it. One that is launched past torch's ops, by Triton, "
     "CuPy or the replay of a CUDA graph, may have run at the same time."
 )
 _ELSEWHERE = (
@@ -129,7 +129,7 @@ def _who_else(evidence: Evidence) -> str:
     if not evidence.synchronization.is_op_unwaited or not others:
         return _UNKNOWN_ASSERT
     said = ", ".join(others[:_MAX_OPS])
-    return f"No kernel of torch's is known to print it; not of torch, and called before: {said}."
+    return f"No known torch kernel prints it. Ops called before that are not torch's: {said}."
 
 
 def _unnamed(evidence: Evidence, meaning: Meaning | None) -> str:
@@ -194,7 +194,7 @@ def _copied(evidence: Evidence) -> str:
         for item in evidence.tensors
         if item.argument and item.summary.min is not None
     ]
-    return f"Before the call its arguments held: {', '.join(held)}." if held else ""
+    return f"Values of its arguments before the call: {', '.join(held)}." if held else ""
 
 
 def _of_text(line: AssertLine | None, meaning: Meaning) -> str:

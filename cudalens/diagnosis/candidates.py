@@ -50,7 +50,7 @@ _SWAPPED = frozenset(
     | {"binary_cross_entropy_with_logits", "linear", "gather", "conv1d", "conv2d", "one_hot"}
 )
 """Functions whose first two tensors have different parts to play."""
-_IN_PLACE_OF = "{} and {} stand in each other's place"
+_IN_PLACE_OF = "swap {} and {}"
 _VIEWS = ("view", "reshape")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 

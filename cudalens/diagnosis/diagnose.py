@@ -204,7 +204,7 @@ def _expression(evidence: Evidence, argument: str | None) -> str | None:
 # --- a guard's finding ---------------------------------------------------------------------------
 
 
-_TOLD_LATER = "so do not use what was computed from its result."
+_TOLD_LATER = "so discard everything computed from its result."
 
 
 def _of_violation(evidence: Evidence, violation: Violation) -> Verdict:
@@ -230,7 +230,7 @@ def _what_became_of_it(evidence: Evidence, violation: Violation) -> str:
         return "No assert fires for this on CUDA: the op runs, and its result is wrong."
     if violation.device_text is None:
         if evidence.deferred:
-            return f"The op was given values in bounds in place of those at fault, {_TOLD_LATER}"
+            return f"The op ran with the bad values replaced by valid ones, {_TOLD_LATER}"
         return f"The guard {violation.guard} stopped the op before its launch."
     done = "the value was found before the launch."
     if evidence.deferred:
@@ -324,7 +324,7 @@ def _with_fault(evidence: Evidence, error: ErrorFacts, found: Verdict) -> Verdic
         hidden = f"{error.type_name} ({said}) is not the cause: it hides an assert."
         return replace(real, explanation=f"{hidden} {real.explanation}", hints=found.hints)
     rest = (
-        f"Besides, the device had failed before ({fault.hidden_error}): "
+        f"The device had also failed before ({fault.hidden_error}): "
         f"{evidence.steps.restart} to use it."
     )
     return replace(found, explanation=f"{found.explanation} {rest}")

@@ -24,9 +24,9 @@ __all__ = ["explain_log", "last_exception"]
 
 _LATE = "CUDA reports an assert late, so the real cause may be an earlier line than the one shown."
 _SAME_OP = "The traceback ends in this op, so its line is likely the one."
-_NO_LINE = "The log holds no line of your code for it."
+_NO_LINE = "The log contains no line of your code for it."
 _GOES_ON = "No error follows it: the job went on without this process, or the log is cut."
-_HANDLED = "The log goes on after it: if the job handled it, this is not what ended it."
+_HANDLED = "The log goes on after it: if the job handled it, something else ended the job."
 _AFTER = 8
 """Lines behind an error that may still belong to the end of the job."""
 _COMPILED = (
@@ -34,10 +34,10 @@ _COMPILED = (
     "compiled functions run eagerly, and the op is named."
 )
 _NO_TEXT = (
-    "CUDA prints which check failed on standard error, and this log does not hold that line: "
-    "neither the op nor the value can be told from it."
+    "CUDA prints which check failed on standard error, and this log does not contain that line: "
+    "it shows neither the op nor the value."
 )
-_UNKNOWN = "No kernel of torch's is known to print it: look at extensions and kernels of your own."
+_UNKNOWN = "No known torch kernel prints it: look at extensions and at your own kernels."
 _WAITED = "Look for the rank that failed, hung or is missing here, and for what it printed first."
 _FOUND = "A guard of cudalens stopped the job before the launch; its report is in the log."
 
@@ -188,7 +188,7 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
         headline = "a device-side assert ended the job; this log does not show which op asserted"
         names = (_api_called(op, called) for item in known_texts().values() for op in item.ops)
         suspect = next(filter(None, names), None)
-        maybe = f"The traceback ends in {suspect}, whose kernels can assert; that is no proof."
+        maybe = f"The traceback ends in {suspect}, which can assert. This alone proves nothing."
         parts += [_NO_TEXT, maybe if suspect else "", late]
     elif meaning is None:
         headline = f"CUDA asserted `{line.expression}`; this log does not show which op did"
@@ -205,7 +205,7 @@ def _of_assert(log: CrashLog, failure: Failure, evidence: Evidence) -> Report:
         parts += [f"CUDA printed `{line.expression}`.", _SAME_OP if op else late]
         known = {"argument": argument, "op": OpName(name=op, api=name if op else None)}
     if len(log.asserts) > 1:
-        parts.append(f"The log holds {len(log.asserts)} different assertions; this is the first.")
+        parts.append(f"The first of {len(log.asserts)} different assertions in the log.")
     certainty = "likely" if meaning is not None else "unknown"
     text = " ".join(filter(None, parts))
     return _report(evidence, headline, text, kind="device_assert", certainty=certainty, **known)

@@ -254,7 +254,7 @@ def _of_labels(fact: TensorFact, others: Sequence[TensorFact]) -> Iterator[_Chan
 
 _MADE_OF = {
     "method": (("{x}()", "{x} is a method: call it"),),
-    "tuple": (("{x}[0]", "{x} is a tuple: its first item is what is wanted"),),
+    "tuple": (("{x}[0]", "{x} is a tuple: use its first item"),),
     "tensors": (
         ("torch.stack({x})", "{x} is a list of tensors: make one of them, with a new dimension"),
         ("torch.cat({x})", "{x} is a list of tensors: join them along their first dimension"),
@@ -269,8 +269,8 @@ _MADE_OF = {
 """What a tensor is made of, by the kind of the value."""
 CHOICES = {
     "module": ("{x}({part})", "{x} is a module that was not called"),
-    "mapping": ('{x}["{part}"]', "{x} is a dict: one of its entries is wanted"),
-    "output": ("{x}.{part}", "{x} holds all results of a model: one of them is wanted"),
+    "mapping": ('{x}["{part}"]', "{x} is a dict: use one of its entries"),
+    "output": ("{x}.{part}", "{x} contains all outputs of a model: use one of them"),
 }
 """The same of values of which each part may be what is meant."""
 

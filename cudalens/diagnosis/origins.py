@@ -49,7 +49,7 @@ def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     is_sorted = hint.rule == "relabel" and "torch.unique(" in value
     if is_sorted and (found is None or found.is_in_loop):
         # Another batch may hold fewer labels, and would be numbered otherwise.
-        text = f"{hint.text}, once in the whole data set: torch.unique(…, return_inverse=True)"
+        text = f"{hint.text}, once for the whole dataset: torch.unique(…, return_inverse=True)"
         return replace(hint, text=text, fix=None, tried=None)
     if hint.rule == "missing_dimension":
         return replace(hint, text=hint.text + _where_dropped(hint, trial))

@@ -1,4 +1,4 @@
-"""Ask the data set of a batch for all its labels, without running code of the user's.
+"""Ask the dataset of a batch for all its labels, without running code of the user's.
 
 Its column of labels is the one that holds the bad values at the rows that they came from.  Not
 here: which batch and rows those are (``recorder/dataloader.py``).
@@ -25,7 +25,7 @@ _NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def labels_of(batch: Batch, violation: Violation | None) -> DatasetLabels | None:
-    """Return what the data set of a batch holds, where its column of labels is proven."""
+    """Return what the dataset of a batch holds, where its column of labels is proven."""
     dataset, name = dataset_of(batch)
     first = violation.offenders.first if violation is not None else ()
     seen = {item.sample: item.value for item in first if item.sample is not None}
@@ -35,7 +35,7 @@ def labels_of(batch: Batch, violation: Violation | None) -> DatasetLabels | None
     if type(dataset) is Subset:
         rows, dataset = dataset.indices, dataset.dataset
         seen = {rows[at]: value for at, value in seen.items()}
-    said, classes = name or "the data set", _classes(dataset)
+    said, classes = name or "the dataset", _classes(dataset)
     for column in _columns(dataset):
         is_it = all(at < len(column) and column[at] == value for at, value in seen.items())
         if not is_it or not len(column):
@@ -89,7 +89,7 @@ def _of_samples(samples: list[Any]) -> Iterator[list[Any]]:
 
 
 def _classes(dataset: object) -> int | None:
-    """Return how many classes a data set of torchvision or Hugging Face names."""
+    """Return how many classes a dataset of torchvision or Hugging Face names."""
     own = instance_dict(dataset)
     if type(own.get("classes")) in (list, tuple):
         return len(own["classes"])  # type: ignore[arg-type]

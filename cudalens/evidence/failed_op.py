@@ -180,7 +180,7 @@ def _replay(record: Any) -> Replay:
         {name: value for name, value in values.items() if name not in positional},
     )
     if result.outcome == "raised" and is_sticky(result.message or ""):
-        return Replay(reason="the op's CPU kernel asks for the GPU, which is gone")
+        return Replay(reason="the op's CPU kernel needs the GPU, which is lost")
     if zeros and result.outcome != "unavailable":
         return replace(result, reason=f"{', '.join(zeros)} replayed as zeros: not copied in time")
     return result

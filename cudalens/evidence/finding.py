@@ -284,9 +284,9 @@ def evidence_of(
             grown = attempt("parameters", lambda: grown_parameter(given, recorder, names))
     way = _provenance(context)
     if way.samples:
-        violation = attempt("data set", partial(_with_samples, violation, way), lambda: violation)
+        violation = attempt("dataset", partial(_with_samples, violation, way), lambda: violation)
     batch = way.batch
-    labels = None if batch is None else attempt("data set", partial(labels_of, batch, violation))
+    labels = None if batch is None else attempt("dataset", partial(labels_of, batch, violation))
     paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
     name = partial(module_names, module_path, paths, recorder, frames, running=module_path)
     return Evidence(
@@ -387,7 +387,7 @@ def _seen_before(context: FailureContext) -> SeenBefore | None:
 
 
 def _with_samples(violation: Violation, way: Provenance) -> Violation:
-    """Add the data set's row of each bad value."""
+    """Add the dataset's row of each bad value."""
     offenders = violation.offenders
     first = tuple(replace(item, sample=way.samples.get(item.position)) for item in offenders.first)
     return replace(violation, offenders=replace(offenders, first=first))

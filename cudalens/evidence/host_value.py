@@ -223,8 +223,8 @@ def _finding(
     return Violation(
         argument=name,
         headline=f"{format_offender(offenders)} {problem}",
-        explanation=f"{kind} checks its parameters when it is created, and each sample that it is "
-        "asked about.",
+        explanation=f"{kind} checks its parameters when it is created, and each value passed to it "
+        "later.",
         offenders=offenders,
         is_index=False,
     )

@@ -111,7 +111,7 @@ def reminder(report: Report) -> str:
     at = f"{reported} at {place}" if place else ""
     is_script = running_shell() is None and not is_of_cell(report.source, report.frames)
     again = "start the process again" if is_script else "restart the kernel"
-    return f"the CUDA context is gone since {what}{named}{at}: {again} to use the GPU"
+    return f"the CUDA context was lost to {what}{named}{at}: {again} to use the GPU"
 
 
 def hidden_fault(error: ErrorFacts) -> DeviceFault:

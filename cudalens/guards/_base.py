@@ -232,7 +232,7 @@ def user_guard(op: Any, check: UserCheck, name: str | None = None) -> Guard:
     """
     op_name = op if isinstance(op, str) else _op_name(op)
     if "::" not in op_name:
-        msg = f"{op_name!r} is no op name: write it as namespace::op, such as 'mylib::lookup'"
+        msg = f"{op_name!r} is not an op name: write it as namespace::op, such as 'mylib::lookup'"
         raise GuardRegistrationError(msg)
     overloads = _overloads(op_name)
     if not overloads:
@@ -245,7 +245,10 @@ def user_guard(op: Any, check: UserCheck, name: str | None = None) -> Guard:
             check, (op_name,), frequency=OF_USER, is_composite=decomposes, waits=True
         )
     except (TypeError, ValueError):  # it does not say what it takes
-        msg = f"check = {check!r} is no guard: give a function of the op's arguments by their names"
+        msg = (
+            f"check = {check!r} is not a guard: give a function of the op's arguments by their "
+            f"names"
+        )
         raise GuardRegistrationError(msg) from None
     name = name or entry.name
     entry = replace(entry, name=name, check=_with_sentence(check, name))

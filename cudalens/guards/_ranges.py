@@ -65,7 +65,7 @@ def unexpanded(tensor: Tensor) -> Tensor:
 
 
 def lies_within(tensor: Tensor, low: int, high: int) -> bool:
-    """Return whether every element lies in the closed interval ``[low, high]``; empty ones do."""
+    """Return whether every element is in the closed interval ``[low, high]``; empty ones do."""
     if tensor.numel() == 0:
         return True
     smallest, largest = extremes(tensor)

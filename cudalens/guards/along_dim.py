@@ -29,7 +29,7 @@ _ADDS_ROWS = partial(rows_key, "scatter_add_rows_fast")
 
 @guard("aten::gather", records=("gather_scatter", "gather_rows_fast"), frequency="very common")
 def gather_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it reads from.
+    """Every index is in [0, size - 1] of the dimension that it reads from.
 
     Source:   ScatterGatherKernel.cu:203 and IndexKernelUtils.cu:19 (whole rows), torch 2.13.0
     Cost:     one reduction over the index without its expanded repeats, one copy of two numbers
@@ -79,7 +79,7 @@ def _scatter(
 def scatter_index_in_range(
     self: Tensor, dim: int, index: Tensor, src: Tensor | None = None, reduce: str | None = None
 ) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it writes to.
+    """Every index is in [0, size - 1] of the dimension that it writes to.
 
     Source:   ScatterGatherKernel.cu:203, :449 (one value for all), torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers
@@ -111,7 +111,7 @@ def scatter_reduce_index_in_range(
     reduce: str = "sum",
     include_self: bool = True,
 ) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it adds to or reduces into.
+    """Every index is in [0, size - 1] of the dimension that it adds to or reduces into.
 
     Source:   ScatterGatherKernel.cu:203, IndexKernelUtils.cu:122 and TmaScatterAddKernel.cu:150
               (whole rows, sum), torch 2.13.0; without include_self a fill at :449 comes first
@@ -139,7 +139,7 @@ _MODULO_SINCE = (2, 10)
     is_composite=True,
 )
 def take_along_dim_indices_in_range(self: Tensor, indices: Tensor, dim: int | None) -> Need:
-    """With a dim, every index lies in [-size, size - 1]; torch takes others modulo the size.
+    """With a dim, every index is in [-size, size - 1]; torch takes others modulo the size.
 
     Source:   take_along_dim in TensorAdvancedIndexing.cpp, torch 2.13.0: no kernel sees the index
     Cost:     one reduction over the indices, one copy of two numbers
@@ -155,7 +155,7 @@ def take_along_dim_indices_in_range(self: Tensor, indices: Tensor, dim: int | No
     others = [(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in (self, indices)]
     if broadcast(others) is None:
         return None
-    why = "The index is taken modulo the size: another element than the one asked for is read."
+    why = "The index is taken modulo the size: the kernel would read another element."
     return Within("indices", -size, size - 1, of="self", dim=dim, why=why)
 
 
@@ -188,7 +188,7 @@ def _is_row_write(self: Tensor, dim: int, index: Tensor, source: Tensor) -> bool
     frequency="very common",
 )
 def index_select_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
-    """Every index lies in [0, size - 1] of the dimension; in [-size, size - 1] of a sparse one.
+    """Every index is in [0, size - 1] of the dimension; in [-size, size - 1] of a sparse one.
 
     At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
 
@@ -236,7 +236,7 @@ def index_add_index_in_range(
     reduce: str | None = None,
     include_self: bool = True,
 ) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it adds to or reduces into.
+    """Every index is in [0, size - 1] of the dimension that it adds to or reduces into.
 
     Dense plus sparse ends here too: its kernel calls index_add_ with the flattened sparse indices.
     The kernel compares 32 bits, so that 2**32 asserts nothing there.
@@ -272,7 +272,7 @@ def _narrows(self: Tensor, dim: int, index: Tensor, source: Tensor, *_: Any) -> 
 
 @guard("aten::index_copy", "aten::index_copy_", records=("index_copy",), frequency="common")
 def index_copy_index_in_range(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Need:
-    """Every index lies in [0, size - 1] of the dimension that it copies to.
+    """Every index is in [0, size - 1] of the dimension that it copies to.
 
     Source:   IndexKernel.cu:193, torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers
@@ -299,7 +299,7 @@ def index_copy_index_in_range(self: Tensor, dim: int, index: Tensor, source: Ten
     records=("index_fill",),
 )
 def index_fill_index_in_range(self: Tensor, dim: int, index: Tensor) -> Need:
-    """Every index lies in [-size, size - 1] of the dimension that it fills.
+    """Every index is in [-size, size - 1] of the dimension that it fills.
 
     Source:   IndexKernel.cu:154, torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers

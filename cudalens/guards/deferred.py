@@ -42,7 +42,7 @@ _DTYPES: dict[type, Any] = {
 """What is looked at without a wait: intervals, of these dtypes; an odd dtype waits."""
 _MASKS = (torch.bool, torch.uint8)
 _MOST_VIEWS = 256
-"""Views of one tensor that are remembered: a data set may be cut into any number of batches."""
+"""Views of one tensor that are remembered: a dataset may be cut into any number of batches."""
 
 
 def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
@@ -277,7 +277,7 @@ class DeferredOp:
         found = violation_of(need, smallest, largest, is_silent=guard.is_silent)
         if self._written and not found.is_silent and not guard.is_composite:
             names = " and ".join(slot.name for slot in self._written)
-            note = f"{names} was written to with other values in place of the bad ones."
+            note = f"{names} was written to, with other values instead of the bad ones."
             found = replace(found, explanation=f"{found.explanation} {note}".strip())
         buffers = self._waits.written_since(count)
         ago = self._waits.count() - count

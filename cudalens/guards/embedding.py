@@ -23,10 +23,10 @@ def _bag_key(mode: int, check: str) -> str:
     return f"embedding_bag_{check}_{'max' if mode == _MODE_MAX else 'sum_mean'}"
 
 
-_READS_A_ROW = "Each index reads one row of the table; the kernel stops at a row that is not there."
+_READS_A_ROW = "Each index reads one row of the table; there is no such row."
 _ADDS_A_ROW = (
-    "Each index adds one row of the table to its bag, and the kernel stops at a row that is not "
-    "there; padding_idx is no exception."
+    "Each index adds one row of the table to its bag, and there is no such row; "
+    "padding_idx must be a row, too."
 )
 
 
@@ -41,7 +41,7 @@ def _lookup_key(weight: Tensor, indices: Tensor) -> str:
     covers_inner=True,
 )
 def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Need:
-    """Every index selects a row of the table: it lies in [0, rows - 1].
+    """Every index selects a row of the table: it is in [0, rows - 1].
 
     At most 16 indices are compared by 32 bits, so that 2**32 asserts nothing there.
 
@@ -61,7 +61,7 @@ def embedding_indices_in_range(weight: Tensor, indices: Tensor) -> Need:
 
 @guard("aten::embedding_renorm_", "aten::embedding_renorm", records=("embedding_renorm",))
 def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Need:
-    """Every index to renormalise selects a row: it lies in [-rows, rows - 1].
+    """Every index to renormalise selects a row: it is in [-rows, rows - 1].
 
     Source:   Embedding.cu:252 embedding_renorm_wrap_indices_kernel, torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
@@ -85,7 +85,7 @@ def embedding_renorm_indices_in_range(self: Tensor, indices: Tensor) -> Need:
 def embedding_bag_indices_in_range(
     weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, include_last_offset: bool
 ) -> Need:
-    """Every index of every bag selects a row of the table: it lies in [0, rows - 1].
+    """Every index of every bag selects a row of the table: it is in [0, rows - 1].
 
     Source:   EmbeddingBag.cu:88 (max) and 148 (sum, mean), torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
@@ -108,7 +108,7 @@ def embedding_bag_indices_in_range(
 def embedding_bag_offsets_rise(
     weight: Tensor, indices: Tensor, offsets: Tensor, mode: int, include_last_offset: bool
 ) -> Need:
-    """No bag ends before it starts: each offset lies in [offset before it, indices.numel()].
+    """No bag ends before it starts: each offset is in [offset before it, indices.numel()].
 
     The first offset counts as 0 whatever it is; with include_last_offset the last is not used.
 
@@ -162,7 +162,7 @@ _BAG_BACKWARD = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_ba
 def embedding_backward_indices_in_range(
     grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int
 ) -> Need:
-    """Every index has a row in the gradient: it lies in [0, num_weights - 1] or is padding_idx.
+    """Every index has a row in the gradient: it is in [0, num_weights - 1] or is padding_idx.
 
     Source:   no assertion: EmbeddingBackwardKernel.cu writes where the index points, torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
@@ -178,7 +178,7 @@ def embedding_backward_indices_in_range(
 def embedding_bag_backward_indices_in_range(
     grad: Tensor, indices: Tensor, num_weights: int, mode: int, padding_idx: int
 ) -> Need:
-    """Every index has a row in the gradient: it lies in [0, num_weights - 1] or is padding_idx.
+    """Every index has a row in the gradient: it is in [0, num_weights - 1] or is padding_idx.
 
     Source:   no assertion: EmbeddingBackwardKernel.cu writes where the index points, torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers
@@ -196,7 +196,7 @@ def embedding_bag_backward_indices_in_range(
 def embedding_bag_weight_backward_indices_in_range(
     grad: Tensor, weight: Tensor, indices: Tensor, padding_idx: int
 ) -> Need:
-    """Every index still selects a row of the table: it lies in [0, rows - 1] or is padding_idx.
+    """Every index still selects a row of the table: it is in [0, rows - 1] or is padding_idx.
 
     Source:   no assertion: EmbeddingBag.cu, _embedding_bag_per_sample_weights_backward_kernel,
               torch 2.13.0

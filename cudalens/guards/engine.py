@@ -42,7 +42,7 @@ Asserts = str | Late | None
 # Made in every guarded call: a frozen class would take twice the time.
 @dataclass(slots=True)
 class Within:
-    """Every element of an integer tensor lies in ``[low, high]`` or equals ``also_allowed``."""
+    """Every element of an integer tensor is in ``[low, high]`` or equals ``also_allowed``."""
 
     argument: str
     """Schema name of the tensor, or of the list that holds it."""
@@ -92,7 +92,7 @@ class Within:
 
 @dataclass(slots=True)
 class Between:
-    """Every element of a floating-point tensor lies in ``[low, high]``; NaN does not."""
+    """Every element of a floating-point tensor is in ``[low, high]``; NaN does not."""
 
     argument: str
     low: float
@@ -227,7 +227,7 @@ def _all_extremes(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 def _outside(
     need: Within, tensor: Tensor, values: Sequence[Any], is_silent: bool
 ) -> Violation | None:
-    """Describe what lies outside; called only when something seems to."""
+    """Describe what is outside; called only when something seems to."""
     if need.skip_if is not None and need.skip_if(*values):
         return None
     bad = _bad_elements(need, tensor)

@@ -120,7 +120,7 @@ def _writes_by_sorting(values: Tensor, accumulate: bool) -> bool:
     frequency="very common",
 )
 def index_in_range(self: Tensor, indices: Indices) -> Need:
-    """Every index lies in [-size, size - 1] of the dimension that it selects from.
+    """Every index is in [-size, size - 1] of the dimension that it selects from.
 
     Source:   IndexKernel.cu:111 and IndexKernelUtils.cu:19 (whole rows), torch 2.13.0
     Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
@@ -150,7 +150,7 @@ def index_in_range(self: Tensor, indices: Indices) -> Need:
 def index_put_in_range(
     self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool = False
 ) -> Need:
-    """Every index lies in [-size, size - 1] of the dimension that it writes to.
+    """Every index is in [-size, size - 1] of the dimension that it writes to.
 
     Source:   IndexKernel.cu:111, or TensorCompare.cu:109 (accumulate, not unsafe), torch 2.13.0
     Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
@@ -173,7 +173,7 @@ def index_put_in_range(
 def index_backward_in_range(
     self: Tensor, indices: Indices, values: Tensor, accumulate: bool, unsafe: bool
 ) -> Need:
-    """Every index that accumulates unchecked lies in [-size, size - 1], as in indexing's backward.
+    """Every index that accumulates unchecked is in [-size, size - 1], as in indexing's backward.
 
     Source:   no assertion: Indexing.cu makeLinearIndex skips its check for unsafe, torch 2.13.0
     Cost:     one reduction for each integer index tensor, one copy for all; masks cost nothing
@@ -194,7 +194,7 @@ _FLAT = NEGATIVES_WRAP.replace("its dimension", "the tensor, counted over all it
 
 @guard("aten::take", "aten::put", "aten::put_", records=("take", "put"))
 def flat_index_in_range(self: Tensor, index: Tensor, source: Tensor | None = None) -> Need:
-    """Every index lies in [-numel, numel - 1]: it counts over all elements, not a dimension.
+    """Every index is in [-numel, numel - 1]: it counts over all elements, not a dimension.
 
     Source:   IndexKernel.cu:339 cuda_take_put_kernel, torch 2.13.0
     Cost:     one reduction over the index, one copy of two numbers

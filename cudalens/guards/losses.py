@@ -96,7 +96,7 @@ def _nll_key(direction: str, scores: Tensor, target: Tensor, reduction: int) -> 
     return f"{key}_uint8" if target.dtype == torch.uint8 else key
 
 
-PER_CLASS = "Each target is the number of a class, and there is no class with this number."
+PER_CLASS = "Each target must be one of the class numbers."
 
 
 def _class(target: Tensor, scores: Tensor, ignored: int, key: str) -> Within:
@@ -202,7 +202,7 @@ _Lengths = Tensor | Sequence[int]
 def ctc_loss_labels_in_alphabet(
     log_probs: Tensor, targets: Tensor, input_lengths: _Lengths, target_lengths: _Lengths
 ) -> Need:
-    """Every label within its target length is in the alphabet: it lies in [0, classes - 1].
+    """Every label within its target length is in the alphabet: it is in [0, classes - 1].
 
     Source:   LossCTC.cu, ctc_loss_log_alpha_gpu_kernel, torch 2.13.0: no assertion, none on the CPU
     Cost:     one reduction over the labels, one copy of two numbers
@@ -237,7 +237,7 @@ def _labels_read(
         return torch.arange(targets.size(1), device=device) < lengths.unsqueeze(1)
     if targets.dim() != 1:
         return None
-    # Concatenated targets: every label belongs to the sample whose part it lies in.
+    # Concatenated targets: every label belongs to the sample whose part it is in.
     ends = lengths.cumsum(0)
     owner = torch.searchsorted(ends, torch.arange(targets.numel(), device=device), right=True)
     is_inside = owner < samples
@@ -249,7 +249,7 @@ def _labels_read(
 
 _UNIT = Bounds(min=0.0, max=1.0, text="0 … 1")
 _LOGARITHMS = "The loss takes the logarithms of the input and of one minus it."
-_SHARES = "The target says which share of the loss each of the two classes has."
+_SHARES = "The target is the weight of each of the two classes in the loss."
 # They are the same in every call.
 _INPUT = Between("self", 0, 1, bounds=_UNIT, why=_LOGARITHMS, asserts="bce_input")
 _TARGET = Between("target", 0, 1, bounds=_UNIT, why=_SHARES, asserts="bce_target")
@@ -257,7 +257,7 @@ _TARGET = Between("target", 0, 1, bounds=_UNIT, why=_SHARES, asserts="bce_target
 
 @guard("aten::binary_cross_entropy", records=("bce_input",), frequency="very common")
 def binary_cross_entropy_input_in_unit_interval(self: Tensor, target: Tensor) -> Need:
-    """Every element of the input lies in [0, 1]; NaN does not.
+    """Every element of the input is in [0, 1]; NaN does not.
 
     Source:   Loss.cu:89, torch 2.13.0
     Cost:     one reduction over the input, one copy of two numbers
@@ -269,7 +269,7 @@ def binary_cross_entropy_input_in_unit_interval(self: Tensor, target: Tensor) ->
 
 @guard("aten::binary_cross_entropy", records=("bce_target",), frequency="common")
 def binary_cross_entropy_target_in_unit_interval(self: Tensor, target: Tensor) -> Need:
-    """Every element of the target lies in [0, 1]; NaN does not.
+    """Every element of the target is in [0, 1]; NaN does not.
 
     Source:   Loss.cu:90, torch 2.13.0
     Cost:     one reduction over the target, one copy of two numbers

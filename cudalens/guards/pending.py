@@ -10,7 +10,7 @@ fills them on the current stream, such as ``torch.aminmax(index, out=(low, high)
 ``report(smallest, largest)`` is called once, later, only when ``[smallest, largest]`` does not lie
 in ``[low, high]``; it returns the exception to raise, or ``None``.  It must keep no tensor alive.
 
-A slot lies in a page of its stream.  A page that is full is copied to pinned memory by a stream of
+A slot is in a page of its stream.  A page that is full is copied to pinned memory by a stream of
 its own, which waits for what fills the slots and for nothing behind that.  It is read when the next
 page is full, or when somebody calls :meth:`Pending.settle`.
 

@@ -29,7 +29,7 @@ def _plane(
 def max_unpool2d_indices_in_range(
     self: Tensor, indices: Tensor, output_size: Sequence[int]
 ) -> Need:
-    """Every index is a position in the output plane: it lies in [0, height * width - 1].
+    """Every index is a position in the output plane: it is in [0, height * width - 1].
 
     The kernel compares 32 bits of it, so that 2**32 asserts nothing there.
 
@@ -45,7 +45,7 @@ def max_unpool2d_indices_in_range(
 def max_unpool3d_indices_in_range(
     self: Tensor, indices: Tensor, output_size: Sequence[int]
 ) -> Need:
-    """Every index is a position in the output: it lies in [0, depth * height * width - 1].
+    """Every index is a position in the output: it is in [0, depth * height * width - 1].
 
     Source:   MaxUnpooling.cu:69 max_unpooling3d_forward_kernel, torch 2.13.0
     Cost:     one reduction over the indices, one copy of two numbers

@@ -29,7 +29,7 @@ _RATE = Between(
     0,
     math.inf,
     bounds=Bounds(min=0.0, text="at least 0"),
-    why="A rate is the mean of what is counted.",
+    why="A rate is the expected count.",
     asserts="poisson",
 )
 
@@ -42,7 +42,7 @@ _RATE = Between(
     waits=True,
 )
 def multinomial_weights_drawable(self: Tensor, num_samples: int, replacement: bool) -> Need:
-    """Every weight lies in [0, inf), and the sum of every row in (0, inf) in the weights' dtype.
+    """Every weight is in [0, inf), and the sum of every row in (0, inf) in the weights' dtype.
 
     Source:   MultinomialKernel.cu:60 and :112 (replacement, several samples), else
               TensorCompare.cu:109, torch 2.13.0; only the former stop at a sum that overflows
@@ -99,7 +99,7 @@ def _bad_sums(weights: Tensor, searches: bool) -> Violation:
     bad = (totals <= 0) | (totals == math.inf) if searches else totals <= 0
     offenders = exact_offenders(totals, bad)
     dtype = str(weights.dtype).removeprefix("torch.")
-    overflows = f"inf, more than {dtype} holds: its shares vanish"
+    overflows = f"inf, more than {dtype} can represent: no probability is left"
     is_infinite = str(offenders.first[0].value) == "inf"
     verdict = overflows if is_infinite else "0: nothing can be drawn from it"
     return Violation(
@@ -153,7 +153,7 @@ def _too_few_categories(weights: Tensor, samples: int) -> Violation | None:
     covers_inner=True,
 )
 def bernoulli_input_in_unit_interval(self: Tensor, out: Tensor | None = None) -> Need:
-    """Every probability of the input lies in [0, 1]; NaN does not.
+    """Every probability of the input is in [0, 1]; NaN does not.
 
     Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
     Cost:     one reduction over the input, one copy of two numbers
@@ -173,7 +173,7 @@ def bernoulli_input_in_unit_interval(self: Tensor, out: Tensor | None = None) ->
     covers_inner=True,
 )
 def bernoulli_p_in_unit_interval(self: Tensor, p: Tensor) -> Need:
-    """Every probability in p lies in [0, 1]; NaN does not.
+    """Every probability in p is in [0, 1]; NaN does not.
 
     Source:   DistributionTemplates.h:624 to :639, torch 2.13.0
     Cost:     one reduction over p, one copy of two numbers
@@ -197,7 +197,7 @@ def _probabilities(p: Tensor, shape: torch.Size, drawn: torch.dtype, *, argument
 
 @guard("aten::poisson", records=("poisson",), covers_inner=True)
 def poisson_rate_not_negative(self: Tensor) -> Need:
-    """Every rate lies in [0, inf]; NaN does not.
+    """Every rate is in [0, inf]; NaN does not.
 
     Source:   Distributions.cu:49, torch 2.13.0
     Cost:     one reduction over the rates, one copy of two numbers

@@ -106,7 +106,7 @@ def segments_lie_in_data(
     axis: int,
     unsafe: bool,
 ) -> Need:
-    """Every segment that is not empty lies in [0, size] of the reduced dimension.
+    """Every segment that is not empty is in [0, size] of the reduced dimension.
 
     Source:   SegmentReduce.cu, torch 2.13.0: no assertion, and none on the CPU for sums too long
     Cost:     one reduction over the lengths or offsets, one copy of one number

@@ -14,8 +14,8 @@ from cudalens.guards._ranges import format_interval, violation_at
 from cudalens.guards.engine import INDEX_DTYPES, Condition, Need
 
 _WHY = (
-    "Compressed sparse tensors rely on this, and CUDA's check stops at the first breach without "
-    "saying which it was."
+    "Compressed sparse tensors rely on this, and CUDA's check stops at the first violation without "
+    "naming it."
 )
 
 
@@ -54,7 +54,7 @@ def _breaches(
     falls = _falls(compressed, plain, nnz)
     starts, places = ("compressed_idx", compressed), ("plain_idx", plain)
     is_last = f"must be {nnz}: the number of stored values"
-    is_near = f"must lie 0 … {dim} above the one before it: a {major} has {dim} places"
+    is_near = f"must be 0 … {dim} above the one before it: a {major} has {dim} places"
     is_outside = f"is outside the {format_count(dim, minor)} of the tensor"
     rises = f"must be larger than the one before it in the same {major}"
     return [

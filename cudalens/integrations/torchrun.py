@@ -101,7 +101,7 @@ class Rank:
             _attempt("the ranks' pages were not written", self._write_pages, report)
         # Has another rank a finding, by which this one was cut off?
         if cut_off and not all(map(is_cut_off, kept(self.folder).values())):
-            line = f"rank {self.number} lost its connection to a rank whose report is here"
+            line = f"rank {self.number} lost its connection to a rank with a report"
             print(f"cudalens: {line}: {self.index}", file=sys.stderr)
         elif cut_off:
             self.record(error, report)

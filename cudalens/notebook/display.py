@@ -129,7 +129,7 @@ def _is_attended(shell: Any) -> bool:
     """Return whether a user sits at the front end: those that have one allow asking for input.
 
     nbclient, and with it papermill, nbconvert and nbval, say that it may not: there nobody would
-    ever see a view whose state lies in this kernel.
+    ever see a view whose state is in this kernel.
     """
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     return bool((parent or {}).get("content", {}).get("allow_stdin", True))

@@ -180,7 +180,7 @@ def describe(batch: Batch, row: int | None) -> str:
 
 
 def dataset_of(batch: Batch) -> tuple[object, str | None]:
-    """Return the data set of a batch, ``None`` where it is not known, and the user's name of it."""
+    """Return the dataset of a batch, ``None`` where it is not known, and the user's name of it."""
     # A list has no weak reference; the loop's iterator holds it.
     iterator = None if batch.iterator is None else batch.iterator()
     dataset = getattr(iterator, "_dataset", None)

@@ -80,7 +80,7 @@ class Snapshot:
 
     @cached_property
     def _makers(self) -> dict[int, Recorded]:
-        # A call inside a backward pass comes before it in the ring, and lies in its range.
+        # A call inside a backward pass comes before it in the ring, and is in its range.
         found: dict[int, Recorded] = {}
         for call in reversed(self.calls):
             found.update(dict.fromkeys(range(call.first_nr, call.last_nr), call))

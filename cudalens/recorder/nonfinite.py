@@ -271,7 +271,7 @@ def _how_many(offenders: Offenders, *, has_infinite_inputs: bool) -> str:
     """Say how much of the result is bad; a NaN may be new where infinities came in."""
     before = "all values of the inputs were finite"
     if has_infinite_inputs:
-        before = "the inputs held infinities, but no NaN"
+        before = "the inputs contained infinities, but no NaN"
     if offenders.total == 1:
         return f"The result is not finite; {before}."
     verb = "is" if offenders.count == 1 else "are"

@@ -60,7 +60,7 @@ class Provenance:
 
     steps: list[ProvenanceStep] = field(default_factory=list)
     samples: dict[Position, int] = field(default_factory=dict)
-    """The rows of the data set that bad elements came from, by their positions."""
+    """Dataset items of the bad elements, by their positions."""
     batch: Batch | None = None
     """The batch of a loader that the values came in."""
     is_open: bool = False
@@ -310,7 +310,7 @@ class _ProvenanceWalk:
         return ENTERED if crosses else None
 
     def _from_loader(self, batch: Batch) -> ProvenanceStep:
-        """Name the batch, and the data set's row of each element whose row is known."""
+        """Name the batch, and the dataset's row of each element whose row is known."""
         self.found.batch = batch
         rows = self._elements.in_rows(self._snapshot.meta_of(self._current)[0])
         if not rows:

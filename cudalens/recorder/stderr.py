@@ -41,7 +41,7 @@ class _Tee:
     def __init__(self) -> None:
         program = shutil.which("tee") if os.name == "posix" else None
         if program is None:
-            msg = "there is no tee program on this system"
+            msg = "this system has no tee program"
             raise OSError(msg)
         self.owner, self.target = os.getpid(), _identity(STDERR)
         read_end, self.channel = _channel(STDERR)

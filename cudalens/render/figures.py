@@ -60,7 +60,7 @@ def histogram_svg(
     """Draw how the finite values of a tensor are spread, with the allowed interval as a band.
 
     A bar that reaches over a bound is drawn as two where ``found`` says how many of its values are
-    bad; else it is red only when its whole interval lies outside.  Empty without a histogram.
+    bad; else it is red only when its whole interval is outside.  Empty without a histogram.
     """
     edges = [words.finite(edge) for edge in fact.summary.histogram.edges]
     counts = fact.summary.histogram.counts

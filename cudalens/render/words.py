@@ -284,9 +284,7 @@ def format_inputs(item: Offender) -> str:
 
 def certainty(report: Report) -> str:
     """Return the reservation that a finding carries, empty when it is proven."""
-    return {"likely": "likely, not proven", "unknown": "cause not established"}.get(
-        report.certainty, ""
-    )
+    return {"likely": "likely cause", "unknown": "cause not established"}.get(report.certainty, "")
 
 
 def format_bounds(report: Report) -> str:
@@ -306,7 +304,7 @@ def format_bounds(report: Report) -> str:
 def context_state(report: Report) -> State | None:
     """Say whether CUDA lives, ``None`` when that was not established."""
     if report.context_usable is False:
-        return State(f"CUDA is gone: {_again(report)}", "bad")
+        return State(f"CUDA is lost: {_again(report)}", "bad")
     if report.context_usable is None:
         return State(_spared(report), "plain") if report.prevented else None
     if report.kind == "silent":

@@ -215,7 +215,7 @@ _name.__name__ = "variable name"
 
 
 _TABLE: Table = (
-    option("--fast", help="guards only: no recorder, no synchronising per op"),
+    option("--fast", help="guards only: no recorder, no synchronizing per op"),
     option("--deferred", help="guards only, and no call waits for the device"),
     option("--nan", help="also stop at the first result that is NaN or Inf"),
     *FILES,
@@ -228,7 +228,7 @@ _TABLE: Table = (
         default=Options.max_ops,
         help="how many ops the recorder keeps (default %(default)s)",
     ),
-    option("--no-sync", dest="sync", help="do not synchronise after each op"),
+    option("--no-sync", dest="sync", help="do not synchronize after each op"),
     option("--no-force-eager", dest="force_eager", help="let compiled functions run compiled"),
     _HELP,
 )

@@ -307,7 +307,7 @@ def _cuda() -> str:
     try:
         torch.cuda.synchronize()
     except RuntimeError:
-        return f"gone: an earlier kernel failed, start this process again ({name})"
+        return f"lost: an earlier kernel failed, start this process again ({name})"
     return f"fine ({name})"
 
 

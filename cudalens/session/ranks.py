@@ -215,7 +215,7 @@ def write_whole(path: Path, text: str) -> None:
 def wait(folder: Path, report: Report, count: int) -> None:
     """Let other ranks come to a finding of their own before this one ends, which ends them.
 
-    The report is this one's, which lies in the folder; ``count`` ranks may leave one.
+    The report is this one's, which is in the folder; ``count`` ranks may leave one.
     """
     if is_cut_off(report):
         time.sleep(CUT_OFF_S)  # the launcher comes earlier, once it sees who has ended first

@@ -55,10 +55,10 @@ class CheckSession:
     """One checked block of code: guards, recorder and synchronous CUDA while it is open.
 
     Args:
-        fast: guards only; no recorder, no synchronisation.
+        fast: guards only; no recorder, no synchronization.
         deferred: guards only, which wait for the device at no call: see :func:`cudalens.settle`.
         nan: also stop at the first op that makes a NaN or an infinity of finite inputs.
-        sync: synchronise after each op on an accelerator, so that a fault names its op.
+        sync: synchronize after each op on an accelerator, so that a fault names its op.
         max_ops: how many of the last ops the recorder keeps.
         html, json: files to write the report to, when there is one.
         force_eager: run compiled functions eagerly inside the block; else they are guarded inside.

@@ -253,7 +253,7 @@ def _check_values() -> None:
         ) from None
     values = (total.item(), leaf.grad.tolist(), str(leaf.grad.device))  # type: ignore[union-attr]
     if values != (6.0, [3.0, 3.0], "cuda:0"):
-        raise RuntimeError(f"{values} in place of 6.0, [3.0, 3.0] and cuda:0")
+        raise RuntimeError(f"{values} instead of 6.0, [3.0, 3.0] and cuda:0")
 
 
 def start(

@@ -125,7 +125,7 @@ class DeviceState:
         self.sync_debug_mode = mode
 
     def synchronizing(self) -> None:
-        """Wait for the device in a call that the debugging mode of synchronisation speaks of.
+        """Wait for the device in a call that the debugging mode of synchronization speaks of.
 
         Not ``torch.cuda.synchronize`` and not an event's: those say themselves that they wait.
         """

@@ -129,7 +129,7 @@ def test_what_the_kernel_printed_is_in_the_report() -> None:
     assert "Ext.cu:12" in report_of(x.sigmoid).to_json()
 
 
-REMINDER = "the CUDA context is gone since a device-side assert in"
+REMINDER = "the CUDA context is lost since a device-side assert in"
 
 
 def test_a_later_cell_gets_one_line(notebook: Any) -> None:

@@ -53,7 +53,7 @@ def test_a_pinned_batch_does_not_take_the_report_along(notebook: Any) -> None:
     assert report is not None
     assert (report.kind, report.op.name) == ("device_assert", "torch.sigmoid")
     notebook.run("%%cudacheck\nmodel(a)")
-    assert "the CUDA context is gone" in str(notebook.error.__notes__)
+    assert "the CUDA context was lost" in str(notebook.error.__notes__)
 
 
 ABORTS_ON_PINNED = release() < (2, 15)

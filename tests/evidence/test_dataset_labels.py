@@ -1,4 +1,4 @@
-"""What the whole data set says of its labels, read as it is stored."""
+"""What the whole dataset says of its labels, read as it is stored."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_data_set_is_asked_for_its_labels(
 
 
 def test_no_sample_is_asked_for() -> None:
-    """Only the loader has called the data set's own code."""
+    """Only the loader has called the dataset's own code."""
     code = SETUP.format(made="ds = Own(list(range(40)))", outputs=10, shuffle=False)
     assert run_cell(code, fast=False).names["ds"].calls == 30
 
@@ -90,7 +90,7 @@ def test_labels_of_a_batch_are_not_numbered_alone(line: str, fix: str | None) ->
     code = "import torch\nfrom torch.nn import functional as F\nz = torch.zeros(3, 3).cuda()\n"
     hint = run_cell(code + line).shown.hints[0]
     assert (hint.rule, hint.fix) == ("relabel", fix)
-    assert ("in the whole data set" in hint.text) is (fix is None)
+    assert ("for the whole dataset" in hint.text) is (fix is None)
 
 
 LAYERS = """\

@@ -129,7 +129,7 @@ def test_a_text_that_is_known_is_translated(extension: Any) -> None:
     ("changes", "reason"),
     [
         ({"lookup": "device_only"}, "the op has no CPU kernel"),
-        ({"lookup": "home_first"}, "the op's CPU kernel asks for the GPU, which is gone"),
+        ({"lookup": "home_first"}, "the op's CPU kernel needs the GPU, which is lost"),
         # Zeros stand in for a table beyond the byte budget.
         (
             {"arange(8.0,": "arange(4.0 * 2**18,", "(4, 2)": "(4, -1)"},
@@ -182,9 +182,9 @@ def test_what_cannot_be_kept_is_not_replayed() -> None:
 def test_ranges_are_told_where_the_cpu_names_no_value(
     extension: Any, op: str, is_told: bool
 ) -> None:
-    said = "Before the call its arguments held: table 0.0 … 7.0, rows 0 … 9."
+    said = "Values of its arguments before the call: table 0.0 … 7.0, rows 0 … 9."
     explanation = cell(LOOKUP.replace("lookup", op)).shown.explanation
-    assert (said in explanation, "Before the call" in explanation) == (is_told, is_told)
+    assert (said in explanation, "before the call" in explanation) == (is_told, is_told)
 
 
 ALIKE = """\
@@ -317,7 +317,7 @@ LOST: dict[str, tuple[str, dict[str, Any], dict[str, object], *tuple[str, ...]]]
     "not waited for": (LOOKUP + "later.sum().item()", {"sync": False},
         {"kind": "device_assert", "certainty": "unknown", "usable": False},
         "an earlier one can be at fault", "run the cell without --no-sync",
-        f"not of torch, and called before: {OPS}::lookup."),
+        f"Ops called before that are not torch's: {OPS}::lookup."),
     "just before": (LOOKUP.replace("later = out + 1", "out.cpu()"), {"sync": False},
         {"certainty": "unknown", "line": "out.cpu()"},
         f"{OPS}::lookup ran just before and may be the cause"),
@@ -332,7 +332,7 @@ LOST: dict[str, tuple[str, dict[str, Any], dict[str, object], *tuple[str, ...]]]
         "launched past torch's ops"),
     # An exception of the host's stays what it is, and the lost context is told.
     "a host error on a dead device": (asserted() + "y @ y", {"fast": True},
-        {"kind": "host_error", "usable": False}, "the device had failed before"),
+        {"kind": "host_error", "usable": False}, "had also failed before"),
     # cuBLAS reports a status of its own after an assert: the device itself is asked.
     "a status that hides an assert": (asserted("srcIndex < srcSelectDimSize") + STATUS, {},
         {"kind": "device_assert", "usable": False}, "it hides an assert",
@@ -405,7 +405,7 @@ def test_later_cells_point_back_in_one_line(extension: Any) -> None:
     notes = getattr(second.error, "__notes__", [])
     assert len(notes) == 1 and "\n" not in notes[0]
     assert notes[0].startswith(
-        f"cudalens: the CUDA context is gone since a device-side assert in {OPS}::lookup at In ["
+        f"cudalens: the CUDA context was lost to a device-side assert in {OPS}::lookup at In ["
     )
     assert notes[0].endswith("out = ops.lookup(weights, picked): restart the kernel to use the GPU")
     assert second.report == first.report

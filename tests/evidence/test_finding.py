@@ -1,4 +1,4 @@
-"""What a guard's finding says of the data: rows of the data set, places in the user's tensors."""
+"""What a guard's finding says of the data: rows of the dataset, places in the user's tensors."""
 
 from __future__ import annotations
 

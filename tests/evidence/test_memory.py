@@ -32,7 +32,7 @@ def test_the_largest_holders_are_named_from_metadata() -> None:
     report = run_cell(CELL).shown
     assert report.kind == "cuda_error"
     assert report.source is not None and report.source.text.startswith("raise torch.OutOf")
-    held = report.explanation.partition("The largest that your variables hold: ")[2]
+    held = report.explanation.partition("The largest tensors in your variables: ")[2]
     names = held.partition(".  ")[0].partition(". This is not")[0].split("; ")
     assert names == [
         "local: 2.00 MiB, float32 (512, 1024)",

@@ -107,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
         is_no_op=True,
     ),
     Fault(
-        name="bad index while synchronising is forbidden",
+        name="bad index while synchronizing is forbidden",
         code="import torch\n"
         "table, rows = torch.ones(3, 2, device='cuda'), torch.tensor([0, 3], device='cuda')\n"
         "torch.cuda.set_sync_debug_mode('error')\n"

@@ -56,7 +56,7 @@ assert loss.isfinite()
         is_rehearsable=False,
     ),
     Cell(
-        name="synchronising is forbidden",
+        name="synchronizing is forbidden",
         code="""torch.cuda.set_sync_debug_mode("error")
 try:
     step()

@@ -260,7 +260,7 @@ def test_good_values_are_looked_at_once(
 
 
 def test_few_views_of_one_tensor_are_remembered(guards: Collector) -> None:
-    """A data set that is cut into batches takes no more memory from step to step."""
+    """A dataset that is cut into batches takes no more memory from step to step."""
     known = KnownExtremes()
     data = torch.zeros(3000, dtype=torch.int64)
     for at in range(2000):

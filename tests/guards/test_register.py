@@ -142,8 +142,8 @@ def test_failing_guard_lets_the_call_pass(op: Any) -> None:
 
 
 LOOKUP = "guardtest::lookup"
-NO_NAME = "is no op name: write it as namespace::op"
-NO_GUARD = "is no guard: give a function"
+NO_NAME = "is not an op name: write it as namespace::op"
+NO_GUARD = "is not a guard: give a function"
 NO_COLUMNS = "guardtest::lookup has no argument 'columns'; its arguments are table, rows, step"
 
 

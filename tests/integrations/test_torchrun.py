@@ -245,7 +245,7 @@ def test_a_rank_that_was_cut_off_leaves_the_word_to_the_other(
     rank.error_file.write_text("{}")
     assert conclude(rank, RuntimeError(CUT_OFF.headline), CUT_OFF) == []
     assert not rank.error_file.exists()
-    assert "rank 5 lost its connection to a rank whose report is here" in capsys.readouterr().err
+    assert "rank 5 lost its connection to a rank with a report" in capsys.readouterr().err
 
 
 def test_a_rank_that_was_cut_off_by_nobody_says_so(rank: Rank) -> None:

@@ -114,7 +114,7 @@ def test_a_nan_out_of_infinities_is_new() -> None:
     report = found(lambda: masked_scores(3).softmax(-1))
     assert report.op.name == "torch.Tensor.softmax"
     assert report.explanation.startswith(
-        "3 of 6 values of the result are not finite; the inputs held infinities, but no NaN."
+        "3 of 6 values of the result are not finite; the inputs contained infinities, but no NaN."
     )
     plain = found(lambda: torch.zeros(2, device="cuda").log())
     assert "; all values of the inputs were finite." in plain.explanation
@@ -205,7 +205,8 @@ def test_a_literal_nan_is_found_at_its_line(way: str) -> None:
     found = {rule: (text, fix) for rule, text, fix in told(code)}
     assert set(found) == {"nan_came_in"} | ({"nan_cast_to_integer"} if way == "cast" else set())
     line = code.__code__.co_firstlineno + 1
-    assert f"a tensor was made in line {line} of numbers that held it" in found["nan_came_in"][0]
+    said = f"a tensor was made in line {line} from numbers that contained it"
+    assert said in found["nan_came_in"][0]
     assert not [text for text, _ in found.values() if "--nan" in text]
 
 

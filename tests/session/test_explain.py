@@ -80,7 +80,7 @@ def test_after_an_explained_failure_later_cells_get_one_line(notebook: Notebook)
     said = (notebook.out + notebook.err).splitlines()
     lines = [line for line in said if line.startswith("cudalens:")]
     assert len(lines) == 1
-    assert "the CUDA context is gone since a device-side assert" in lines[0]
+    assert "the CUDA context was lost to a device-side assert" in lines[0]
     assert "restart the kernel" in lines[0]
 
 
@@ -97,7 +97,7 @@ def test_later_cells_get_one_line(notebook: Notebook, how: str, sim: simulate.Si
         again = notebook.run(f"{magic}torch.ones(2, device='cuda')")
         assert again.error_in_exec is not None
         assert notebook.shown == []
-        assert (notebook.out + notebook.err).count("the CUDA context is gone since") == 1
+        assert (notebook.out + notebook.err).count("the CUDA context was lost to") == 1
     assert notebook.run(f"{magic}torch.ones(2)").error_in_exec is None
     assert notebook.out.count("cudalens") == 0
     sim.reset()

@@ -667,7 +667,7 @@ def test_a_report_read_back_renders_the_same(make: Callable[[], Report]) -> None
     [
         (0, "schema_version 0 cannot be read: this release reads 1 to 3"),
         (4, "schema_version 4 cannot be read: this release reads 1 to 3; a newer release"),
-        (None, "holds no report of cudalens: schema_version is missing"),
+        (None, "contains no cudalens report: schema_version is missing"),
         ("3", "schema_version"),
     ],
 )

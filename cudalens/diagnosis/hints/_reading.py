@@ -218,7 +218,7 @@ def _holds_no_ids(fact: TensorFact) -> bool:
 
 
 def shifted_source(evidence: Evidence) -> TensorFact | None:
-    """Return the tensor that lies within the bound itself, when the line adds to it: ``y + 1``."""
+    """Return the tensor that is within the bound itself, when the line adds to it: ``y + 1``."""
     found = fault(evidence)
     if found is None or found[1].expression is None:
         return None

@@ -59,9 +59,9 @@ def nan_cast_to_integer(evidence: Evidence) -> Hint | None:
     if role_of(evidence) is None or not lost:
         return None
     source = cast_source(evidence)
-    text = f"{min(lost)} is what NaN or infinity becomes as an integer"
+    text = f"{min(lost)} is the integer that NaN or infinity is cast to"
     if source and source.summary.nan:
-        return Hint(text=f"{text}: {source.expression} holds NaN before the cast")
+        return Hint(text=f"{text}: {source.expression} contains NaN before the cast")
     more = "" if evidence.nan_watch else f"; {evidence.steps.nan} at the first of them"
     return Hint(text=f"{text}{more}")
 
@@ -76,7 +76,7 @@ def float_ids(evidence: Evidence) -> Hint | None:
     limit = EXACT.get(source.dtype)
     is_whole = all(isinstance(end, (int, float)) and end == int(end) for end in (low, high))
     if is_whole and limit:
-        text = f"{source.expression} is {source.dtype}, which holds whole numbers only up to "
+        text = f"{source.expression} is {source.dtype}, which has whole numbers only up to "
         return Hint(text=f"{text}{limit}: keep ids in int64")
     return Hint(
         text=f"{source.expression} is {source.dtype} and runs from {low} to {high}: cast to "
@@ -111,7 +111,7 @@ def shifted(evidence: Evidence) -> Hint | None:
 
 @rule(priority=4)
 def quantile_levels(evidence: Evidence) -> Hint | None:
-    """A level of a quantile lies outside 0 … 1; CUDA reads the sorted values at its rank."""
+    """A level of a quantile is outside 0 … 1; CUDA reads the sorted values at its rank."""
     found = fault(evidence)
     if found is None or (evidence.op.api or "").rpartition(".")[2] not in _QUANTILES:
         return None
@@ -194,7 +194,8 @@ def no_output_for_blank(evidence: Evidence, ids: Ids) -> Hint | None:
     """CTC needs an output for the blank beside one for each label, and no label below 0."""
     if evidence.op.name in _CTC and max(ids.bad) < 0:
         return Hint(
-            text=f"{list_of(ids.bad)} is no label: where it pads, target_lengths leave it out"
+            text=f"{list_of(ids.bad)} is not a label: if it is padding, target_lengths must leave "
+            "it out"
         )
     if not _meets_blank(evidence) or ids.high != ids.size or not ids.low:
         return None
@@ -230,7 +231,7 @@ def offset_beyond_bag(evidence: Evidence) -> Hint | None:
     if found[0].argument != "offsets":
         return None
     return Hint(
-        text="offsets hold the place in the list of ids where each bag begins: 0 first, then the "
+        text="each offset is the position in the list of ids where a bag begins: 0 first, then the "
         "lengths of the bags before it added up"
     )
 
@@ -272,7 +273,7 @@ def mark_in_gather(evidence: Evidence, ids: Ids) -> Hint | None:
 
 @ids_rule("edge", priority=12)
 def edges_with_original_ids(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Edges name nodes by the ids of the data set, not by their rows."""
+    """Edges name nodes by the ids of the dataset, not by their rows."""
     if not ids.is_above:
         return None
     candidates = (ids.named, *within(evidence, ids.fact))

@@ -138,7 +138,7 @@ def padded_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     if not ids.is_above or mark == 255 or evidence.scalar("ignore_index") is None:
         return None
     return Hint(
-        text=f"{mark} stands only at the ends of the rows: if it pads them, the loss is to ignore "
+        text=f"{mark} is only at the ends of the rows: if it is padding, the loss should ignore "
         f"it (ignore_index={mark}); if it is a class, {mark + 1} outputs are needed"
     )
 
@@ -181,7 +181,7 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
     if ids.distinct != (0, 255) or ids.size < 2:
         return None
-    text = "the mask holds only 0 and 255, like an image; the class numbers are 0 and 1"
+    text = "the mask contains only 0 and 255, like an image; the class numbers are 0 and 1"
     if ids.size > 2:
         text += "; if 255 marks pixels to leave out, use ignore_index=255"
     return Hint(text=text, fix=rewritten(evidence, ids.named, "({x} == 255).long()"))
@@ -272,7 +272,7 @@ def gray_mask(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     seen = "more than 32" if ids.distinct is None else str(count)
     return Hint(
-        text=f"the mask holds {seen} different values up to {ids.high}, the model has {ids.size} "
-        "classes: these are gray levels, or values between classes that resizing made, which "
-        "mode='nearest' does not"
+        text=f"the mask contains {seen} different values up to {ids.high}, the model has "
+        f"{ids.size} classes: these are gray levels, or values between classes from resizing, "
+        "which mode='nearest' avoids"
     )

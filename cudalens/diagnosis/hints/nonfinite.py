@@ -82,7 +82,7 @@ def grown_parameter(evidence: Evidence) -> Hint | None:
     if grown is None or grown.step is None:
         return None
     return Hint(
-        text=f"{grown.name or 'a parameter'} holds values up to {grown.largest:.2g}, which "
+        text=f"{grown.name or 'a parameter'} has values up to {grown.largest:.2g}, which "
         f"{grown.step.format()} wrote: the learning rate is too large, or a gradient has no bound"
     )
 
@@ -196,7 +196,7 @@ def overflow(evidence: Evidence) -> Hint | None:
             "work with logarithms (logsumexp, log_softmax)"
         )
     cure = "; compute this op in float32, or autocast to bfloat16" if kind == "float16" else ""
-    return Hint(text=f"{kind} holds at most {_LARGEST[kind]:.6g}: the result overflowed{cure}")
+    return Hint(text=f"the largest {kind} is {_LARGEST[kind]:.6g}: the result overflowed{cure}")
 
 
 @rule(priority=10)
@@ -247,5 +247,5 @@ def nan_came_in(evidence: Evidence) -> Hint | None:
     if name is not None:
         given = f"{op}{where} read it from {name} ({first.values})"
     elif stem_of(op) in ("tensor", "as_tensor", "from_numpy"):
-        given = f"a tensor was made{where} of numbers that held it"
+        given = f"a tensor was made{where} from numbers that contained it"
     return Hint(text=f"the first NaN in this block was not computed in it: {given}")

@@ -15,14 +15,14 @@ from cudalens.diagnosis.user_code import Fix, list_of, parsed, spliced, swapped
 MAX_CLASSES = 1 << 20
 _LANGUAGE = 1000
 """Outputs from which on labels may be tokens; ids beyond it may be keys."""
-_IN_DIMENSION = "numbers up to {high} need {need} places in dimension {dim}, which has {size}"
+_IN_DIMENSION = "index {high} needs at least {need} elements in dimension {dim}, which has {size}"
 _NEEDS: dict[Role, str] = {
     "label": "labels up to {high}{bad} need at least {need} outputs (this batch), the head has "
     "{size}",
     "one_hot": "values up to {high} need at least {need} columns (this batch), the encoding has "
     "{size}",
     "token": "ids up to {high} need at least {need} rows (this batch), the table has {size}",
-    "action": "action {high} has no place among the {size} outputs (0 … {last})",
+    "action": "actions up to {high} need at least {need} outputs, the network has {size}",
     "index": _IN_DIMENSION,
     "edge": _IN_DIMENSION,
 }
@@ -52,7 +52,6 @@ def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
         high=ids.high,
         need=ids.high + 1,
         size=ids.size,
-        last=ids.size - 1,
         dim=dim,
         bad=f" ({list_of(ids.bad)})" if len(ids.bad) > 1 else "",
     )
@@ -100,12 +99,12 @@ def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:
     ]
     if len(dims) != 1:
         return ""
-    return f"; dimension {dims[0]}, which has {target.shape[dims[0]]}, would hold them"
+    return f"; dimension {dims[0]}, which has {target.shape[dims[0]]}, has room for them"
 
 
 @ids_rule("index", "action", priority=45)
 def swapped_indices(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Rows and columns stand in each other's place."""
+    """Row and column indices are swapped."""
     tree, call = parsed(evidence.call_text or ""), evidence.call_text or ""
     if evidence.op.name != "aten::index" or not isinstance(tree, ast.Subscript):
         return None
@@ -120,7 +119,7 @@ def swapped_indices(evidence: Evidence, ids: Ids) -> Hint | None:
             return None
     text = spliced(call, tree.slice, f"{two}, {one}")
     return Hint(
-        text=f"{one} fits dimension 1 and {two} dimension 0: they stand in each other's place",
+        text=f"{one} fits dimension 1 and {two} dimension 0: swap them",
         fix=Fix(text, swapped(one, two)) if text else None,
     )
 

@@ -153,9 +153,7 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
     bad = violation.offenders
     if bad.count == 1 and bad.total > 2 and low >= 0 and high > 2:
         first = bad.first[0]
-        row = (
-            list(first.position) if first.sample is None else f"row {first.sample} of the data set"
-        )
+        row = list(first.position) if first.sample is None else f"dataset item {first.sample}"
         return Hint(
             text=f"only {first.value} at {row} is outside 0 … 1, of {bad.total} values: a bad "
             "row of data; if it is a third class, cross_entropy takes a column of scores for each"
@@ -211,7 +209,7 @@ def _where_from(evidence: Evidence, fact: TensorFact) -> tuple[str, bool]:
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     names = [stem_of(step.op or "") for step in steps]
     if steps and names[-1] == "tensor" and set(names) <= {"tensor", "to", "cuda", "float", "clone"}:
-        return f"; line {steps[-1].source.line} made it of numbers that held them", False  # type: ignore[union-attr]
+        return f"; line {steps[-1].source.line} made it from numbers that contained them", False  # type: ignore[union-attr]
     others = (item for item in evidence.tensors if item is not fact and item.expression)
     holder = next((item for item in others if item.summary.nan), None)
     if holder is not None:

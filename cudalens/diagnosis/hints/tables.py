@@ -76,7 +76,7 @@ def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
     is_library, is_near = in_library(evidence, "transformers"), ids.high - ids.size < _JUST_BEYOND
     known = evidence.call_context.tokenizer_length
     if ids.bad == {evidence.call_context.pad_token_id or -1} or fills_row_ends(ids):
-        text = f"{ids.high} stands only at the ends of the rows: it is a padding id, and the table "
+        text = f"{ids.high} is only at the ends of the rows: it is a padding id, and the table "
         text += f"of {ids.size} rows has no row for it"
         is_added = is_library and is_near and is_vocabulary(evidence)
         return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_added)
@@ -127,9 +127,9 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
     offset = _counted_offset(evidence, ids)
     length = ids.high + 1 - offset
     if offset and length <= ids.size:
-        text = f"positions start at {offset} here, so {ids.size} rows hold {ids.size - offset} "
-        text += f"tokens and not {length}: max_position_embeddings must be the length + {offset}, "
-        text += f"or the tokenizer's max_length {ids.size - offset}"
+        text = f"positions start at {offset} here, so {ids.size} rows are enough for "
+        text += f"{ids.size - offset} tokens, not {length}: max_position_embeddings must be the "
+        text += f"length + {offset}, or the tokenizer's max_length {ids.size - offset}"
         return Hint(rule="positions_with_offset", text=text)
     offset = offset or (ids.low if ids.low in (1, 2) and ids.fact.shape[-1] > 1 else 0)
     length, room = ids.high + 1 - offset, ids.size - offset
@@ -160,7 +160,7 @@ def boxes_off_page(evidence: Evidence, ids: Ids) -> Hint | None:
     if side in ("x", "y"):
         return Hint(rule="boxes_negative", text=f"a box begins at {side} = {low}, outside the page")
     first, last = ("x0", "x1") if side == "width" else ("y0", "y1")
-    text = f"a box has {side} = {low}: {last} lies before {first}; boxes are written x0, y0, x1, "
+    text = f"a box has {side} = {low}: {last} is less than {first}; boxes are written x0, y0, x1, "
     return Hint(rule="boxes_negative", text=f"{text}y1, not as a corner with width and height")
 
 
@@ -170,7 +170,7 @@ def segment_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     bad = list_of(ids.bad)
     if ids.size == 1:
         return Hint(
-            text=f"the segment ids hold {bad}, but this model has only one segment: leave "
+            text=f"the segment ids contain {bad}, but this model has only one segment: leave "
             "token_type_ids out, or set them to 0"
         )
     # Each text begins with segment 0: where it is missing, few values are enough.
@@ -178,6 +178,7 @@ def segment_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     base = "; they look 1-based" if one_based else ""
     rest = "; left out, they are all 0" if in_library(evidence, "transformers") else ""
     return Hint(
-        text=f"the segment ids hold {bad}, the model has segments 0 … {ids.size - 1}{base}{rest}",
+        text=f"the segment ids contain {bad}; the model has segments 0 … {ids.size - 1}"
+        f"{base}{rest}",
         fix=rewritten(evidence, ids.named, "{x} - 1") if one_based else None,
     )

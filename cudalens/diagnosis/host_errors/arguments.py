@@ -21,7 +21,7 @@ from cudalens.diagnosis.user_code import (
 
 _METHODS = ("method", "builtin_function_or_method", "function")
 _NO_GRADIENT = (
-    "{x} is None: there is no gradient here",
+    "{x} is None: it has no gradient here",
     "A leaf has one after the backward of a loss that depends on it, until zero_grad() takes it "
     "away; the result of an op keeps none without retain_grad().",
 )
@@ -59,9 +59,9 @@ def _of_kind(evidence: Evidence, got: str, what: str, where: str, argument: str 
 
 
 _INSTEAD = {
-    "NoneType": "{x} is None here: what was to set it did not run, or a function returned nothing",
-    "torch.device": "{x} is a device and holds no values: perhaps another argument was meant",
-    "torch.dtype": "{x} is a dtype and holds no values: perhaps another argument was meant",
+    "NoneType": "{x} is None here: its code did not run, or a function returned nothing",
+    "torch.device": "{x} is a device, not a tensor: perhaps another argument was meant",
+    "torch.dtype": "{x} is a dtype, not a tensor: perhaps another argument was meant",
 }
 
 
@@ -102,7 +102,7 @@ def operand_type(evidence: Evidence, match: re.Match[str]) -> Answer:
         yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
         return
     other = "a tensor" if kinds[not at] == "Tensor" else _kind(kinds[not at])
-    yield host(f"the operator {match['op'].strip()} stands between {other} and {_kind(kinds[at])}")
+    yield host(f"operator {match['op'].strip()} was used between {other} and {_kind(kinds[at])}")
     if kinds[at] in _INSTEAD:
         yield Hint(rule="other_kind", text=_INSTEAD[kinds[at]].format(x=text))
 
@@ -116,7 +116,7 @@ def no_tensor(evidence: Evidence, match: re.Match[str]) -> Answer:
     """Something was asked for what only a tensor knows."""
     odd, kind = evidence.refused_call.odd_argument, match["kind"] or match["kind2"]
     asked = match["name"] or api_function(evidence) or "size"
-    wanted = f"a tensor is wanted: it was asked for .{asked}"
+    wanted = f"not a tensor: it has no .{asked}"
     text = (evidence.call_text or "").partition("(")[0].removesuffix(f".{asked}")
     if evidence.frames and evidence.frames[-1].is_user and kind == "NoneType":
         yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
@@ -190,7 +190,7 @@ def model_input_missing(evidence: Evidence, match: re.Match[str]) -> Answer:
     if given:
         yield host(
             f"{kind} got {' and '.join(given)}, and takes exactly one of {listed}",
-            "They say the same thing in several ways.",
+            "Only one of them can be given.",
             given[-1],
         )
         return
@@ -211,8 +211,8 @@ def negative_repeats(evidence: Evidence, match: re.Match[str]) -> Answer:
     fact = next((item for item in known if item.summary.min < 0), None)  # type: ignore[operator]
     low = f": the smallest is {fact.summary.min}" if fact else ""
     yield host(
-        f"{name_of(fact, 'repeats')} holds negative numbers{low}",
-        "Each number says how many times an element is repeated.",
+        f"{name_of(fact, 'repeats')} contains negative numbers{low}",
+        "Each number is the number of times an element is repeated.",
         "repeats",
     )
     text = "a difference of offsets that do not grow, or a mark such as -1, is negative"
@@ -238,7 +238,7 @@ row(
     "model_input_twice",
     r"[Yy]ou cannot specify both (?P<a>\w+) and (?P<b>\w+) at the same time",
     "{a} and {b} are both given",
-    "They say the same thing in two ways; the model takes one of them.",
+    "Only one of them can be given.",
     "{b}",
 )
 
@@ -254,8 +254,8 @@ row(
 row(
     "array_dtype",
     r"can't convert np\.ndarray of type (?P<kind>numpy\.\w+)\.",
-    "the array has dtype {kind}, and there are no tensors of that dtype",
-    "An array of dtype object often holds rows of different lengths.",
+    "the array has dtype {kind}, which tensors cannot have",
+    "An array of dtype object often contains rows of different lengths.",
     "data",
 )
 
@@ -311,7 +311,7 @@ def ambiguous_truth(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
     yield Hint(
         rule="truth_of_all",
-        text="say whether one element or all of them must hold: .any() or .all()",
+        text="use .any() if one true element is enough, .all() if all must be true",
     )
 
 
@@ -368,7 +368,7 @@ def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
             rule="pad_samples",
             text=f"sequences of {a[0]} and {b[0]} steps: pad them with "
             "torch.nn.utils.rnn.pad_sequence"
-            + ", in a collate_fn of the loader that stacks the labels beside them"
+            + ", in a collate_fn of the loader that stacks the labels too"
             * in_loader,
         )
 
@@ -399,7 +399,7 @@ def no_sample(evidence: Evidence, match: re.Match[str]) -> Answer:
 row(
     "texts_in_tensor",
     r"too many dimensions 'str'|new\(\): invalid data type 'str'",
-    "data holds texts, and a tensor holds numbers",
+    "data contains strings, and a tensor contains numbers",
     "Class names are numbered first, words are given ids by a tokenizer or a vocabulary.",
     "data",
 )

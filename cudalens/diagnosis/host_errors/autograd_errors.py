@@ -128,7 +128,7 @@ def leaf_modified(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
     yield Hint(
         rule="change_without_graph",
-        text="change a parameter under torch.no_grad(), so that the change is no part of the graph",
+        text="change a parameter under torch.no_grad(): autograd then does not record the change",
     )
 
 
@@ -177,8 +177,8 @@ row(
 row(
     "flag_of_result",
     r"you can only change requires_grad flags of leaf variables",
-    "{tensor} is the result of an op, whose requires_grad follows from its inputs",
-    "Only leaves have a flag of their own.",
+    "{tensor} is the result of an op: its requires_grad follows from the inputs of the op",
+    "Only leaf tensors can set it.",
     "self",
     kind="autograd_error",
     tensors=("self",),
@@ -192,8 +192,8 @@ row(
     kind="autograd_error",
     hint=Hint(
         rule="checkpoint_state",
-        text="what the first run changes (a counter, a cache, a flag of the module) must not "
-        "decide what the second one does: change it outside of the checkpointed function",
+        text="state that the first run changes (a counter, a cache, a flag of the module) must not "
+        "affect the second run: change it outside of the checkpointed function",
     ),
 )
 
@@ -210,7 +210,7 @@ def anomalous_gradient(evidence: Evidence, match: re.Match[str]) -> Answer:
     place = f", the backward of {made[0]}" if len(set(made)) == 1 else ""
     yield autograd(
         f"{match['f']} returned NaN as gradient {match['at']}{place}",
-        "Anomaly detection stops at the first NaN; the forward op of this node met a value at the "
+        "Anomaly detection stops at the first NaN; the forward op of this node had a value at the "
         "edge of its domain, or a gradient that was infinite already.",
     )
     if stem in _STEEP:

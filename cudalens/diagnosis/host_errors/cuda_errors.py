@@ -38,7 +38,7 @@ cuda_row(
     r"no kernel image is available for execution on the device"
     r"|CUDA error: device kernel image is invalid"
     r"|(?:is|are) not compatible with the current PyTorch installation",
-    "this build of PyTorch, or of an extension, holds no code for this GPU",
+    "this build of PyTorch, or of an extension, has no code for this GPU",
     "Nothing is wrong with the values or shapes. Next step: compare torch.cuda.get_arch_list() "
     "with torch.cuda.get_device_capability(), and install a build for this GPU.",
 )
@@ -55,7 +55,7 @@ def invalid_device(evidence: Evidence, match: re.Match[str]) -> Answer:
     yield cuda(
         f"{which} does not exist for this process",
         "The context is intact. Devices are counted from 0 among those that CUDA_VISIBLE_DEVICES "
-        "leaves visible. Next step: ask torch.cuda.device_count() how many there are.",
+        "leaves visible. Next step: see how many torch.cuda.device_count() reports.",
         certainty="proven",
     )
 
@@ -74,7 +74,7 @@ def no_gpu(evidence: Evidence, match: re.Match[str]) -> Answer:
         else "there is no GPU that this process can use"
     )
     verdict = cuda(
-        f"CUDA was asked for, and {reason}",
+        f"CUDA is not available: {reason}",
         evidence.steps.fill(
             "Nothing was launched. Next step: to try the {code} without a GPU, turn on the "
             "rehearsal with {rehearse} before it."
@@ -255,7 +255,7 @@ def out_of_memory(evidence: Evidence, match: re.Match[str]) -> Answer:
     fixes = _memory_fixes(_bytes(asked), _bytes(total), _bytes(reserved), match.string)
     parts = [
         f"PyTorch's tensors take {used}{unused}." if used else "",
-        f"The largest that your variables hold: {held}." if held else "",
+        f"The largest tensors in your variables: {held}." if held else "",
         NO_ASSERT,
         "The context is intact.",
         f"Next step, the most effective first: {', '.join(fixes)}.",
@@ -270,7 +270,7 @@ def _memory_fixes(
     fixes = [
         "make the batch smaller or the sequences shorter",
         "evaluate under torch.no_grad(), and keep loss.item() instead of loss",
-        "del what is no longer needed (in a notebook Out and _ hold results too)",
+        "del tensors that you no longer need (in a notebook, Out and _ keep results too)",
         "train in bfloat16 or with gradient checkpointing",
     ]
     if asked and asked > (total or _LARGEST_GPU):
@@ -296,9 +296,9 @@ def _bytes(text: str | None) -> float | None:
 cuda_row(
     "memory_refused",
     r"(?:CUDA error|CUDA driver error|\[CUDA\]): out of memory",
-    "CUDA could not get the memory that it asked for itself",
-    "PyTorch's allocator says it in other words: here a context, a library or pinned host memory "
-    "usually is what needed some. Next step: see in nvidia-smi what other processes hold on this "
+    "CUDA could not allocate memory for itself",
+    "This is not PyTorch's allocator: a context, a library or pinned host memory "
+    "usually needed some. Next step: see in nvidia-smi how much other processes use on this "
     "GPU.",
     certainty="likely",
 )

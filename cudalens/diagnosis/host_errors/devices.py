@@ -60,7 +60,7 @@ def two_devices(evidence: Evidence, match: re.Match[str]) -> Answer:
             headline = f"{subject}, {rest_is} on {there}"
         yield host(headline, f"{_devices(evidence)}{_ONE_DEVICE}", strays[0].argument)
         return
-    name, headline = None, f"tensors on {devices[0]} and on {devices[1]} meet in one op"
+    name, headline = None, f"tensors on {devices[0]} and on {devices[1]} are used in one op"
     if "name" in found:
         name = argument_name(evidence, found["name"])
         who = "one of tensors" if name == "tensors" else name_of(evidence.tensor(name), name)
@@ -165,7 +165,7 @@ def to_numpy(evidence: Evidence, match: re.Match[str]) -> Answer:
     if match["device"]:
         yield host(
             f"{text or 'the tensor'} is on {match['device']}; NumPy reads host memory only",
-            "PyTorch copies nothing from the device unless it is asked to.",
+            "PyTorch does not copy from the device by itself.",
             "self",
         )
         # Of a tensor that no variable holds it is not known; detach() does no harm.
@@ -182,7 +182,7 @@ def to_numpy(evidence: Evidence, match: re.Match[str]) -> Answer:
     fix = rewritten(evidence, fact, f"{{x}}.{way}")
     if fix is None and text:
         fix = renamed(evidence, "numpy", f"{way}.numpy")
-    yield Hint(rule="copy_to_host", text=f"{way} gives NumPy what it can read", fix=fix)
+    yield Hint(rule="copy_to_host", text=f"{way} gives NumPy an array that it can read", fix=fix)
 
 
 @pattern(r"cannot pin '(?P<kind>torch\.\w+\.\w+)' only dense CPU tensors can be pinned")
@@ -204,7 +204,7 @@ row(
     "generator_device",
     r"Expected a '(?P<want>\w+)' device type for generator but found '(?P<got>\w+)'",
     "generator is on {got}, the tensor to fill is on {want}",
-    "Each device has random generators of its own.",
+    "Each device has its own random generators.",
     "generator",
     hint=Hint(rule="generator_of_device", text="make the generator with device='{want}'"),
 )

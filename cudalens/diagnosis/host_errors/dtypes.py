@@ -180,8 +180,7 @@ def gradient_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
         return
     yield host(
         f"a gradient is {got}, its tensor is {want}",
-        f"A loss whose input is {want} and whose target is {got} can pass forward and fail in "
-        "backward.",
+        f"A loss with {want} input and {got} target can pass forward and fail in backward.",
     )
 
 

@@ -90,7 +90,7 @@ def norm_dimensions(evidence: Evidence, match: re.Match[str]) -> Answer:
     yield host(
         f"input has {match['got']} dimensions, {kind} takes {match['want'].replace('D', '')}"
         f"{its_shape(named(evidence, 'input'))}",
-        "Its name ends in the number of dimensions besides batch and channels.",
+        "Its name ends in the number of dimensions without batch and channels.",
         "input",
     )
     kind = evidence.module_type or ""
@@ -112,13 +112,13 @@ def batch_norm_one_value(evidence: Evidence, match: re.Match[str]) -> Answer:
         f"input {format_shape(shape)} has one value per channel: batch normalisation cannot train "
         "on it",
         "Its variance over the batch would be that of a single value. The last batch of a loader "
-        "often holds one sample only.",
+        "often has only one sample.",
         "input",
     )
     if shape[0] == 1:
         yield Hint(
             rule="batch_of_one",
-            text="the batch holds one sample: let the loader drop a last batch that is not full, "
+            text="the batch has one sample: let the loader drop a last batch that is not full, "
             "(drop_last), or call eval() of the model when not training",
         )
 

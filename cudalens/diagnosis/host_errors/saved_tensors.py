@@ -21,8 +21,8 @@ from cudalens.diagnosis.host_errors._words import (
 )
 
 _GENERAL = (
-    "backward frees what the forward pass had saved. A second backward of the same loss, or a "
-    "tensor kept from an earlier step (a hidden state, a running loss), leads into that part."
+    "backward frees the tensors that the forward pass saved. A second backward of the same loss, "
+    "or a tensor kept from an earlier step (a hidden state, a running loss), leads into that part."
 )
 
 
@@ -53,7 +53,8 @@ def _explanation(freed: FreedGraph) -> str:
     by, made, read, kept = _with_code(freed.freed, freed.made, freed.read, freed.kept)
     if not made or not by:
         return ""
-    text = f"backward frees what the forward pass had saved: {by} freed {freed.node} of {made}."
+    text = "backward frees the tensors that the forward pass saved: "
+    text += f"{by} freed {freed.node} of {made}."
     if not read:
         return text
     return (

@@ -146,7 +146,7 @@ row(
     r"einsum\(\): subscript (?P<letter>\w) has size (?P<a>\d+) for operand (?P<n>\d+) which does "
     r"not broadcast with previously seen size (?P<b>\d+)",
     "subscript {letter} is {a} in operand {n} and {b} in an operand before it",
-    "A letter stands for the same size in all operands.",
+    "A letter means the same size in all operands.",
     "operands[{n}]",
 )
 
@@ -183,15 +183,15 @@ def broadcast(evidence: Evidence, match: re.Match[str]) -> Answer:
     pair = _pair(evidence, a, b, dim)
     if pair is None:
         yield host(
-            f"sizes {a} and {b} meet in dimension {dim} of the result",
+            f"sizes {a} and {b} do not match in dimension {dim} of the result",
             "Sizes broadcast when they are equal or one of them is 1.",
         )
         return
     left, right = pair
     yield host(
         f"{name_of(left, 'one')} {format_shape(left.shape)} and {name_of(right, 'the other')} "
-        f"{format_shape(right.shape)} do not broadcast: {a} meets {b} in dimension {dim} of the "
-        "result",
+        f"{format_shape(right.shape)} do not broadcast: {a} and {b} differ in dimension {dim} of "
+        "the result",
         "Shapes are lined up at their last dimension; two sizes fit when they are equal or one of "
         "them is 1.",
         right.argument,
@@ -215,8 +215,8 @@ def _other_lengths(
     elif table is not None and min(a, b) > 1:
         yield Hint(
             rule="table_of_positions",
-            text=f"{table} ends after {min(a, b)} positions, and a slice beyond the end gives what "
-            f"there is: make the table for at least {max(a, b)}, or cut the input to {min(a, b)}",
+            text=f"{table} ends after {min(a, b)} positions, and a slice beyond the end is "
+            f"shorter: make the table for at least {max(a, b)}, or cut the input to {min(a, b)}",
         )
 
 
@@ -285,7 +285,7 @@ def view_stride(evidence: Evidence, match: re.Match[str]) -> Answer:
     if fact is not None and fact.stride is not None:
         memory = f": shape {format_shape(fact.shape)} with stride {format_shape(fact.stride)}"
     yield host(
-        f"the elements do not lie in memory in the order that this view needs{memory}",
+        f"the elements are not stored in the order that this view needs{memory}",
         "transpose, permute and some slices give such tensors; reshape copies where it must.",
         "self",
     )
@@ -334,7 +334,7 @@ def expand_size(evidence: Evidence, match: re.Match[str]) -> Answer:
     is_write = api_function(evidence) == "__setitem__"
     what = "is written to" if is_write else "is expanded to"
     yield host(
-        f"a tensor of shape {shape} {what} {target}: {match['got']} meets {match['want']} in "
+        f"a tensor of shape {shape} {what} {target}: {match['got']} and {match['want']} differ in "
         f"dimension {match['dim']}",
         "Only dimensions of size 1 expand.",
         "value" if is_write else "self",
@@ -434,7 +434,7 @@ def mask_shape(evidence: Evidence, match: re.Match[str]) -> Answer:
     )
     yield Hint(
         rule="mask_of_other_data",
-        text=f"the mask was made for {size} rows: it belongs to another data set or split, or to "
+        text=f"the mask was made for {size} rows: it belongs to another dataset or split, or to "
         "this tensor before it was cut",
     )
 

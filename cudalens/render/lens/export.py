@@ -39,7 +39,7 @@ def export_bar(
             tell(_NOT_KEPT)
 
     choices = [
-        button(name, f"write this report to a {name} file beside the notebook", partial(save, end))
+        button(name, f"save the report as {name} in the notebook's folder", partial(save, end))
         for name, end in (("HTML", ".html"), ("JSON", ".json"), ("Text", ".txt"))
     ]
     if keep is not None:

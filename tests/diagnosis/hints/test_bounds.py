@@ -36,9 +36,9 @@ HALF = "x = torch.full((2,), 260.0, device=d, dtype=torch.float16); z = "
         ("x.clamp(min=0).sqrt()", None),
         ("(x - 1).exp()", None),
         # On a CPU nothing overflows, so that no fix can be tried.
-        (f"{HALF}x * x", "at most 65504"),
-        (f"{HALF}torch.square(x)", "at most 65504"),
-        (f"{HALF}x @ x", "at most 65504"),
+        (f"{HALF}x * x", "largest float16 is 65504"),
+        (f"{HALF}torch.square(x)", "largest float16 is 65504"),
+        (f"{HALF}x @ x", "largest float16 is 65504"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_its_bound(line: str, text: str | None) -> None:
@@ -90,4 +90,4 @@ def test_another_dimension_is_named_where_it_has_just_so_many_places(
     """With one number a row, as many rows as numbers are chance."""
     text = f"x = torch.zeros({rows}, 3, device=d)\ni = torch.full(({rows}, {columns}), 3, device=d)"
     (found,) = cell(f"{text}\ni[0, 0] = 0\nx.gather(1, i)").shown.hints
-    assert ("dimension 0, which has 4, would hold them" in found.text) is says
+    assert ("dimension 0, which has 4, has room for them" in found.text) is says

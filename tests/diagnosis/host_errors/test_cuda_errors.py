@@ -84,7 +84,7 @@ ROWS: list[tuple[str, bool | None, str, str, *tuple[str, ...]]] = [
     ("misaligned_address", False, "unknown", "a kernel used a misaligned address", MISALIGNED,
      "Triton Error [CUDA]: misaligned address"),
     ("no_kernel_image", True, "proven",
-     "this build of PyTorch, or of an extension, holds no code for this GPU",
+     "this build of PyTorch, or of an extension, has no code for this GPU",
      raised("no kernel image is available for execution on the device"),
      "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current "
      "PyTorch installation."),
@@ -132,16 +132,16 @@ ROWS: list[tuple[str, bool | None, str, str, *tuple[str, ...]]] = [
      "CUDA driver error: invalid argument", "Triton Error [CUDA]: invalid argument"),
     ("other_cuda_error", True, "unknown", "CUDA reported: initialization error",
      raised("initialization error")),
-    ("memory_refused", True, "likely", "CUDA could not get the memory that it asked for itself",
+    ("memory_refused", True, "likely", "CUDA could not allocate memory for itself",
      raised("out of memory"), "CUDA driver error: out of memory"),
     ("device_busy", True, "proven", "CUDA could not start on the GPU: it is busy or unavailable",
      raised("all CUDA-capable devices are busy or unavailable")),
-    ("no_gpu", None, "proven", "CUDA was asked for, and there is no GPU that this process can use",
+    ("no_gpu", None, "proven", "CUDA is not available: there is no GPU that this process can use",
      "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
      "installed a driver from http://www.nvidia.com/Download/index.aspx",
      "No CUDA GPUs are available"),
     ("no_gpu", None, "proven",
-     "CUDA was asked for, and this build of PyTorch was made without CUDA",
+     "CUDA is not available: this build of PyTorch was made without CUDA",
      "Torch not compiled with CUDA enabled"),
 ]  # fmt: skip
 TEXTS = [(*row[:4], text) for row in ROWS for text in row[4:]]

@@ -156,7 +156,7 @@ def test_a_gradient_s_dtype_is_told_in_backward() -> None:
     report = cell(f"{code}\nloss.backward()").shown
     assert report.headline == "a gradient is int64, its tensor is float32"
     assert report.explanation.startswith(
-        "A loss whose input is float32 and whose target is int64 can pass forward"
+        "A loss with float32 input and int64 target can pass forward"
     )
 
 
@@ -243,7 +243,7 @@ def test_what_an_item_is_made_of_is_not_the_item() -> None:
         ("d = Dirichlet(t(1.0, 1.0))\nd.log_prob(t(0.5, 0.75))",
          "value (2,) does not satisfy Simplex(), which Dirichlet requires", "value", [], False),
         # Shapes that do not fit are no matter of values, also in a distribution.
-        ("Normal(t(0.0, 1.0), t(1.0, 1.0, 1.0))", "sizes 2 and 3 meet", None, [], False),
+        ("Normal(t(0.0, 1.0), t(1.0, 1.0, 1.0))", "sizes 2 and 3 do not match", None, [], False),
         # The target is right here, and torch's words name its dtype as the one that came.
         ("y = t(0, 1)\nnn.BCELoss()(y, y.float())",
          "binary_cross_entropy got float32 where it takes int64", None,
