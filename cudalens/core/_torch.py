@@ -129,7 +129,9 @@ def as_tensor(value: Any) -> Any:
     dtype = NUMBERS.get(type(value))
     if dtype is None:
         return value
-    return unseen_without_wait(partial(torch.scalar_tensor, value, dtype=dtype))
+    if has_modes():
+        return unseen_without_wait(partial(torch.scalar_tensor, value, dtype=dtype))
+    return torch.scalar_tensor(value, dtype=dtype)
 
 
 def has_kernel(name: str, key: str) -> bool:
@@ -214,13 +216,13 @@ def stream_id(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index or 0))
 
 
-def zeroed_bytes(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Return uint8[rows, columns] of zeros that may live as long as the process.
+def zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros[rows, columns] that may live as long as the process.
 
     While inductor prepares a CUDA graph, what a thread allocates is in the graph's own memory,
     and must be gone when it ends: so another thread allocates, which is in no mode either.
     """
-    make = partial(torch.zeros, rows, columns, dtype=torch.uint8, device=device)
+    make = partial(torch.zeros, rows, columns, dtype=dtype, device=device)
     with ThreadPoolExecutor(1) as thread:
         try:
             made = thread.submit(make).result()

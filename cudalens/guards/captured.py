@@ -59,7 +59,7 @@ class _Row:
 
 class _RowPage:
     def __init__(self, device: torch.device) -> None:
-        self.rows = _torch.zeroed_bytes(MAX_CAPTURED, _ROW_BYTES, device)
+        self.rows = _torch.zeros(MAX_CAPTURED, _ROW_BYTES, torch.uint8, device)
         self.used: list[_Row] = []
 
     def add(self, dtype: torch.dtype, claim: Any) -> _Row:

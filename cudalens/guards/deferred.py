@@ -20,18 +20,21 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from cudalens.core import _torch
+from cudalens.core._python import raise_if_outside
 from cudalens.core.device_asserts import assert_text
+from cudalens.core.limits import failure_line
 from cudalens.core.report_types import Bounds, Offenders, Violation
 from cudalens.guards import engine
 from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
 from cudalens.guards._ranges import FLOATS, format_interval, unexpanded
 from cudalens.guards.engine import INDEX_DTYPES, Between, Within
 from cudalens.guards.host_waits import HostWaits
-from cudalens.guards.past_calls import IsUsers, PastCall, running_call
+from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
 from cudalens.guards.pending import PENDING, Claim, Slot
-from cudalens.guards.plans import Plan
+from cudalens.guards.plans import Plan, plans_of
 
 Deferrable = Within | Between
 Tell = Callable[[Any, Guard, Violation, PastCall], "BaseException | None"]
@@ -41,8 +44,8 @@ _DTYPES: dict[type, Any] = {
 }
 """What is looked at without a wait: intervals, of these dtypes; an odd dtype waits."""
 _MASKS = (torch.bool, torch.uint8)
-_MOST_VIEWS = 256
-"""Views of one tensor that are remembered: a dataset may be cut into any number of batches."""
+_MOST_REMEMBERED = 256
+"""Views of one tensor, or forms of a call: a dataset may be cut into any number of batches."""
 
 
 def is_deferred(need: object, tensor: Tensor | None = None) -> bool:
@@ -67,14 +70,16 @@ class KnownExtremes:
 
     def of(self, tensor: Tensor) -> dict[Any, Slot] | None:
         """Return the slots of a tensor; ``None`` where nothing tells that it was written to."""
-        if tensor.is_inference():
+        try:
+            version = tensor._version
+        except RuntimeError:  # an inference tensor has none
             return None
         owner, view = tensor._base, None
         if owner is None:
             owner = tensor
         else:
             view = (tensor.shape, tensor.stride(), tensor.dtype)
-        number, version = id(owner), tensor._version
+        number = id(owner)
         entry = self._owners.get(number)
         if entry is None or entry[1] != version or entry[0]() is not owner:
             gone = partial(_drop, self._owners, number)
@@ -83,7 +88,7 @@ class KnownExtremes:
         place = (tensor.data_ptr(), view)
         slots: dict[Any, Slot] | None = entry[2].get(place)
         if slots is None:
-            if len(entry[2]) >= _MOST_VIEWS:
+            if len(entry[2]) >= _MOST_REMEMBERED:
                 entry[2].clear()
             slots = entry[2][place] = {}
         return slots
@@ -122,7 +127,8 @@ class Made:
         return args, kwargs
 
 
-_Unknown = list[tuple[Deferrable, ArgumentSlot, Tensor, "dict[Any, Slot] | None"]]
+_Bounds = tuple[int, "int | None", float, float, Any]
+"""Where a call has a tensor, its place in a list, its bounds, and the form that they are of."""
 
 
 class DeferredOp:
@@ -131,98 +137,156 @@ class DeferredOp:
     Args:
         known: the extremes of tensors that were looked at.
         tell: makes the report of a finding, and returns what is to be raised.
+        complain: told, in one line, when a guard failed; it looks at once then.
         waits: counts guarded calls, and knows what was written since.
         is_users: whether a file is the user's.
     """
 
     def __init__(
-        self, op: Any, known: KnownExtremes, tell: Tell, waits: HostWaits, is_users: IsUsers
+        self,
+        op: Any,
+        known: KnownExtremes,
+        tell: Tell,
+        complain: Callable[[str], None],
+        waits: HostWaits,
+        is_users: IsUsers,
     ) -> None:
-        self._op, self._known, self._tell = op, known, tell
+        self._op, self._known, self._tell, self._complain = op, known, tell, complain
         self._waits, self._is_users = waits, is_users
+        self._plans = plans_of(op)
+        self._bounds: dict[Any, list[_Bounds]] = {}
+        """What calls of each form require, where all of it was known to be true."""
+        self._first: tuple[int, int | None] | None = None
+        """The place of the first tensor that they require something of."""
         slots = zip(schema_parameters(op), op._schema.arguments, strict=True)
         self._written = [
             slot for slot, item in slots if item.alias_info and item.alias_info.is_write
         ]
 
     # Every call of a guarded op passes here, so speed comes before form.
+    def is_known(self, args: tuple[Any, ...]) -> bool:
+        """Return whether all that is required of a call's values is known to be true."""
+        if self._first is None:
+            return False
+        position, item = self._first
+        try:
+            index = args[position] if item is None else args[position][item]
+            # Mostly a tensor is new, or all of it is known.
+            if type(index) is not Tensor or not self._known.of(index):
+                return False
+            bounds = self._bounds.get(_form(args))
+        except (IndexError, TypeError):  # a shorter list; a size of a traced graph is no key
+            return False
+        if bounds is None:
+            return False
+        for position, item, low, high, form in bounds:
+            tensor = args[position] if item is None else args[position][item]
+            slots = self._known.of(tensor)
+            slot = None if slots is None else slots.get(form)
+            if slot is None or slot.claims is not None:
+                return False
+            if not (low <= slot.smallest and slot.largest <= high):
+                return False
+        return True
+
     def look(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_usual: bool, is_captured: bool
+    ) -> tuple[list[Guard], Made]:
+        """Have the checks of a call noted.
+
+        Args:
+            is_usual: whether the call has no subclass of a tensor, and nobody watches.
+            is_captured: whether a CUDA graph is being captured, which will run with other values.
+
+        Returns:
+            the guards that have to look at once, and what was done for the call.
+        """
+        soon: list[Guard] = []
+        bounds: list[_Bounds] = []
+        made = Made()
+        for plan in self._plans:
+            try:
+                is_noted = not plan.guard.waits and self._look(
+                    plan, args, kwargs, bounds, made, is_captured=is_captured
+                )
+            except Exception as failure:
+                raise_if_outside(failure)
+                self._complain(failure_line(f"deferred {plan.guard.name}", failure))
+                is_noted = False
+            if not is_noted:
+                soon.append(plan.guard)
+        # A guard that requires nothing may have seen that torch will refuse the call.
+        if bounds and not soon and not made.claims and is_usual and not kwargs:
+            if len(self._bounds) >= _MOST_REMEMBERED:
+                self._bounds.clear()
+            self._bounds[_form(args)] = bounds
+            self._first = bounds[0][:2]
+        return soon, made
+
+    def _look(
         self,
         plan: Plan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        made: Made | None,
+        bounds: list[_Bounds],
+        made: Made,
+        *,
         is_captured: bool,
-    ) -> tuple[bool, Made | None]:
-        """Have the checks of one guard noted.
+    ) -> bool:
+        """Have the checks of one guard noted; return ``False`` where it has to look at once.
 
-        Args:
-            is_captured: whether a CUDA graph is being captured, which will run with other values.
-            made: what the guards before this one have done for the call.
-
-        Returns:
-            whether this one has to look at once, and what was done for the call.
+        That is where something is known to be bad, or is no interval.
         """
         is_whole = not kwargs and plan.last < len(args)
         values = plan.pick(args) if is_whole else plan.find(args, kwargs)
         need = plan.guard.requires(*values)
-        if need is None:
-            return False, made
-        needs = need if type(need) is list else (need,)
-        unknown = self._unknown(plan, needs, values, is_captured)
-        if unknown is None or (unknown and self._looks_at_once(unknown, args, kwargs)):
-            return True, made
-        for one, place, tensor, slots in unknown:
-            if tensor.numel():
-                made = made or Made()
-                safe = self._note(plan.guard, one, tensor, slots, values, made)
-                if not plan.guard.is_composite and safe is not tensor:
-                    made.replaced.append((place, getattr(one, "item", None), safe))
-        return False, made
-
-    def _unknown(
-        self, plan: Plan, needs: Sequence[Any], values: Sequence[Any], is_captured: bool
-    ) -> _Unknown | None:
-        """Return what is not known to be good; ``None`` where something is known to be bad, or is
-        no interval.
-        """
-        unknown: _Unknown = []
+        needs: Sequence[Any] = need if type(need) is list else () if need is None else (need,)
+        unknown: list[tuple[Deferrable, ArgumentSlot, Tensor, dict[Any, Slot] | None]] = []
         for one in needs:
             if type(one) not in _DTYPES:
-                return None
-            at = plan.places[one.argument]
-            tensor = values[at]
-            if type(tensor) is list:
-                tensor = tensor[one.item]
+                return False
+            at, item = plan.places[one.argument], getattr(one, "item", None)
+            tensor = values[at] if item is None else values[at][item]
             low, high, form = _interval(one)
             slots = None if is_captured else self._known.of(tensor)
             slot = None if slots is None else slots.get(form)
             if slot is None or slot.claims is not None:
+                if self._looks_at_once(one, plan.parameters[at], tensor, args, kwargs):
+                    return False
                 unknown.append((one, plan.parameters[at], tensor, slots))
             elif not (low <= slot.smallest and slot.largest <= high):
-                return None
-        return unknown
+                return False
+            bounds.append((plan.parameters[at].position, item, low, high, form))
+        for one, place, tensor, slots in unknown:
+            if tensor.numel():
+                safe = self._note(plan.guard, one, tensor, slots, values, made)
+                if not plan.guard.is_composite and safe is not tensor:
+                    made.replaced.append((place, getattr(one, "item", None), safe))
+        return True
 
     def _looks_at_once(
-        self, unknown: _Unknown, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        need: Deferrable,
+        place: ArgumentSlot,
+        tensor: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> bool:
         """Return whether a call cannot wait: its kind, or torch may refuse it.
 
         Masks select how many elements there are; and an op that writes to its own index is refused,
         where it would not be with a copy.
         """
-        for one, place, tensor, _ in unknown:
-            if not is_deferred(one, tensor):
+        if not is_deferred(need, tensor):
+            return True
+        if getattr(need, "skip_if", None) is not None:
+            indices = place.of(args, kwargs)
+            if any(item is not None and item.dtype in _MASKS for item in indices):
                 return True
-            if getattr(one, "skip_if", None) is not None:
-                indices = place.of(args, kwargs)
-                if any(item is not None and item.dtype in _MASKS for item in indices):
-                    return True
-            for slot in self._written:
-                written = slot.of(args, kwargs)
-                if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):
-                    return True
-        return False
+        written = [slot.of(args, kwargs) for slot in self._written]
+        return any(
+            isinstance(item, Tensor) and _torch.shares_storage(item, tensor) for item in written
+        )
 
     def _note(
         self,
@@ -260,16 +324,16 @@ class DeferredOp:
             need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts
             need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
         thread, lines = running_call(self._is_users)
-        past = partial(PastCall, lines=lines, in_backward=_torch.current_node() is not None)
-        return Claim(
-            low, high, partial(self._report, guard, need, past, self._waits.count()), thread
-        )
+        in_backward = _torch.current_node() is not None
+        report = partial(self._report, guard, need, lines, in_backward, self._waits.count())
+        return Claim(low, high, report, thread)
 
     def _report(
         self,
         guard: Guard,
         need: Deferrable,
-        past: Callable[..., PastCall],
+        lines: tuple[StackLine, ...],
+        in_backward: bool,
         count: int,
         smallest: Any,
         largest: Any,
@@ -279,9 +343,25 @@ class DeferredOp:
             names = " and ".join(slot.name for slot in self._written)
             note = f"{names} was written to, with other values instead of the bad ones."
             found = replace(found, explanation=f"{found.explanation} {note}".strip())
-        buffers = self._waits.written_since(count)
-        ago = self._waits.count() - count
-        return self._tell(self._op, guard, found, past(calls_ago=ago, buffers=buffers))
+        past = PastCall(
+            lines=lines,
+            in_backward=in_backward,
+            calls_ago=self._waits.count() - count,
+            buffers=self._waits.written_since(count),
+        )
+        return self._tell(self._op, guard, found, past)
+
+
+def _form(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return all that guards require something by: shapes, kinds and numbers, and no value."""
+    return (torch.are_deterministic_algorithms_enabled(), *map(_form_of, args))
+
+
+def _form_of(value: Any) -> Any:
+    kind = type(value)
+    if kind is Tensor or kind is Parameter:
+        return value.shape, value.dtype, value.layout, value.device
+    return tuple(map(_form_of, value)) if kind is list else value
 
 
 def _interval(need: Deferrable) -> tuple[float, float, Any]:

@@ -71,16 +71,22 @@ class HostWaits:
         if self._undo:
             return
         kernels = {name: self._kernel(name, self._before_read) for name in _READS}
-        if self._devices != {"cpu"}:  # nothing is copied from the host to the host
-            kernels[_COPY] = self._kernel(_COPY, self._before_copy)
         for name in _torch.all_op_names():
             if name.startswith(_ALWAYS) and not any(word in name for word in _NOTHING_SENT):
                 kernels[name] = self._kernel(name, lambda *_: self.wait())
             elif name.removeprefix("aten::") in _NORMS:
                 kernels[name] = self._kernel(name, self._before_norm)
         with Uninterrupted():
-            self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
+            self._register(kernels)
             self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+            # Nothing is copied from the host to the host, and there are many such copies.
+            self._undo.append(PENDING.when_on_device(self._see_copies))
+
+    def _see_copies(self) -> None:
+        self._register({_COPY: self._kernel(_COPY, self._before_copy)})
+
+    def _register(self, kernels: dict[str, Callable[..., Any]]) -> None:
+        self._undo.append(partial(_torch.destroy, _torch.register_kernels(kernels)))
 
     def remove(self) -> None:
         """Take everything out; does nothing twice."""

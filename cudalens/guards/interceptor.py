@@ -120,9 +120,12 @@ class Interceptor:
         covers = any(entry.covers_inner for entry in GUARDS[op])
         go_on, below = _torch.redispatcher(op, key)
         plans, inside = plans_of(op), self._inside
-        ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op)
+        deferred = DeferredOp(
+            op, self._known, self._tell_past, self._complain, self._waits, self._is_users
+        )
+        ask, acts_on, later = self._asker(op, plans), _acting(self), self._later(op, deferred)
         ask_unseen = partial(_torch.unseen, ask)
-        later_unseen = partial(_torch.unseen_without_wait, later)
+        later_unseen, known = partial(_torch.unseen_without_wait, later), deferred.is_known
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
@@ -135,21 +138,26 @@ class Interceptor:
             try:
                 if inside.busy:
                     return go_on(keyset & below, *args, **kwargs)
-                is_usual = (
-                    not kwargs
+                is_plainly = not kwargs and can_read()
+                is_known = (
+                    is_plainly and self.is_deferred and known(args) and not PENDING.findings
+                )
+                is_usual = is_known or (
+                    is_plainly
                     and may_be(map(type, args))
                     and (listed is None or is_plain(map(type, args[listed])))
                     and (args[first].is_cpu if on_host else args[first].device.type in devices)
-                    and can_read()
                 )
                 if not is_usual and not acts_on(args, kwargs):
                     return go_on(keyset & below, *args, **kwargs)
                 inside.busy = True
                 try:
                     self.checked_ops += 1
-                    if self.is_deferred:
+                    if is_known:
+                        pass
+                    elif self.is_deferred:
                         found, made = (later if is_usual else later_unseen)(args, kwargs, is_usual)
-                        if made is not None:
+                        if made.replaced:
                             args, kwargs = made.put_into(args, kwargs)
                     else:
                         found = (ask if is_usual else ask_unseen)(args, kwargs)
@@ -169,33 +177,26 @@ class Interceptor:
 
     # --- looking later ----------------------------------------------------------------------------
 
-    def _later(self, op: Any) -> Callable[..., tuple[BaseException | None, Made | None]]:
+    def _later(
+        self, op: Any, deferred: DeferredOp
+    ) -> Callable[..., tuple[BaseException | None, Made]]:
         """Return what notes the checks of a call; it gives what to raise, and what it noted."""
-        plans = plans_of(op)
-        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
-        deferred = DeferredOp(op, self._known, self._tell_past, self._waits, self._is_users)
+        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans_of(op)}
 
         def look(
             args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool
-        ) -> tuple[BaseException | None, Made | None]:
+        ) -> tuple[BaseException | None, Made]:
             is_captured = not is_usual and _torch.is_capturing()
-            made, error, has_waited = None, None, False
-            for plan in plans:
-                waits = plan.guard.waits
-                if not waits:
-                    try:
-                        waits, made = deferred.look(plan, args, kwargs, made, is_captured)
-                    except Exception as failure:
-                        raise_if_outside(failure)
-                        self._complain(failure_line(f"deferred {plan.guard.name}", failure))
-                        waits = True
-                if waits and not is_captured:
-                    has_waited = True
-                    with _torch.own_wait():
-                        error = error or askers[plan.guard](args, kwargs)
-            if (has_waited and PENDING) or (
-                PENDING.findings and not is_captured and PENDING.has_finding()
-            ):
+            soon, made = deferred.look(
+                args, kwargs, is_usual=is_usual, is_captured=is_captured
+            )
+            if is_captured:
+                return None, made
+            error = None
+            for guard in soon:
+                with _torch.own_wait():
+                    error = error or askers[guard](args, kwargs)
+            if (soon and PENDING) or (PENDING.findings and PENDING.has_finding()):
                 # What was noted before comes before what this call is about.
                 error = self._raised(PENDING.settle(threading.get_ident()), error)
             return error, made

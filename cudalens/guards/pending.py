@@ -10,7 +10,7 @@ fills them on the current stream, such as ``torch.aminmax(index, out=(low, high)
 ``report(smallest, largest)`` is called once, later, only when ``[smallest, largest]`` does not lie
 in ``[low, high]``; it returns the exception to raise, or ``None``.  It must keep no tensor alive.
 
-A slot is in a page of its stream.  A page that is full is copied to pinned memory by a stream of
+A slot is in a page of its stream and dtype.  A page that is full is copied to pinned memory by a stream of
 its own, which waits for what fills the slots and for nothing behind that.  It is read when the next
 page is full, or when somebody calls :meth:`Pending.settle`.
 
@@ -38,8 +38,7 @@ from cudalens.guards.captured import CAPTURED
 _SLOTS = 256
 """Slots that share one copy to the host."""
 MAX_PENDING = 2 * _SLOTS
-"""Slots that may be pending on one stream; then the oldest are waited for."""
-_SLOT_BYTES = 16
+"""Slots of one dtype that may be pending on a stream; then the oldest are waited for."""
 
 _NEVER_FREED: list[object] = []
 """Queues whose pinned pages were copied to and cannot be freed: torch records an event when such a
@@ -75,7 +74,6 @@ class Claim:
 class Slot:
     """The extremes of one tensor, and what calls require of them."""
 
-    dtype: torch.dtype
     claims: list[Claim] | None
     """``None`` once the extremes have been read."""
     smallest: Any = None
@@ -88,52 +86,43 @@ class Slot:
         """
         self.smallest, self.largest = smallest, largest
         with _claiming:
-            # The same values are not reported again for the calls behind the first.
-            claim = self._first_failed(smallest, largest)
-            if claim is not None:
-                claim.found = smallest, largest
-                if claim not in findings:
-                    findings.append(claim)
+            for claim in self.claims or ():
+                if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
+                    claim.found = smallest, largest
+                    if claim not in findings:
+                        findings.append(claim)
+                    break  # the same values are not reported again for the calls behind the first
             self.claims = None
-
-    def _first_failed(self, smallest: Any, largest: Any) -> Claim | None:
-        for claim in self.claims or ():
-            if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
-                return claim
-        return None
 
 
 _claiming = threading.Lock()
 
 
 class _Page:
-    """Slots on one device that are copied to the host together.
+    """Slots of one device and dtype that are copied to the host together.
 
     Args:
         streams: the one that fills the slots, and another that copies them.
     """
 
-    def __init__(self, device: torch.device, streams: tuple[Any, Any] | None) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, streams: tuple[Any, Any] | None
+    ) -> None:
         self._streams = streams
         # As torch takes them outside inference mode too.
         with torch.inference_mode(False):
-            self._bytes = self._values = _torch.zeroed_bytes(_SLOTS, _SLOT_BYTES, device)
+            self._filled = self._values = _torch.zeros(_SLOTS, 2, dtype, device)
+            self._pairs = [row.unbind() for row in self._filled.unbind()]
             if streams is not None:
-                self._filled, self._copied = torch.cuda.Event(), torch.cuda.Event()
-                shape = self._bytes.shape
-                self._values = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+                self._is_filled, self._is_copied = torch.cuda.Event(), torch.cuda.Event()
+                self._values = torch.zeros(_SLOTS, 2, dtype=dtype, pin_memory=True)
         self.slots: list[Slot] = []
-        self._pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, slot: Slot, write: Write) -> None:
         """Have the next slot filled."""
-        pairs = self._pairs.get(slot.dtype)
-        if pairs is None:
-            rows = self._bytes.view(slot.dtype).unbind()
-            pairs = self._pairs[slot.dtype] = [(row[0], row[1]) for row in rows]
-        write(*pairs[len(self.slots)])
+        write(*self._pairs[len(self.slots)])
         if self._streams is not None:
-            self._filled.record(self._streams[0])
+            self._is_filled.record(self._streams[0])
         self.slots.append(slot)
 
     def send(self) -> None:
@@ -141,39 +130,36 @@ class _Page:
         if self._streams is not None:
             copying = self._streams[1]
             with torch.cuda.stream(copying):
-                copying.wait_event(self._filled)
-                self._values.copy_(self._bytes, non_blocking=True)
-                self._copied.record(copying)
+                copying.wait_event(self._is_filled)
+                self._values.copy_(self._filled, non_blocking=True)
+                self._is_copied.record(copying)
 
     def read(self, findings: list[Claim]) -> None:
         """Wait for a page that was sent, fill its slots, and empty it."""
         if not self.slots:
             return
         if self._streams is not None:
-            self._copied.synchronize()
-        values = self._values[: len(self.slots)].cpu()
-        dtypes = {slot.dtype for slot in self.slots}
-        rows = {dtype: values.view(dtype).tolist() for dtype in dtypes}
-        for at, slot in enumerate(self.slots):
-            smallest, largest = rows[slot.dtype][at][:2]
+            self._is_copied.synchronize()
+        values = self._values[: len(self.slots)].tolist()
+        for slot, (smallest, largest) in zip(self.slots, values, strict=True):
             slot.fill(smallest, largest, findings)
         self.slots = []
 
 
 class _Queue:
-    """The slots of one stream: a page that is being filled, and one on its way to the host.
+    """The slots of one stream and dtype: a page that is being filled, and one under way.
 
     Args:
         findings: takes the claims that do not hold.
     """
 
-    def __init__(self, device: torch.device, findings: list[Claim]) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, findings: list[Claim]) -> None:
         self.lock = threading.RLock()
         streams = None
         if device.type == "cuda":
             streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         self._findings = findings
-        self._filling, self._sent = _Page(device, streams), _Page(device, streams)
+        self._filling, self._sent = (_Page(device, dtype, streams) for _ in range(2))
 
     def add(self, slot: Slot, write: Write) -> None:
         """Have the next slot filled; a page that is full is sent, behind the one before it."""
@@ -201,7 +187,8 @@ class Pending:
     """The slots that are under way in this process, over all its devices and streams."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[torch.device, int], _Queue] = {}
+        self._queues: dict[tuple[Any, ...], _Queue] = {}
+        self._tell_of_device: Callable[[], None] = lambda: None
         self.clear()
         self.inherited = 0
         """Slots of the parent's that were pending when this process was forked."""
@@ -250,7 +237,7 @@ class Pending:
         if _torch.is_capturing():
             CAPTURED.note(device, dtype, write, claim)
             return None
-        slot, queue = Slot(dtype, [claim]), self._queue(device)
+        slot, queue = Slot([claim]), self._queue(device, dtype)
         self._is_used = True
         with queue.lock:
             queue.add(slot, write)
@@ -300,15 +287,29 @@ class Pending:
         self._queues = {}
         self.clear()
 
-    def _queue(self, device: torch.device) -> _Queue:
-        key = (device, _torch.stream_id(device))
+    def _queue(self, device: torch.device, dtype: torch.dtype) -> _Queue:
+        key = (device, dtype, _torch.stream_id(device))
         queue = self._queues.get(key)
         if queue is None:
+            with self._lock:
+                queue = self._queues.setdefault(key, _Queue(device, dtype, self.findings))
             if not _torch.is_host(device):
                 CAPTURED.prepare(device)
-            with self._lock:
-                queue = self._queues.setdefault(key, _Queue(device, self.findings))
+                tell, self._tell_of_device = self._tell_of_device, lambda: None
+                tell()
         return queue
+
+    def when_on_device(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Call a function once there is a check on a device other than the host.
+
+        Returns:
+            a function that undoes it.
+        """
+        if all(_torch.is_host(key[0]) for key in self._queues):
+            self._tell_of_device = tell
+        else:
+            tell()
+        return partial(setattr, self, "_tell_of_device", lambda: None)
 
 
 PENDING = Pending()

@@ -120,6 +120,6 @@ def test_room_is_made_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch, "zeros", noted)
     with torch.inference_mode():
         Captured().prepare(CPU)
-        made = _torch.zeroed_bytes(2, 3, CPU)
+        made = _torch.zeros(2, 3, torch.uint8, CPU)
     assert len(threads) == 2 and threading.get_ident() not in threads
     assert not made.is_inference() and made.tolist() == [[0, 0, 0], [0, 0, 0]]
