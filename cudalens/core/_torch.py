@@ -211,9 +211,10 @@ def is_host(device: torch.device) -> bool:
 
 def stream_id(device: torch.device) -> int:
     """Return a number for the current stream of a device, 0 where it has no streams."""
-    if device.type != "cuda":
+    # A device without a number is the host; its type is a text that is made anew each time.
+    if device.index is None or device.type != "cuda":
         return 0
-    return int(torch._C._cuda_getCurrentRawStream(device.index or 0))
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -313,6 +314,7 @@ class _OwnWaits:
 
 
 _own_waits = _OwnWaits()
+_NO_BLOCK = nullcontext()
 
 
 def wait_for(stream: Any) -> None:
@@ -380,7 +382,7 @@ def can_read_unseen() -> bool:
 
 def own_wait() -> AbstractContextManager[Any]:
     """Return a block in which we may wait for the device, whatever the user's mode says."""
-    return _own_waits.block() if _sync_debug_mode() or _own_waits.count else nullcontext()
+    return _own_waits.block() if _sync_debug_mode() or _own_waits.count else _NO_BLOCK
 
 
 def unseen_without_wait(function: Callable[..., Any], *args: Any) -> Any:

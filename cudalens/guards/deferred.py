@@ -190,20 +190,23 @@ class DeferredOp:
         return True
 
     def look(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_usual: bool, is_captured: bool
-    ) -> tuple[list[Guard], Made]:
-        """Have the checks of a call noted.
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: Made,
+        *,
+        is_usual: bool,
+        is_captured: bool,
+    ) -> list[Guard]:
+        """Have the checks of a call noted; return the guards that have to look at once.
 
         Args:
+            made: takes what is done for the call.
             is_usual: whether the call has no subclass of a tensor, and nobody watches.
             is_captured: whether a CUDA graph is being captured, which will run with other values.
-
-        Returns:
-            the guards that have to look at once, and what was done for the call.
         """
         soon: list[Guard] = []
         bounds: list[_Bounds] = []
-        made = Made()
         for plan in self._plans:
             try:
                 is_noted = not plan.guard.waits and self._look(
@@ -221,7 +224,7 @@ class DeferredOp:
                 self._bounds.clear()
             self._bounds[_form(args)] = bounds
             self._first = bounds[0][:2]
-        return soon, made
+        return soon
 
     def _look(
         self,
@@ -283,10 +286,11 @@ class DeferredOp:
             indices = place.of(args, kwargs)
             if any(item is not None and item.dtype in _MASKS for item in indices):
                 return True
-        written = [slot.of(args, kwargs) for slot in self._written]
-        return any(
-            isinstance(item, Tensor) and _torch.shares_storage(item, tensor) for item in written
-        )
+        for slot in self._written:
+            written = slot.of(args, kwargs)
+            if isinstance(written, Tensor) and _torch.shares_storage(written, tensor):
+                return True
+        return False
 
     def _note(
         self,
@@ -303,7 +307,14 @@ class DeferredOp:
         distinct = unexpanded(tensor)
         claims = () if slot is None else slot.claims or ()
         if not any(item.low >= low and item.high <= high for item in claims):
-            claim = self._claim(guard, need, values, low, high)
+            if isinstance(need, Within):
+                need.skip_if = None  # nothing that is kept may refer to a tensor
+                need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts
+                need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
+            thread, lines = running_call(self._is_users)
+            in_backward = _torch.current_node() is not None
+            report = partial(self._report, guard, need, lines, in_backward, self._waits.count())
+            claim = Claim(low, high, report, thread)
             if slot is None or not PENDING.claim(slot, claim):
                 seen = _seen(need, distinct, form)
                 slot = PENDING.note(
@@ -315,18 +326,6 @@ class DeferredOp:
                 made.claims.append((slot, claim))
         safe = engine.in_bounds(need, distinct)
         return safe if safe.shape == tensor.shape else safe.expand(tensor.shape)
-
-    def _claim(
-        self, guard: Guard, need: Deferrable, values: Sequence[Any], low: float, high: float
-    ) -> Claim:
-        if isinstance(need, Within):
-            need.skip_if = None  # nothing that is kept may refer to a tensor
-            need.asserts = need.asserts(*values) if callable(need.asserts) else need.asserts
-            need.narrows = need.narrows(*values) if callable(need.narrows) else need.narrows
-        thread, lines = running_call(self._is_users)
-        in_backward = _torch.current_node() is not None
-        report = partial(self._report, guard, need, lines, in_backward, self._waits.count())
-        return Claim(low, high, report, thread)
 
     def _report(
         self,

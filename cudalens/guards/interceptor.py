@@ -23,7 +23,7 @@ from cudalens.core import _compiler, _torch
 from cudalens.core._python import MoreStack, Uninterrupted, raise_if_outside
 from cudalens.core.call import OpCall
 from cudalens.core.errors import DeviceIndexError, DeviceValueError
-from cudalens.core.limits import Limits, failure_line
+from cudalens.core.limits import Limits
 from cudalens.core.report_types import Violation
 from cudalens.guards import GUARDS
 from cudalens.guards._base import OF_USER, Guard, full_name, schema_parameters
@@ -139,9 +139,7 @@ class Interceptor:
                 if inside.busy:
                     return go_on(keyset & below, *args, **kwargs)
                 is_plainly = not kwargs and can_read()
-                is_known = (
-                    is_plainly and self.is_deferred and known(args) and not PENDING.findings
-                )
+                is_known = is_plainly and self.is_deferred and known(args) and not PENDING.findings
                 is_usual = is_known or (
                     is_plainly
                     and may_be(map(type, args))
@@ -181,15 +179,18 @@ class Interceptor:
         self, op: Any, deferred: DeferredOp
     ) -> Callable[..., tuple[BaseException | None, Made]]:
         """Return what notes the checks of a call; it gives what to raise, and what it noted."""
-        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans_of(op)}
+        plans = plans_of(op)
+        askers = {plan.guard: self._asker(op, (plan,)) for plan in plans}
+        waiting = [plan.guard for plan in plans if plan.guard.waits]
+        can_defer = len(waiting) < len(plans)
 
         def look(
             args: tuple[Any, ...], kwargs: dict[str, Any], is_usual: bool
         ) -> tuple[BaseException | None, Made]:
             is_captured = not is_usual and _torch.is_capturing()
-            soon, made = deferred.look(
-                args, kwargs, is_usual=is_usual, is_captured=is_captured
-            )
+            soon, made = waiting, Made()
+            if can_defer:
+                soon = deferred.look(args, kwargs, made, is_usual=is_usual, is_captured=is_captured)
             if is_captured:
                 return None, made
             error = None
@@ -229,7 +230,9 @@ class Interceptor:
         was_busy, inside.busy = inside.busy, True
         try:
             with _torch.own_wait():
-                return self._raised(_torch.unseen_without_wait(PENDING.settle, thread))
+                if _torch.has_modes():
+                    return self._raised(_torch.unseen_without_wait(PENDING.settle, thread))
+                return self._raised(PENDING.settle(thread))
         finally:
             inside.busy = was_busy
 

@@ -10,9 +10,9 @@ fills them on the current stream, such as ``torch.aminmax(index, out=(low, high)
 ``report(smallest, largest)`` is called once, later, only when ``[smallest, largest]`` does not lie
 in ``[low, high]``; it returns the exception to raise, or ``None``.  It must keep no tensor alive.
 
-A slot is in a page of its stream and dtype.  A page that is full is copied to pinned memory by a stream of
-its own, which waits for what fills the slots and for nothing behind that.  It is read when the next
-page is full, or when somebody calls :meth:`Pending.settle`.
+A slot is in a page of its stream and dtype.  A page that is full is copied to pinned memory by a
+stream of its own, which waits for what fills the slots and for nothing behind that.  It is read
+when the next page is full, or when somebody calls :meth:`Pending.settle`.
 
 Not here: what is required of a call, and with which values it goes on (``deferred.py``).
 """
@@ -272,6 +272,8 @@ class Pending:
         except BaseException:
             self._is_used = True
             raise
+        if not (self.findings or CAPTURED.is_used):
+            return []
         errors = []
         for claim in sorted(self.findings, key=lambda item: item.number):
             if thread is None or claim.is_for(thread):
