@@ -7,7 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -281,6 +281,64 @@ def test_values_that_are_known_are_bad_in_narrower_bounds(guards: Collector) -> 
         assert found is not None and found.offenders.max == 4
         assert positions(found) == ([(1,)] if is_known else [])
         assert (guards.past is None) is is_known
+
+
+WIDE = torch.zeros(3, 5)
+
+
+def _scattered(ids: Tensor, *, mode: bool) -> None:
+    # Negative values count from the end there; the CPU's kernel takes none.
+    with suppress(RuntimeError), deterministic() if mode else nullcontext():
+        torch.zeros(3).scatter(0, ids, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("values", "good", "bad"),
+    [
+        pytest.param([0, 4], lambda ids: WIDE[:, ids], lambda ids: WIDE[ids], id="another place"),
+        pytest.param(
+            [[0, 4]],
+            lambda ids: WIDE.gather(1, ids),
+            lambda ids: WIDE.gather(0, ids),
+            id="another dim",
+        ),
+        pytest.param(
+            [-100, 4],
+            lambda ids: F.nll_loss(WIDE[:2], ids),
+            lambda ids: F.nll_loss(WIDE[:2], ids, ignore_index=-1),
+            id="another exception",
+        ),
+        pytest.param(
+            [0, -1],
+            lambda ids: WIDE.to_sparse().index_select(0, ids),
+            lambda ids: WIDE.index_select(0, ids),
+            id="another layout",
+        ),
+        pytest.param(
+            [0, -1],
+            lambda ids: _scattered(ids, mode=True),
+            lambda ids: _scattered(ids, mode=False),
+            id="another setting",
+        ),
+    ],
+)
+def test_a_call_is_known_by_all_that_its_bounds_follow_from(
+    guards: Collector, values: Any, good: Callable[[Tensor], Any], bad: Callable[[Tensor], Any]
+) -> None:
+    ids = tensor(values)
+    for _ in range(3):
+        assert guards.look(lambda: good(ids)) is None
+    assert looks(lambda: good(ids)) == 0
+    assert guards.look(lambda: bad(ids)) is not None
+    assert looks(lambda: good(ids)) == 0
+
+
+def test_a_call_that_torch_refuses_is_not_remembered(guards: Collector) -> None:
+    scores, ids = torch.zeros(2, 5), tensor([0, 7])
+    for _ in range(3):
+        with pytest.raises((RuntimeError, IndexError, NotImplementedError)):
+            F.nll_loss(scores.to("meta"), ids)
+    assert guards.look(lambda: F.nll_loss(scores, ids)) is not None
 
 
 def test_nothing_is_remembered_where_no_version_is_counted(guards: Collector) -> None:

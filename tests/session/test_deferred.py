@@ -450,6 +450,20 @@ def compiled_step(model: nn.Module, row: int) -> None:
         torch.optim.SGD(model.parameters(), lr=1.0).step()
 
 
+def test_copies_are_seen_once_a_device_is_used() -> None:
+    """Between tensors of the host there are many, and none of them can be too early."""
+    for _ in range(2):
+        with cudalens.guard(deferred=True):
+            assert not has_copy_kernel()
+            looked_up(0, 1)
+            assert has_copy_kernel()
+        assert not has_copy_kernel()
+
+
+def has_copy_kernel() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::copy_", "BackendSelect")
+
+
 def test_a_traced_function_that_asks_for_a_number() -> None:
     """The tracer gives ops numbers in place of tensors."""
 
