@@ -117,7 +117,7 @@ model = nn.Conv1d(in_channels=1, out_channels=32, kernel_size=3).to("cuda")
 input_data = torch.randint(0, 10, (64, 1, 100)).to("cuda")
 assert model(input_data.float()).shape == (64, 32, 98)
 model(input_data)
--- RuntimeError | input is int64 | input | input_data | model(input_data.float())
+-- RuntimeError | input_data is int64 | input | input_data | model(input_data.float())
 == conv 1: a batch without channels is read as one unbatched sample of 64 channels
 model = Conv1DModel(in_channels=1, out_channels=32).to("cuda")
 input_data = torch.randn(64, 100).to("cuda")
@@ -125,25 +125,25 @@ try:
     output = model(input_data)
 except AssertionError as e:
     print(e)
--- RuntimeError | shape (64, 100) is read as one unbatched sample | input | x | \
+-- RuntimeError | but got 64 channels instead: x is (64, 100) | input | x | \
 self.conv1d(x.unsqueeze(1))
 == loss 3: two devices
 target = torch.randn(10).cpu()
 prediction = torch.randn(10).cuda()
 loss_fn = nn.MSELoss()
 loss_fn(prediction, target)
--- RuntimeError | target is on cpu, input is on cuda:0 | target | target | \
+-- RuntimeError | target is on cpu, prediction is on cuda:0 | target | target | \
 loss_fn(prediction, target.to(prediction.device))
 == bart 2: int32 labels
 y = labels.int()
 model(input_ids=ids, labels=y)
--- RuntimeError | target is int32, this call takes int64 | target
+-- RuntimeError | expected target dtype to be int64 or uint8, but got int32 | target
 == loss 1: shapes of BCE; the range of the random targets is never checked
 target = torch.randn(10, 1)
 prediction = torch.randn(10)
 loss_fn = nn.BCEWithLogitsLoss()
 loss = loss_fn(prediction, target)
--- ValueError | target has shape (10, 1), input has (10,) | target | target | loss_fn(prediction, \
+-- ValueError | prediction is (10,), target is (10, 1) | target | target | loss_fn(prediction, \
 target.squeeze(1))
 == layout 1: completed, the model got none of what it starts from
 x = torch.randn(8, 2, 16).cuda()
@@ -162,17 +162,15 @@ nn.Linear(16, 4).cuda()(torch.from_numpy(a).float().to("cuda:0"))
 == mask 3: a column of a mask on the CPU
 mask = torch.ones(2, 8)
 mask[:, 8 + 1] = 1
--- IndexError | index 9 is out of bounds for dimension 1 with size 8: the last valid index is 7 | \
-indices
+-- IndexError | index 9 is out of bounds for dimension 1 with size 8: mask is (2, 8) | None
 == mask 3: a column of a mask on the device
 mask = torch.ones(2, 8, device="cuda")
 mask[:, 8 + 1] = 1
--- IndexError | index 9 is out of bounds for dimension 1 with size 8: the last valid index is 7 | \
-indices
+-- IndexError | index 9 is out of bounds for dimension 1 with size 8: mask is (2, 8) | None
 == bart 2: float ids
 x = ids.float()
 model(input_ids=x, labels=labels)
--- Exception | input is float32, embedding takes int64 or int32 | input | x | \
+-- Exception | types: int64, int32; but got float32 tensor on cuda instead | input | x | \
 model(input_ids=x.long(), labels=labels)
 """
 STOPPED = """
@@ -245,10 +243,11 @@ def test_nothing_is_said_of_what_runs(code: str, said: str) -> None:
 def test_what_torch_refuses_is_explained(code: str, said: str) -> None:
     """As an error of the host: nothing of it is called an assert."""
     outcome = run(code)
-    kind, headline, argument, *more = said.split(" | ")
+    kind, headline, *names = said.split(" | ")
+    argument, *more = [None if word == "None" else word for word in names]
     report = outcome.shown
     assert isinstance(outcome.error, getattr(builtins, kind))
-    assert report.kind == "host_error" and headline in report.headline
+    assert report.kind == "host_error" and headline in report.headline_own
     expression = next((word for word in more[:1] if word != "-"), None)
     assert (report.argument, report.expression) == (argument, expression)
     assert "assert" not in report.to_text().replace("AssertionError", "")

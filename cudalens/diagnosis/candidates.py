@@ -33,6 +33,7 @@ from cudalens.diagnosis.user_code import (
     api_function,
     function_named,
     parsed,
+    renamed,
     renamed_keyword,
     rewritten,
     spliced,
@@ -159,6 +160,11 @@ def verify_fixes(hints: Iterable[Hint], trial: Trial) -> tuple[Hint, ...]:
 def search(evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     """Return the smallest changes of the call with which it succeeds."""
     operands = [item for item in trial.operands if item.expression]
+    # Another order of the dimensions would be one of the elements too.
+    reshaped = renamed(evidence, "view", "reshape")
+    if reshaped is not None and trial(reshaped).succeeds:
+        text = "reshape copies where a view is impossible"
+        return (Hint(rule="reshape_for_view", text=text, fix=reshaped, tried=True),)
     whole = list(_of_whole_call(evidence, trial, operands))
     steps = [*_of_others(trial), *_of_operands(evidence, operands, trial.called)]
     found = _followed(evidence, trial, steps, operands, most=1 if whole else None)

@@ -51,6 +51,9 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         lambda: _hints(evidence, verdict, found, trial, limits),
         lambda: verify_fixes(found, Trial()),
     )
+    argument = verdict.argument or _argument_changed(evidence, hints) or verdict.argument_named
+    # The report keeps the text of a fix alone.
+    hints = tuple(replace(item, fix=item.fix and str(item.fix)) for item in hints)
     return Report(
         kind=verdict.kind,
         certainty=verdict.certainty,
@@ -61,8 +64,8 @@ def diagnose(evidence: Evidence, trial: Trial | None = None) -> Report:
         headline_own=verdict.headline_own,
         explanation=verdict.explanation,
         op=evidence.op,
-        argument=verdict.argument,
-        expression=_expression(evidence, verdict.argument),
+        argument=argument,
+        expression=_expression(evidence, argument),
         offenders=_offenders(evidence),
         bounds=bounds_of(evidence.violation) if evidence.violation else None,
         seen_before=evidence.seen_before,
@@ -97,10 +100,23 @@ def _hints(
         # What a layer would have to be is not asked where the call succeeds without it.
         known = (*searched, *(item for item in known if item.rule not in _WITHOUT_FIX))
     known = at_origin(known, evidence, trial)
-    # The report keeps the text alone.
-    known = tuple(replace(item, fix=item.fix and str(item.fix)) for item in known)
     fixed = [item for item in known if item.fix]
     return (*fixed, *(item for item in known if not item.fix))[:MAX_HINTS]
+
+
+def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None:
+    """Return the argument that the change with which the call succeeds alters.
+
+    ``None`` where several changes succeed, of different arguments.
+    """
+    fixes = [item.fix for item in hints if isinstance(item.fix, Fix) and item.tried]
+    firsts = [item.changes[0] for item in fixes if len({c.template for c in item.changes}) == 1]
+    texts = {item.text for item in firsts}
+    if len(firsts) < len(fixes) or len(texts) != 1:
+        return None
+    text = texts.pop()
+    found = [item.argument for item in evidence.tensors if item.expression == text]
+    return next(filter(None, found), None) if text else "self"
 
 
 _CAST_OR_MOVE = re.compile(

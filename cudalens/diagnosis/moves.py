@@ -31,7 +31,7 @@ _CASTS = {
 PRODUCTS = frozenset({"matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "einsum"})
 PRODUCTS |= {f"__{name}matmul__" for name in ("", "r", "i")}
 _COUNTED = ("pack_padded_sequence", "_pack_padded_sequence")
-_ON_HOST = ("__getitem__", *_COUNTED)
+_ON_HOST = ("__getitem__", "numpy", *_COUNTED)
 """They take one of their tensors on the CPU, and not on another device."""
 _WHOLE_BATCH = ("linear", "batch_norm", "layer_norm", "group_norm")
 """Their first dimension is the batch, which stays where it is, as it does in other layers."""
@@ -81,6 +81,9 @@ def moves(
         return  # what is written to a copy is lost
     yield from _of_device(evidence, fact, others, called.device)
     yield from _of_dtype(evidence, fact, operands, others)
+    if not _is_contiguous(fact):
+        words = f"{fact.expression} is not contiguous: copy it"
+        yield Move(rule="reshape_for_view", template="{x}.contiguous()", words=words)
     # Of what is indexed, another order has other elements at the index.
     if called.is_model or (function == "__getitem__" and fact is operands[0]):
         return
@@ -90,10 +93,23 @@ def moves(
         yield Move(rule=rule, template=template, words=text, cost=cost)
 
 
+def _is_contiguous(fact: TensorFact) -> bool:
+    sizes = [item for item in zip(fact.shape, fact.stride or (), strict=False) if item[0] != 1]
+    return all(
+        stride == prod(size for size, _ in sizes[at + 1 :]) for at, (_, stride) in enumerate(sizes)
+    )
+
+
 def _of_device(
     evidence: Evidence, fact: TensorFact, others: Sequence[TensorFact], module: str | None
 ) -> Iterator[Move]:
     devices = dict.fromkeys([item.device for item in others] + ([module] if module else []))
+    if api_function(evidence) in ("numpy", "__array__"):
+        devices = dict.fromkeys(["cpu"])
+        if fact.requires_grad:
+            moved = "" if fact.device == "cpu" else ".cpu()"
+            words = f"{fact.expression} requires grad, and autograd does not follow into NumPy"
+            yield Move(rule="copy_to_host", template="{x}.detach()" + moved, words=words)
     if api_function(evidence) in _COUNTED and fact.dtype == "int64":
         devices = dict.fromkeys(["cpu"])
     for device in devices:

@@ -521,7 +521,7 @@ def _quiet(*, has_autograd: bool) -> Iterator[None]:
 def trial_of_error(error: BaseException, entries: Sequence[TracebackType]) -> ApiTrial | None:
     """Return the trial of the call that raised, ``None`` where the user's line cannot be read."""
     line = line_of(entries)
-    if line is None:
+    if line is None or "autocast" in str(error):  # copies on the host are not under it
         return None
     return ApiTrial(call_of(entries, line, api_call_of(error)), line, has_autograd=True)
 

@@ -153,4 +153,4 @@ def test_a_dimension_is_numbered_only_where_torch_counts_right(
 ) -> None:
     """Lists, and ``...`` before a number, make torch name another dimension than the one meant."""
     headline = cell(line, fast=fast).shown.headline
-    assert headline.startswith(f"index 9 is out of bounds for {dimension}:")
+    assert headline.startswith(f"index 9 is out of bounds for {dimension}")

@@ -1,7 +1,8 @@
-"""The table of message patterns: one pattern knows one message, its verdict and its hints.
+"""What a message of torch's means: its own words with the user's names, or those of a pattern.
 
-A pattern is a row of texts (:func:`row`), or a function (:func:`pattern`) that yields a verdict and
-then hints; a function that yields nothing leaves the message to the next pattern.
+A pattern is a row of texts (:func:`row`), or a function (:func:`pattern`) that yields a verdict,
+hints, or both.  Without a verdict torch's words stand; one that yields nothing leaves the message
+to the next pattern.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import dataclass, replace
 from cudalens.core.report import ErrorFacts, Evidence
 from cudalens.core.report_types import Certainty, Hint, Kind
 from cudalens.diagnosis.host_errors._words import (
+    argument_at_fault,
     dtype,
     expression_of,
+    first_line,
     format_shape,
     ints,
-    its_shape,
     named,
-    owner,
+    with_user_names,
 )
-from cudalens.diagnosis.user_code import api_function
 
 REFUSED = "Refused on the host before any kernel ran; the GPU is not involved."
 NO_ASSERT = "This is not a device-side assert."
@@ -30,7 +31,7 @@ _UNDER_CHECK = "{check_anew}, which waits after each op and names the one at fau
 _UNDER_SANITIZER = (
     "{rerun_as_script} under NVIDIA's compute-sanitizer, which names the kernel and the address."
 )
-_RAISED = "An exception of the host, not a device-side assert: it does not affect the GPU."
+_RAISED = "An exception of the host: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(
@@ -49,6 +50,8 @@ class Verdict:
     certainty: Certainty = "proven"
     headline_own: str = ""
     argument: str | None = None
+    argument_named: str | None = None
+    """At fault by torch's words, where no change of another argument succeeds."""
     pattern: str | None = None
     """The pattern that knows the message, ``None`` when torch's words are only repeated."""
     context_usable: bool | None = True
@@ -71,7 +74,7 @@ class MessagePattern:
     regex: re.Pattern[str]
     explain: Explain
     is_distinct: bool
-    """Whether nobody but torch and the libraries on top of it says such a thing."""
+    """Whether only torch and the libraries on top of it raise such an error."""
 
 
 _patterns: list[MessagePattern] = []
@@ -104,7 +107,7 @@ def table() -> tuple[MessagePattern, ...]:
 def row(
     name: str,
     regex: str,
-    headline: str,
+    headline: str = "",
     explanation: str = "",
     argument: str | None = None,
     *,
@@ -116,7 +119,8 @@ def row(
     """Enter a pattern whose verdict needs no code: templates over the groups of its match.
 
     Args:
-        headline, explanation, argument: templates, see :class:`_Fields`.
+        headline, explanation, argument: templates, see :class:`_Fields`; without a headline
+            torch's words stand.
         certainty: ``None`` for *likely* where the failing op is known, else *unknown*.
         tensors: names of the argument that the texts speak of; without ``argument`` it is at fault.
         hint: templates as well.
@@ -124,14 +128,15 @@ def row(
 
     def explain(evidence: Evidence, match: re.Match[str]) -> Answer:
         fields = _Fields(evidence, match, tensors)
-        at_fault = argument.format_map(fields) if argument else fields.argument
-        texts = headline.format_map(fields), explanation.format_map(fields)
-        if kind == "host_error":
-            verdict = host(*texts, at_fault)
-        else:
-            verdict = (cuda if kind == "cuda_error" else autograd)(*texts, at_fault)
-        by_op: Certainty = "likely" if evidence.op.name else "unknown"
-        yield replace(verdict, certainty=certainty or by_op)
+        if headline:
+            at_fault = argument.format_map(fields) if argument else fields.argument
+            texts = headline.format_map(fields), explanation.format_map(fields)
+            if kind == "host_error":
+                verdict = host(*texts, at_fault)
+            else:
+                verdict = (cuda if kind == "cuda_error" else autograd)(*texts, at_fault)
+            by_op: Certainty = "likely" if evidence.op.name else "unknown"
+            yield replace(verdict, certainty=certainty or by_op)
         if hint is not None:
             fix = hint.fix.format_map(fields) if hint.fix else None
             yield replace(hint, text=hint.text.format_map(fields), fix=fix)
@@ -153,21 +158,15 @@ class _Text(str):
 class _Fields(dict[str, str]):
     """What templates may name: the groups of the match, and a few words of the evidence.
 
-    ``{tensor}`` is the user's expression for the tensor, ``{its_shape}`` its shape after a colon,
-    ``{of_shape}`` the same after "of", ``{for_input}`` that of a loss's scores,
-    ``{is_lost}`` what to do when the device is lost.
+    ``{tensor}`` is the user's expression for the tensor, ``{is_lost}`` what to do when the device
+    is lost.
     """
 
     def __init__(self, evidence: Evidence, match: re.Match[str], tensors: tuple[str, ...]) -> None:
         super().__init__({key: _Text(value) for key, value in groups(match).items()})
-        fact, scores = named(evidence, *tensors), evidence.tensor("input")
+        fact = named(evidence, *tensors)
         self.argument = fact.argument if fact else None
-        self["for_input"] = f" for input {format_shape(scores.shape)}" if scores else ""
         self["tensor"] = expression_of(fact) or "the tensor"
-        self["its_shape"] = its_shape(fact)
-        self["of_shape"] = f" of shape {format_shape(fact.shape)}" if fact else ""
-        self["function"] = api_function(evidence) or "the call"
-        self["owner"] = owner(evidence)
         self["match"] = match[0].removeprefix("CUDA error: ")
         step = _UNDER_SANITIZER if evidence.synchronization.waits else _UNDER_CHECK
         step = evidence.steps.fill(step)
@@ -204,32 +203,45 @@ def own_message(text: str) -> str:
 def explain_host_error(evidence: Evidence, error: ErrorFacts) -> Verdict:
     """Return what an exception of torch's, or of a library on top of it, means, and its hints."""
     message = own_message(error.message)
+    in_torchs_words = _repeated(evidence, error, message)
     for item in _patterns:
         match = item.regex.search(message)
-        verdict = None if match is None else _read(item, item.explain(evidence, match))
-        if verdict is not None:
-            return _placed(verdict, error, evidence)
-    return _placed(_repeated(error, message), error, evidence)
+        found = None if match is None else _read(item, item.explain(evidence, match))
+        if found is not None:
+            verdict, hints, troubles = found
+            known = replace(verdict or in_torchs_words, pattern=item.name)
+            return _placed(replace(known, hints=hints, troubles=troubles), error, evidence)
+    return _placed(in_torchs_words, error, evidence)
 
 
-def _read(known: MessagePattern, answer: Answer) -> Verdict | None:
-    """Return the verdict with its hints; hints that fail leave a line, and the verdict stands."""
-    verdict = next(answer, None)
-    if not isinstance(verdict, Verdict):
-        return None
-    hints: list[Hint] = []
-    troubles: list[str] = []
+def _read(
+    known: MessagePattern, answer: Answer
+) -> tuple[Verdict | None, tuple[Hint, ...], tuple[str, ...]] | None:
+    """Return verdict and hints; hints that fail leave a line, and the verdict stands."""
+    verdict, hints, troubles = None, [], []
     try:
-        hints.extend(item for item in answer if isinstance(item, Hint))
+        for item in answer:
+            if isinstance(item, Verdict):
+                verdict = item
+            else:
+                hints.append(item)
     except Exception as trouble:
         troubles.append(f"hints of {known.name} failed: {type(trouble).__name__}: {trouble}")
-    return replace(verdict, pattern=known.name, hints=tuple(hints), troubles=tuple(troubles))
+    is_empty = verdict is None and not hints and not troubles
+    return None if is_empty else (verdict, tuple(hints), tuple(troubles))
 
 
-def _repeated(error: ErrorFacts, message: str) -> Verdict:
-    headline = message.strip().split("\n", 1)[0] or error.type_name
+def _repeated(evidence: Evidence, error: ErrorFacts, message: str) -> Verdict:
+    """Return torch's sentence: as it is, and with the user's names."""
+    headline = first_line(message) or error.type_name
     if error.type_name in _HOST_TYPES or _HOST_TYPES & set(error.bases):
-        return Verdict(kind="host_error", headline=headline, explanation=_RAISED)
+        return Verdict(
+            kind="host_error",
+            headline=headline,
+            headline_own=with_user_names(headline, evidence),
+            explanation=REFUSED if is_known_message(message) else _RAISED,
+            argument_named=argument_at_fault(evidence, message),
+        )
     return Verdict(
         kind="python_error",
         certainty="unknown",

@@ -1,13 +1,13 @@
-"""The words of torch's messages: shapes, dtypes and devices, and the tensors that they name."""
+"""The words of torch's messages: types as Python has them, operands by the user's names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact
-from cudalens.diagnosis.user_code import api_function
+from cudalens.diagnosis.user_code import api_function, called_name
 
 Shape = tuple[int, ...]
 
@@ -32,7 +32,6 @@ _DTYPES = {
     "float": "float32",
     "double": "float64",
     "half": "float16",
-    "bfloat16": "bfloat16",
     "long": "int64",
     "long int": "int64",
     "int": "int32",
@@ -41,14 +40,24 @@ _DTYPES = {
     "signed char": "int8",
     "byte": "uint8",
     "unsigned char": "uint8",
-    "bool": "bool",
     "complexfloat": "complex64",
     "complexdouble": "complex128",
+    **{name: name for name in ("bfloat16", "bool", "uint16", "uint32", "uint64")},
 }
 _TENSOR_TYPE = re.compile(
-    r"torch\.(?:(cuda|sparse|mps|xpu)\.)?(\w+)Tensor|\b(CPU|CUDA|MPS|XPU)([A-Z]\w+)Type\b"
+    r"torch\.(?:(cuda|sparse|mps|xpu)\.)?(\w+)Tensor\b|\b(CPU|CUDA|MPS|XPU)([A-Z]\w+)Type\b"
 )
 """torch writes a type as ``torch.cuda.FloatTensor``, the newer ones as ``CUDABFloat16Type``."""
+_WORD = re.compile(
+    r"(?:(?<=got: )|(?<=!= )|(?<=type \()|(?<=dtype )|(?<=dtype: ))"
+    r"(?:long int|short int|signed char|unsigned char|[a-z]\w*)"
+    r"|\b(?:U?Int(?:16|32|64)?|Complex(?:Float|Double)|BFloat16|Double|Float|Half|Long|Short|Char)\b"
+    r"|\b(?:Byte|Bool)\b"
+)
+_REST = re.compile(
+    r" \((?:when|while) checking arguments? .*|, but (?:expected one of:|found invalid values:).*"
+)
+"""What follows a message of torch's: the C++ function, its overloads, all values."""
 
 
 def is_sticky(message: str) -> bool:
@@ -73,53 +82,142 @@ def dtype(text: str) -> str:
     return _DTYPES.get(word.strip().lower(), text.strip().removeprefix("torch."))
 
 
-def device_type(text: str) -> str | None:
-    """Return the device type in a name such as ``torch.cuda.FloatTensor``."""
-    match = _TENSOR_TYPE.search(text)
-    return None if match is None else match[1] or (match[3] or "cpu").lower()
+def first_line(message: str) -> str:
+    """Return the sentence of a message, with Python's words for types."""
+    line, _, rest = message.strip().partition("\n")
+    text = _REST.sub("", line)
+    if text.endswith(":"):
+        text = f"{text} {rest.strip().partition(chr(10))[0].strip()}"
+    text = _TENSOR_TYPE.sub(_type, text.rstrip(" .!"))
+    if re.search(r"type|implemented for", text):
+        text = _WORD.sub(lambda match: dtype(match[0]), text.replace("c10::", ""))
+    return text
+
+
+def _type(match: re.Match[str]) -> str:
+    return f"{dtype(match[0])} tensor on {match[1] or (match[3] or 'cpu').lower()}"
+
+
+# --- the user's names ----------------------------------------------------------------------------
+
+_OPERANDS = (("tensor a", "tensor b"), ("mat1", "mat2"), ("batch1", "batch2"), ("m1", "m2"))
+"""What torch calls the two operands of a call."""
+_PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"})
+_ATTRIBUTES: tuple[tuple[str, Callable[[TensorFact], str]], ...] = (
+    (r"\bdevice\b", lambda fact: f"on {fact.device}"),
+    (r"\bd?types?\b|implemented for", lambda fact: fact.dtype),
+    (r"shape|size|dim|channel|element|\dD", lambda fact: format_shape(fact.shape)),
+)
+_PARAMETERS = frozenset(
+    {"weight", "bias", "running_mean", "running_var", "in_proj_weight", "in_proj_bias", "params"}
+    | {"out_proj_weight", "out_proj_bias"}
+)
+_MAX_OPERANDS = 3
+
+
+def with_user_names(text: str, evidence: Evidence) -> str:
+    """Put a message of torch's into the user's names: ``mat1`` is ``logits``.
+
+    Where torch names no operand, those of the call follow with what the message speaks of.
+    """
+    if evidence.phase == "backward":
+        return text
+    facts = [item for item in evidence.tensors if item.argument]
+    if "device" in text or " type (" in text:
+        places: dict[str, dict[str, None]] = {}
+        for fact in facts:
+            if fact.shape or fact.device != "cpu":
+                owner = _owner(evidence, fact)
+                name = f"the parameters of {owner}" if owner else user_name(evidence, fact)
+                places.setdefault(fact.device, {})[name] = None
+        if len(places) > 1:
+            parts = sorted(places.items(), key=lambda item: (item[0] != "cpu", len(item[1])))
+            return ", ".join(f"{_listed([*items])} on {device}" for device, items in parts)
+    for pair in _OPERANDS:
+        sizes = [re.search(rf"\b{word}\b(?: \((\d+)\))?", text) for word in pair]
+        if not all(sizes) or len(facts) < 2:
+            continue
+        is_sure = api_function(evidence) in _PRODUCTS or all(
+            match and match[1] and int(match[1]) in fact.shape
+            for match, fact in zip(sizes, facts, strict=False)
+        )
+        if is_sure:
+            for word, fact in zip(pair, facts, strict=False):
+                text = re.sub(rf"\b{word}\b", user_name(evidence, fact).replace("\\", ""), text)
+            return text
+    for regex, attribute in _ATTRIBUTES:
+        if facts and re.search(regex, text):
+            own = [item for item in facts if item.expression]
+            named = [item for item in own if re.search(rf"(?i)\b{item.argument}\b", text)]
+            meant = named or [item for item in facts if attribute(item) in text] or own
+            shown = dict.fromkeys(f"{user_name(evidence, i)} is {attribute(i)}" for i in meant)
+            return ": ".join(filter(None, (text, ", ".join([*shown][:_MAX_OPERANDS]))))
+    return text
+
+
+def _listed(names: Sequence[str]) -> str:
+    verb = "is" if len(names) == 1 and not names[0].startswith("the parameters ") else "are"
+    return f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} {verb}"
+
+
+def _is_parameter(argument: str | None) -> bool:
+    return (argument or "").partition("[")[0] in _PARAMETERS
+
+
+def _owner(evidence: Evidence, fact: TensorFact) -> str | None:
+    """Return the user's name for the layer whose parameter a tensor is."""
+    if fact.expression or not _is_parameter(fact.argument) or not evidence.module_type:
+        return None
+    path = evidence.module_path
+    name = dict(evidence.module_names).get(path, path) if path else called_name(evidence)
+    return name or evidence.module_type
+
+
+def user_name(evidence: Evidence, fact: TensorFact) -> str:
+    """Return the user's expression for a tensor, ``net.head.weight`` for a parameter."""
+    owner = _owner(evidence, fact)
+    name = fact.argument or "a tensor"
+    return fact.expression or (f"{owner}.{name}" if owner else name)
+
+
+_NAMED = re.compile(
+    r"argument(?: #\d+|:)? ['\"](?P<a>\w+)['\"]|^'(?P<b>\w+)' argument should|^(?P<c>input)\.size"
+    r"|Expected (?:parameter )?(?P<sure>\w+)(?: argument)? \(Tensor of"
+    r"|(?:tensor number|at entry) (?P<at>\d+)(?: in the list)?$"
+    r"|^Expected (?P<hx>hidden)(?P<item>\[\d\])? size|^Expected (?P<mask>key_padded_mask)"
+)
+
+
+def argument_at_fault(evidence: Evidence, message: str) -> str | None:
+    """Return the argument that torch names, or the input of a layer where it is given no other."""
+    known = {item.argument: item.expression for item in evidence.tensors if item.argument}
+    if (match := _NAMED.search(message.partition("\n")[0].rstrip("."))) is not None:
+        found = match.groupdict()
+        name = found["a"] or found["b"] or found["c"] or f"tensors[{found['at']}]"
+        name = f"hx{found['item'] or ''}" if found["hx"] else name
+        sure = "key_padding_mask" if found["mask"] else found["sure"]
+        if sure or name in known or not known:
+            return sure or name
+    given = [name for name in known if known[name] or not _is_parameter(name)]
+    named = [name for name in given if re.search(rf"\b{re.escape(name)}\b", message)]
+    named = [name for name in named if name not in ("self", "input", "other")]
+    if len(named) == 1:
+        return named[0]
+    if "device" in message:
+        stray = [item.argument for item in evidence.tensors if item.argument and item.shape]
+        stray = [name for name in stray if (fact := evidence.tensor(name)) and fact.device == "cpu"]
+        return stray[0] if len(stray) == 1 and not _is_parameter(stray[0]) else None
+    given = [name for name in known if not _is_parameter(name)]
+    is_layer = len(given) < len(known) or evidence.module_type is not None
+    return "input" if given == ["input"] and is_layer else None
 
 
 # --- what the evidence holds ---------------------------------------------------------------------
 
 
-_LOOKUP = {"index": "input", "indices": "input"}
-_PICK = {"indices": "index"}
-_DIMS = {"dim": "dims"}
-_PRODUCT = {"mat1": "self", "mat2": "other"}
-_PARAMETERS = {
-    "embedding": _LOOKUP,
-    "embedding_bag": _LOOKUP,
-    "linear": {"self": "input", "mat1": "input", "mat2": "weight"},
-    "matmul": _PRODUCT,
-    "__matmul__": _PRODUCT,
-    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_select"), _PICK),
-    **dict.fromkeys(("index_add", "index_copy", "index_fill", "index_reduce"), _PICK),
-    **dict.fromkeys(("take", "take_along_dim"), _PICK),
-    **dict.fromkeys(("permute", "flip", "roll"), _DIMS),
-}
-"""What the op inside a function calls an argument, and what the function's own schema does."""
-
-
-def argument_name(evidence: Evidence, argument: str) -> str:
-    """Return the called function's name for an argument that torch calls by the inner op's name."""
-    function = api_function(evidence)
-    names = _PARAMETERS.get(function) or _PARAMETERS.get(function.rstrip("_"), {})
-    return names.get(argument, argument)
-
-
 def named(evidence: Evidence, *arguments: str) -> TensorFact | None:
     """Return the first tensor that the call received under one of these names."""
     return next((fact for name in arguments if (fact := evidence.tensor(name)) is not None), None)
-
-
-def of_shape(evidence: Evidence, shape: Iterable[int], *arguments: str) -> TensorFact | None:
-    """Return the tensor of this shape: under one of these names, or the only one on the line."""
-    wanted = tuple(shape)
-    fact = named(evidence, *arguments)
-    if fact is not None and fact.shape == wanted:
-        return fact
-    found = [item for item in evidence.tensors if item.shape == wanted]
-    return found[0] if len(found) == 1 else None
 
 
 def expression_of(fact: TensorFact | None) -> str | None:
@@ -134,27 +232,3 @@ def in_headline(text: str, rest: str) -> str:
     """Return a headline that begins with the user's code, which is cut where it is too long."""
     room = MAX_HEADLINE - len(rest)
     return (text if len(text) <= room else f"{text[: room - 1].rstrip()}…") + rest
-
-
-def its_shape(fact: TensorFact | None) -> str:
-    """Return the end of a headline: the shape of a tensor, where it is known."""
-    return f": its shape is {format_shape(fact.shape)}" if fact else ""
-
-
-_OPERANDS = frozenset({None, "self", "other", "mat2", "tensor", "vec"})
-
-
-def name_of(fact: TensorFact | None, otherwise: str) -> str:
-    """Name a tensor: by the called function's name for it, an operand by the user's words."""
-    if fact is None:
-        return otherwise
-    name = fact.expression if fact.argument in _OPERANDS else fact.argument
-    return name or fact.argument or fact.expression or otherwise
-
-
-def owner(evidence: Evidence) -> str:
-    """Name the module at whose parameters the call met its input: ``Linear net.4``."""
-    path = evidence.module_path
-    if not path:
-        return evidence.module_type or "the weight"
-    return f"{evidence.module_type or 'module'} {dict(evidence.module_names).get(path, path)}"

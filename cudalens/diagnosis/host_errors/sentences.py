@@ -1,7 +1,6 @@
-"""Sentences of torch's own that no family puts into better words.
+"""Messages that only torch raises, and that are shown as they are.
 
-They are what torch checks before a call reaches an op: the kinds of the arguments, and the shapes
-that a view of a tensor needs.  Each is written so that no other library says it.
+Where neither a recorder nor the line tells whose an exception is, in a log or of a worker, they do.
 """
 
 from __future__ import annotations
@@ -47,10 +46,42 @@ _SENTENCES = (
     r"cov\(\): (?:expected|fweights|aweights) ",
     r"can't retain_grad on Tensor that has requires_grad=False",
     r"size \{\[[\d, ]*\]\} is not expandable to size \{\[[\d, ]*\]\}",
+    # Shapes.
+    r"Expected size for first two dimensions of batch2 tensor to be: |size mismatch, got input \(",
+    r"\w+ must be a \dD tensor|(?:vector and vector|1D tensors) expected, but got \dD|einsum\(\): ",
+    r"inconsistent tensor size, expected tensor |too many indices for tensor of dimension \d",
+    r"shape '\[[-\d, ]+\]' is invalid for input of size |view size is not compatible with input ",
+    r"Sizes of tensors must match except in dimension |stack expects each tensor to be equal size",
+    r"shape mismatch: value tensor of shape |index -?\d+ is out of bounds for dimension \d+ with ",
+    r"Dimension out of range \(expected to be in range of |[\w():]* ?number of dimensions ",
+    r"Expected \dD \(unbatched\) or |Calculated padded input size per channel: |Expected hidden",
+    r"expected [\dD or]+ input \(got \dD input\)|Expected number of channels in input to be div",
+    r"Expected key_padded_mask\.shape|The shape of the [23]D attn_mask is |Error\(s\) in loading ",
+    r"(?:Using a t|T)arget size \(torch\.Size\(|Expected input batch_size |Expected target size \[",
+    r"0D or 1D target tensor expected|only batches of spatial targets |input and target batch or ",
+    r"size mismatch \(got input: |weight tensor should be defined either for all \d+ classes",
+    # Dtypes.
+    r"Input type \(|[\w ]+ (?:must|to) have (?:the )?same dtype, |\"\w+\" not implemented for '",
+    r"expected (?:target dtype|scalar type) |Expected tensor for argument #|Found dtype \w+ but ",
+    r"tensors used as indices must be |\w+\(\): [Ee]xpected dtype int|where expected condition to ",
+    r"masked_\w+ only supports |masked_select: expected |one_hot is only applicable to ",
+    r"Expected floating point type for target|\w+\(\):? ?(?:could not infer output|[Ii]nput) dty",
+    r"torch\.nn\.functional\.\w+ and torch\.nn\.\w+ are unsafe to autocast|Index put requires ",
+    r"[Oo]nly [Tt]ensors of floating point |\w+\(\): Expected self\.dtype to be equal to ",
+    r"\w+\(\): self \(\w+\) and source \(\w+\) must have|(?:Subtraction|Negation), the `-` ",
+    # Devices.
+    r"Expected all tensors to be on the same device|indices should be either on [\w:]+ or on the ",
+    r"expected self and mask to be on the same|Input and \w+ tensors are not at the same device",
+    r"module must have its parameters and buffers on|[Cc]an't c(?:onvert [\w:]+ device|all numpy)",
+    r"cannot pin '|Expected a '\w+' device type for generator |'lengths' argument should be a ",
+    # Values that are no tensors.
+    r"repeats can not be negative|expected sequence of length \d+ at dim |Could not infer dtype ",
+    r"can't convert np\.ndarray of |expected np\.ndarray |new\(\): data must be a sequence",
+    r"a Tensor with \d+ elements cannot be|only one element tensors can be|default_collate: ",
 )
 
 
 @pattern("|".join(f"^(?:{item})" for item in _SENTENCES))
 def words_of_torch(evidence: Evidence, match: object) -> Answer:
-    """The message is torch's, and is repeated."""
+    """Leave the message as it is."""
     yield from ()

@@ -80,7 +80,7 @@ def test_both_spellings_of_a_dtype_are_read(dtype: str, name: str, bias: str) ->
     """With a bias and without, torch's words differ: ``Half`` and ``c10::Half``."""
     text = f"x = torch.zeros(2, 3, dtype=torch.{dtype}, device=d)\nw = torch.zeros(4, 3, device=d)"
     report = cell(f"{text}\nF.linear(x, w{bias})\n", fast=False).shown
-    assert report.headline == f"input is {name}, the weight is float32"
+    assert name in report.headline and "float32" in report.headline
 
 
 @pytest.mark.parametrize(("rows", "columns", "says"), [(4, 2, True), (5, 2, False), (4, 1, False)])

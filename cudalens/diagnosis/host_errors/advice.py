@@ -1,0 +1,226 @@
+"""What to do where no change of the call is one: sizes of layers, data sets, checkpoints.
+
+The words of the message are torch's.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from cudalens.core.report import Evidence
+from cudalens.core.report_types import Hint
+from cudalens.diagnosis.host_errors._base import Answer, host, pattern, row
+from cudalens.diagnosis.host_errors._words import dtype, ints, named
+from cudalens.diagnosis.user_code import api_function, parsed
+
+_SIZES = {
+    "in_channels": r"^Given groups=.* expected input\[(?P<shape>[\d, ]+)\] to have (?P<want>\d+) "
+    r"channels, but got (?P<n>\d+) channels",
+    "num_features": r"^(?:running_mean|running_var|weight) should contain (?P<n>\d+) elements",
+    "input_size": r"input\.size\(-1\) must be equal to input_size\. .*got (?P<n>\d+)",
+    "normalized_shape": r"^Given normalized_shape=.* of size\s*\[(?:.*, )?(?P<n>\d+)\]",
+}
+"""The setting of a layer that would take the input, by what is said of it."""
+
+
+def _size(evidence: Evidence, setting: str, value: str) -> Hint:
+    fact = named(evidence, "input")
+    given = (fact.expression if fact else None) or "the input"
+    text = f"if {given} is right, {setting} of the layer has to be {value}"
+    return Hint(rule="size_of_layer", text=text)
+
+
+for _setting, _regex in _SIZES.items():
+
+    @pattern(_regex, name=_setting)
+    def size_of_layer(evidence: Evidence, match: re.Match[str], setting: str = _setting) -> Answer:
+        """A layer was made for inputs of another size."""
+        found = match.groupdict()
+        if found.get("want") not in found.get("shape", "").split(", "):
+            yield _size(evidence, setting, match["n"])  # else it is the order
+
+
+@pattern(r"^mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<n>\d+)")
+def in_features(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A linear layer was made for another number of features."""
+    if api_function(evidence) == "linear":
+        yield _size(evidence, "in_features", match["n"])
+
+
+row(
+    "batch_of_one",
+    r"^Expected more than 1 value per channel when training, got input size .*?\[1, ",
+    hint=Hint(
+        rule="batch_of_one",
+        text="the batch has one sample: let the loader drop a last batch that is not full "
+        "(drop_last), or call eval() of the model when not training",
+    ),
+)
+row(
+    "shape_of_state",
+    r"^Expected hidden(?:\[\d\])? size \((?P<want>[\d, ]+)\)",
+    hint=Hint(
+        rule="shape_of_state",
+        text="a state is (num_layers * num_directions, batch, hidden size), also with "
+        "batch_first=True: make it of shape {want:shape}",
+    ),
+)
+row(
+    "mask_of_other_data",
+    r"^The shape of the mask \[(?P<n>\d+)[\d, ]*\] at index 0 does not match the shape of the ",
+    hint=Hint(
+        rule="mask_of_other_data",
+        text="the mask was made for {n} rows: it belongs to another dataset or split, or to this "
+        "tensor before it was cut",
+    ),
+)
+
+
+@pattern(r"^result type (?P<type>\w+) can't be cast to the desired output type")
+def in_place_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """The result of an in-place op has another dtype than its tensor."""
+    if api_function(evidence).endswith("_"):
+        yield Hint(
+            rule="in_place_dtype",
+            text=f"an in-place op keeps the dtype of its tensor: make it {dtype(match['type'])} "
+            "where it is made, or let the op make a new one, as in x = x / 2",
+        )
+
+
+@pattern(r"^Found dtype (?P<got>\w+) but expected (?P<want>\w+)")
+def gradient_dtype(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """A loss's input and target differ in dtype, which some losses show in backward only."""
+    if evidence.phase == "backward":
+        got, want = dtype(match["got"]), dtype(match["want"])
+        yield host(
+            f"a gradient is {got}, its tensor is {want}",
+            f"A loss with {want} input and {got} target can pass forward and fail in backward.",
+        )
+
+
+row(
+    "unsafe_autocast",
+    r"^torch\.nn\.functional\.(?P<op>\w+) and torch\.nn\.\w+ are unsafe to autocast",
+    hint=Hint(
+        rule="unsafe_autocast",
+        text="its input is probabilities, which half precision rounds to 0 and 1: leave the "
+        "sigmoid out and call {op}_with_logits or BCEWithLogitsLoss, which are safe to autocast",
+    ),
+)
+row(
+    "wrapped_checkpoint",
+    r'key\(s\) in state_dict: .*"module\.',
+    hint=Hint(
+        rule="wrapped_checkpoint",
+        text="one side has the prefix module. of a DataParallel model: take it off, or wrap the "
+        "other side too",
+    ),
+)
+
+
+@pattern(r"^index (?P<i>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<n>\d+)$")
+def index_bound(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """torch counts indexed dimensions only, and takes ``...`` before a number for another one."""
+    shape = dict(enumerate(getattr(named(evidence, "self"), "shape", ())))
+    if shape and shape.get(int(match["dim"])) != int(match["n"]):
+        yield host(f"index {match['i']} is out of bounds for a dimension of size {match['n']}")
+
+
+# --- positions -----------------------------------------------------------------------------------
+
+
+@pattern(
+    r"^The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"
+    r"|^The expanded size of the tensor \((?P<a2>\d+)\) must match the existing size "
+    r"\((?P<b2>\d+)\)"
+)
+def positions(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """The sequence is longer than a table of positions."""
+    few, many = sorted(int(item) for item in match.groups() if item is not None)
+    found = evidence.refused_call.position_table
+    if found is not None and (found.rows, found.tokens) == (few, many):
+        yield host(
+            f"{found.input} has {many} tokens, {evidence.module_type or 'the model'} has "
+            f"positions for {few}",
+            "max_position_embeddings sets how many tokens a row may have: each takes its own "
+            "position.",
+            found.input,
+        )
+        yield Hint(
+            rule="input_beyond_positions",
+            text=f"the sequence has {many} positions, the table {few}: let the tokenizer truncate "
+            f"to max_length={few}",
+        )
+        return
+    for fact in evidence.tensors:
+        tree = parsed(fact.expression or "")
+        if not isinstance(tree, ast.Subscript) or few not in fact.shape or few < 2:
+            continue
+        slices = [item for item in ast.walk(tree.slice) if isinstance(item, ast.Slice)]
+        if any(item.upper is not None and item.lower is None for item in slices):
+            yield Hint(
+                rule="table_of_positions",
+                text=f"{ast.unparse(tree.value)} ends after {few} positions, and a slice beyond "
+                f"the end is shorter: make the table for at least {many}, or cut the "
+                f"input to {few}",
+            )
+            return
+
+
+# --- samples that no batch can be made of --------------------------------------------------------
+
+
+def _is_collating(evidence: Evidence) -> bool:
+    """Return whether a DataLoader was making a batch."""
+    in_worker = evidence.error is not None and "DataLoader worker" in evidence.error.message
+    return in_worker or any("collate" in item.file for item in evidence.frames)
+
+
+@pattern(
+    r"^stack expects each tensor to be equal size, but got \[(?P<a>[\d, ]*)\] at entry \d+ and "
+    r"\[(?P<b>[\d, ]*)\]"
+)
+def unequal_samples(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """Tensors of different shapes cannot be stacked, in a batch or elsewhere."""
+    a, b, in_loader = ints(match["a"]), ints(match["b"]), _is_collating(evidence)
+    if len(a) == len(b) == 3 and a[1:] == b[1:]:
+        text = f"the samples are images of {a[0]} and of {b[0]} channels: read all as the same "
+        yield Hint(rule="size_images", text=text + "kind, with convert('RGB') or convert('L')")
+    elif len(a) == len(b) >= 3:
+        text = "the samples are images of different sizes: resize, crop or pad them to one size "
+        text += "before they are stacked"
+        keep = "; for a model that takes a list of images, a collate_fn leaves them in one"
+        yield Hint(rule="size_images", text=text + keep * in_loader)
+    elif a and len(a) == len(b) and a[1:] == b[1:]:
+        text = f"sequences of {a[0]} and {b[0]} steps: pad them with "
+        text += "torch.nn.utils.rnn.pad_sequence"
+        in_function = ", in a collate_fn of the loader that stacks the labels too"
+        yield Hint(rule="pad_samples", text=text + in_function * in_loader)
+
+
+row(
+    "unequal_lists",
+    r"^each element in list of batch should be of equal size",
+    hint=Hint(
+        rule="pad_lists",
+        text="let the dataset return tensors and pad them in a collate_fn of the loader, or let a "
+        "collate_fn leave them lists",
+    ),
+)
+
+
+@pattern(r"^object of type 'NoneType' has no len|^'(?P<key>[^']*)'$", is_distinct=False)
+def odd_sample(evidence: Evidence, match: re.Match[str]) -> Answer:
+    """The dataset returned nothing for a sample, or dicts of different keys."""
+    if _is_collating(evidence) and evidence.error is not None:
+        if match["key"] is None:
+            text = "The __getitem__ of the dataset returned nothing for it."
+            yield host("a sample of the batch is None", text, "batch")
+        elif evidence.error.type_name == "KeyError":
+            key = match["key"]
+            yield host(
+                f"a sample of the batch has no key {key!r}, which its first sample has",
+                "default_collate joins the samples key by key.",
+                "batch",
+            )
