@@ -136,11 +136,11 @@ bert: x = ids(2, 8); y = torch.tensor([0, 1, 1], device='cuda')
 bert: x = np.ones((2, 8), dtype=int)
     model(input_ids=x)
     input_ids | - | bert.embeddings
-    input_ids is a numpy.ndarray of int64 (2, 8), a tensor is wanted
+    input_ids is a numpy.ndarray of int64 (2, 8), not a tensor
 bert: x = [[1, 2]]
     model(input_ids=x)
     input_ids | - | bert.embeddings
-    input_ids is a list of 1, a tensor is wanted
+    input_ids is a list of 1, not a tensor
 bert: x = ids(2, 8)
     model(attention_mask=x)
     input_ids | - | bert

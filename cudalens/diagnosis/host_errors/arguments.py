@@ -46,7 +46,7 @@ def _only_argument(evidence: Evidence) -> str | None:
 
 def _of_kind(evidence: Evidence, got: str, what: str, where: str, argument: str | None) -> Answer:
     """Say that something is no tensor, and what that kind of value is."""
-    text = _only_argument(evidence) or what
+    text = (argument and _only_argument(evidence)) or what
     if got == "NoneType" and text.endswith(".grad"):
         yield host(_NO_GRADIENT[0].format(x=text), _NO_GRADIENT[1])
         return
