@@ -342,20 +342,23 @@ BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd
 """Block that autograd does not see, like :data:`NoTorchFunction`."""
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Return whether a Python dispatch mode of this thread would see our own torch calls."""
-_has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""Return whether a function mode of this thread would see our own torch calls."""
+Unseen: Any = torch._C.DisableTorchFunction
+"""Block whose calls no function mode and no subclass sees."""
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def is_unseen() -> bool:
     """Return whether nobody sees our torch calls on plain tensors without any block, as usual."""
-    is_watched = has_dispatch_modes() or _has_function_modes() or _own_waits.count
+    is_watched = has_dispatch_modes() or has_function_modes() or _own_waits.count
     return not is_watched and _is_excluded(_AUTOGRAD) and not _sync_debug_mode()
 
 
 def has_modes() -> bool:
     """Return whether a mode of this thread would see our own torch calls."""
-    return bool(has_dispatch_modes() or _has_function_modes())
+    return bool(has_dispatch_modes() or has_function_modes())
 
 
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
@@ -371,7 +374,7 @@ def unseen(function: Callable[..., Any], *args: Any) -> Any:
 def can_read_unseen() -> bool:
     """Return whether, besides, the device can be read: no CUDA graph is being captured."""
     # In one function: every guarded call pays for it.
-    if has_dispatch_modes() or _has_function_modes() or _own_waits.count:
+    if has_dispatch_modes() or has_function_modes() or _own_waits.count:
         return False
     if not _is_excluded(_AUTOGRAD):
         return False

@@ -129,6 +129,7 @@ class Interceptor:
         types, first, listed = usual_call(op)
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
+        has_modes = _torch.has_function_modes
 
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +145,7 @@ class Interceptor:
                     is_plainly
                     and may_be(map(type, args))
                     and (listed is None or is_plain(map(type, args[listed])))
+                    and not has_modes()  # they would see what is asked next
                     and (args[first].is_cpu if on_host else args[first].device.type in devices)
                 )
                 if not is_usual and not acts_on(args, kwargs):
@@ -387,6 +389,10 @@ def _acting(guards: Interceptor) -> Callable[[tuple[Any, ...], dict[str, Any]], 
     on_host = "cpu" in devices
 
     def acts_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        with _torch.Unseen():
+            return concerns(args, kwargs)
+
+    def concerns(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         acts = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             kind = type(value)

@@ -51,6 +51,9 @@ class RemovableMode(TorchFunctionMode):
     def remove(self) -> None:
         """Take this mode off the stack, also from below modes that were left on it."""
         above: list[Any] = []
+        top = _len_torch_function_stack() - 1
+        if top >= 0 and _get_function_stack_at(top) is self:  # as usual
+            _pop_torch_function_stack()
         while self.is_on():
             mode = _pop_torch_function_stack()
             if mode is not self:

@@ -8,7 +8,7 @@ forward call.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -44,9 +44,7 @@ class BackwardPass:
         self.marks: dict[int, tuple[str, int]] = {}
         """The node that runs in each thread."""
 
-    def run_backward(
-        self, run: Callable[..., Any], outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the engine with a mark before each node."""
         __tracebackhide__ = True
         recorder, handles = self._recorder, list[Any]()
@@ -75,7 +73,7 @@ class BackwardPass:
                 raise self.finding
             return result
         except BaseException:
-            outputs = args = kwargs = result = run = None  # type: ignore[assignment]
+            outputs, args, kwargs, result, run = None, (), {}, None, None  # type: ignore[assignment]
             raise
         finally:
             recorder.passes.remove(self)
@@ -159,18 +157,3 @@ class BackwardPass:
                 call.node = self.running
         except Exception as trouble:
             self._recorder.internal_error("the failing node was not noted", trouble)
-
-
-def through(recorders: Iterable[Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the engine's function as some recorders run it, the last of them outermost."""
-
-    def wrapped(recorder: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            return BackwardPass(recorder).run_backward(inner, outputs, args, kwargs)
-
-        return run_backward
-
-    for recorder in recorders:
-        run = wrapped(recorder, run)
-    return run

@@ -7,6 +7,7 @@ them are made, and almost all are thrown away unread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -64,6 +65,13 @@ _VALUE_AT = {
 }
 """Functions that write to some of the elements of their first argument, and where in their
 arguments that which they write is."""
+_PURE = names(
+    "__getitem__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __pow__ __matmul__ "
+    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __invert__ __neg__ __bool__ "
+    "__int__ __float__ __index__"
+)
+"""Functions that write to no tensor, whose name is no op's."""
+_COMPILED = ("method_descriptor", "builtin_function_or_method", "wrapper_descriptor")
 _ADDS = ("index_add_", "scatter_add_", "index_reduce_", "scatter_reduce_")
 _UNINITIALISED = ("empty", "resize_", "new_empty", "set_", "record_stream")
 TWINS = ("data", "detach", "alias")
@@ -87,15 +95,16 @@ class Api:
     __slots__ = (
         "adds",
         "func",
+        "has_operand",
         "is_backward",
         "is_foreign",
         "is_in_place",
         "is_index",
         "is_quiet",
         "is_range",
-        "is_special",
         "is_view",
-        "makes_no_values",
+        "makes_values",
+        "may_write",
         "shift",
         "stem",
         "value_at",
@@ -116,7 +125,8 @@ class Api:
         self.is_foreign = is_op and not full.startswith(("aten.", "prims.", "profiler."))
         """Whether it is an op that a library other than torch brought."""
         is_asked = (is_getter and name not in _VIEWS) or (is_setter and name != "data")
-        self.is_quiet = is_asked or name in _QUIET or full.startswith(_OWN)
+        self.is_quiet = is_asked or name in _QUIET or full.startswith(_OWN) or self.is_range
+        """Whether it is no call to note."""
         self.is_view = name in _VIEWS
         self.is_in_place = (
             name in _VALUE_AT
@@ -134,10 +144,12 @@ class Api:
         """Whether it adds that to what was there."""
         self.is_index = name == "__getitem__"
         is_copy = name in CONVERSIONS and name != "contiguous"
-        self.makes_no_values = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
+        makes_none = (self.is_view and not is_copy) or name.startswith(_UNINITIALISED)
+        self.makes_values = not (makes_none or self.is_backward)
         """Views show old values, and memory that was only reserved holds anything."""
         self.shift = _SHIFTS.get(name, 0)
-        self.is_special = self.is_range or self.is_foreign
+        self.may_write = kind not in _COMPILED or self.is_in_place or not writes_nothing(name)
+        self.has_operand = bool(self.value_at or self.shift or self.is_index)
 
     @property
     def name(self) -> str:
@@ -151,6 +163,26 @@ class Api:
         overloads = packet.overloads() if packet is not None else ()
         tags = (getattr(packet, item).tags for item in overloads)
         return any(torch.Tag.pointwise in item for item in tags)
+
+
+@cache
+def writes_nothing(name: str) -> bool:
+    """Return whether the op behind a function of C++ is known to write to none of its arguments."""
+    if name in _PURE:
+        return True
+    packet = None if "norm" in name else getattr(torch.ops.aten, name, None)  # running statistics
+    overloads = packet.overloads() if packet is not None else ()
+    schemas = [getattr(packet, item)._schema for item in overloads if "out" not in item]
+    infos = [item.alias_info for schema in schemas for item in schema.arguments]
+    return bool(schemas) and not any(item is not None and item.is_write for item in infos)
+
+
+class Apis(dict[Any, Api]):
+    """What is known of each function, read once."""
+
+    def __missing__(self, func: Any) -> Api:
+        api = self[func] = Api(func)
+        return api
 
 
 class Write(NamedTuple):
@@ -251,10 +283,10 @@ def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:
     return api.shift * second if second.__class__ is int and not kwargs else None
 
 
-def shows_argument(result: Tensor, tensors: Sequence[Tensor]) -> bool:
+def shows_argument(result: Any, tensors: Sequence[Tensor]) -> bool:
     """Return whether a result of a function that makes views shows the memory of the argument."""
-    if not tensors or len(tensors) > 1:
-        return False
+    if len(tensors) != 1 or not isinstance(result, Tensor):
+        return len(tensors) == 1
     # In inference mode torch does not tell.
     return result is tensors[0] or result._is_view() or result.is_inference()
 

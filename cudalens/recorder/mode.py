@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
 from weakref import WeakSet, getweakrefs, ref
@@ -26,6 +27,7 @@ from cudalens.recorder import _torch
 from cudalens.recorder.backward import BackwardPass
 from cudalens.recorder.calls import (
     Api,
+    Apis,
     Write,
     describe_results,
     meta_of,
@@ -37,15 +39,18 @@ from cudalens.recorder.dataloader import LOADER_RANGE, Batches
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.hostcopies import host_copies
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
-from cudalens.recorder.sites import RawSite, Site, SiteTracker, shared_site
+from cudalens.recorder.sites import RawSite, Site, SiteTracker
 from cudalens.recorder.tensor_refs import NO_TENSORS, Ref, tensors_in
 
 # Globals are found faster than attributes of modules.
 _getframe = sys._getframe
 _next = _torch.next_sequence_nr
+_versions = attrgetter("_version")
 _has_modes_below = _torch.function_modes
 _PLAIN = (Tensor,)
+_UNWRITTEN: list[int] = []
 _GONE: Ref = ref(torch.empty(0))
+_MAX_EXTREMES = 1000
 _ANSWERS = NO_TENSORS - {type(None)}
 
 
@@ -82,7 +87,7 @@ class RecordingMode(_torch.RemovableMode):
         self.limits = self._noted.lines
         """What the recorder itself failed to do, one line each."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=max_ops)
-        self._apis: dict[Any, Api] = {}
+        self._apis = Apis()
         self.sites = SiteTracker()
         self.passes: list[BackwardPass] = []
         """The backward passes that run, the innermost last."""
@@ -100,6 +105,8 @@ class RecordingMode(_torch.RemovableMode):
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
         self._seen: dict[tuple[Any, ...], list[float]] = {}
         """By the place of a call and the name of an argument: calls, smallest, largest value."""
+        self._extremes: deque[tuple[Any, Any]] = deque()
+        """What was read since, by the place of a call."""
 
     @property
     def watch_node(self) -> Callable[..., BaseException | None] | None:
@@ -184,31 +191,34 @@ class RecordingMode(_torch.RemovableMode):
         tensors = versions = copies = result = None
         is_called = False
         try:
-            api = self._apis.get(func) or self._apis.setdefault(func, Api(func))
+            api = self._apis[func]
             if api.is_quiet:
                 is_called = True
-                return func(*args, **kwargs) if kwargs else func(*args)
+                result = func(*args, **kwargs) if kwargs else func(*args)
+                if api.is_range:
+                    self._note_range(api, args, _getframe(1))
+                return result
             # Whoever else sees function calls must not see what is asked of the tensors here.
-            is_unusual = api.is_special or (types and types != _PLAIN) or _has_modes_below()
-            if is_unusual:
+            if api.is_foreign or (types and types != _PLAIN) or _has_modes_below():
                 with _torch.Unseen():
-                    tensors, versions = self._look(args, kwargs)
+                    tensors, versions = self._look(api, args, kwargs)
                     copies = self._before(api, args, kwargs, tensors)
-            else:
-                tensors, versions = self._look(args, kwargs)
-                if tensors and not tensors[0].is_cpu:
-                    self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
+                is_called, number = True, _next()
+                result = func(*args, **kwargs) if kwargs else func(*args)
+                with _torch.Unseen():
+                    self._wait_after(tensors, result)
+                    self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
+                self.foreign = api.name if copies else None
+                return result
+            tensors, versions = self._look(api, args, kwargs)
+            if tensors and not tensors[0].is_cpu:
+                self._wait(tensors[0])  # for what Triton, CuPy or a graph launched
             is_called, number = True, _next()
             result = func(*args, **kwargs) if kwargs else func(*args)
-            if is_unusual:
-                with _torch.Unseen():
-                    self._wait_after(tensors, result)
-                    self._note(api, args, kwargs, tensors, versions, number, result)
-            else:
-                if result.__class__ is not Tensor or not result.is_cpu:
-                    self._wait_after(tensors, result)
-                self._note(api, args, kwargs, tensors, versions, number, result)
-            self.foreign = api.name if copies else None
+            if result.__class__ is not Tensor or not result.is_cpu:
+                self._wait_after(tensors, result)
+            self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
+            self.foreign = None
             return result
         except BaseException as error:
             if is_called:
@@ -218,24 +228,24 @@ class RecordingMode(_torch.RemovableMode):
             args, kwargs, tensors, result, copies = (), None, None, None, None
             raise
 
-    def _look(self, args: tuple[Any, ...], kwargs: Any) -> tuple[list[Tensor], list[int] | None]:
-        """Return the tensors among the arguments and their versions.
+    def _look(
+        self, api: Api, args: tuple[Any, ...], kwargs: Any
+    ) -> tuple[list[Tensor], list[int] | None]:
+        """Return the tensors among the arguments and, where they may be written to, their versions.
 
         Those of inference mode have none: then there are none of any.
         """
         tensors: list[Tensor] = []
-        for value in args:
+        for value in (*args, *kwargs.values()) if kwargs else args:
             kind = value.__class__
             if kind is Tensor or kind is Parameter:
                 tensors.append(value)
             elif kind not in NO_TENSORS:
                 tensors += tensors_in((value,))
-        if kwargs:
-            for value in kwargs.values():
-                if value.__class__ not in NO_TENSORS:
-                    tensors += tensors_in((value,))
+        if not (api.may_write or (kwargs and "out" in kwargs)):
+            return tensors, _UNWRITTEN
         try:
-            return tensors, [item._version for item in tensors]
+            return tensors, list(map(_versions, tensors))
         except RuntimeError as error:
             raise_if_outside(error)
             return tensors, None
@@ -285,6 +295,7 @@ class RecordingMode(_torch.RemovableMode):
         versions: list[int] | None,
         number: int,
         result: Any,
+        frame: FrameType,
     ) -> None:
         """Note a call that came back, and have its result looked at.
 
@@ -294,57 +305,45 @@ class RecordingMode(_torch.RemovableMode):
         __tracebackhide__ = True
         written: tuple[Write, ...] = ()
         try:
-            frame = _getframe(2)
-            if api.is_range:
-                self._note_range(api, args, frame)
-                return
             last, site = _next(), self.sites.of(frame)
             if self.passes:
                 site, number, last = self._of_worker(site, number, last)
-            is_brief = site.__class__ is Site and site.is_brief
             if versions is None:
                 written = (write_of(tensors[0], None),) if api.is_in_place else ()
-            elif versions and [item._version for item in tensors] != versions:
+            elif versions is not _UNWRITTEN and versions != list(map(_versions, tensors)):
                 pairs = zip(tensors, versions, strict=True)
                 written = tuple(write_of(*pair) for pair in pairs if pair[0]._version != pair[1])
-            if result.__class__ is Tensor or result.__class__ is Parameter:
-                output: Any = ref(result)
-                shape, dtype = meta_of(result)
-                is_alias = api.is_view and shows_argument(result, tensors)
+            kind = result.__class__
+            output: Any
+            if kind is Tensor or kind is Parameter:
+                output, (shape, dtype) = ref(result), meta_of(result)
+            elif kind in NO_TENSORS:
+                output = shape = dtype = ()
             else:
                 output, shape, dtype = describe_results(result)
-                is_alias = api.is_view and len(tensors) == 1
-            has_operand = api.value_at or api.shift or api.is_index
-            operand = operand_of(api, args, kwargs) if has_operand else None
+            is_alias = api.is_view and shows_argument(result, tensors)
+            operand = operand_of(api, args, kwargs) if api.has_operand else None
+            is_brief = site.__class__ is Site and site.is_brief
             reads = None if is_brief else tuple(map(ref, tensors))
             self.recorded_ops = seq = self.recorded_ops + 1
-            of_result = (output, shape, dtype)
             self._ring.append(
-                (seq, api, site, number, last, reads, *of_result, written, operand, is_alias)
+                (
+                    *(seq, api, site, number, last, reads, output, shape, dtype, written, operand),
+                    is_alias,
+                )
             )
             if EXTREMES.values:
                 self._note_extremes(api, frame, site)
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
-        if self.watch is not None:
-            found = self._watched(api, args, kwargs or {}, result, written)
-            if found is not None:
-                raise found
-
-    def _watched(
-        self,
-        api: Api,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        written: tuple[Write, ...],
-    ) -> Any:
-        """Return what the watch says of the result of a call."""
-        try:
-            return self.watch(api, args, kwargs, result, [item.tensor() for item in written])
-        except Exception as trouble:
-            self.internal_error("a result was not looked at", trouble)
-            return None
+        if self.watch is not None and api.makes_values:
+            try:
+                found = self.watch(api, args, kwargs, result, written)
+            except Exception as trouble:
+                self.internal_error("a result was not looked at", trouble)
+            else:
+                if found is not None:
+                    raise found
 
     def _of_worker(self, site: RawSite, number: int, last: int) -> tuple[RawSite, int, int]:
         """Return place and numbers of a call in backward, which may run on a thread of autograd's.
@@ -368,16 +367,20 @@ class RecordingMode(_torch.RemovableMode):
         return found[-1] if found else None
 
     def _note_range(self, api: Api, args: tuple[Any, ...], frame: FrameType) -> None:
-        if "enter" in api.stem:
-            self.sites.enter_range(args[0], frame)
-        elif self.sites.leave_range().startswith(LOADER_RANGE):
-            self._batches.note(frame, self.recorded_ops)
+        try:
+            if "enter" in api.stem:
+                self.sites.enter_range(args[0], frame)
+            elif self.sites.leave_range().startswith(LOADER_RANGE):
+                with _torch.Unseen():
+                    self._batches.note(frame, self.recorded_ops)
+        except Exception as trouble:
+            self.internal_error("a range was not noted", trouble)
 
     def note_call(self, func: Any, frame: FrameType | None, nodes: int = 0) -> None:
         """Note a call that no mode sees, and how many autograd nodes it is about to make."""
         try:
-            api = self._apis.get(func) or self._apis.setdefault(func, Api(func))
-            site, number = self.sites.of(frame), _next()
+            api, number = self._apis[func], _next()
+            site = self.sites.of(frame)
             self.recorded_ops = seq = self.recorded_ops + 1
             self._ring.append(
                 (seq, api, site, number, number + nodes, (), (), (), (), (), None, False)
@@ -389,14 +392,19 @@ class RecordingMode(_torch.RemovableMode):
 
     def _note_extremes(self, api: Api, frame: FrameType, site: RawSite) -> None:
         values, EXTREMES.values = EXTREMES.values, []
-        if api.is_backward:
-            return  # of many calls
-        place = self._place_of(frame, site)
-        # Several guards may have looked at one argument.
-        for argument in {argument: None for argument, _, _ in values or ()}:
-            ends = [end for name, *pair in values or () if name == argument for end in pair]
-            known = self._seen.setdefault((*place, argument), [0, ends[0], ends[0]])
-            known[:] = known[0] + 1, min(known[1], *ends), max(known[2], *ends)
+        if not api.is_backward:  # that is of many calls
+            self._extremes.append((self._place_of(frame, site), values))
+            if len(self._extremes) == _MAX_EXTREMES:
+                self._sum_up_extremes()
+
+    def _sum_up_extremes(self) -> None:
+        while self._extremes:
+            place, values = self._extremes.popleft()
+            # Several guards may have looked at one argument.
+            for argument in {argument: None for argument, _, _ in values}:
+                ends = [end for name, *pair in values if name == argument for end in pair]
+                known = self._seen.setdefault((place, argument), [0, ends[0], ends[0]])
+                known[:] = known[0] + 1, min(known[1], *ends), max(known[2], *ends)
 
     def seen_before(self, argument: str) -> dict[str, float] | None:
         """Return what earlier calls of the running line gave to an argument of the op.
@@ -409,14 +417,15 @@ class RecordingMode(_torch.RemovableMode):
             frame = frame.f_back
         if frame is None or frame.f_back is None:
             return None
-        known = self._seen.get((*self._place_of(frame.f_back, self.sites.of(frame)), argument))
+        self._sum_up_extremes()
+        known = self._seen.get((self._place_of(frame.f_back, self.sites.of(frame)), argument))
         return None if known is None else dict(zip(("calls", "min", "max"), known, strict=True))
 
     def _place_of(self, frame: FrameType, site: RawSite) -> tuple[Any, ...]:
         """Return the instruction that made a call, the user's line and the module."""
-        caller = _caller(frame)
-        shared = shared_site(site)
-        line = site[:2] if isinstance(site, tuple) else shared and (shared.code, shared.lasti)
+        caller = _caller(frame) if frame.f_code.co_filename in _PASSING else frame
+        line = site[:2] if isinstance(site, tuple) else site and (site.code, site.lasti)
+        shared = site[2] if isinstance(site, tuple) else site
         module = None if shared is None else shared.module
         return caller and caller.f_code, caller and caller.f_lasti, line, id(module and module())
 
@@ -496,6 +505,7 @@ class RecordingMode(_torch.RemovableMode):
 
 _HANDLER: CodeType = RecordingMode.__torch_function__.__code__
 _DETOUR = torch.overrides.__file__
+_PASSING = frozenset([__file__, _DETOUR])
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -24,7 +25,7 @@ from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
 from cudalens.recorder._torch import is_wrapped, physical
-from cudalens.recorder.calls import FROM_PYTHON, Api
+from cudalens.recorder.calls import FROM_PYTHON, Api, Write
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.tensor_refs import Ref, tensors_in
 from cudalens.source.files import is_user_file
@@ -35,6 +36,8 @@ from cudalens.source.stack import stack_of
 OnNonFinite = Callable[[Mapping[str, Any], Violation], BaseException | None]
 MAX_INPUTS = 3
 _SOFTMAXES = ("softmax", "log_softmax")
+_HANDFUL = 16
+"""So many values are added by Python, which is faster than any op of torch's."""
 MAX_KNOWN = 10_000
 """So many tensors are known to be finite before those that died are forgotten."""
 
@@ -57,25 +60,60 @@ class NonFiniteWatch:
         self,
         api: Api,
         args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, Any] | None,
         result: Any,
-        written: Sequence[Tensor],
+        written: Sequence[Write],
     ) -> BaseException | None:
         """Judge one call; a result that merely passes a non-finite input on is not its making."""
-        if api.makes_no_values or api.is_backward:
+        # The usual result first: every call pays for it.
+        is_usual = result.__class__ is Tensor and not _torch.has_dispatch_modes()
+        if is_usual and _is_surely_finite(result):
+            self._remember(result)
             return None
-        if result.__class__ is Tensor:
-            if not result.is_floating_point():
-                return None
-            # The usual result first: every call pays for it.
-            if result.is_cpu and not written and not _torch.has_modes() and _is_plain(result):
-                with _torch.BelowAutograd():
-                    if math.isfinite(result.sum().item()):
-                        self._remember(result)
-                        return None
-        return _torch.unseen(self._look, api, args, kwargs, result, written)  # type: ignore[no-any-return]
+        overwritten = [item for write in written if (item := write.tensor()) is not None]
+        look = self._judge
+        return _torch.unseen(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
-    def _look(
+    def of_node(
+        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
+    ) -> BaseException | None:
+        """Judge the gradients that a node of a backward pass made."""
+        with _torch.NoTorchFunction():
+            if not _torch.has_dispatch_modes():
+                made = [item for item in made if item is not None and not _is_surely_finite(item)]
+        return _torch.unseen(self._judge_node, mark, made, given) if made else None
+
+    def _judge_node(
+        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
+    ) -> BaseException | None:
+        inputs = _floats(given)
+        for tensor in self._suspects(made):
+            values = physical(tensor)
+            bad = ~torch.isfinite(values)
+            if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
+                offenders = find_offenders(_real(values), bad)
+                name = mark.name.rpartition("::")[2]
+                found = Violation(
+                    guard="nonfinite",
+                    op=name,
+                    headline=_headline(f"the backward node {name}", offenders.first[0], ()),
+                    explanation=_how_many(offenders, has_infinite_inputs=False),
+                    offenders=offenders,
+                    is_index=False,
+                    is_nonfinite=True,
+                )
+                return self._on_found({"gradient": inputs[0]} if inputs else {}, found)
+        return None
+
+    def _suspects(self, values: Iterable[Any]) -> Iterator[Tensor]:
+        """Yield the tensors whose sum is not finite, and remember the others."""
+        for tensor in _floats(values):
+            if math.isfinite(abs(physical(tensor).sum().item())):
+                self._remember(tensor)
+            else:
+                yield tensor
+
+    def _judge(
         self,
         api: Api,
         args: tuple[Any, ...],
@@ -83,54 +121,14 @@ class NonFiniteWatch:
         result: Any,
         written: Sequence[Tensor],
     ) -> BaseException | None:
-        for tensor in tensors_in((result,)) if result is not None else written:
-            if not self._is_good(tensor):
-                with torch.no_grad():
-                    error = self._judge(api, args, kwargs, tensor, written)
-                if error is not None:
-                    return error
-        return None
-
-    def of_node(
-        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
-    ) -> BaseException | None:
-        """Judge the gradients that a node of a backward pass made."""
-        return _torch.unseen(self._look_at_node, mark, made, given)  # type: ignore[no-any-return]
-
-    def _look_at_node(
-        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
-    ) -> BaseException | None:
-        for tensor in tensors_in((tuple(made),)):
-            if self._is_good(tensor):
-                continue
+        for tensor in self._suspects(written if result is None else (result,)):
             with torch.no_grad():
-                values, inputs = physical(tensor), _floats(given)
-                bad = ~torch.isfinite(values)
-                if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
-                    offenders = find_offenders(_real(values), bad)
-                    name = mark.name.rpartition("::")[2]
-                    found = Violation(
-                        guard="nonfinite",
-                        op=name,
-                        headline=_headline(f"the backward node {name}", offenders.first[0], ()),
-                        explanation=_how_many(offenders, has_infinite_inputs=False),
-                        offenders=offenders,
-                        is_index=False,
-                        is_nonfinite=True,
-                    )
-                    return self._on_found({"gradient": inputs[0]} if inputs else {}, found)
+                error = self._judge_result(api, args, kwargs, tensor, written)
+            if error is not None:
+                return error
         return None
 
-    def _is_good(self, tensor: Tensor) -> bool:
-        """Return whether a tensor holds no NaN and no infinity, and remember so."""
-        if not _has_floats(tensor):
-            return True
-        is_finite = math.isfinite(abs(physical(tensor).sum().item()))
-        if is_finite:
-            self._remember(tensor)
-        return is_finite
-
-    def _judge(
+    def _judge_result(
         self,
         api: Api,
         args: tuple[Any, ...],
@@ -197,8 +195,26 @@ class NonFiniteWatch:
         )
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and not is_wrapped(tensor)
+def _is_surely_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor on the CPU has no NaN and no infinity, by its sum.
+
+    ``False`` where its values have to be looked at in another way.
+    """
+    if not tensor.is_floating_point():
+        return not tensor.is_complex()
+    is_plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
+    if not is_plain or is_wrapped(tensor):
+        return False
+    count = tensor.numel()
+    if count == 1:
+        return math.isfinite(tensor.item())
+    if count > _HANDFUL:
+        with _torch.BelowAutograd():
+            return math.isfinite(tensor.sum().item())
+    values: Any = tensor.tolist()
+    for _ in range(tensor.dim() - 1):
+        values = chain.from_iterable(values)
+    return math.isfinite(sum(values))
 
 
 def _floats(values: Iterable[Any]) -> list[Tensor]:

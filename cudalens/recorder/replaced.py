@@ -6,13 +6,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cudalens.recorder import _torch
-from cudalens.recorder.backward import through
+from cudalens.recorder.backward import BackwardPass
 from cudalens.source.files import torch_path
 from cudalens.source.stack import stack_of
 
@@ -37,8 +38,10 @@ def _engine(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_engine(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         # A thread of autograd's, as in a checkpoint, has opened none: its stack of modes tells.
-        recorders = here() or _torch.modes_of(_torch.RemovableMode)
-        return through(recorders, run)(outputs, *args, **kwargs)
+        inner = run
+        for recorder in here() or _torch.modes_of(_torch.RemovableMode):
+            inner = partial(BackwardPass(recorder).run_backward, inner)
+        return inner(outputs, *args, **kwargs)
 
     return run_engine
 

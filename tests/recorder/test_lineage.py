@@ -435,8 +435,7 @@ LOOKED_UP = (
     "return more[torch.tensor([2, {}])]"
 )
 COLUMNS = (
-    "pairs = keep(torch.tensor([[3, 99], [6, 1]]))\ndoubled = keep(pairs * 2)\n"
-    "return doubled[:, 0]"
+    "pairs = keep(torch.tensor([[3, 99], [6, 1]]))\ndoubled = keep(pairs * 2)\nreturn doubled[:, 0]"
 )
 JOINED = (
     "left = keep(torch.tensor([12, 3]))\nright = keep(torch.tensor([{}, 4]))\n"

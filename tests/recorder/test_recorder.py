@@ -120,6 +120,17 @@ def test_a_write_to_a_view_notes_its_base_and_the_versions() -> None:
     assert part.base is not None and part.base() is base
 
 
+def test_a_write_is_noted_also_of_a_function_whose_name_does_not_tell() -> None:
+    """A result given as ``out``, an option; a function that only reads wrote none."""
+    rows, out = torch.ones(4, 3), torch.zeros(4, 3)
+    with Recorder() as recorder:
+        torch.nn.functional.relu(rows, inplace=True)
+        torch.add(rows, 1, out=out)
+        torch.add(rows, 1)
+    written = [[item.tensor() for item in call.written] for call in recorder.snapshot().calls]
+    assert [list(map(id, tensors)) for tensors in written] == [[id(rows)], [id(out)], []]
+
+
 def test_module_paths_are_below_the_outermost_running_module() -> None:
     """Each op belongs to the innermost module that was running, also after a sibling has run."""
     net = Net()
