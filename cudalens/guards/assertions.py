@@ -41,8 +41,7 @@ def _broken(condition: Tensor, message: str) -> Violation | None:
     site = assert_site(_SITES.get(condition.dtype, "assert_async"))
     return Violation(
         argument="self",
-        headline=f"{format_offender(offenders)}, "
-        "where the program states that it is not zero",
+        headline=f"{format_offender(offenders)}, where the program states that it is not zero",
         explanation=f"The statement reads: {message}." if message else "It comes with no message.",
         offenders=offenders,
         bounds=Bounds(text="anything but 0"),

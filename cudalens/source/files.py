@@ -175,6 +175,9 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith("<"):
         is_typed = filename.startswith(_TYPED) or _IPYTHON_NAME.fullmatch(filename) is not None
         return is_typed or is_shared(filename) or filename in _numbers
+    written_by_torch = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set where inductor is at work
+    if written_by_torch is not None and _is_below(filename, written_by_torch):
+        return False
     return not (is_own_file(filename) or is_torch_file(filename) or _is_library_path(filename))
 
 

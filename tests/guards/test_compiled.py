@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -498,6 +498,64 @@ def test_a_cell_that_keeps_functions_compiled(on_cpu: None, fast: bool) -> None:
 
 
 # --- inductor itself ------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids))  # type: ignore[no-any-return]
+
+
+MODEL_LINE = Model.forward.__code__.co_firstlineno + 1
+
+
+def trained(backend: str, batches: Sequence[list[int]], *, in_place: bool) -> list[Tensor]:
+    """Return the parameters of a compiled model after a step for each batch."""
+    torch.manual_seed(0)
+    model: Any = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if in_place:
+        model.compile(backend=backend)
+    else:
+        model = torch.compile(model, backend=backend)
+    for batch in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.tensor(batch)), torch.tensor([0, 2])).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("in_place", [True, False], ids=["module.compile", "torch.compile"])
+def test_compiled_models_are_trained_as_without_guards(
+    on_cpu: None, backend: str, in_place: bool
+) -> None:
+    """To the bit; and a bad index is found before the weights are written."""
+    good = [[1, 4], [0, 2]]
+    plain = trained(backend, good, in_place=in_place)
+    torch.compiler.reset()
+    with cudalens.guard(deferred=True):
+        assert all(map(torch.equal, plain, trained(backend, good, in_place=in_place)))
+        with pytest.raises(cudalens.DeviceIndexError, match="indices contained 5") as caught:
+            trained(backend, [*good, [1, 5]], in_place=in_place)
+    source = caught.value.report.source
+    assert source is not None
+    is_inside = backend == "inductor"  # the others run torch's ops below the user's call
+    assert (source.file, source.line == MODEL_LINE) == (__file__, is_inside)
+
+
+@pytest.mark.thorough
+def test_a_module_of_torch_alone_is_told_by_the_line_of_its_call(on_cpu: None) -> None:
+    """No line of the user's is in it, and the file that inductor wrote is none."""
+    look_up = torch.compile(torch.nn.Embedding(5, 4))
+    with cudalens.guard(deferred=True), pytest.raises(cudalens.DeviceIndexError) as caught:
+        look_up(torch.tensor([5])).sum().item()
+    assert caught.value.report.source is not None
+    assert caught.value.report.source.text == "look_up(torch.tensor([5])).sum().item()"
 
 
 PROGRAM = """

@@ -56,6 +56,15 @@ def test_torch_is_a_library_wherever_it_is_installed(monkeypatch: pytest.MonkeyP
     assert files.is_user_file("/home/me/pytorch/train.py")
 
 
+def test_code_that_the_compiler_wrote_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "/tmp/torchinductor_me/cx/cxab.py"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert files.is_user_file(name)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor_me")
+    assert not files.is_user_file(name)
+    assert files.is_user_file("/tmp/torchinductor_me.py")
+
+
 def test_a_registered_cell_has_its_number_and_text_until_it_is_forgotten() -> None:
     name = "<checked cell>"
     assert not files.is_user_file(name)
