@@ -456,7 +456,7 @@ def test_deferred_guards_raise_where_a_parameter_would_be_written(on_cpu: None) 
     assert (report.source.line, report.source.text) == (ROWS_LINE, "return table[at].sum()")
     assert report.deferred and report.offenders is not None
     assert (report.offenders.first, report.offenders.max) == ((), 4)
-    assert report.explanation.endswith("do not use what was computed from its result.")
+    assert report.explanation.endswith("discard everything computed from its result.")
     assert len(caught.value.__notes__) == 1  # that of backward
     assert not torch.equal(table, ROWS)
 
