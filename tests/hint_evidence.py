@@ -105,6 +105,10 @@ def finding(
         if is_bad(value)
     ]
     assert bad, "the evidence shows no offender"
+    marked = bounds.also_allowed
+    good = [value for value in values if not is_bad(value) and value not in marked]
+    ends = dict.fromkeys((min(good), max(good)) if good else ())
+    rest = " … ".join(map(str, ends)) or None
     name, _, position = (fact.argument or "").partition("[")
     frames = [Frame(file="<cell 1>", line=1, function="<module>", is_user=True, cell=1)]
     frames += [Frame(file=library, line=9, function="forward")] if library else []
@@ -117,7 +121,9 @@ def finding(
             argument=name,
             headline="",
             explanation="",
-            offenders=Offenders(count=len(bad), total=len(values), first=tuple(bad[:MAX_FIRST])),
+            offenders=Offenders(
+                count=len(bad), total=len(values), first=tuple(bad[:MAX_FIRST]), others=rest
+            ),
             bounds=bounds,
             is_index=size is not None and op != "aten::masked_scatter",
             size=size,

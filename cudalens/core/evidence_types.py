@@ -167,6 +167,8 @@ class Binding:
     """For a layer: what the user calls it."""
     tied: str | None = None
     """For a layer: another one that has the same weight."""
+    beside: str | None = None
+    """For a table: another layer of its size, as the output head of a language model is."""
     is_read_again: bool = False
     """Whether other code, or another turn of a loop, reads the name too."""
     dropped: tuple[str, SourceSpan] | None = None
@@ -174,17 +176,26 @@ class Binding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetLabels:
-    """What a whole dataset says of the labels that a batch of it held some of."""
+class DatasetColumn:
+    """The column of a dataset that the bad values of a batch come from."""
 
     name: str
-    count: int | None = None
-    """How many labels it holds; ``None`` where only its classes are known."""
-    high: int | None = None
-    rows_of_highest: tuple[int, ...] = ()
-    """The first few rows that hold the highest label."""
+    """What the user calls the dataset."""
+    count: int = 0
+    """How many values it has; 0 where only the classes are known."""
+    low: int = 0
+    high: int = 0
+    kinds: int = 0
+    """How many different values it has."""
+    distinct: tuple[int, ...] | None = None
+    """The different values where they are few."""
+    bad_count: int = 0
+    rows: tuple[int, ...] = ()
+    """The first few rows with a bad value."""
+    others: str | None = None
+    """What the good values are, in short: ``0 … 6``."""
     classes: int | None = None
-    """How many classes it names."""
+    """How many classes the dataset names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from cudalens.core._python import same_random_state
 from cudalens.core.evidence_types import (
     CallContext,
-    DatasetLabels,
+    DatasetColumn,
     DeviceFault,
     FreedGraph,
     GrownParameter,
@@ -95,7 +95,7 @@ class Evidence:
     owners: tuple[OwnerModule, ...] = ()
     """The modules that arguments of the op are parameters or buffers of."""
     call_context: CallContext = field(default_factory=CallContext)
-    dataset_labels: DatasetLabels | None = None
+    dataset_column: DatasetColumn | None = None
     refused_call: RefusedCall = field(default_factory=RefusedCall)
     modified: InPlaceChange | None = None
     freed: FreedGraph | None = None

@@ -107,8 +107,12 @@ class Trial:
         """Run the call as ``fix`` has it, on copies; unchanged without one."""
         return TrialResult()
 
-    def binding(self, expression: str) -> Binding | None:
-        """Return where a name, or an attribute of a module, got its value, where it is proven."""
+    def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
+        """Return where a name, or an attribute of a module, got its value, where it is proven.
+
+        Args:
+            of_shape: its shape alone, which a write to the tensor leaves as it was.
+        """
         return None
 
     def layer(self, path: str) -> Binding | None:

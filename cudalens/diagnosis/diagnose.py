@@ -119,13 +119,13 @@ def _argument_changed(evidence: Evidence, hints: tuple[Hint, ...]) -> str | None
     return next(filter(None, found), None) if text else "self"
 
 
-_CAST_OR_MOVE = re.compile(
-    r"\{x\}\.(?:long|int|float|double|half|bfloat16|bool|cpu|cuda|to)\([^()]*\)"
+_KEEPS_VALUES = re.compile(
+    r"\{x\}(?:\.(?:long|int|float|double|half|bfloat16|bool|cpu|cuda|to|squeeze)\([^()]*\))+"
 )
 
 
-def _keeps_shape(fix: Fix) -> bool:
-    return all(_CAST_OR_MOVE.fullmatch(item.template) for item in fix.changes)
+def _keeps_values(fix: Fix) -> bool:
+    return all(_KEEPS_VALUES.fullmatch(item.template) for item in fix.changes)
 
 
 def _hints_after_fix(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[Hint, ...]:
@@ -135,7 +135,7 @@ def _hints_after_fix(evidence: Evidence, trial: Trial, limits: Limits) -> tuple[
     together.
     """
     for refusal in trial.refusals:
-        changed = refusal.fix.of_name() if _keeps_shape(refusal.fix) else None
+        changed = refusal.fix.of_name() if _keeps_values(refusal.fix) else None
         if changed is not None:
             goes_on = f"with {changed[1]} the call goes on, and "
             hints = find_hints(_after(evidence, refusal, changed[1]), limits)

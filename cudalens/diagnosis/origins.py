@@ -11,46 +11,41 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cudalens.core._python import parse
 from cudalens.core.evidence_types import Binding
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, SourceSpan
 from cudalens.diagnosis.candidates import Trial
-from cudalens.diagnosis.user_code import Change, Fix, last_name, parsed
+from cudalens.diagnosis.hints._roles import LOOKUP_OPS
+from cudalens.diagnosis.user_code import Change, Fix, last_name, parsed, place
 
 _AT_ORIGIN = frozenset(
     {"cast_needed", "image_not_divided", "labels_as_binary_target", "mask_of_0_and_255"}
     | {"move_tensor", "one_based_ids", "one_based_labels", "one_hot_target", "relabel"}
-    | {"sign_coded_labels", "edges_with_original_ids", "segment_ids"}
+    | {"sign_coded_labels", "one_based_edges", "segment_ids"}
 )
 """Rules whose fix is of the values themselves, and not of this call's layout."""
 _FACTORIES = frozenset(
     {"arange", "empty", "eye", "from_numpy", "full", "linspace", "ones", "rand", "randint"}
     | {"randn", "randperm", "tensor", "zeros"}
 )
-_OF_HEAD = frozenset({"too_few_places", "binary_labels_one_output"})
-_OF_TABLE = frozenset({"too_few_places", "added_tokens", "padding_beyond_table"})
-_OF_TABLE |= {"positions_beyond_table"}
+_OF_BOUND = frozenset({"too_few_places", "what_is_there", "binary_labels_one_output"})
+_OF_BOUND |= {"added_tokens", "padding_beyond_table", "positions_beyond_table"}
+"""Rules after which is said where the number of places comes from."""
 _OF_SIZE = frozenset({"in_features", "size_of_layer"})
 _LONGEST = 60
 
 
 def at_origin(hints: Iterable[Hint], evidence: Evidence, trial: Trial) -> tuple[Hint, ...]:
     """Return the hints, those whose tensor is used again with a fix at the line that made it."""
-    return tuple(
-        _with_layer(_placed(item, evidence, trial) if item.fix else item, evidence, trial)
-        for item in hints
-    )
+    placed = (_placed(item, evidence, trial) if item.fix else item for item in hints)
+    return tuple(item for item in (_with_bound(it, evidence, trial) for it in placed) if item.text)
 
 
 def _placed(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
     changed = hint.fix.of_name() if isinstance(hint.fix, Fix) else None
     name, value = changed or ("", "")
     found = trial.binding(name) if name and hint.rule in _AT_ORIGIN else None
-    is_sorted = hint.rule == "relabel" and "torch.unique(" in value
-    if is_sorted and (found is None or found.is_in_loop):
-        # Another batch may hold fewer labels, and would be numbered otherwise.
-        text = f"{hint.text}, once for the whole dataset: torch.unique(…, return_inverse=True)"
-        return replace(hint, text=text, fix=None, tried=None)
     if hint.rule == "missing_dimension":
         return replace(hint, text=hint.text + _where_dropped(hint, trial))
     if found is None:
@@ -110,26 +105,90 @@ def _where_dropped(hint: Hint, trial: Trial) -> str:
     return ""
 
 
-def _with_layer(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
-    """Name the layer that a count of outputs or rows is of, and the line that makes it."""
-    is_label = evidence.violation is not None and evidence.violation.argument == "target"
-    is_of_table = hint.rule in _OF_TABLE and not is_label
-    path = evidence.module_path if is_of_table or hint.rule in _OF_SIZE else None
-    if hint.rule in _OF_HEAD and is_label and evidence.violation is not None:
-        # The nearest parameter of the graph is that of the layer that made the scores.
-        near = next((item for item in evidence.graph.nodes if item.role == "parameter"), None)
-        if near is not None and near.shape and near.shape[0] == evidence.violation.size:
-            path = near.module_path
-    layer = trial.layer(path) if path else None
-    tree = parsed(evidence.call_text or "")
-    if path is None and is_of_table and isinstance(tree, ast.Call):
-        layer = trial.binding(ast.unparse(tree.func))
-        layer = layer and replace(layer, name=ast.unparse(tree.func))
-    if layer is None or (layer.value is None and is_of_table):
-        return hint
-    where = "" if layer.value is None else f", made in line {layer.at.line}: {_short(layer)}"
-    tied = f"; its weight is that of {layer.tied} too" if layer.tied else ""
-    return replace(hint, text=f"{hint.text}; the layer is {layer.name}{where}{tied}")
+def _with_bound(hint: Hint, evidence: Evidence, trial: Trial) -> Hint:
+    """Add the layer, or else the tensor, that sets the bound, and the line that made it."""
+    is_bound = hint.rule in _OF_BOUND and evidence.violation is not None
+    made = _layer(hint, evidence, trial) if is_bound or hint.rule in _OF_SIZE else None
+    parts, named = [hint.text], ""
+    if made is not None and (made.value is not None or evidence.op.name not in LOOKUP_OPS):
+        parts.append(named := f"the layer is {made.name}")
+    if made is None and is_bound:
+        made = _bounding_tensor(evidence, trial)
+    if made is not None and made.value is not None and not _is_failing_line(made.at, evidence):
+        line = f"made in {place(made.at, evidence)}: {_short(made)}"
+        parts[-1:] = [f"{named}, {line}"] if named else [parts[-1], f"{made.name} is {line}"]
+        if made.tied or made.beside:
+            goes = f"its weight is that of {made.tied} too" if made.tied else ""
+            parts.append(goes or f"{made.beside} has the same size")
+        if size := _size_of(made, trial):
+            line = f"{place(size.at, evidence)}: {_short(size)}"
+            parts += [] if line in hint.text else [f"{size.name} is set in {line}"]
+    return replace(hint, text="; ".join(filter(None, parts)))
+
+
+def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
+    """Return the layer whose rows or outputs are too few: the table, or the last one before."""
+    if hint.rule in _OF_SIZE:
+        return trial.layer(evidence.module_path) if evidence.module_path else None
+    violation, tree = evidence.violation, parsed(evidence.call_text or "")
+    assert violation is not None
+    if evidence.op.name in LOOKUP_OPS:
+        layer = trial.layer(evidence.module_path) if evidence.module_path else None
+        if layer is None and isinstance(tree, ast.Call) and not evidence.module_path:
+            layer = trial.binding(name := ast.unparse(tree.func))
+            layer = layer and replace(layer, name=name)
+        return layer
+    # The nearest parameter of the graph is that of the layer that made the scores.
+    nodes = {item.id: item for item in evidence.graph.nodes}
+    near = next((item for item in nodes.values() if item.role == "parameter"), None)
+    if near is None or not near.shape or near.shape[0] != violation.size:
+        return None
+    if near.module_path:
+        return trial.layer(near.module_path)
+    # A layer that no other module contains: by the name that its line calls.
+    reads = (edge.dst for edge in evidence.graph.edges if edge.src == near.id)
+    line = next((nodes[item].source for item in reads), None)
+    try:
+        tree = parse((line and line.text) or "")
+    except SyntaxError:
+        return None
+    calls = (item.func for item in ast.walk(tree) if isinstance(item, ast.Call))
+    names = {item.id for item in calls if isinstance(item, ast.Name)}
+    known = [(name, made) for name in sorted(names) if (made := trial.binding(name)) is not None]
+    found = [(name, made) for name, made in known if not (made.called or "").endswith("Loss")]
+    return replace(found[0][1], name=found[0][0]) if len(found) == 1 else None
+
+
+def _bounding_tensor(evidence: Evidence, trial: Trial) -> Binding | None:
+    """Return the tensor with too few places, where a name of the line is bound to it."""
+    violation = evidence.violation
+    if violation is None or violation.size is None:
+        return None
+    fact = evidence.tensor(violation.related or "self")
+    name = (fact.expression if fact is not None else None) or ""
+    # How wide scores are, the layer says that made them, and not the line that calls the model.
+    if fact is None or fact.requires_grad or not all(it.isidentifier() for it in name.split(".")):
+        return None
+    made = trial.binding(name, of_shape=True)
+    return replace(made, name=name) if made is not None else None
+
+
+def _size_of(made: Binding, trial: Trial) -> Binding | None:
+    """Return the variable that a size was taken from, and where that was set before."""
+    tree = parsed(made.value or "") if made.name.isidentifier() else None
+    names = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)} if tree else set()
+    known = [(name, trial.binding(name)) for name in sorted(names)]
+    found = [
+        replace(item, name=name)
+        for name, item in known
+        if item is not None and item.value and (item.at.line or 0) < (made.at.line or 0)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_failing_line(at: SourceSpan, evidence: Evidence) -> bool:
+    here = evidence.source
+    return here is not None and (at.cell, at.file, at.line) == (here.cell, here.file, here.line)
 
 
 def _short(found: Binding) -> str:

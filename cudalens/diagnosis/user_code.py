@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cudalens.core._python import parse_expression
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import TensorFact
+from cudalens.core.report_types import LineRef, SourceSpan, TensorFact
 
 Rearrange = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, list[Any], dict[str, Any]]]
 """Function and arguments of a call -> those of another call."""
@@ -87,6 +87,8 @@ def swapped(one: str, two: str) -> tuple[Change, Change]:
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List)
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
+_LONGEST_NAME = 40
+"""Characters; a longer expression is no name to begin a sentence with."""
 
 
 def parsed(expression: str) -> ast.expr | None:
@@ -259,6 +261,12 @@ def last_name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
+def is_name(expression: str | None) -> bool:
+    """Return whether an expression is a name, an attribute or an entry of readable length."""
+    node = parsed(expression or "")
+    return isinstance(node, _TARGETS) and len(expression or "") <= _LONGEST_NAME
+
+
 def called_name(evidence: Evidence) -> str | None:
     """Return the dotted name that the user's line calls, such as ``self.bert`` or ``F.one_hot``."""
     tree = parsed(evidence.call_text or "")
@@ -358,3 +366,10 @@ def _direct_call(evidence: Evidence) -> ast.Call | None:
     if not isinstance(call, ast.Call) or last_name(call.func) != api_function(evidence):
         return None
     return call
+
+
+def place(at: SourceSpan | LineRef, evidence: Evidence) -> str:
+    """Return ``line 7``, with the cell or file where that is not the failing line's."""
+    here = evidence.source
+    is_here = here is None or (at.cell, at.file) == (here.cell, here.file)
+    return f"line {at.line}" if is_here else LineRef(line=at.line, cell=at.cell, file=at.file).where

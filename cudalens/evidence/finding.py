@@ -60,7 +60,7 @@ from cudalens.evidence.call_stack import (
     phase_of,
 )
 from cudalens.evidence.context import describe, observe
-from cudalens.evidence.dataset_labels import labels_of
+from cudalens.evidence.dataset_column import column_of
 from cudalens.evidence.grown_parameter import grown_parameter
 from cudalens.evidence.module_names import module_names, owner_modules
 from cudalens.evidence.replay import replay
@@ -286,7 +286,7 @@ def evidence_of(
     if way.samples:
         violation = attempt("dataset", partial(_with_samples, violation, way), lambda: violation)
     batch = way.batch
-    labels = None if batch is None else attempt("dataset", partial(labels_of, batch, violation))
+    column = None if batch is None else attempt("dataset", partial(column_of, batch, violation))
     paths = [item.module_path for item in history] + [item.module_path for item in graph.nodes]
     name = partial(module_names, module_path, paths, recorder, frames, running=module_path)
     return Evidence(
@@ -312,7 +312,7 @@ def evidence_of(
         seen_before=attempt("earlier calls", lambda: _seen_before(context)),
         owners=attempt("modules", partial(owner_modules, context.values, frames, site), tuple),
         call_context=attempt("observations", lambda: observe(frames, site), CallContext),
-        dataset_labels=labels,
+        dataset_column=column,
         nan_watch=None if watch is None else watch.facts,
         grown=grown,
         environment=attempt("environment", describe, Environment),

@@ -139,7 +139,7 @@ class Variables(candidates.Trial):
         found = [key for key, item in list(names.items()) if isinstance(item, Tensor)]
         return tuple(key for key in found if not key.startswith("_"))[:_MAX_PARTS]
 
-    def binding(self, expression: str) -> Binding | None:
+    def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         """Return where a name, or an attribute of a user's module, got its value.
 
         Of a tensor that was written to since, the binding does not tell what it holds.
@@ -147,8 +147,11 @@ class Variables(candidates.Trial):
         node = parse(expression).body[0]
         target = node.value if isinstance(node, ast.Expr) else None
         value = ABSENT if target is None else self._read(target)
-        if isinstance(value, Tensor) and (value.is_inference() or value._version):
+        is_tensor = isinstance(value, Tensor) and not of_shape
+        if is_tensor and (value.is_inference() or value._version):
             return None
+        if isinstance(target, ast.Name) and type(value) is int:
+            return binding_of(self.line.running, target.id)
         if isinstance(target, ast.Name) and isinstance(value, Tensor | nn.Module):
             return binding_of(self.line.running, target.id) or self._passed_in(target.id, value)
         owner = self._read(target.value) if isinstance(target, ast.Attribute) else None
@@ -200,15 +203,19 @@ class Variables(candidates.Trial):
             names.append(names[-1] + (f"[{key}]" if key.isdecimal() else f".{key}"))
         made = self.binding(next(item for item in reversed(names) if not item.endswith("]")))
         weight = registered(part, "_parameters").get("weight")
-        tied = [
-            f"{root}.{at}"
+        others = {
+            f"{root}.{at}": registered(item, "_parameters").get("weight")
             for at, item in _parts(model)
-            if item is not part and registered(item, "_parameters").get("weight") is weight
-        ]
+            if item is not part
+        }
+        tied = [name for name, other in others.items() if other is weight]
+        of_table = weight.shape if isinstance(part, nn.Embedding) else None
+        alike = [name for name, other in others.items() if getattr(other, "shape", ()) == of_table]
         return replace(
             made or Binding(at=SourceSpan()),
             name=names[-1],
             tied=tied[0] if tied and weight is not None else None,
+            beside=alike[0] if len(alike) == 1 else None,
         )
 
     @functools.cached_property

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from cudalens.core.call import EXTREMES
 from cudalens.core.device_asserts import assert_text
 from cudalens.core.report_types import Bounds, Violation, format_count
 from cudalens.guards._base import guard
@@ -88,10 +89,14 @@ def _rows_are_drawable(weights: Tensor, searches: bool) -> bool:
         return all_true((total > 0) & (total < math.inf))
     if weights.numel() <= FEW:
         low, high = torch.aminmax(weights if weights.is_cpu else weights.cpu(), dim=-1)
-        rows = zip(low.reshape(-1).tolist(), high.reshape(-1).tolist(), strict=True)
-        return all(least >= 0 and 0 < most < math.inf for least, most in rows)
-    low, high = torch.aminmax(weights, dim=-1)
-    return all_true((low >= 0) & (high > 0) & (high < math.inf))
+        rows = [*zip(low.reshape(-1).tolist(), high.reshape(-1).tolist(), strict=True)]
+        are_good = all(least >= 0 and 0 < most < math.inf for least, most in rows)
+    else:
+        low, high = torch.aminmax(weights, dim=-1)
+        are_good = all_true((low >= 0) & (high > 0) & (high < math.inf))
+    if are_good and (read := EXTREMES.values) is not None:
+        read.append(("self", low.min().item(), high.max().item()))
+    return are_good
 
 
 def _bad_sums(weights: Tensor, searches: bool) -> Violation:

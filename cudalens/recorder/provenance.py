@@ -124,6 +124,8 @@ class _ProvenanceWalk:
         self._is_bad: IsBad = lambda item: (
             item.device.type != "meta" and item.numel() > 0 and is_bad(item)
         )
+        self._is_of_integers = not (tensor.is_floating_point() or tensor.is_complex())
+        """Floats that integers were made of have no bound."""
         self._current: Ref = ref(tensor)
         self._before: int | None = None
         """The current tensor is bad right before this call; ``None`` for now."""
@@ -266,7 +268,10 @@ class _ProvenanceWalk:
         has_values = stem in _SAME_PLACE or stem in _MOVES or stem == "where"
         if not has_values or dtype != result_dtype:
             in_place_of = replace(in_place_of, values=None)
-        if living is None or not self._snapshot.is_untouched(tensor, call.seq):
+        has_no_bound = self._is_of_integers and dtype is not None and dtype.is_floating_point
+        if has_no_bound and self._is_certain and stem not in CONVERSIONS:
+            return _Source(tensor, "good")  # the call made integers of it: positions, or a count
+        if living is None or has_no_bound or not self._snapshot.is_untouched(tensor, call.seq):
             return _Source(tensor, "unknown", in_place_of)
         if not self._is_bad(living):
             return _Source(tensor, "good")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from cudalens.core._python import parse
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, TensorFact, Violation
+from cudalens.core.report_types import FIRST_BAD, Hint, LineRef, TensorFact, Violation
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
-from cudalens.diagnosis.user_code import parsed
+from cudalens.diagnosis.user_code import parsed, place
 
 GARBAGE = 1 << 48
 """No table has this many rows: an integer of this size was never an id."""
@@ -25,6 +25,8 @@ BY_CHANCE = 0.05
 _MANY = 5
 """When each of so many numbers but 0 occurs, it is no chance that 0 is the one left out."""
 _NEARLY_ALL = 0.9
+_RARE = 0.1
+"""A number that is less frequent than so many times an equal share is a stray one."""
 MARKS = frozenset({-1, -100})
 """What usually marks labels to leave out."""
 WRAPPED = frozenset(mark + 256 for mark in MARKS)
@@ -33,7 +35,11 @@ WRAPPED = frozenset(mark + 256 for mark in MARKS)
 
 @dataclass(frozen=True, kw_only=True)
 class Ids:
-    """The integer tensor at fault and what its values look like."""
+    """The integers at fault, and what is known of all values that the line was given.
+
+    ``low``, ``high``, ``distinct`` and ``count`` are of everything seen: of the dataset's column
+    where that is known, else of this call, with the ends of earlier calls of the line.
+    """
 
     role: Role
     fact: TensorFact
@@ -46,12 +52,16 @@ class Ids:
     high: int
     distinct: tuple[int, ...] | None
     """The distinct values when they are few, less those allowed besides the bound."""
-    bad: frozenset[int]
-    """The bad values; the listed ones where the tensor has too many different ones."""
+    kinds: int | None
+    """How many there are of them, ``None`` where only their ends are known."""
     count: int | None
     """How many values there are, ``None`` where some are allowed besides the bound."""
-    has_zero_around: bool
-    """Whether a tensor that the values were cut out of holds a 0."""
+    bad: frozenset[int]
+    """The bad values of this call; the listed ones where it has too many different ones."""
+    bad_share: float
+    """Which part of all values is bad."""
+    may_have_zero: bool
+    """Whether a 0 may have been seen: in a tensor that these are a part of, or beside a mark."""
     violation: Violation
 
     @property
@@ -63,12 +73,32 @@ class Ids:
     def may_count_from_one(self) -> bool:
         """Return whether the largest value is the size and no 0 was seen, which may be chance."""
         is_one_beyond = self.low is not None and self.low >= 1 and self.high == self.size
-        return is_one_beyond and not self.has_zero_around
+        return is_one_beyond and not self.may_have_zero
 
     @property
     def counts_from_one(self) -> bool:
         """Return whether the values run from 1 to the size, and 0 is not missing by chance."""
         return self.may_count_from_one and runs_from_one(self.distinct, self.size, self.count)
+
+    @property
+    def is_count(self) -> bool:
+        """Return whether the values are a count from 0 without a gap, and no bad one is rare."""
+        if self.low != 0 or self.kinds != self.high + 1:
+            return False
+        bad_kinds = self.high + 1 - self.size
+        return self.bad_share >= _RARE * bad_kinds / self.kinds
+
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether no more numbers occur than there are places, and that is no chance.
+
+        Each number up to the largest is taken to be as frequent as another.
+        """
+        if self.distinct is None or self.count is None or self.high >= 1 << 10:
+            return False
+        every, kinds = self.high + 1, len(self.distinct)
+        chance = math.comb(every, kinds) * (kinds / every) ** self.count
+        return kinds <= self.size < every and chance <= BY_CHANCE
 
 
 def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None) -> bool:
@@ -118,31 +148,67 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     bad = bad_values(evidence)
     if any(abs(value) >= GARBAGE or value in LOST_NUMBERS for value in bad):
         return None
-    if is_wrapped(evidence) or cast_source(evidence):
+    if wrapped_bits(evidence) or cast_source(evidence):
         return None
     if role not in ("position", "box") and shifted_source(evidence):
         return None
     violation, fact = found
-    allowed = set(violation.bounds.also_allowed)
-    unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
-    distinct = None if unique is None else tuple(v for v in unique if v not in allowed)
-    if distinct:
-        low, high = distinct[0], distinct[-1]
-    if not bad or not isinstance(high, int):
+    named, share = origin(evidence, role), violation.offenders
+    known = _all_values(evidence, violation, fact)
+    if known is None or not bad:
         return None
-    named = origin(evidence, role)
+    low, high, distinct, kinds, count = known
+    column, earlier = evidence.dataset_column, evidence.seen_before
+    ends = () if earlier is None else (earlier.min, earlier.max)
+    is_whole = column is not None and bool(column.count)
+    # Beside a mark nobody knows which other values earlier calls had.
+    is_open = bool({*ends} & {*violation.bounds.also_allowed})
+    is_open |= any(_has_zero(item) for item in (named, *_cut_from(evidence, fact)))
     return Ids(
         role=role,
         fact=fact,
         named=named,
         size=violation.size or 0,
-        low=low if isinstance(low, int) and low not in allowed else None,
+        low=low,
         high=high,
         distinct=distinct,
+        kinds=kinds,
+        count=count,
         bad=bad,
-        count=None if unique is None or allowed & set(unique) else numel(fact),
-        has_zero_around=any(_holds_zero(item) for item in (named, *_cut_from(evidence, fact))),
+        bad_share=column.bad_count / column.count
+        if column is not None and column.count
+        else share.count / max(share.total, 1),
+        may_have_zero=is_open and not is_whole,
         violation=violation,
+    )
+
+
+_Known = tuple[int | None, int, tuple[int, ...] | None, int | None, int | None]
+
+
+def _all_values(evidence: Evidence, violation: Violation, fact: TensorFact) -> _Known | None:
+    """Return the ends, the distinct values, their number, and the number of all values seen."""
+    column, earlier = evidence.dataset_column, evidence.seen_before
+    if column is not None and column.count:
+        return column.low, column.high, column.distinct, column.kinds, column.count
+    allowed = {*violation.bounds.also_allowed}
+    unique, low, high = fact.summary.unique, fact.summary.min, fact.summary.max
+    ends = [] if earlier is None else [earlier.min, earlier.max]
+    seen = {end for end in ends if isinstance(end, int) and end not in allowed}
+    distinct = None
+    if unique is not None:
+        distinct = tuple(sorted({v for v in unique if v not in allowed} | seen))
+        low, high = (distinct[0], distinct[-1]) if distinct else (low, high)
+    if not isinstance(high, int):
+        return None
+    is_known = isinstance(low, int) and low not in allowed
+    count = None if unique is None or allowed & {*unique} else numel(fact)
+    return (
+        min(low, *seen, low) if is_known and isinstance(low, int) else None,
+        max(high, *seen, high),
+        distinct,
+        None if distinct is None else len(distinct),
+        count,
     )
 
 
@@ -165,22 +231,40 @@ def ids_rule(
 # --- values that no counting mistake made --------------------------------------------------------
 
 
-def is_wrapped(evidence: Evidence) -> bool:
-    """Return whether the bad values are what uint8 makes of -1 and -100, by the line's own tensors.
+def wrapped_bits(evidence: Evidence) -> int | None:
+    """Return the width of a narrow integer type that has made the bad values of others.
 
-    Either the loss of single labels was given uint8, or arithmetic on a uint8 tensor made values
-    that the tensor does not hold.
+    Negative ones of int8 or int16, or -1 and -100 in uint8: in the tensor at fault, in one on the
+    line that its expression reads, or in a recorded step that cast to such a type.
     """
     found, bad = fault(evidence), bad_values(evidence)
-    if found is None or not bad or not bad <= WRAPPED:
-        return False
-    fact = found[1]
-    if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":
-        return fact.summary.unique != (0, 255)
-    return any(
-        item.dtype == "uint8" and not bad & set(item.summary.unique or bad)
-        for item in within(evidence, fact)
-    )
+    if found is None or not bad:
+        return None
+    fact, unique = found[1], found[1].summary.unique
+    if bad <= WRAPPED:
+        if evidence.op.name == "aten::nll_loss_forward" and fact.dtype == "uint8":
+            return None if unique == (0, 255) else 8
+        others = within(evidence, fact)
+        is_made = any(
+            item.dtype == "uint8" and not bad & set(item.summary.unique or bad) for item in others
+        )
+        return 8 if is_made else None
+    if max(bad) >= 0 or bad <= MARKS:
+        return None
+    kinds = {fact.dtype, *(item.dtype for item in within(evidence, fact))}
+    for step in evidence.provenance:
+        text = f"{step.op or ''} {(step.source and step.source.text) or ''}"
+        kinds |= {kind for kind, word in _NARROW.items() if word.search(text)}
+    bits = [int(kind[3:]) for kind in ("int8", "int16") if kind in kinds]
+    top = fact.summary.max if isinstance(fact.summary.max, int) else 0
+    far = max(top, -min(bad))
+    return next((n for n in bits if min(bad) >= -(1 << n - 1) and far >= 1 << n - 2), None)
+
+
+_NARROW = {
+    "int8": re.compile(r"(?<!u)int8\b|\bchar\b|CharTensor"),
+    "int16": re.compile(r"(?<!u)int16\b|\bshort\b|ShortTensor"),
+}
 
 
 def cast_source(evidence: Evidence) -> TensorFact | None:
@@ -239,16 +323,19 @@ def shifting_step(evidence: Evidence) -> LineRef | None:
     line = first.source if first is not None else None
     name = "" if first is None else stem_of(first.op or "")
     is_sum = name.rstrip("_") in ("add", "sub", "rsub")
-    return line if is_sum and line is not None and _adds(line.text or "") else None
+    return line if is_sum else None
 
 
-def _adds(line: str) -> bool:
-    try:
-        tree = parse(line)
-    except (SyntaxError, ValueError):
-        return False
-    sums = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp | ast.AugAssign)]
-    return any(isinstance(node.op, ast.Add | ast.Sub) for node in sums)
+def shift_of(evidence: Evidence) -> str:
+    """Return ``; the bad values come from line 7: …`` where a sum took them out of the bound."""
+    came = came_from(evidence) if shifting_step(evidence) else ""
+    return came and f"; {came}"
+
+
+def is_computed(evidence: Evidence) -> bool:
+    """Return whether the line computes the numbers, as in ``row * width + col``."""
+    found = fault(evidence)
+    return found is not None and isinstance(parsed(found[1].expression or ""), ast.BinOp)
 
 
 def numel(fact: TensorFact) -> int:
@@ -256,7 +343,7 @@ def numel(fact: TensorFact) -> int:
     return math.prod(fact.shape)
 
 
-def _holds_zero(fact: TensorFact | None) -> bool:
+def _has_zero(fact: TensorFact | None) -> bool:
     if fact is None or fact.dtype not in INTEGERS:
         return False
     return fact.summary.min == 0 or 0 in (fact.summary.unique or ())
@@ -294,9 +381,13 @@ def _on_line(evidence: Evidence, nodes: Iterable[ast.AST]) -> list[TensorFact]:
 # --- where values come from -----------------------------------------------------------------------
 
 
-_COPIES = frozenset(
-    {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "type"}
+COPIES = frozenset(
+    {"to", "cuda", "clone", "copy_", "tensor", "contiguous", "float", "long", "int", "type"}
+    | {"getitem", "index_select", "gather", "cat", "stack", "flip", "unbind", "reshape", "view"}
 )
+
+
+_MOVES = COPIES - {"tensor"}
 
 
 def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -307,9 +398,21 @@ def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """
     for step in evidence.provenance:
         name = stem_of(step.op or "")
-        if name and name not in _COPIES:
+        if name and name not in COPIES:
             yield name, f" in line {step.source.line}" if step.source else ""
     if not evidence.provenance:
         for node in evidence.graph.nodes:
             if node.role == "bad_input" and node.op:
                 yield stem_of(node.op), ""
+
+
+def came_from(evidence: Evidence) -> str:
+    """Name the line that made the bad values, where it is known and not the failing one."""
+    steps = [step for step in evidence.provenance if step.op and step.source is not None]
+    first = next((step.source for step in steps if step.note == FIRST_BAD), None)
+    made = [step.source for step in steps if stem_of(step.op or "") not in _MOVES]
+    line = first or (made[-1] if made else None)
+    here = None if evidence.source is None else evidence.source.ref
+    if line is None or (here and (line.line, line.where) == (here.line, here.where)):
+        return ""
+    return f"the bad values come from {place(line, evidence)}: {line.text}"

@@ -13,7 +13,7 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import TensorFact, Violation
 from cudalens.diagnosis.user_code import in_library
 
-Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "action", "index"]
+Role = Literal["label", "one_hot", "token", "position", "box", "segment", "edge", "index"]
 
 LABEL_OPS = frozenset(
     {"aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::multi_margin_loss"}
@@ -37,7 +37,6 @@ _WORDS: dict[Role, re.Pattern[str]] = {
     "one_hot": _LABEL_WORD,
     "box": re.compile(r"bbox|(^|\W)box(es)?(\W|$)"),
     "edge": re.compile(r"(^|[^a-z])edges?([^a-z]|$)"),
-    "action": re.compile(r"(^|[^a-z])act(ion)?s?([^a-z]|$)"),
 }
 
 
@@ -94,11 +93,7 @@ def _role_of_index(evidence: Evidence, fact: TensorFact) -> Role:
         return "position"
     if _is_half_of_edges(evidence, fact):
         return "edge"
-    roles: tuple[Role, ...] = ("edge", "action")
-    for role in roles:
-        if origin(evidence, role, by_word=True) is not None:
-            return role
-    return "index"
+    return "index" if origin(evidence, "edge", by_word=True) is None else "edge"
 
 
 def _is_half_of_edges(evidence: Evidence, fact: TensorFact) -> bool:

@@ -12,23 +12,25 @@ from cudalens.diagnosis.hints._reading import (
     EXACT,
     GARBAGE,
     LOST_NUMBERS,
-    MARKS,
     Ids,
     cast_source,
     ids_rule,
+    is_computed,
     numel,
     runs_from_one,
+    shift_of,
     shifted_source,
     shifting_step,
     within,
+    wrapped_bits,
 )
 from cudalens.diagnosis.hints._roles import bad_values, fault, role_of
-from cudalens.diagnosis.user_code import in_library, list_of, parsed, rewritten
+from cudalens.diagnosis.hints.labels import LOSSES
+from cudalens.diagnosis.user_code import in_library, list_of, parsed, rewritten, with_keyword
 
 _WORD = 1 << 32
 _CTC = ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")
 _QUANTILES = ("quantile", "nanquantile")
-_FLAT = re.compile(r"\.(view|reshape)\(-1\)|\.flatten\(\)|\.ravel\(\)|torch\.flatten\(\w+\)")
 _LENGTH = re.compile(r"(^|[^a-z])(len|lens|length|lengths)([^a-z]|$)")
 _GATHERS = ("aten::gather", "aten::take_along_dim")
 
@@ -85,24 +87,39 @@ def float_ids(evidence: Evidence) -> Hint | None:
 
 
 @rule(priority=8)
-def shifted(evidence: Evidence) -> Hint | None:
-    """The line itself, or an earlier one, adds to ids that lie within the bound."""
+def shift_on_the_line(evidence: Evidence) -> Hint | None:
+    """The line itself adds to ids that lie within the bound."""
     source, found = shifted_source(evidence), fault(evidence)
-    if found is None or role_of(evidence) in (None, "position", "box"):
+    if found is None or source is None or role_of(evidence) in (None, "position", "box"):
         return None
-    if source is not None:
-        return Hint(
-            rule="shift_on_the_line",
-            text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and "
-            f"fits; {found[1].expression} does not",
-            fix=rewritten(evidence, found[1], source.expression or ""),
-        )
-    step = shifting_step(evidence)
-    if step is None:
-        return None
-    where = f"line {step.line}: " if step.line is not None else ""
+    node = parsed(found[1].expression or "")
+    # What a variable adds was meant, by another amount perhaps.
+    by_number = isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant)
     return Hint(
-        rule="shift_before", text=f"the values left the allowed range in {where}{step.text}"
+        text=f"{source.expression} runs from {source.summary.min} to {source.summary.max} and "
+        f"fits; {found[1].expression} does not",
+        fix=rewritten(evidence, found[1], source.expression or "") if by_number else None,
+    )
+
+
+@rule(priority=14)
+def wrapped(evidence: Evidence) -> Hint | None:
+    """Numbers beyond the range of a narrow integer type became others."""
+    bits, bad = wrapped_bits(evidence), bad_values(evidence)
+    if bits is None:
+        return None
+    if max(bad) >= 0:
+        was = " and ".join(f"{value - 256} became {value}" for value in sorted(bad, reverse=True))
+        text = f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
+        text += "become negative"
+        fix = None
+        if len(bad) == 1 and evidence.scalar("ignore_index") and not shifting_step(evidence):
+            fix = with_keyword(evidence, LOSSES, "ignore_index", str(*bad))
+        return Hint(text=text, fix=fix)
+    least = min(bad)
+    return Hint(
+        text=f"int{bits} ends at {(1 << bits - 1) - 1}: {least} is what {least + (1 << bits)} "
+        "becomes in it; keep these numbers in int64"
     )
 
 
@@ -124,65 +141,20 @@ def quantile_levels(evidence: Evidence) -> Hint | None:
     return Hint(text=text)
 
 
-@ids_rule("index", priority=14)
-def flat_position(evidence: Evidence, ids: Ids) -> Hint | None:
-    """The position in a flattened tensor was computed one row or column too far."""
-    if not ids.is_above or not _is_flat(evidence):
-        return None
-    end = f"a flattened tensor of {ids.size} elements ends at {ids.size - 1}"
-    made = _row_and_column(evidence)
-    if made is None:
-        return Hint(text=f"{end}: {ids.high} is beyond it")
-    whole, row, width, column = made
-    text = f"{end}, {whole} reaches {ids.high}"
-    top = next((item.summary.max for item in evidence.tensors if item.expression == column), None)
-    if top is not None:
-        text += f"; {column} goes up to {top} and must stay below {width}"
-    return Hint(text=f"{text}; index by [{row}, {column}] before flattening")
-
-
-def _is_flat(evidence: Evidence) -> bool:
-    target = evidence.tensor("self") or evidence.tensor("input")
-    is_line = target is not None and len(target.shape) == 1
-    is_taken = evidence.op.name in ("aten::take", "aten::put", "aten::put_")
-    is_sum = is_line and _row_and_column(evidence) is not None
-    return is_taken or is_sum or bool(_FLAT.search(evidence.call_text or ""))
-
-
-def _row_and_column(evidence: Evidence) -> tuple[str, str, str, str] | None:
-    """Return a sum such as ``rows * width + cols`` in the user's call, and its three parts."""
-    tree = parsed(evidence.call_text or "")
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            for product, rest in ((node.left, node.right), (node.right, node.left)):
-                if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
-                    parts = (node, product.left, product.right, rest)
-                    text, row, width, column = map(ast.unparse, parts)
-                    return text, row, width, column
-    return None
-
-
-@ids_rule("token", "index", "action", priority=24)
+@ids_rule("token", "index", priority=24)
 def one_based_ids(evidence: Evidence, ids: Ids) -> Hint | None:
     """Ids run from 1 to the number of rows."""
-    if not ids.counts_from_one or _is_flat(evidence):
+    if not ids.counts_from_one or is_computed(evidence):
         return None
     if in_library(evidence, "transformers") or is_length(ids.named):
         return None
-    if evidence.scalar("padding_idx") == "0" or _counts_back(evidence) or _meets_blank(evidence):
+    if evidence.scalar("padding_idx") == "0" or _meets_blank(evidence):
         return None
-    what = {"token": "ids", "action": "actions"}.get(ids.role, "numbers")
+    what = "ids" if ids.role == "token" else "numbers"
     return Hint(
-        text=f"the {what} run from 1 to {ids.high}: they look 1-based",
+        text=f"the {what} run from 1 to {ids.high}: they look 1-based{shift_of(evidence)}",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
-
-
-def _counts_back(evidence: Evidence) -> bool:
-    """Return whether one was taken away already, as in ``lengths - 1``."""
-    found = fault(evidence)
-    node = parsed(found[1].expression or "") if found else None
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
 
 
 def _meets_blank(evidence: Evidence) -> bool:
@@ -259,50 +231,19 @@ def length_as_position(evidence: Evidence, ids: Ids) -> Hint | None:
     )
 
 
-@ids_rule("index", "action", priority=20)
-def mark_in_gather(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Labels with -1 or -100, which a loss may leave out, are indices of a gather."""
-    if evidence.op.name not in _GATHERS or not ids.bad <= MARKS:
-        return None
-    last = f"; the last place is {ids.size - 1}" if -1 in ids.bad else ""
-    return Hint(
-        text=f"gather takes no negative index ({list_of(ids.bad)}){last}; where it marks values "
-        "to leave out, gather at a valid index and set the result to 0"
-    )
-
-
 @ids_rule("edge", priority=12)
-def edges_with_original_ids(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Edges name nodes by the ids of the dataset, not by their rows."""
-    if not ids.is_above:
-        return None
+def one_based_edges(evidence: Evidence, ids: Ids) -> Hint | None:
+    """Both ends of the edges count nodes from 1."""
     candidates = (ids.named, *within(evidence, ids.fact))
     both = next((item for item in candidates if item is not None and len(item.shape) > 1), None)
-    if _counts_from_one(ids, both):
-        # One end alone cannot be shifted: the other one would keep its numbers.
-        return Hint(
-            text=f"the edges name nodes 1 … {ids.high}: they look 1-based; subtract 1 from "
-            "both ends",
-            fix=rewritten(evidence, both, "{x} - 1"),
-        )
-    nodes = both or ids.named
-    seen = nodes.summary.unique if nodes is not None else None
-    if seen is not None and len(seen) > ids.size:
-        return Hint(
-            text=f"the edges name {len(seen)} different nodes up to {ids.high}, but there are only "
-            f"{ids.size}"
-        )
-    base = "; they may count from 1" if ids.may_count_from_one else ""
-    # In which order the rows stand is not known, so that no fix can number the nodes.
-    return Hint(
-        text=f"the edges name node {ids.high}, but there are {ids.size} nodes, 0 … "
-        f"{ids.size - 1}{base}: give each node the number of its row, or add the rows"
-    )
-
-
-def _counts_from_one(ids: Ids, both: TensorFact | None) -> bool:
     if not ids.may_count_from_one:
-        return False
-    if both is None:
-        return ids.counts_from_one
-    return runs_from_one(both.summary.unique, ids.size, numel(both))
+        return None
+    if both is None and not ids.counts_from_one:
+        return None
+    if both is not None and not runs_from_one(both.summary.unique, ids.size, numel(both)):
+        return None
+    # One end alone cannot be shifted: the other one would keep its numbers.
+    return Hint(
+        text=f"the edges name nodes 1 … {ids.high}: they look 1-based; subtract 1 from both ends",
+        fix=rewritten(evidence, both, "{x} - 1"),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Literal
 
@@ -10,19 +9,15 @@ from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import (
-    BY_CHANCE,
     MARKS,
     Ids,
-    fills_row_ends,
     ids_rule,
-    is_wrapped,
+    shift_of,
     shifting_step,
 )
-from cudalens.diagnosis.hints._roles import bad_values, fault
 from cudalens.diagnosis.user_code import in_library, list_of, rewritten, with_keyword
 
 LOSSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
-_GRAYS = (128, 255)
 _ONES = 4
 """So many labels are seldom all 1 where 0 is a class too."""
 _TOKEN_HEAD = re.compile(
@@ -78,68 +73,39 @@ def one_based_labels(evidence: Evidence, ids: Ids) -> Hint | None:
     if ids.size < 2 or not ids.counts_from_one or head_of(evidence) == "tokens":
         return None
     return Hint(
-        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based",
+        text=f"the labels run from {ids.low} to {ids.high}: they look 1-based{shift_of(evidence)}",
         fix=rewritten(evidence, ids.named, "{x} - 1"),
     )
 
 
 @ids_rule("label", "one_hot", priority=18)
 def relabel(evidence: Evidence, ids: Ids) -> Hint | None:
-    """As many labels as outputs, with other numbers: years, 10, 20, 30, or a scale around 0."""
-    seen = ids.distinct or ()
-    if len(seen) != ids.size or len(ids.bad) < 2 or head_of(evidence) == "tokens":
+    """No more different labels than outputs, with other numbers: years, 10, 20, 30, or 0, 1, 4."""
+    seen, places = ids.distinct or (), ids.size
+    if (
+        not seen
+        or ids.bad == {255}
+        or ids.counts_from_one
+        or head_of(evidence) == "tokens"
+        or places < 2
+    ):
         return None
-    if ids.counts_from_one or not _is_no_chance(ids):
+    is_run = seen == tuple(range(seen[0], seen[0] + places))
+    if is_run and (seen[0] >= places or seen[0] < -1):
+        sign = "-" if seen[0] > 0 else "+"
+        return Hint(
+            text=f"the labels run from {seen[0]} to {seen[-1]}, as many as there are outputs: "
+            f"number them 0 … {places - 1}",
+            fix=rewritten(evidence, ids.named, f"{{x}} {sign} {abs(seen[0])}"),
+        )
+    is_all = len(seen) == places and (seen[0] >= places or (seen[0] == 0 and ids.has_gaps))
+    is_part = seen[0] == 0 and ids.has_gaps and ids.high < 2 * places <= 4 * len(seen)
+    if not is_all and not is_part:
         return None
-    text = f"the labels are {list_of(seen)}, as many as there are outputs: number "
-    template = "torch.unique({x}, return_inverse=True)[1]"
-    if seen == tuple(range(seen[0], seen[0] + ids.size)):
-        text = f"the labels run from {seen[0]} to {seen[-1]}, as many as there are outputs: number "
-        template = f"{{x}} {'-' if seen[0] > 0 else '+'} {abs(seen[0])}"
-    return Hint(text=f"{text}them 0 … {ids.size - 1}", fix=rewritten(evidence, ids.named, template))
-
-
-def _is_no_chance(ids: Ids) -> bool:
-    """Return whether no label at all is one, or so many would have shown more than these."""
-    seen = ids.distinct or ()
-    if seen[0] >= ids.size or seen[0] < -1:
-        return seen[0] > 0 or seen[-1] - seen[0] < ids.size
-    all_numbers = ids.high + 1
-    draws = math.comb(all_numbers, ids.size) * (ids.size / all_numbers) ** (ids.count or 0)
-    return seen[0] == 0 and draws <= BY_CHANCE
-
-
-@ids_rule("label", priority=40)
-def far_label(evidence: Evidence, ids: Ids) -> Hint | None:
-    """A single number lies far beyond the classes, and all other labels are classes."""
-    good = [value for value in ids.distinct or () if value < ids.size]
-    if len(ids.bad) != 1 or not good or ids.high < 2 * ids.size or not ids.is_above:
-        return None
-    if ids.size < 2 or ids.high == 255 or head_of(evidence) == "tokens":
-        return None
-    known = evidence.dataset_labels
-    if known is not None and known.high == ids.high:
-        at = f", row {list_of(known.rows_of_highest)} of {known.name}"
-    else:
-        position = ids.violation.offenders.first[0].position
-        at = f", at {list(position)}" if position else ""
+    # One batch may lack a label, so that no code can number those of a batch.
     return Hint(
-        text=f"all other labels are {good[0]} … {good[-1]}, and {ids.high} is far beyond the "
-        f"{ids.size} classes: a mark of elements to leave out, or a bad row of data{at}"
-    )
-
-
-@ids_rule("label", priority=30)
-def padded_labels(evidence: Evidence, ids: Ids) -> Hint | None:
-    """One number fills the ends of the rows."""
-    if not fills_row_ends(ids) or head_of(evidence) == "tokens":
-        return None
-    (mark,) = ids.bad
-    if not ids.is_above or mark == 255 or evidence.scalar("ignore_index") is None:
-        return None
-    return Hint(
-        text=f"{mark} is only at the ends of the rows: if it is padding, the loss should ignore "
-        f"it (ignore_index={mark}); if it is a class, {mark + 1} outputs are needed"
+        text=f"the labels are {list_of(seen)}: number them 0 … {len(seen) - 1}, once for the whole "
+        "dataset"
     )
 
 
@@ -181,9 +147,9 @@ def mask_of_0_and_255(evidence: Evidence, ids: Ids) -> Hint | None:
     """A black-and-white image is used as a mask of class numbers: 255 stands for 1."""
     if ids.distinct != (0, 255) or ids.size < 2:
         return None
-    text = "the mask contains only 0 and 255, like an image; the class numbers are 0 and 1"
+    text = "the mask has only 0 and 255, like an image; the class numbers are 0 and 1"
     if ids.size > 2:
-        text += "; if 255 marks pixels to leave out, use ignore_index=255"
+        return Hint(text=f"{text}; if 255 marks pixels to leave out, use ignore_index=255")
     return Hint(text=text, fix=rewritten(evidence, ids.named, "({x} == 255).long()"))
 
 
@@ -232,7 +198,7 @@ def _is_sign_coded(ids: Ids) -> bool:
     """Return whether -1 and 1 are the classes: beside a mark, both 0 and 1 would be seen."""
     if ids.size != 2 or ids.distinct != (-1, 1) or ids.count is None:
         return False
-    return not ids.has_zero_around and ids.count - ids.violation.offenders.count >= _ONES
+    return not ids.may_have_zero and ids.count - ids.violation.offenders.count >= _ONES
 
 
 def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
@@ -241,38 +207,3 @@ def _ignoring(evidence: Evidence, ids: Ids, mark: int) -> str | None:
         return None
     call = with_keyword(evidence, LOSSES, "ignore_index", str(mark))
     return call or rewritten(evidence, ids.named, f"{{x}}.masked_fill({{x}} == {mark}, {index})")
-
-
-@rule(priority=14)
-def wrapped_in_uint8(evidence: Evidence) -> Hint | None:
-    """A negative mark was stored in uint8, which has no negative numbers."""
-    found, bad = fault(evidence), bad_values(evidence)
-    if found is None or not is_wrapped(evidence):
-        return None
-    was = " and ".join(f"{value - 256} became {value}" for value in sorted(bad, reverse=True))
-    fix = None
-    if len(bad) == 1 and evidence.scalar("ignore_index") and not shifting_step(evidence):
-        fix = with_keyword(evidence, LOSSES, "ignore_index", str(next(iter(bad))))
-    return Hint(
-        text=f"uint8 has no negative numbers, so {was}: make the labels int64 before they can "
-        "become negative",
-        fix=fix,
-    )
-
-
-@ids_rule("label", "one_hot", priority=16)
-def gray_mask(evidence: Evidence, ids: Ids) -> Hint | None:
-    """A mask holds gray levels or colours, or values that resizing has invented."""
-    count = 33 if ids.distinct is None else len(ids.distinct)
-    low, high = _GRAYS
-    is_image = len(ids.fact.shape) > 2 and low <= ids.high <= high and ids.is_above
-    if not is_image or 2 * ids.size > ids.high or count <= max(ids.size, 2) or ids.bad == {255}:
-        return None
-    if len(ids.bad) <= 2 and ids.size != 2:
-        return None
-    seen = "more than 32" if ids.distinct is None else str(count)
-    return Hint(
-        text=f"the mask contains {seen} different values up to {ids.high}, the model has "
-        f"{ids.size} classes: these are gray levels, or values between classes from resizing, "
-        "which mode='nearest' avoids"
-    )

@@ -1,108 +1,135 @@
-"""What is said where no rule knows a cause: how many places the numbers need."""
+"""What is said where no rule knows a cause: which values are there, and where both sides are from.
+
+A size is asked for only where the values are a count without gaps over everything that was seen.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint
-from cudalens.diagnosis.hints._base import LAST
-from cudalens.diagnosis.hints._reading import Ids, ids_rule, numel
-from cudalens.diagnosis.hints._roles import Role
+from cudalens.core.report_types import Hint, Violation
+from cudalens.diagnosis.hints._base import LAST, rule
+from cudalens.diagnosis.hints._reading import (
+    Ids,
+    came_from,
+    fills_row_ends,
+    ids_of,
+    ids_rule,
+    is_computed,
+    numel,
+    shifting_step,
+)
+from cudalens.diagnosis.hints._roles import Role, fault
 from cudalens.diagnosis.hints.labels import head_of
 from cudalens.diagnosis.user_code import Fix, list_of, parsed, spliced, swapped
 
-MAX_CLASSES = 1 << 20
-_LANGUAGE = 1000
-"""Outputs from which on labels may be tokens; ids beyond it may be keys."""
-_IN_DIMENSION = "index {high} needs at least {need} elements in dimension {dim}, which has {size}"
-_NEEDS: dict[Role, str] = {
-    "label": "labels up to {high}{bad} need at least {need} outputs (this batch), the head has "
-    "{size}",
-    "one_hot": "values up to {high} need at least {need} columns (this batch), the encoding has "
-    "{size}",
-    "token": "ids up to {high} need at least {need} rows (this batch), the table has {size}",
-    "action": "actions up to {high} need at least {need} outputs, the network has {size}",
-    "index": _IN_DIMENSION,
-    "edge": _IN_DIMENSION,
-}
+_NOUNS: dict[Role, str] = {"label": "labels", "token": "ids"}
 _ALONG = ("aten::gather", "aten::index_select", "aten::take_along_dim")
 """Ops that are told along which dimension the numbers count."""
-_VOID = 255
-"""No class: pixels to leave out."""
-_STEPWISE = ("aten::index_copy", "aten::index_copy_", "aten::index_put", "aten::index_put_")
+_PLACES: dict[Role, str] = {"label": "outputs", "one_hot": "columns", "token": "rows"}
+_ALL: tuple[Role, ...] = ("label", "one_hot", "token", "position", "index", "edge")
 
 
-@ids_rule(*_NEEDS, priority=LAST)
+@ids_rule(*_ALL, priority=LAST)
 def too_few_places(evidence: Evidence, ids: Ids) -> Hint | None:
-    """The numbers need more places than there are."""
-    dim, is_class = ids.violation.dim, ids.role in ("label", "one_hot")
-    if not ids.is_above or (is_class and ids.high >= MAX_CLASSES):
+    """The values count from 0 without a gap, and need more places than there are."""
+    if not ids.is_above or not ids.is_count or ids.size < 2 or fills_row_ends(ids):
         return None
-    if (ids.role == "label" and ids.size < 2) or (is_class and ids.high == _VOID > ids.size):
-        return None
-    if ids.role in ("index", "edge") and dim is None:
-        return None
-    known = evidence.dataset_labels if ids.role == "label" else None
-    if known is not None and known.high is not None:
-        text = f"{known.count} labels of {known.name} go up to {known.high}: they need "
-        text += f"{known.high + 1} outputs, the head has {ids.size}"
-        return Hint(text=text + _settings(evidence, known.high + 1))
-    text = _NEEDS[ids.role].format(
-        high=ids.high,
-        need=ids.high + 1,
-        size=ids.size,
-        dim=dim,
-        bad=f" ({list_of(ids.bad)})" if len(ids.bad) > 1 else "",
+    noun, column = _NOUNS.get(ids.role, "numbers"), evidence.dataset_column
+    of = f" of {column.name}" if column is not None and column.count else ""
+    dim = "" if ids.violation.dim is None else f" in dimension {ids.violation.dim}"
+    return Hint(
+        text=f"the {noun}{of} run from 0 to {ids.high} without a gap: they need {ids.high + 1} "
+        f"{_PLACES.get(ids.role, f'places{dim}')}, there are {ids.size}"
+        + _settings(evidence, ids.high + 1)
+        + _named_classes(evidence, ids, "; ")
     )
-    named = "" if known is None else f"; {known.name} names {known.classes} classes"
-    return Hint(text=text + named + _besides(evidence, ids) + _settings(evidence, ids.high + 1))
 
 
-def _besides(evidence: Evidence, ids: Ids) -> str:
-    """Say what else the numbers may be."""
-    seen = ids.distinct or ()
-    is_padded = evidence.scalar("padding_idx") == "0"
-    may_count = ids.may_count_from_one and (ids.low == 1 or ids.role != "token")
-    if may_count and numel(ids.fact) > 1 and not is_padded:
-        return f"; none is 0: if they count from 1, subtract 1{_padding(evidence, ids)}"
-    if ids.role == "label" and len(seen) == ids.size and len(ids.bad) > 1:
-        return f"; if no others occur than these {ids.size}, number them 0 … {ids.size - 1}"
-    if (
-        ids.role == "token"
-        and ids.high >= max(2 * ids.size, _LANGUAGE)
-        and 0 < len(seen) <= ids.size
-    ):
-        return "; if they are keys of a larger set, give each its own number below that"
-    if evidence.op.name in _STEPWISE and numel(ids.fact) == 1:
-        return "; if it is a cache that is filled step by step, it is full"
-    return _padding(evidence, ids) or _in_other_dimension(evidence, ids)
+@rule(priority=LAST)
+def what_is_there(evidence: Evidence) -> Hint | None:
+    """The bad values among the others, those of earlier calls, and where they came from."""
+    found, ids = fault(evidence), ids_of(evidence, *_ALL)
+    if found is None or found[1].summary.nan or found[0].is_nonfinite or found[0].is_silent:
+        return None
+    if ids is None and "float" not in found[1].dtype:
+        return None
+    violation = found[0]
+    parts = [_values(evidence, violation, ids), _earlier(evidence)]
+    may_count = ids is not None and ids.may_count_from_one and ids.low == 1 and numel(ids.fact) > 1
+    is_kept = evidence.scalar("padding_idx") == "0" or is_computed(evidence)
+    if may_count and not is_kept and not shifting_step(evidence):
+        parts.append("none is 0: if they count from 1, subtract 1")
+    parts.append(_named_classes(evidence, ids))
+    parts += [_in_other_dimension(evidence, ids) if ids is not None else "", came_from(evidence)]
+    if head_of(evidence) == "classes":
+        parts.append(f"the model has num_labels={violation.size}")
+    # The layer or line that set the bound is added where it is known.
+    return Hint(text="; ".join(filter(None, parts)))
 
 
-def _padding(evidence: Evidence, ids: Ids) -> str:
-    ignored = evidence.scalar("ignore_index")
-    if ids.role != "label" or not ids.high == ids.size >= _LANGUAGE or ignored is None:
+def _named_classes(evidence: Evidence, ids: Ids | None, before: str = "") -> str:
+    column = evidence.dataset_column
+    if column is None or not column.classes or ids is None or ids.role != "label":
         return ""
-    return f"; if it is padding, use {ignored}, which the loss ignores"
+    return f"{before}{column.name} names {column.classes} classes"
+
+
+def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
+    """Say how many values are bad, and what the others are: ``255 in 64 of 256 values``."""
+    column, found = evidence.dataset_column, violation.offenders
+    noun = _NOUNS.get(ids.role, "values") if ids is not None else "values"
+    if ids is not None and column is not None and column.count:
+        values = sorted(v for v in column.distinct or ids.bad if not 0 <= v < ids.size)
+        rows = f" (row {list_of(column.rows)})" if column.bad_count <= len(column.rows) else ""
+        of, bad = f"{column.count} {noun} of {column.name}", f"{list_of(values)}{rows}"
+        return _share(column.bad_count, of, bad, column.others)
+    if found.total < 2:
+        return ""
+    if ids is not None:
+        bad = list_of(ids.bad)
+        if ids.distinct is None:
+            bad = re.sub(r" and \d+ more$", " and others", bad)
+    else:
+        values = [item.value for item in found.first]
+        bad = " and ".join(str(v) for v in dict.fromkeys(values[:1] + values[-1:]))
+        bad = bad if found.count <= 2 else f"values such as {bad}"
+    bad += ", only at the ends of the rows" if ids is not None and fills_row_ends(ids) else ""
+    if found.others is None:
+        return f"all {found.total} {noun} are outside: {bad}"
+    return _share(found.count, f"{found.total} {noun}", bad, found.others)
+
+
+def _share(count: int, of: str, bad: str, others: str | None) -> str:
+    rest = f", all others are {others}" if others else ""
+    return f"{count} of {of} {'is' if count == 1 else 'are'} {bad}{rest}"
+
+
+def _earlier(evidence: Evidence) -> str:
+    """Say what earlier calls of the line were given."""
+    seen = evidence.seen_before
+    if seen is None or seen.min is None or seen.max is None:
+        return ""
+    calls = "an earlier call" if seen.calls == 1 else f"{seen.calls} earlier calls"
+    return f"{calls} of the line had {seen.min} … {seen.max}"
 
 
 def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:
+    """Say which other dimension of the tensor has just so many places."""
     target, own = evidence.tensor(ids.violation.related or "self"), ids.violation.dim
-    if target is None or own is None or evidence.op.name not in _ALONG:
+    if target is None or own is None or evidence.op.name not in _ALONG or not ids.is_above:
         return ""
     if len(ids.fact.shape) > 1 and ids.fact.shape[own] == 1:
         return ""  # one number a row: there are as many rows by chance
-    dims = [
-        dim
-        for dim, size in enumerate(target.shape)
-        if dim != own % len(target.shape) and size == ids.high + 1
-    ]
-    if len(dims) != 1:
-        return ""
-    return f"; dimension {dims[0]}, which has {target.shape[dims[0]]}, has room for them"
+    sizes = [*enumerate(target.shape)]
+    del sizes[own]
+    dims = [dim for dim, size in sizes if size == ids.high + 1]
+    return f"dimension {dims[0]} has {ids.high + 1} places" if len(dims) == 1 else ""
 
 
-@ids_rule("index", "action", priority=45)
+@ids_rule("index", priority=45)
 def swapped_indices(evidence: Evidence, ids: Ids) -> Hint | None:
     """Row and column indices are swapped."""
     tree, call = parsed(evidence.call_text or ""), evidence.call_text or ""

@@ -12,7 +12,7 @@ from cudalens.core.report_types import FIRST_BAD, FIRST_NAN, WRITES, Hint, LineR
 from cudalens.diagnosis.hints._base import rule
 from cudalens.diagnosis.hints._reading import way_of
 from cudalens.diagnosis.hints._roles import fault
-from cudalens.diagnosis.user_code import parsed, renamed, rewritten
+from cudalens.diagnosis.user_code import is_name, parsed, renamed, rewritten
 
 _BCE = "aten::binary_cross_entropy"
 _DRAWS = ("aten::bernoulli", "aten::bernoulli_")
@@ -29,8 +29,14 @@ _ACTIVATIONS = frozenset(
 
 
 def _numbers(evidence: Evidence, *ops: str) -> tuple[str, TensorFact, float, float] | None:
-    """Return the argument at fault when it holds finite numbers, with the smallest and largest."""
-    found = fault(evidence)
+    """Return the argument at fault when it has finite numbers, with the smallest and largest.
+
+    ``None`` where earlier calls of the line had numbers of all kinds within the bound: what a batch
+    has besides is no other scale.
+    """
+    found, seen = fault(evidence), evidence.seen_before
+    if seen is not None and seen.min != seen.max:
+        return None
     if found is None or evidence.op.name not in ops or "float" not in found[1].dtype:
         return None
     fact = found[1]
@@ -50,6 +56,19 @@ def _probabilities(evidence: Evidence) -> tuple[TensorFact, float, float] | None
     return found[1:]
 
 
+def name_of(fact: TensorFact) -> str:
+    """Return the user's name for a tensor, or what it is to the function."""
+    role = "target" if fact.argument == "target" else "input"
+    return fact.expression if is_name(fact.expression) and fact.expression else f"the {role}"
+
+
+def _is_difference(fact: TensorFact, made: str) -> bool:
+    """Return whether numbers of both signs are errors rather than scores."""
+    node = parsed(fact.expression or "")
+    is_written = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
+    return is_written or made.strip("_") in ("sub", "rsub", "subtract")
+
+
 def _is_rounded(low: float, high: float) -> bool:
     return low >= -_ROUNDING and high <= 1 + _ROUNDING
 
@@ -61,18 +80,16 @@ def not_probabilities(evidence: Evidence) -> Hint | None:
     if found is None or _is_rounded(*found[1:]) or _scale(evidence, *found[1:]):
         return None
     fact, low, high = found
-    text = f"the input runs from {low:.4g} to {high:.4g}, "
+    text = f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, "
     made, line = next(way_of(evidence), ("", ""))
-    if made in _ACTIVATIONS:
-        return Hint(text=f"{text}made by {made}{line}: end with a sigmoid in its place")
+    if made in _ACTIVATIONS or _is_difference(fact, made):
+        made = made or "a difference"
+        return Hint(text=f"{text}made by {made}{line}: probabilities end with a sigmoid")
     if made not in _SCORES and low >= 0:
         percent = "; percentages are to be divided by 100" if 2 < high <= _PERCENT else ""
         return Hint(text=f"{text}and a probability is at most 1{percent}")
     if made not in _SCORES and low >= -1 and high <= 1:
-        return Hint(
-            text=f"{text}as tanh or a cosine gives it: a sigmoid ends a network of probabilities; "
-            "for scores use the loss that takes logits"
-        )
+        return Hint(text=f"{text}and a probability is at least 0")
     fix, cure = None, "use a sigmoid"
     if evidence.op.name == _BCE:
         cure = "use the loss that takes logits, or a sigmoid"
@@ -99,8 +116,8 @@ def rounded_out_of_interval(evidence: Evidence) -> Hint | None:
     if worst is None:
         return None
     return Hint(
-        text=f"the input is outside 0 … 1 by only {max(-worst, worst - 1):.1e} ({worst!r}), as "
-        f"rounding in {found[0].dtype} can make it",
+        text=f"{name_of(found[0])} is outside 0 … 1 by only {max(-worst, worst - 1):.1e} "
+        f"({worst!r}), as rounding in {found[0].dtype} can make it",
         fix=rewritten(evidence, found[0], "{x}.clamp(0, 1)"),
     )
 
@@ -126,11 +143,10 @@ def image_not_divided(evidence: Evidence) -> Hint | None:
     scale = _scale(evidence, *found[2:]) if found else None
     if found is None or scale is None:
         return None
-    name, fact, low, high = found
+    _, fact, low, high = found
     whole, what = scale
     return Hint(
-        text=f"the {'target' if name == 'target' else 'input'} runs from {low:g} to {high:g}, like "
-        f"{what}: divide by {whole}",
+        text=f"{name_of(fact)} runs from {low:g} to {high:g}, like {what}: divide by {whole}",
         fix=rewritten(evidence, fact, f"{{x}} / {whole}"),
     )
 
@@ -152,33 +168,28 @@ def labels_as_binary_target(evidence: Evidence) -> Hint | None:
     _, fact, low, high = found
     bad = violation.offenders
     if bad.count == 1 and bad.total > 2 and low >= 0 and high > 2:
-        first = bad.first[0]
-        row = list(first.position) if first.sample is None else f"dataset item {first.sample}"
-        return Hint(
-            text=f"only {first.value} at {row} is outside 0 … 1, of {bad.total} values: a bad "
-            "row of data; if it is a third class, cross_entropy takes a column of scores for each"
-        )
+        return None  # a stray value, and no third class
     if not _are_whole(evidence, low, high):
         return Hint(
-            text=f"the target runs from {low:.4g} to {high:.4g}, this loss takes probabilities: "
-            "scale it to 0 … 1, or use a loss of real numbers such as mse_loss"
+            text=f"{name_of(fact)} runs from {low:.4g} to {high:.4g}, this loss takes "
+            "probabilities: scale it to 0 … 1, or use a loss of real numbers such as mse_loss"
         )
     inside, outside, change = _CODED.get((low, high), (0, 0, ""))
     # The mean tells whether these two numbers are the only ones.
     mean = fact.summary.mean
     total = mean * bad.total if isinstance(mean, (int, float)) else math.nan
     if change and abs(total - (bad.count * outside + (bad.total - bad.count) * inside)) < 0.5:
-        text = f"the target goes from {low:g} to {high:g}: this loss takes 0 and 1"
+        text = f"{name_of(fact)} goes from {low:g} to {high:g}: this loss takes 0 and 1"
         return Hint(text=text, fix=rewritten(evidence, fact, change))
     if low < 0:
         what = f"is {low:g} everywhere" if low == high else f"goes down to {low:g}"
         return Hint(
-            text=f"the target {what}: this loss takes 0 … 1, and does not ignore a number that "
-            "marks values to leave out"
+            text=f"{name_of(fact)} {what}: this loss takes 0 … 1, and does not ignore a number "
+            "that marks values to leave out"
         )
     return Hint(
-        text=f"the target has labels up to {high:g}: more than two classes need cross_entropy and "
-        "one column of scores for each"
+        text=f"{name_of(fact)} has labels up to {high:g}: more than two classes need "
+        "cross_entropy and one column of scores for each"
     )
 
 
@@ -262,8 +273,12 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         return _nothing_to_draw(evidence, weights)
     if _is_rounded(low, high):
         return None
-    text, made = f"the weights run from {low:.4g} to {high:.4g}", next(way_of(evidence), ("", ""))
-    if made[0] not in (*_SCORES, "_log_softmax") and low >= -1 and high <= 1 + _ROUNDING:
+    text, (made, _) = (
+        f"the weights run from {low:.4g} to {high:.4g}",
+        next(way_of(evidence), ("", "")),
+    )
+    is_small = made not in (*_SCORES, "_log_softmax") and low >= -1 and high <= 1 + _ROUNDING
+    if is_small or _is_difference(weights, made):
         return Hint(text=f"{text}, and none may be below 0: softmax makes weights of scores")
     fix = rewritten(evidence, weights, "torch.softmax({x}, dim=-1)")
     return Hint(text=f"{text}: these look like logits, softmax is missing", fix=fix)

@@ -70,29 +70,23 @@ def _replaced(evidence: Evidence, ids: Ids, number: str | None) -> str | None:
 
 @ids_rule("token", priority=14)
 def unknown_tokens(evidence: Evidence, ids: Ids) -> Hint | None:
-    """Ids beyond the table are padding, added tokens, or those of another tokenizer."""
-    if not ids.is_above:
-        return None
+    """Ids beyond the table of a library's model, or of a tokenizer that the code reads."""
+    known, pad = evidence.call_context.tokenizer_length, evidence.call_context.pad_token_id
     is_library, is_near = in_library(evidence, "transformers"), ids.high - ids.size < _JUST_BEYOND
-    known = evidence.call_context.tokenizer_length
-    if ids.bad == {evidence.call_context.pad_token_id or -1} or fills_row_ends(ids):
+    if not ids.is_above or not (is_library or known) or not is_vocabulary(evidence):
+        return None
+    length = f" (the tokenizer has {known})" if known else ""
+    if ids.bad == {pad or -1} or fills_row_ends(ids):
         text = f"{ids.high} is only at the ends of the rows: it is a padding id, and the table "
         text += f"of {ids.size} rows has no row for it"
-        is_added = is_library and is_near and is_vocabulary(evidence)
-        return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_added)
-    if not is_vocabulary(evidence):
-        return None
+        return Hint(rule="padding_beyond_table", text=text + f"; {_RESIZE}" * is_near)
     if not is_near:
-        length = f", the tokenizer has {known} entries" if known else ""
         text = f"ids go up to {ids.high} in a table of {ids.size} rows{length}: they look like "
         text += "ids of a different tokenizer than the model's; load both under the same name"
         return Hint(rule="other_vocabulary", text=text)
-    if ids.counts_from_one and not is_library:
-        return None
-    length = f" (the tokenizer has {known})" if known else ""
+    text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}; "
     # A tokenizer's vocab_size leaves added tokens out; its length does not.
     cure = f"after tokens are added: {_RESIZE}" if is_library else "a table for all tokens has "
-    text = f"the invalid ids ({list_of(ids.bad)}) are just beyond the {ids.size} rows{length}; "
     return Hint(
         rule="added_tokens", text=text + cure + ("" if is_library else "len(tokenizer) rows")
     )
@@ -120,10 +114,8 @@ def positions_beyond_table(evidence: Evidence, ids: Ids) -> Hint | None:
         return None
     is_counted = is_run(ids.fact) and (ids.low or 0) <= _MAX_OFFSET
     # A step of generation looks up one position at a time.
-    if not is_counted and ids.fact.shape[-1] != 1:
-        text = f"positions go from {ids.low} to {ids.high} in a table of {ids.size} rows, and do "
-        text += "not count the tokens of a row from 0: the text is too long, or goes on too far"
-        return Hint(rule="positions_given", text=text)
+    if not is_counted and (ids.fact.shape[-1] != 1 or not in_library(evidence, "transformers")):
+        return None
     offset = _counted_offset(evidence, ids)
     length = ids.high + 1 - offset
     if offset and length <= ids.size:

@@ -90,4 +90,4 @@ def test_another_dimension_is_named_where_it_has_just_so_many_places(
     """With one number a row, as many rows as numbers are chance."""
     text = f"x = torch.zeros({rows}, 3, device=d)\ni = torch.full(({rows}, {columns}), 3, device=d)"
     (found,) = cell(f"{text}\ni[0, 0] = 0\nx.gather(1, i)").shown.hints
-    assert ("dimension 0, which has 4, has room for them" in found.text) is says
+    assert ("dimension 0 has 4 places" in found.text) is says

@@ -115,8 +115,8 @@ GPT = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
     [
         ("GPT2", "LMHeadModel", [[1, 2, 100]], "resize_token_embeddings(len(tokenizer))"),
         ("Bert", "ForMaskedLM", [[1, 2, 100]], "resize_token_embeddings(len(tokenizer))"),
-        ("Bert", "ForSequenceClassification", [3], "num_labels=4"),
-        ("Bert", "ForTokenClassification", [[0, 1, 3]], "num_labels=4"),
+        ("Bert", "ForSequenceClassification", [3], "num_labels=3"),
+        ("Bert", "ForTokenClassification", [[0, 1, 3]], "num_labels=3"),
     ],
 )
 @pytest.mark.parametrize("is_own", [False, True])

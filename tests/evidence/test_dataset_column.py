@@ -1,4 +1,4 @@
-"""What the whole dataset says of its labels, read as it is stored."""
+"""What the whole dataset says of the values at fault, read as it is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ head = nn.Linear(4, {outputs}).cuda()
 for x, y in DataLoader(ds, 30, shuffle={shuffle}):
     F.cross_entropy(head(x.cuda()), y.cuda())
 """
-ALL = "40 labels of ds go up to 39: they need 40 outputs, the head has 10"
+ALL = "the labels of ds run from 0 to 39 without a gap: they need 40 outputs, there are 10"
+HEAD = "; the layer is head, made in line "
 OWN = "ds = Own({})\nOwn.__getitem__ = lambda self, at: (torch.zeros(4), {})"
 
 
@@ -46,26 +47,59 @@ OWN = "ds = Own({})\nOwn.__getitem__ = lambda self, at: (torch.zeros(4), {})"
         # Labels that are computed have no column; the names of the classes are there.
         (OWN.format("[range(n) for n in range(40)], classes=[str(n) for n in range(40)]",
                     "len(self.targets[at])"), {"shuffle": False},
-         "labels up to 29 (10, 11, 12, 13 and 16 more) need at least 30 outputs (this batch), the "
-         "head has 10; ds names 40 classes"),
+         "the labels run from 0 to 29 without a gap: they need 30 outputs, there are 10; ds names "
+         "40 classes"),
         # Labels that were shifted on the way are not those that are stored.
         (OWN.format("list(range(40))", "self.targets[at] + 1"), {"shuffle": False},
-         "labels up to 30 (10, 11, 12, 13 and 17 more) need at least 31 outputs (this batch), the "
-         "head has 10"),
-        # One label is far beyond the others: the row, and no larger head.
+         "21 of 30 labels are 10, 11, 12, 13 and 17 more, all others are 1 … 9"),
+        # One label is far beyond the others, or one of a class that is no other row's.
         ("y = torch.arange(40) % 3\ny[17] = 999\nds = TensorDataset(torch.randn(40, 4), y)",
-         {"outputs": 3, "shuffle": False}, "all other labels are 0 … 2, and 999 is far beyond the "
-         "3 classes: a mark of elements to leave out, or a bad row of data, row 17 of ds"),
+         {"outputs": 3, "shuffle": False}, "1 of 40 labels of ds is 999 (row 17), all others are "
+         "0 … 2"),
+        ("y = torch.arange(3200) % 7\ny[17] = 7\nds = TensorDataset(torch.randn(3200, 4), y)",
+         {"outputs": 7, "shuffle": False}, "1 of 3200 labels of ds is 7 (row 17), all others are "
+         "0 … 6"),
     ],
 )  # fmt: skip
 def test_the_data_set_is_asked_for_its_labels(
     made: str, options: dict[str, Any], says: str
 ) -> None:
-    """For what it stores: the largest of all, the number of classes, the row of a bad one."""
+    """For what it stores: all the labels, the number of classes, the row of a bad one."""
     code = SETUP.format(made=made, **{"outputs": 10, "shuffle": True, **options})
     report = run_cell(code, fast=False).shown
     assert report.limits == ()
-    assert [item.text for item in report.hints] == [says]
+    (hint,) = report.hints
+    assert hint.text.startswith(says + HEAD)
+
+
+IDS = "torch.randint(0, 9, (40, 3))"
+WORDS = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+table = nn.Embedding(9, 2).cuda()
+ids = {ids}
+ids[17, 1], ids[3, 2] = 12, 0
+ds = {ds}
+for batch in DataLoader(ds, 30):
+    table({given}.cuda())
+"""
+SAYS = "1 of 120 ids of ds is 12 (row 17), all others are 0 … 8"
+
+
+@pytest.mark.parametrize(
+    ("ds", "given"),
+    [
+        ("TensorDataset(ids)", "batch[0]"),
+        ("[(row, 1.0) for row in ids]", "batch[0]"),
+        ("[{'ids': row} for row in ids]", "batch['ids']"),
+    ],
+)
+def test_the_data_set_is_asked_for_its_token_ids(ds: str, given: str) -> None:
+    """Rows of several numbers, as tensors and as lists."""
+    report = run_cell(WORDS.format(ids=IDS, ds=ds, given=given), fast=False).shown
+    assert report.limits == ()
+    assert report.hints[0].text.startswith(SAYS)
 
 
 def test_no_sample_is_asked_for() -> None:
@@ -74,23 +108,13 @@ def test_no_sample_is_asked_for() -> None:
     assert run_cell(code, fast=False).names["ds"].calls == 30
 
 
-LABELS = "y = torch.tensor([10, 20, 30]).cuda()"
-
-
-@pytest.mark.parametrize(
-    ("line", "fix"),
-    [
-        (f"for _ in [0]:\n    {LABELS}\n    F.cross_entropy(z, y)", None),
-        (f"{LABELS}\nF.cross_entropy(z, y)",
-         "F.cross_entropy(z, torch.unique(y, return_inverse=True)[1])"),
-    ],
-)  # fmt: skip
-def test_labels_of_a_batch_are_not_numbered_alone(line: str, fix: str | None) -> None:
-    """Another batch may hold fewer labels, and its numbers would be other ones."""
+def test_labels_of_a_batch_are_not_numbered_alone() -> None:
+    """Another batch may have fewer labels, and its numbers would be other ones."""
     code = "import torch\nfrom torch.nn import functional as F\nz = torch.zeros(3, 3).cuda()\n"
-    hint = run_cell(code + line).shown.hints[0]
-    assert (hint.rule, hint.fix) == ("relabel", fix)
-    assert ("for the whole dataset" in hint.text) is (fix is None)
+    code += "y = torch.tensor([10, 20, 30]).cuda()\nF.cross_entropy(z, y)"
+    hint = run_cell(code).shown.hints[0]
+    assert (hint.rule, hint.fix) == ("relabel", None)
+    assert "once for the whole dataset" in hint.text
 
 
 LAYERS = """\
@@ -122,5 +146,14 @@ conv = nn.Sequential(nn.Conv2d(3, 2, 1)).cuda()
     ],
 )  # fmt: skip
 def test_the_layer_to_change_is_named(line: str, says: str) -> None:
-    """With its line, and what shares its weight."""
+    """With its line, what shares its weight."""
     assert run_cell(LAYERS + line).shown.hints[0].text.endswith(says)
+
+
+@pytest.mark.parametrize(("outputs", "says"), [(5, "; net.1 has the same size"), (6, "")])
+def test_the_head_of_a_tables_size_is_named(outputs: int, says: str) -> None:
+    """What has to grow with the table."""
+    made = f"net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, {outputs})).cuda()"
+    code = f"import torch\nfrom torch import nn\n{made}\nnet(torch.tensor([8]).cuda())"
+    text = run_cell(code).shown.hints[0].text
+    assert text == f"the layer is net[0], made in line 3: {made[6:]}{says}"

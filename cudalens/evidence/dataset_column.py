@@ -1,0 +1,143 @@
+"""Read the column of a dataset that bad values came from, without running code of the user's.
+
+It is the one that has the bad values at the rows that they came from.  Not here: which batch and
+rows those are (``recorder/dataloader.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from cudalens.core.evidence_types import DatasetColumn
+from cudalens.core.report_types import Violation
+from cudalens.core.tensor_values import MAX_UNIQUE
+from cudalens.recorder.dataloader import Batch, dataset_of
+from cudalens.source.safe_eval import instance_dict
+
+_MAX_VALUES = 1 << 22
+_MAX_ROWS = 4
+_ATTRIBUTES = ("targets", "labels", "y", "ids", "input_ids", "tokens")
+_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
+    """Return what a dataset has in the column that the bad values of a batch came from."""
+    dataset, name = dataset_of(batch)
+    first, bounds = violation.offenders.first, violation.bounds
+    seen = [(item.sample, item.value) for item in first if item.sample is not None]
+    if dataset is None or not seen or bounds.min is None or bounds.max is None:
+        return None
+    kept: Sequence[int] | None = None
+    if type(dataset) is Subset:
+        kept, dataset = dataset.indices, dataset.dataset
+        seen = [(kept[at], value) for at, value in seen]
+    said, classes = name or "the dataset", _classes(dataset)
+    for places, column in _columns(dataset):
+        if not all(bool((column[places == at] == value).any()) for at, value in seen):
+            continue
+        marks = torch.tensor(bounds.also_allowed, dtype=torch.long)
+        is_used = ~torch.isin(column, marks)
+        numbers = torch.arange(int(places.max()) + 1)
+        if kept is not None:
+            numbers.fill_(-1)[list(kept)] = torch.arange(len(kept))
+            is_used &= numbers[places] >= 0
+        rows, values = numbers[places][is_used], column[is_used]
+        distinct = values.unique()
+        bad = (values < float(bounds.min)) | (values > float(bounds.max))
+        good = distinct[(distinct >= float(bounds.min)) & (distinct <= float(bounds.max))]
+        return DatasetColumn(
+            name=said,
+            count=len(values),
+            low=int(distinct[0]),
+            high=int(distinct[-1]),
+            kinds=len(distinct),
+            distinct=tuple(distinct.tolist()) if len(distinct) <= MAX_UNIQUE else None,
+            bad_count=int(bad.sum()),
+            rows=tuple(rows[bad].unique()[:_MAX_ROWS].tolist()),
+            others=f"{int(good[0])} … {int(good[-1])}" if len(good) else None,
+            classes=classes,
+        )
+    return None if classes is None else DatasetColumn(name=said, classes=classes)
+
+
+def _columns(dataset: object) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the columns of whole numbers as they are stored: the row of each value, the values."""
+    own = instance_dict(dataset)
+    found: list[Any] = [own.get(name) for name in _ATTRIBUTES]
+    if type(dataset) is TensorDataset:
+        found = list(dataset.tensors)
+    if type(dataset) is list and dataset:
+        found = list(_of_samples(dataset))
+    if type(dataset).__module__.startswith("datasets."):
+        found = list(_of_arrow(own))
+    for column in found:
+        if type(column) is list and len(column) <= _MAX_VALUES:
+            rows = [list(_integers(item)) for item in column]
+            counts = torch.tensor([len(item) for item in rows])
+            numbers = list(chain.from_iterable(rows))
+            if numbers and None not in numbers and len(numbers) <= _MAX_VALUES:
+                yield torch.arange(len(rows)).repeat_interleave(counts), torch.tensor(numbers)
+            continue
+        tensor = column
+        if f"{type(column).__module__}.{type(column).__name__}" == "numpy.ndarray":
+            is_whole = column.dtype.kind in "iu" and column.dtype.name != "uint64"
+            tensor = torch.from_numpy(column.astype("int64")) if is_whole else None
+        is_read = isinstance(tensor, Tensor) and tensor.dtype in _NUMBERS and tensor.ndim
+        if is_read and 0 < tensor.numel() <= _MAX_VALUES:
+            places = torch.arange(len(tensor)).repeat_interleave(tensor[0].numel())
+            yield places, tensor.detach().cpu().long().flatten()
+
+
+def _integers(item: Any) -> Iterator[int | None]:
+    """Yield the whole numbers of one row, ``None`` for anything else."""
+    if type(item) is int:
+        yield item
+    elif type(item) is list:
+        yield from (part if type(part) is int else None for part in item)
+    elif type(item) is Tensor and item.dtype in _NUMBERS:
+        yield from item.detach().flatten().tolist()
+    else:
+        yield None
+
+
+def _of_samples(samples: list[Any]) -> Iterator[list[Any]]:
+    """Yield the columns of a list of tuples or dicts."""
+    first = samples[0]
+    kind = type(first)
+    keys = range(len(first)) if kind in (tuple, list) else first if kind is dict else ()
+    for key in keys:
+        try:
+            yield [item[key] for item in samples if type(item) is kind]
+        except (IndexError, KeyError):
+            continue
+
+
+def _of_arrow(own: dict[str, Any]) -> Iterator[list[Any]]:
+    """Yield the columns of a dataset of Hugging Face, in the order of its rows."""
+    table, order = own.get("_data"), own.get("_indices")
+    rows = None if order is None else order.column(0).to_pylist()
+    for name in table.column_names if table is not None else ():
+        column = table.column(name)
+        kind = str(column.type)
+        if "int" in kind and "struct" not in kind and len(column) <= _MAX_VALUES:
+            values = column.to_pylist()
+            yield values if rows is None else [values[at] for at in rows]
+
+
+def _classes(dataset: object) -> int | None:
+    """Return how many classes a dataset of torchvision or Hugging Face names."""
+    own = instance_dict(dataset)
+    if type(own.get("classes")) in (list, tuple):
+        return len(own["classes"])  # type: ignore[arg-type]
+    features = instance_dict(own.get("_info")).get("features")
+    if not isinstance(features, dict):
+        return None
+    kinds = [item for item in dict.values(features) if type(item).__name__ == "ClassLabel"]
+    names = instance_dict(kinds[0]).get("names") if len(kinds) == 1 else None
+    return len(names) if type(names) is list else None

@@ -1,0 +1,135 @@
+"""Advice over all calls of a line: what earlier batches, and the dataset, rule out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostcells import SETUP, Outcome, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+
+
+def loop(call: str, *batches: str, before: str = "") -> Outcome:
+    """Run ``call`` for each batch ``b``, under the full check."""
+    code = f"{SETUP}{before}\nfor b in ({', '.join(batches)},):\n    {call}"
+    return run_cell(code, fast=False)
+
+
+def ids(*values: int) -> str:
+    return f"torch.tensor({[*values]}).cuda()"
+
+
+def floats(*values: float) -> str:
+    return f"torch.tensor({[*values]}).cuda()"
+
+
+HEAD = "z = torch.zeros(10, 5).cuda()"
+FIVE = ids(1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
+LOSS = "F.cross_entropy(z, b)"
+
+
+@pytest.mark.parametrize(
+    ("before", "rule", "fix"),
+    [
+        (ids(*[1, 2, 3, 4] * 2, 1, 2), "one_based_labels", "F.cross_entropy(z, b - 1)"),
+        (ids(*[0, 1, 2, 3, 4] * 2), "too_few_places", None),
+        (ids(*[0, -100, 2, 3, 4] * 2), "too_few_places", None),
+    ],
+)
+def test_an_earlier_zero_rules_out_a_count_from_one(
+    before: str, rule: str, fix: str | None
+) -> None:
+    """A shift by one would leave the 0 of that batch outside."""
+    hint = loop(LOSS, before, FIVE, before=HEAD).shown.hints[0]
+    assert (hint.rule, hint.fix) == (rule, fix)
+
+
+PAIR = "t = torch.ones(3).cuda()"
+BCE = "F.binary_cross_entropy(b, t)"
+
+
+@pytest.mark.parametrize(
+    ("call", "before", "bad", "fix"),
+    [
+        (BCE, None, floats(-2.5, 0.5, 3.0), "F.binary_cross_entropy_with_logits(b, t)"),
+        (BCE, floats(0.1, 0.5, 0.9), floats(-2.5, 0.5, 3.0), None),
+        ("torch.multinomial(b, 1)", None, floats(-2.5, 0.5, 3.0),
+         "torch.multinomial(torch.softmax(b, dim=-1), 1)"),
+        ("torch.multinomial(b, 1)", floats(0.1, 0.5, 2.0), floats(-2.5, 0.5, 3.0), None),
+        ("F.binary_cross_entropy(t, b)", None, floats(0.0, 255.0, 0.0),
+         "F.binary_cross_entropy(t, b / 255)"),
+        ("F.binary_cross_entropy(t, b)", floats(0.0, 0.5, 1.0), floats(0.0, 255.0, 0.0), None),
+        # A black picture is one of bytes, too.
+        ("F.binary_cross_entropy(t, b)", floats(0.0, 0.0, 0.0), floats(0.0, 255.0, 0.0),
+         "F.binary_cross_entropy(t, b / 255)"),
+    ],
+)  # fmt: skip
+def test_numbers_that_were_right_before_are_no_other_scale(
+    call: str, before: str | None, bad: str, fix: str | None
+) -> None:
+    """No change of all values is offered for some of one batch; they are named instead."""
+    outcome = loop(call, *filter(None, (before, bad)), before=PAIR)
+    assert outcome.fixes[:1] == [fix]
+    if fix is None:
+        assert outcome.rules == ["what_is_there"]
+        assert "logits" not in outcome.shown.hints[0].text
+
+
+TABLE = "table = nn.Embedding(4, 2).cuda()"
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        ([ids(0, 1, 2, 3, 4)], "the ids run from 0 to 4 without a gap: they need 5 rows, there are "
+         "4; the layer is table, made in line 5: nn.Embedding(4, 2).cuda()"),
+        ([ids(0, 1, 3, 4)], "1 of 4 ids is 4, all others are 0 … 3; the bad values come from"),
+        # What is missing in this batch, an earlier one had.
+        ([ids(0, 2), ids(1, 2, 3, 4)], "the ids run from 0 to 4 without a gap"),
+        ([ids(1, 2), ids(1, 2, 3, 4)], "1 of 4 ids is 4, all others are 1 … 3"),
+        # One in a thousand is a stray one.
+        (["(torch.arange(1000) % 4).index_fill(0, torch.tensor(7), 4).cuda()"],
+         "1 of 1000 ids is 4, all others are 0 … 3"),
+        # A row has several numbers, and its end only the one.
+        (["torch.tensor([[0, 1, 4, 4], [2, 3, 0, 4]]).cuda()"],
+         "3 of 8 ids are 4, only at the ends of the rows, all others are 0 … 3"),
+    ],
+)  # fmt: skip
+def test_a_size_is_asked_for_a_count_without_gaps(batches: list[str], says: str) -> None:
+    """Over everything seen; else it is said what is there."""
+    hint = loop("table(b)", *batches, before=TABLE).shown.hints[0]
+    assert hint.text.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("ids", "given", "says"),
+    [
+        ("raw * 2", "ids", "the bad values come from line 6: ids = raw * 2"),
+        ("raw", "ids * 2", None),
+        ("(raw + 32764).short() + 1", "ids", "int16 ends at 32767: -32768 is what 32768 becomes"),
+        # Positions are no values of what was sorted.
+        ("raw.float().topk(2).indices + 3", "ids", "come from line 6: ids = raw.float()"),
+        ("(raw / 0.5)", "ids", "come from line 6: ids = (raw / 0.5)"),
+    ],
+)
+def test_the_line_that_made_the_values_is_named(ids: str, given: str, says: str | None) -> None:
+    """The recorded one; a narrow integer type on the way; not the failing line itself."""
+    before = "emb, raw = nn.Embedding(4, 2).cuda(), torch.tensor([3, 3]).cuda()"
+    code = f"{SETUP}{before}\nids = {ids}\nemb(({given}).long())"
+    report = run_cell(code, fast=False).shown
+    assert all(step.note is None for step in report.provenance if "0.5" in ids)
+    text = report.hints[0].text
+    assert says in text if says else "line 7" not in text
+
+
+def test_two_places_are_named_where_two_parts_must_agree() -> None:
+    """The line of the values, the layer, and the variable that its size was taken from."""
+    made = "names = ['a', 'b', 'c']\nn = len(names)\nemb = nn.Embedding(n, 2).cuda()\n"
+    made += "names = names + ['d', 'e', 'f']\n"
+    made += "ids = torch.tensor([names.index(c) for c in 'fad']).cuda()\nemb(ids)"
+    hint = run_cell(SETUP + made, fast=False).shown.hints[0]
+    assert hint.text == (
+        "2 of 3 ids are 3, 5, all others are 0; the bad values come from line 9: ids = "
+        "torch.tensor([names.index(c) for c in 'fad']).cuda(); the layer is emb, made in line 7: "
+        "nn.Embedding(n, 2).cuda(); n is set in line 6: len(names)"
+    )
