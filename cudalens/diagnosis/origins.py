@@ -149,10 +149,10 @@ def _layer(hint: Hint, evidence: Evidence, trial: Trial) -> Binding | None:
     reads = (edge.dst for edge in evidence.graph.edges if edge.src == near.id)
     line = next((nodes[item].source for item in reads), None)
     try:
-        tree = parse((line and line.text) or "")
+        called = ast.walk(parse((line and line.text) or ""))
     except SyntaxError:
         return None
-    calls = (item.func for item in ast.walk(tree) if isinstance(item, ast.Call))
+    calls = (item.func for item in called if isinstance(item, ast.Call))
     names = {item.id for item in calls if isinstance(item, ast.Name)}
     known = [(name, made) for name in sorted(names) if (made := trial.binding(name)) is not None]
     found = [(name, made) for name, made in known if not (made.called or "").endswith("Loss")]

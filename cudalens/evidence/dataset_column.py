@@ -39,7 +39,7 @@ def column_of(batch: Batch, violation: Violation) -> DatasetColumn | None:
         seen = [(kept[at], value) for at, value in seen]
     said, classes = name or "the dataset", _classes(dataset)
     for places, column in _columns(dataset):
-        if not all(bool((column[places == at] == value).any()) for at, value in seen):
+        if not all(value in column[places == at].tolist() for at, value in seen):
             continue
         marks = torch.tensor(bounds.also_allowed, dtype=torch.long)
         is_used = ~torch.isin(column, marks)
@@ -121,8 +121,10 @@ def _of_samples(samples: list[Any]) -> Iterator[list[Any]]:
 def _of_arrow(own: dict[str, Any]) -> Iterator[list[Any]]:
     """Yield the columns of a dataset of Hugging Face, in the order of its rows."""
     table, order = own.get("_data"), own.get("_indices")
+    if table is None:
+        return
     rows = None if order is None else order.column(0).to_pylist()
-    for name in table.column_names if table is not None else ():
+    for name in table.column_names:
         column = table.column(name)
         kind = str(column.type)
         if "int" in kind and "struct" not in kind and len(column) <= _MAX_VALUES:

@@ -147,8 +147,7 @@ class Variables(candidates.Trial):
         node = parse(expression).body[0]
         target = node.value if isinstance(node, ast.Expr) else None
         value = ABSENT if target is None else self._read(target)
-        is_tensor = isinstance(value, Tensor) and not of_shape
-        if is_tensor and (value.is_inference() or value._version):
+        if isinstance(value, Tensor) and not of_shape and (value.is_inference() or value._version):
             return None
         if isinstance(target, ast.Name) and type(value) is int:
             return binding_of(self.line.running, target.id)
@@ -209,7 +208,7 @@ class Variables(candidates.Trial):
             if item is not part
         }
         tied = [name for name, other in others.items() if other is weight]
-        of_table = weight.shape if isinstance(part, nn.Embedding) else None
+        of_table = part.weight.shape if isinstance(part, nn.Embedding) else None
         alike = [name for name, other in others.items() if getattr(other, "shape", ()) == of_table]
         return replace(
             made or Binding(at=SourceSpan()),

@@ -6,7 +6,7 @@ A size is asked for only where the values are a count without gaps over everythi
 from __future__ import annotations
 
 import ast
-import re
+from collections.abc import Iterable
 
 from cudalens.core.report import Evidence
 from cudalens.core.report_types import Hint, Violation
@@ -84,22 +84,28 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
     if ids is not None and column is not None and column.count:
         values = sorted(v for v in column.distinct or ids.bad if not 0 <= v < ids.size)
         rows = f" (row {list_of(column.rows)})" if column.bad_count <= len(column.rows) else ""
-        of, bad = f"{column.count} {noun} of {column.name}", f"{list_of(values)}{rows}"
+        of, bad = f"{column.count} {noun} of {column.name}", f"{_numbers(values)}{rows}"
         return _share(column.bad_count, of, bad, column.others)
     if found.total < 2:
         return ""
     if ids is not None:
-        bad = list_of(ids.bad)
-        if ids.distinct is None:
-            bad = re.sub(r" and \d+ more$", " and others", bad)
+        is_listed = ids.distinct is not None or found.count == len(found.first)
+        bad = _numbers(ids.bad) if is_listed else f"such as {list_of(sorted(ids.bad)[:3])}"
     else:
-        values = [item.value for item in found.first]
-        bad = " and ".join(str(v) for v in dict.fromkeys(values[:1] + values[-1:]))
+        ends = [str(item.value) for item in (found.first[:1] + found.first[-1:])]
+        bad = " and ".join(dict.fromkeys(ends))
         bad = bad if found.count <= 2 else f"values such as {bad}"
     bad += ", only at the ends of the rows" if ids is not None and fills_row_ends(ids) else ""
     if found.others is None:
         return f"all {found.total} {noun} are outside: {bad}"
     return _share(found.count, f"{found.total} {noun}", bad, found.others)
+
+
+def _numbers(values: Iterable[int]) -> str:
+    """Return numbers for reading: ``100 … 103``, ``3, 5``."""
+    ordered = sorted(values)
+    is_run = len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1
+    return f"{ordered[0]} … {ordered[-1]}" if is_run else list_of(ordered)
 
 
 def _share(count: int, of: str, bad: str, others: str | None) -> str:

@@ -279,7 +279,7 @@ NEIGHBOURS: dict[str, Row] = {
     "rounded below 0": (drawn([0.5, -1e-9]), "what_is_there", None),
     "both": (drawn([0.5, math.inf, math.nan]), "nan_before", None),
     "more grays than are listed": (labels([at % 41 * 6 for at in range(96)], 3, shape=(2, 6, 8)),
-        "what_is_there", None, "and others"),
+        "what_is_there", None, "such as 6, 12, 18"),
     "ignored ones beside 1 to C": (labels([*ONE_TO_TEN, -100], 10), "one_based_labels",
         "F.cross_entropy(z, y - 1)"),
     "col beside row": (into_rows(tensor(None, "row", [1, 2])), "what_is_there", None),
