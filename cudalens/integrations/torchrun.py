@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 from cudalens.core._python import add_note
 from cudalens.core.report import RankResult
 from cudalens.session.findings import Findings, Outcome
-from cudalens.session.ranks import combined, is_cut_off, kept, reason, result_of, wait, write_whole
+from cudalens.session.ranks import (
+    combined,
+    give_way,
+    is_cut_off,
+    kept,
+    reason,
+    result_of,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from cudalens.core.report import Report
@@ -97,7 +105,7 @@ class Rank:
             _attempt("the ranks' pages were not written", self._write_pages, report)
             if not cut_off:
                 print(f"cudalens: the reports of all ranks: {self.index}", file=sys.stderr)
-            wait(self.folder, report, self.siblings)
+            give_way(report)
             _attempt("the ranks' pages were not written", self._write_pages, report)
         # Has another rank a finding, by which this one was cut off?
         if cut_off and not all(map(is_cut_off, kept(self.folder).values())):

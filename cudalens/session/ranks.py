@@ -35,10 +35,7 @@ OTHERS_S = 1.0
 """How long a rank with a finding waits for the findings of the others, which its end would end."""
 CUT_OFF_S = 3.0
 """How long one waits whose connection broke: who broke it is to be the first that has ended."""
-_POLL_S = 0.02
 _OF_LAUNCHERS = ("torch.multiprocessing", "torch.distributed.elastic")
-_LEFT_NONE = "and left no report"
-_LAUNCHER = "torch.multiprocessing.spawn"
 _CUT_OFF = re.compile(
     r"Connection (?:was )?(?:closed|reset) by peer|Broken pipe|NCCL (?:error|communicator)"
     r"|remote process (?:has )?exited|ProcessGroup\w+ .*(?:abort|timeout)"
@@ -61,7 +58,7 @@ class Ranks:
         self._owner = os.getpid()
         self._folder: Path | None = None
         self._numbers = itertools.count()
-        self._started: dict[int, tuple[int, BaseProcess]] = {}
+        self._started: dict[int, BaseProcess] = {}
         self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Ranks:
@@ -95,55 +92,36 @@ class Ranks:
         number = next(self._numbers)  # several threads may start some
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="cudalens-ranks-"))
-        (self._folder / f"{number}.started").touch()  # for others, which wait for its report
-        run = RankRun(
-            process=process,
-            number=number,
-            folder=self._folder,
-            make=self._make,
-            is_simulated=simulate.current() is not None,
-        )
-        self._started[number] = (_index_of(process, number), process)
+        file = self._folder / f"{number}.json"
+        run = RankRun(process, file, self._make, is_simulated=simulate.current() is not None)
+        self._started[number] = process
         process.run = run  # type: ignore[method-assign]
 
     @property
     def has_started(self) -> bool:
-        """Whether a process runs under the check."""
+        """Return whether a process runs under the check."""
         return bool(self._started)
 
     def results(self) -> tuple[RankResult, ...]:
         """Return what became of each process, those that made a report first, by time."""
         reports = {} if self._folder is None else kept(self._folder)
-        found = [
-            result_of(report, process=index)
-            if (report := reports.get(str(number))) is not None
-            else RankResult(process=index, outcome=_format_end(process.exitcode))
-            for number, (index, process) in sorted(self._started.items())
+        found = [result_of(reports[name], process=int(name)) for name in reports]
+        found += [
+            RankResult(process=number, outcome=_format_end(process.exitcode))
+            for number, process in sorted(self._started.items())
+            if str(number) not in reports
         ]
-        order = list(reports.values())
-        found.sort(key=lambda item: order.index(item.report) if item.report else len(order))
         return tuple(found)
 
 
 def _is_rank(process: BaseProcess) -> bool:
-    """Whether a process runs code of the user's: a loader's worker, or a pool's, does not count."""
+    """Return whether a process runs code of the user's, and no loader's worker or pool."""
     if "run" in vars(process):
         return False  # a check around this one, or somebody else, has replaced it
-    if _is_of_launcher(process):
-        return True
-    target = getattr(process, "_target", None)
-    code = getattr(target if target is not None else type(process).run, "__code__", None)
-    return code is not None and is_user_source(code.co_filename)
-
-
-def _is_of_launcher(process: BaseProcess) -> bool:
-    return getattr(getattr(process, "_target", None), "__module__", "") == _LAUNCHER
-
-
-def _index_of(process: BaseProcess, count: int) -> int:
-    """Return the number that the launcher gave a process, else how many were started before."""
-    given = (*getattr(process, "_args", ()), None, None)[1]
-    return given if _is_of_launcher(process) and isinstance(given, int) else count
+    target = getattr(process, "_target", None) or type(process).run
+    code = getattr(target, "__code__", None)
+    is_launchers = target.__module__ == "torch.multiprocessing.spawn"
+    return is_launchers or (code is not None and is_user_source(code.co_filename))
 
 
 # --- in the process itself ------------------------------------------------------------------------
@@ -154,13 +132,12 @@ class RankRun:
     """What a process runs in place of its own ``run``: the same, under a check."""
 
     process: BaseProcess
-    number: int
-    folder: Path
+    file: Path
     make: Callable[[], Any]
     is_simulated: bool
 
     def __call__(self) -> None:
-        """Run the process, and leave its report in the folder."""
+        """Run the process, and leave its report in the file."""
         limits = Limits()
         if self.is_simulated and simulate.current() is None:
             limits.attempt("rehearsal device", lambda: simulate.start(announce=False))
@@ -191,17 +168,16 @@ class RankRun:
         except DeviceAssertError as found:
             late = found
         if session.report is not None:
-            write_whole(self.folder / f"{self.number}.json", session.report.to_json())
-            started = len(list(self.folder.glob("*.started")))
-            wait(self.folder, session.report, started)
+            write_whole(self.file, session.report.to_json())
+            give_way(session.report)
         return late
 
 
 def reason(error: BaseException) -> BaseException:
     """Return the exception for which a process ends: launchers print it and call ``sys.exit``."""
     if isinstance(error, SystemExit) and error.code not in (None, 0):
-        met = error.__context__
-        return met if isinstance(met, Exception) else error
+        context = error.__context__
+        return context if isinstance(context, Exception) else error
     return error
 
 
@@ -212,17 +188,9 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def wait(folder: Path, report: Report, count: int) -> None:
-    """Let other ranks come to a finding of their own before this one ends, which ends them.
-
-    The report is this one's, which is in the folder; ``count`` ranks may leave one.
-    """
-    if is_cut_off(report):
-        time.sleep(CUT_OFF_S)  # the launcher comes earlier, once it sees who has ended first
-        return
-    deadline = time.monotonic() + OTHERS_S
-    while time.monotonic() < deadline and len(list(folder.glob("*.json"))) < count:
-        time.sleep(_POLL_S)
+def give_way(report: Report) -> None:
+    """Let other ranks come to a finding of their own before this one ends, which ends them."""
+    time.sleep(CUT_OFF_S if is_cut_off(report) else OTHERS_S)
 
 
 # --- reading what they left -----------------------------------------------------------------------
@@ -243,28 +211,19 @@ def kept(folder: Path) -> dict[str, Report]:
 
 
 def is_cut_off(report: Report) -> bool:
-    """Whether a rank failed because its connection to another broke."""
+    """Return whether a rank failed because its connection to another broke."""
     return report.kind != "device_assert" and _CUT_OFF.search(report.headline) is not None
 
 
 def launcher_error(error: BaseException | None) -> BaseException | None:
     """Return the launcher's own exception behind this one: it says that a process has failed."""
-    met = set()
-    while error is not None and id(error) not in met:
-        met.add(id(error))
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if type(error).__module__.startswith(_OF_LAUNCHERS):
             return error
         error = error.__cause__ or error.__context__
     return None
-
-
-def failed_process_index(error: BaseException | None) -> int | None:
-    """Return which process a launcher's exception is about."""
-    failures = getattr(error, "failures", None)
-    if isinstance(failures, dict):
-        error = min(failures.values(), key=lambda item: item.timestamp, default=None)
-    index = getattr(error, "error_index", getattr(error, "local_rank", None))
-    return index if isinstance(index, int) else None
 
 
 def result_of(report: Report, *, process: int | None = None, page: str | None = None) -> RankResult:
@@ -291,13 +250,9 @@ def _format_end(status: int | None) -> str:
         return "is running"
     if status == 0:
         return "ended without a finding"
-    if status > 0:
-        return f"ended with exit status {status} {_LEFT_NONE}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"was ended by {name} {_LEFT_NONE}"
+    name = next((item.name for item in signal.Signals if item == -status), f"signal {-status}")
+    how = f"ended with exit status {status}" if status > 0 else f"was ended by {name}"
+    return f"{how} and left no report"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,25 +264,20 @@ class CombinedRanks:
     ranks: tuple[RankResult, ...]
 
 
-def combined(
-    results: Sequence[RankResult], failed_index: int | None = None
-) -> CombinedRanks | None:
+def combined(results: Sequence[RankResult]) -> CombinedRanks | None:
     """Return the one report of several processes: that of the first, with all of them.
 
     Args:
         results: in the order of their reports' times.
-        failed_index: the place of the one that the launcher names as the first to fail.
     """
-    told = [item for item in results if item.report is not None]
-    if not told:
+    bad = [item for item in results if item.report and not item.outcome]
+    bad = bad or [item for item in results if item.report]
+    if not bad:
         return None
-    bad = [item for item in told if not item.outcome] or told
-    first = next((item for item in bad if item.process == failed_index), bad[0]).report
-    assert first is not None
+    assert bad[0].report is not None
+    order = sorted(results, key=_place_of)
     return CombinedRanks(
-        report=first,
-        sentence=_sentence(bad, len(results)),
-        ranks=tuple(sorted(results, key=_place_of)),
+        report=bad[0].report, sentence=_sentence(bad, len(results)), ranks=tuple(order)
     )
 
 
@@ -342,11 +292,3 @@ def _sentence(bad: Iterable[RankResult], count: int) -> str:
     listed = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
     verb = "has" if len(named) == 1 else "have"
     return f"{len(named)} of {count} processes {verb} a finding: {listed}."
-
-
-def silent_ends(results: Iterable[RankResult]) -> str:
-    """Say which processes ended badly without a report; empty where none did."""
-    found = [item for item in results if item.report is None and _LEFT_NONE in item.outcome]
-    # Launchers end the others by SIGTERM once one of them has failed.
-    first = [item for item in found if "SIGTERM" not in item.outcome] or found
-    return "; ".join(f"{item.name} {item.outcome}" for item in first)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cudalens.core import _python
-from cudalens.core._python import Uninterrupted, add_note, set_on
+from cudalens.core._python import Uninterrupted, set_on
 from cudalens.core._torch import restore_functorch, suppress_pinned_errors
 from cudalens.core.errors import DeviceAssertError, NonFiniteError, SilentFindingWarning
 from cudalens.core.limits import Limits
@@ -43,9 +43,7 @@ from cudalens.session.ranks import (
     CombinedRanks,
     Ranks,
     combined,
-    failed_process_index,
     launcher_error,
-    silent_ends,
 )
 from cudalens.source.shown_frames import hide_own_frames
 
@@ -323,17 +321,10 @@ class CheckSession:
         if self._ranks is None or hasattr(error, "__cudalens_report__"):
             return None
         results = self._limits.attempt("ranks", self._ranks.results, tuple)
-        cause = launcher_error(error)
-        index = failed_process_index(cause)
-        found = self._limits.attempt("ranks", lambda: combined(results, index))
-        if error is None or cause is None:
-            return found
-        if found is not None:
+        found = self._limits.attempt("ranks", lambda: combined(results))
+        if error is not None and found is not None and launcher_error(error) is not None:
             attached(error, found.report, note_line(found.report, self._limits))
-            return found
-        if ends := silent_ends(results):
-            add_note(error, f"cudalens: {ends}")
-        return None
+        return found
 
     def _own(self, error: BaseException | None) -> DeviceAssertError | NonFiniteError | None:
         """Return the exception when it is a finding, which then is among those of the block."""

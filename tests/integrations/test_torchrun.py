@@ -171,7 +171,8 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
     file = tmp_path / "attempt_0" / "1" / "error.json"
     file.parent.mkdir(parents=True)
     given = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "8"}
-    monkeypatch.setattr("cudalens.session.ranks.CUT_OFF_S", 0)
+    for name in ("CUT_OFF_S", "OTHERS_S"):
+        monkeypatch.setattr(f"cudalens.session.ranks.{name}", 0)
     for name, value in {**given, "TORCHELASTIC_ERROR_FILE": str(file)}.items():
         monkeypatch.setenv(name, value)
     return Rank.of_environment()
