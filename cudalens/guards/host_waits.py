@@ -50,6 +50,7 @@ class HostWaits:
         devices: the device types that guards act on.
         is_ours: whether this thread is running a guard, which may read.
         count: returns how many guarded calls there were.
+        on_failed_call: told what a call raised.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class HostWaits:
         devices: frozenset[str],
         is_ours: Callable[[], bool],
         count: Callable[[], int],
+        on_failed_call: Callable[[BaseException], None],
     ) -> None:
+        self._on_failed_call = on_failed_call
         self._settle, self._devices, self._is_ours = settle, devices, is_ours
         self.count = count
         self._undo: list[Callable[[], object]] = []
@@ -131,7 +134,8 @@ class HostWaits:
                 if PENDING:
                     before(*args, **kwargs)
                 return go_on(keyset & below, *args, **kwargs)
-            except BaseException:
+            except BaseException as error:
+                self._on_failed_call(error)
                 args, kwargs = (), {}  # a traceback that stays keeps this frame
                 raise
 

@@ -57,6 +57,7 @@ class Interceptor:
         is_deferred: look at the values later, without a wait of the host.
         on_past_violation: told of each finding in a call that is over, where guards look later.
         is_users: whether a file is the user's: so far a finding's lines go.
+        on_failed_call: told what a guarded call raised, or one at which deferred guards wait.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class Interceptor:
         is_deferred: bool = False,
         on_past_violation: OnPastViolation | None = None,
         is_users: IsUsers = lambda file: False,
+        on_failed_call: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
+        self._on_failed_call = on_failed_call
         self._on_violation = on_violation
         self._on_past_violation: Any = on_past_violation
         self._is_users, self._known = is_users, KnownExtremes()
@@ -81,7 +84,11 @@ class Interceptor:
         self.checked_ops = 0
         self.is_deferred, self._in_compiled = is_deferred, False
         self._waits = HostWaits(
-            self._settle_here, self._devices, lambda: self._inside.busy, lambda: self.checked_ops
+            self._settle_here,
+            self._devices,
+            lambda: self._inside.busy,
+            lambda: self.checked_ops,
+            on_failed_call,
         )
         self._compiled = CompiledGuards(
             self._tell_compiled, self._complain, is_users=is_users, devices=self._devices
@@ -130,6 +137,7 @@ class Interceptor:
         may_be, is_plain = types.issuperset, PLAIN.issuperset
         devices, on_host, can_read = self._devices, self._devices == {"cpu"}, _torch.can_read_unseen
         has_modes = _torch.has_function_modes
+        failed = self._on_failed_call
 
         # Every call of a guarded op passes here, so speed comes before form.
         def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,9 +175,11 @@ class Interceptor:
                     return go_on(keyset & below, *args, **kwargs)
                 finally:
                     inside.busy = False
-            except BaseException:
-                if made is not None and found is None:
-                    made.withdraw()
+            except BaseException as error:
+                if found is None:
+                    failed(error)
+                    if made is not None:
+                        made.withdraw()
                 args, kwargs, found, made = (), {}, None, None  # a traceback keeps this frame
                 raise
 

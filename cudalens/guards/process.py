@@ -25,6 +25,9 @@ class Listener(Protocol):
     def found(self, report: Report) -> None:
         """Take note of a finding."""
 
+    def call_failed(self, error: BaseException) -> None:
+        """Take note of what a guarded call raised."""
+
     def internal_error(self, line: str) -> None:
         """Take note of a failure of our own."""
 
@@ -169,6 +172,12 @@ class Guarding:
         listener = self.listener
         if listener is not None:
             listener.found(report)
+
+    def call_failed(self, error: BaseException) -> None:
+        """Tell the session what a guarded call raised: the device may be lost."""
+        listener = self.listener
+        if listener is not None:
+            listener.call_failed(error)
 
     def internal_error(self, line: str) -> None:
         """Tell the session that something of ours failed; where there is none, print it once."""

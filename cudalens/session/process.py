@@ -45,6 +45,7 @@ def acquire(*, is_deferred: bool = False, in_compiled: bool = False) -> None:
             on_violation,
             PROCESS.internal_error,
             devices=devices,
+            on_failed_call=PROCESS.call_failed,
             on_past_violation=on_past_violation,
             is_users=lru_cache(_FILES)(is_user_file),
         ),

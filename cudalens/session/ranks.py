@@ -142,6 +142,8 @@ class RankRun:
         if self.is_simulated and simulate.current() is None:
             limits.attempt("rehearsal device", lambda: simulate.start(announce=False))
         session = limits.attempt("check", lambda: self.make().open())
+        if session is not None:
+            session.show_early = lambda: self._leave(session.report)  # torch may end the process
         error: BaseException | None = None
         try:
             type(self.process).run(self.process)
@@ -168,9 +170,12 @@ class RankRun:
         except DeviceAssertError as found:
             late = found
         if session.report is not None:
-            write_whole(self.file, session.report.to_json())
+            self._leave(session.report)
             give_way(session.report)
         return late
+
+    def _leave(self, report: Report) -> None:
+        write_whole(self.file, report.to_json())
 
 
 def reason(error: BaseException) -> BaseException:

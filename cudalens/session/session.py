@@ -113,6 +113,8 @@ class CheckSession:
         self.is_reminder = False
         """Whether the report is that of an earlier block, which ended the device's context."""
         self._was_lost = False
+        self._is_lost = False
+        """Whether the loss of the device has been reported."""
         self._ranks: Ranks | None = None
         self._earlier = lost_context.end()
 
@@ -275,6 +277,14 @@ class CheckSession:
             self._is_of_thread = threading.get_ident() != self._thread
         self._findings.add(report)
 
+    def call_failed(self, error: BaseException) -> None:
+        """Report the loss of the device, where no recorder does and a guarded call sees it."""
+        is_ours = isinstance(error, DeviceAssertError)
+        if self.recorder is None and not is_ours and not self._is_lost:
+            limits = self._limits
+            if limits.attempt("device", lambda: lost_context.is_fatal(error), bool):
+                limits.attempt("early report", lambda: self._on_device_end(error))
+
     def internal_error(self, line: str) -> None:
         """Take note of a failure of our own, once."""
         self._limits.add(line)
@@ -355,8 +365,9 @@ class CheckSession:
         frees a pinned tensor that was copied from, or one that another stream has used.
         """
         suppress_pinned_errors()
-        if self._was_lost or threading.get_ident() != self._thread:
+        if self._was_lost or self._is_lost or threading.get_ident() != self._thread:
             return  # the stack of autograd's own thread does not lead to the user's line
+        self._is_lost = True
         report = explained_early(error, self.recorder, self.device_text, self._limits)
         self.report = PROCESS.last = report
         self.written, _ = write_files(report, *self._files)  # failures are noted in the last one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -42,6 +43,22 @@ except RuntimeError:
     pass
 """
 """What no setting of torch's prevents from ending the process."""
+IN_BACKWARD = """
+import torch
+from tests import standin
+def step():
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    kept = x * 1
+    kept.record_stream(torch.cuda.Stream())
+    torch.sigmoid(kept).sum().backward()
+    kept.sum().item()
+standin.fault("sigmoid_backward")
+try:
+    step()
+except RuntimeError:
+    pass
+"""
+"""The same, where the kernel fails in autograd's own thread."""
 HEADLINE = "CUDA asserted `i < n` by the end of torch.sigmoid"
 
 
@@ -83,6 +100,58 @@ def test_a_script_s_report_is_printed_and_written(program: str, status: int, fol
     assert (report["context_usable"], report["op"]["name"]) == (False, "torch.sigmoid")
     assert "sigmoid" in report["source"]["text"]
     assert "sigmoid" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "status", "says"),
+    [
+        ((), IN_BACKWARD, -6, "SigmoidBackward0 in the backward pass asserted"),
+        (("--no-sync",), IN_BACKWARD, -6, "while torch.Tensor.item was called"),
+        # No recorder: told by a guard's own wait, and with deferred guards where the host reads.
+        (("--fast",), LOOP, 1, "no recorded op can be blamed"),
+        (("--deferred",), LOOP, 1, "no recorded op can be blamed"),
+        (("--deferred",), IN_BACKWARD, -6, "no recorded op can be blamed"),
+        # docs/limits.md: here no guarded call sees it.
+        (("--fast",), IN_BACKWARD, -6, None),
+    ],
+)
+def test_the_report_comes_first_in_backward_and_without_a_recorder(
+    options: tuple[str, ...], program: str, status: int, says: str | None, folder: Path
+) -> None:
+    (folder / "train.py").write_text(program)
+    done = python("-m", "cudalens", *options, "--json", "r.json", "train.py", cwd=folder)
+    assert done.returncode == status, done.stderr
+    assert (folder / "r.json").exists() == (says is not None)
+    if says is not None:
+        assert says in done.stderr
+        assert says in json.loads((folder / "r.json").read_text())["headline"]
+
+
+RANKS = """
+import torch.multiprocessing as mp
+import ranks
+import cudalens
+session = cudalens.check(json="report.json")
+try:
+    with session:
+        mp.spawn(ranks.work, nprocs=2)
+except Exception as error:
+    print(type(error).__name__)
+print([(item.process, item.report is not None) for item in session.report.ranks])
+"""
+RANK = f"def work(rank):\n    if rank == 0:\n        return\n{indent(ABORTS, '    ')}"
+
+
+def test_the_report_of_a_rank_that_aborts_is_kept(folder: Path) -> None:
+    (folder / "ranks.py").write_text(RANK)
+    (folder / "main.py").write_text(f"if __name__ == '__main__':\n{indent(RANKS, '    ')}")
+    done = python("main.py", cwd=folder, fresh=True)
+    assert done.stdout.splitlines() == ["ProcessExitedException", "[(0, False), (1, True)]"], (
+        done.stderr
+    )
+    report = json.loads((folder / "report.json").read_text())
+    assert HEADLINE in report["headline"]
+    assert "ranks.py" in report["source"]["file"]
 
 
 KERNEL = """

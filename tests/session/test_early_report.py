@@ -44,6 +44,34 @@ def test_files_are_there_while_the_exception_leaves_the_block(
     assert len([note for note in caught.value.__notes__ if "cudalens" in note]) == 1
 
 
+@pytest.mark.parametrize(
+    ("mode", "reads", "is_early"),
+    [
+        ("fast", lambda x, at: x[at], True),
+        ("fast", lambda x, at: x.tolist(), False),
+        ("deferred", lambda x, at: x.tolist(), True),
+    ],
+)
+def test_without_a_recorder_a_guarded_call_reports_it(
+    mode: str, reads: Any, is_early: bool, sim: simulate.Simulation
+) -> None:
+    """Deferred guards see what reaches the host as well, while something is pending."""
+    table, at = torch.ones(3, 2, device="cuda"), torch.tensor([1], device="cuda")
+    shown: list[Any] = []
+    session = cudalens.check(**{mode: True})
+    session.show_early = lambda: shown.append(session.report)
+    with pytest.raises(torch.AcceleratorError), session:
+        table[at]
+        try:
+            sim.device_assert("ext::op", LINE)
+            reads(table, at)
+        finally:
+            assert bool(shown) is is_early
+    assert session.report is not None
+    assert (session.report.kind, session.report.context_usable) == ("device_assert", False)
+    assert len(shown) == is_early
+
+
 def test_an_error_that_leaves_the_device_usable_is_reported_at_the_end(
     sim: simulate.Simulation, tmp_path: Path
 ) -> None:
