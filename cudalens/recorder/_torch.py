@@ -33,6 +33,7 @@ Unseen: Any = torch._C.DisableTorchFunction
 
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 functorch_utils: Any = torch._functorch.utils
+are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 _HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
@@ -135,6 +136,10 @@ class Replaced:
         if hasattr(*key):
             self._functions[key] = make
 
+    @staticmethod
+    def _of(owner: Any, name: str) -> Any:
+        return vars(owner)[name]  # of a class the method, not one bound to it
+
     # Without a lock, which an interrupt could leave locked: each step is one operation on a dict.
 
     def install(self, user: object) -> None:
@@ -153,13 +158,13 @@ class Replaced:
     def _put_in(self) -> None:
         for key, make in self._functions.items():
             if key not in self._ours:
-                before = self._before.setdefault(key, getattr(*key))
+                before = self._before.setdefault(key, self._of(*key))
                 self._ours.setdefault(key, make(before))
-            if getattr(*key) is self._before[key]:
+            if self._of(*key) is self._before[key]:
                 setattr(*key, self._ours[key])
 
     def _put_back(self) -> None:
         for key, ours in list(self._ours.items()):
-            if getattr(*key) is ours:
+            if self._of(*key) is ours:
                 setattr(*key, self._before[key])
             self._ours.pop(key)

@@ -88,6 +88,19 @@ def _applying(unwrap: Callable[..., Any]) -> Callable[..., Any]:
     return unwrap_dead_wrappers
 
 
+def _applied(apply: Any) -> Any:
+    """Return the same ``apply`` where it is written in C, as from torch 2.15 on."""
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        is_seen = not _torch.are_transforms_active()
+        for recorder in _torch.modes_of(_torch.RemovableMode) if is_seen else ():
+            recorder.note_call(cls, sys._getframe(1), nodes=1)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    return classmethod(applied)
+
+
 def around_compiled(set_frame: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return what is called where compiled code begins and ends."""
 
@@ -112,6 +125,8 @@ REPLACED = _torch.Replaced(
         (_torch.functorch_utils, "unwrap_dead_wrappers"): _applying,
     }
 )
+if not isinstance(vars(torch.autograd.Function)["apply"], classmethod):
+    REPLACED.add((torch.autograd.Function, "apply"), _applied)
 
 
 def _leave_worker() -> None:
