@@ -33,6 +33,7 @@ _UNDER_SANITIZER = (
 )
 _RAISED = "An exception of the host: it does not affect the GPU."
 """Of a message that no pattern knows: linalg.cholesky and bincount ask a kernel first."""
+_OP = re.compile(r"^\w+: (?=mat[12] )")
 _RERAISED = re.compile(r"^Caught (\w+) (in .+)\.\nOriginal Traceback")
 _HOST_TYPES = frozenset(
     {"RuntimeError", "ValueError", "TypeError", "IndexError", "AssertionError"}
@@ -189,14 +190,17 @@ def is_known_message(text: str) -> bool:
 
 
 def own_message(text: str) -> str:
-    """Return the message of an error, without the traceback that a worker's error carries."""
+    """Return the message of an error, without the traceback that a worker's error carries.
+
+    From torch 2.15 on some begin with the op, which a report has elsewhere: ``addmm: mat1 and …``.
+    """
     if not _RERAISED.match(text):
-        return text
+        return _OP.sub("", text)
     lines = text.rstrip().split("\n")
     for at in range(len(lines) - 1, -1, -1):
         kind, colon, message = lines[at].partition(": ")
         if colon and re.fullmatch(r"[A-Za-z_][\w.]*", kind):
-            return "\n".join([message, *lines[at + 1 :]])
+            return "\n".join([_OP.sub("", message), *lines[at + 1 :]])
     return text
 
 
