@@ -86,13 +86,19 @@ class Slot:
         """
         self.smallest, self.largest = smallest, largest
         with _claiming:
-            for claim in self.claims or ():
-                if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
-                    claim.found = smallest, largest
-                    if claim not in findings:
-                        findings.append(claim)
-                    break  # the same values are not reported again for the calls behind the first
+            claim = self._first_failed(smallest, largest)
+            if claim is not None:
+                claim.found = smallest, largest
+                if claim not in findings:
+                    findings.append(claim)
             self.claims = None
+
+    # By itself: an interrupt in a loop inside the block could pass over the block's end.
+    def _first_failed(self, smallest: Any, largest: Any) -> Claim | None:
+        for claim in self.claims or ():
+            if not (claim.low <= smallest and largest <= claim.high):  # NaN is in no interval
+                return claim  # the same values are not reported again for the calls behind it
+        return None
 
 
 _claiming = threading.Lock()
