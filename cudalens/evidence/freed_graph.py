@@ -113,7 +113,7 @@ def is_freed(node: Any) -> bool:
             raw = getattr(node, name)
         except RuntimeError:  # lists of them, and those of custom Functions, say it at once
             return True
-        if isinstance(raw, (list, tuple)):
+        if isinstance(raw, (list, tuple)) or not hasattr(raw, "unpack_hook"):  # before torch 2.10
             continue
         try:
             # What hooks have packed lives; to unpack it could run anything.

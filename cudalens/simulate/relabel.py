@@ -42,6 +42,11 @@ def _relabelled(tensor: Tensor, label: int) -> Tensor:
         capsule = _to_capsule(tensor)
     except (BufferError, RuntimeError, NotImplementedError) as error:
         raise_if_outside(error)
+        if tensor.element_size() == 1 and tensor.dtype is not torch.uint8:
+            # Up to torch 2.9 a capsule has no float of eight bits.
+            view = _aten.view.dtype.redispatch
+            made = _relabelled(view(CPU_KEYS, tensor, torch.uint8), label)
+            return view(CPU_KEYS, made, tensor.dtype)  # type: ignore[no-any-return]
         raise not_rehearsed(f"a {tensor.layout} tensor of {tensor.dtype}") from error
     ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + _DEVICE_FIELD).value = label
     result: Tensor = _from_capsule(capsule)

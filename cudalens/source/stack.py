@@ -221,7 +221,7 @@ def _traced_line(code: CodeType, below: Sequence[Place]) -> int | None:
         graph_module: dict[str, Any] = instance_dict(place.variables.get("self"))
         lines, graph = graph_module.get("_lineno_map"), graph_module.get("_graph")
         if place.filename[:1] == "<" and isinstance(lines, dict) and graph is not None:
-            number = lines.get(place.lineno - graph_module.get("_prologue_start", 0))
+            number = lines.get(place.lineno - place.code.co_firstlineno)
             trace = None if number is None else list(graph.nodes)[number].stack_trace
             found = _TRACED.findall(trace or "")
             own = code.co_filename, code.co_name
