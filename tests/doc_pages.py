@@ -54,7 +54,7 @@ CALLS = {
     "F.embedding_bag": "F.embedding_bag(tensor([0]), zeros(2, 2), tensor([0]))",
     "nn.EmbeddingBag": "nn.EmbeddingBag(2, 2)(tensor([0]), tensor([0]))",
     "x[i]": "zeros(3)[tensor([0])]",
-    "x[i] = v": "zeros(3).__setitem__(tensor([0]), 1.0)",
+    "x[i] = v": "zeros(3).__setitem__(tensor([0]), tensor(1.0))",
     "x[i] += v": "zeros(3).__setitem__(tensor([0]), zeros(1))",
     "x.index_put_": "zeros(3).index_put_((tensor([0]),), tensor(1.0))",
     "torch.gather": "torch.gather(zeros(3), 0, tensor([0]))",

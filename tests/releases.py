@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
+import pytest
 import torch
 
 from cudalens.core.device_asserts import READ_RELEASE
@@ -23,3 +26,24 @@ def release() -> tuple[int, int]:
     """Return the installed release, as ``(2, 13)``."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+takes_modulo = pytest.mark.skipif(
+    release() < (2, 10),
+    reason="take_along_dim takes no index modulo the size before torch 2.10: nothing is silent",
+)
+tells_what_is_freed = pytest.mark.skipif(
+    release() < (2, 10), reason="SavedTensor has no data and unpack_hook before torch 2.10"
+)
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    """Run a block in which tensors are made on another device."""
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+        with suppress(AttributeError):  # torch 2.8 asks for the device of this ``None``
+            del torch._GLOBAL_DEVICE_CONTEXT.device_context

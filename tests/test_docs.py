@@ -21,6 +21,7 @@ from cudalens.core import error_pages
 from tests import doc_pages
 from tests.doc_pages import REFERENCE, ROOT
 from tests.inventory import REACHABLE
+from tests.releases import release
 
 REPOSITORY = "https://github.com/cudalens/cudalens"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -36,6 +37,8 @@ TEXTS = [
 
 @pytest.mark.parametrize("name", doc_pages.PAGES)
 def test_a_page_made_from_the_code_is_current(name: str) -> None:
+    if name == "guards.md" and release() < (2, 10):
+        pytest.skip("torch has no aten::_scaled_grouped_mm_v2 before 2.10, which the page lists")
     path, text = REFERENCE / name, doc_pages.PAGES[name]()
     if os.environ.get("CUDALENS_UPDATE_PAGES"):
         path.write_text(text, encoding="utf-8")
@@ -43,6 +46,8 @@ def test_a_page_made_from_the_code_is_current(name: str) -> None:
 
 
 def test_every_guard_and_every_reachable_assertion_is_in_the_catalogue() -> None:
+    if release() < (2, 10):
+        pytest.skip("torch has no aten::_scaled_grouped_mm_v2 before 2.10, which the page lists")
     text = (REFERENCE / "guards.md").read_text(encoding="utf-8")
     guards, inventory = text.split("\n## ")
     assert guards.count("\n| ") - 2 == len(doc_pages.catalogue_rows())

@@ -21,13 +21,14 @@ import torch
 import cudalens
 from cudalens import simulate
 from cudalens.source.files import register_cell
-from tests.releases import here
+from tests.releases import release
 
 FOLDER = Path(__file__).parent.parent / "docs" / "errors"
 INDEX = FOLDER / "README.md"
 PAGES = sorted(set(FOLDER.glob("*.md")) - {INDEX})
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-QUOTED = re.compile(r"[\w.-]+:\d+: \S+: Assertion `.*?` failed\.")
+KERNEL_LINE = re.compile(r"\b([\w-]+\.cuh?):\d+:")
+"""A line of a kernel's file, which is known of one release of torch."""
 ABOUT_THE_DEVICE = "  note    Rehearsal device"
 WIDTH = 84
 """Columns of a report on a page: as many as a code block of the site has."""
@@ -96,18 +97,8 @@ def report_of(code: str, names: dict[str, object], *, cell: int) -> str | None:
 
 
 def words(page: str) -> list[str]:
-    """Return the words of a page, with autograd's nodes as every supported torch calls them."""
-    return page.replace("Backward0", "").split()
-
-
-def as_printed_here(page: str) -> str:
-    """Return the page with the kernels' lines in its reports as the installed torch prints them."""
-    fresh = {}
-    for code, block in steps_of(page):
-        if (code.language, block.language) == ("python", "text"):
-            report = " ".join(block.body.split())  # lines are folded at any blank
-            fresh[block] = QUOTED.sub(lambda found: here(found[0]), report)
-    return with_bodies(page, fresh)
+    """Return the words of a page, with autograd's nodes and kernels as on every torch."""
+    return KERNEL_LINE.sub(r"\1:", page.replace("Backward0", "")).split()
 
 
 def rerun(page: str) -> str:
@@ -129,11 +120,13 @@ def rerun(page: str) -> str:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_the_blocks_of_a_page_do_what_it_says(path: Path, sim: simulate.Simulation) -> None:
     page = path.read_text(encoding="utf-8")
+    if "has freed" in page and release() < (2, 10):
+        pytest.skip("SavedTensor has no data and unpack_hook before torch 2.10")
     fresh = rerun(page)
     if os.environ.get("CUDALENS_UPDATE_PAGES"):
         path.write_text(fresh, encoding="utf-8")
     else:
-        assert words(fresh) == words(as_printed_here(page))
+        assert words(fresh) == words(page)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -147,22 +140,18 @@ def test_a_page_has_its_parts_in_the_order_of_a_reader(path: Path) -> None:
     assert f"[{title}]({path.name})" in INDEX.read_text(encoding="utf-8")
 
 
-def test_an_assertion_is_compared_as_the_installed_torch_prints_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Only in the reports."""
-    monkeypatch.setattr(torch, "__version__", "2.11.0")
+def test_an_assertion_is_compared_without_its_line() -> None:
+    """A report has it on one release only; another file is seen."""
     rest = "nll_loss_forward_reduce_cuda_kernel_2d: Assertion `t >= 0 && t < n_classes` failed."
-    report = f"```text\nIt would have stopped with:\n  Loss.cu:245:\n  {rest}\n```\n"
-    assert "Loss.cu:" in words(as_printed_here(f"```python\nloss()\n```\n{report}"))
-    assert as_printed_here(report) == report
+    assert words(f"Loss.cu:245: {rest}") == words(f"Loss.cu: {rest}")
+    assert words(f"Loss.cu:245: {rest}") != words(f"NLLLoss2d.cu:245: {rest}")
 
 
 def test_a_wrong_report_is_seen(sim: simulate.Simulation) -> None:
     """The comparison can fail: another value than the block has, and a block that runs."""
     code = "import torch\ntable = torch.zeros(3, device='cuda')\ntable[torch.tensor(3).cuda()]\n"
     page = f"```python\n{code}```\n```text\nsomething else\n```\n"
-    assert words(rerun(page)) != words(as_printed_here(page))
+    assert words(rerun(page)) != words(page)
     assert rerun(rerun(page)) == rerun(page)
     with pytest.raises(AssertionError, match="said to fail"):
         rerun("```python\nnumber = 1\n```\n```text\n…\n```\n")

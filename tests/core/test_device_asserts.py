@@ -26,6 +26,7 @@ from cudalens.diagnosis.assert_meanings import Meaning, folded, known_texts, mea
 from cudalens.guards import GUARDS
 from tests.inventory import REACHABLE, RECORDS
 from tests.processes import ROOT
+from tests.releases import release
 
 
 def printed(record: dict[str, Any]) -> list[str]:
@@ -160,7 +161,7 @@ def test_every_argument_is_one_of_its_op_s_schema() -> None:
                 for overload in packet.overloads()
                 for item in getattr(packet, overload)._schema.arguments
             }
-            if argument not in names:
+            if argument not in names and (namespace != "symm_mem" or release() >= (2, 10)):
                 missing.append(f"{op}: {argument}")
     assert missing == []
 

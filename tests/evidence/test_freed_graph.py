@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cudalens.evidence.freed_graph import is_freed
 from tests.hostcells import Outcome, run_cell
+from tests.releases import tells_what_is_freed
 
 pytestmark = pytest.mark.usefixtures("sim")
 
@@ -159,6 +160,7 @@ FREED: dict[str, Row] = {
 }  # fmt: skip
 
 
+@tells_what_is_freed
 @pytest.mark.parametrize("row", FREED.values(), ids=FREED)
 def test_what_was_freed_is_named_and_the_advice_works(row: Row) -> None:
     code, (old, new), rule, *texts = row
@@ -217,8 +219,8 @@ def leaf() -> Tensor:
 
 
 MAKERS = {
-    "its result": lambda x: x.exp(),
-    "one of two": lambda x: x * torch.ones(3),
+    "its result": pytest.param(lambda x: x.exp(), marks=tells_what_is_freed),
+    "one of two": pytest.param(lambda x: x * torch.ones(3), marks=tells_what_is_freed),
     "a list": lambda x: x[torch.tensor([0, 1])],
     "a Function": Doubled.apply,
 }
@@ -240,6 +242,7 @@ def test_a_node_that_saves_nothing_is_never_freed(leaf: Tensor) -> None:
     assert not is_freed(result.grad_fn)
 
 
+@tells_what_is_freed
 def test_what_hooks_have_packed_is_not_unpacked(leaf: Tensor) -> None:
     """To unpack could compute the forward pass again, or read a file."""
     calls: list[str] = []

@@ -45,7 +45,7 @@ def cell(line: str, **options: Any) -> Outcome:
         ("torch.zeros(3, 2).scatter_(0, column, 1.0)", "index", (0, 0), 5, "0 … 2"),
         ("table.index_add_(0, ids, torch.ones(2, 2))", "index", (1,), 9, "0 … 2"),
         ("table[ids]", "indices", (1,), 9, "-3 … 2"),
-        ("table[ids] = 1.0", "indices", (1,), 9, "-3 … 2"),
+        ("table[ids] = torch.ones(2, 2)", "indices", (1,), 9, "-3 … 2"),
     ],
 )
 def test_value_and_position(

@@ -54,7 +54,7 @@ _MANY = "tensor([0] * 16 + [5])"
 
 CASES: tuple[Case, ...] = (
     Case("index_get", "zeros(4, 3)[:, tensor([0, 3])]"),
-    Case("index_put", "x = zeros(3)\nx[tensor([0, 3])] = 1.0"),
+    Case("index_put", "x = zeros(3)\nx[tensor([0, 3])] = ones(2)"),
     Case("index_put_sort", "zeros(3).index_put_((tensor([0, 3]),), ones(2), accumulate=True)"),
     Case("index_fill", "zeros(3, 4).index_fill_(1, tensor([0, 4]), 1.0)"),
     Case("index_copy", "zeros(3, 2).index_copy_(0, tensor([0, 3]), ones(2, 2))"),

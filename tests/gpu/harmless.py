@@ -173,7 +173,7 @@ assert taken[-1].item() == 3
     Cell(
         name="vmap, and no gradients",
         code="""table = torch.randn(3, 2, device="cuda")
-torch.func.vmap(lambda i: table[i])(target)
+torch.func.vmap(lambda i: table[i])(target[:, None])
 with torch.inference_mode():
     F.embedding(target, table)
 """,

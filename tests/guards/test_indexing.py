@@ -16,7 +16,7 @@ from cudalens.guards import GUARDS, along_dim, full_name
 from cudalens.guards._ranges import FEW
 from tests.cpu_guards import Collector, assert_said, guarded, said_id
 from tests.guards.test_catalogue import Ops
-from tests.releases import release
+from tests.releases import takes_modulo
 from tests.verdicts import ask
 
 tensor, zeros, ones, aten = torch.tensor, torch.zeros, torch.ones, torch.ops.aten
@@ -342,9 +342,6 @@ def test_training_on_valid_indices_is_undisturbed() -> None:
 
 
 # --- take_along_dim: composite, silent -----------------------------------------------------------
-
-
-takes_modulo = pytest.mark.skipif(release() < (2, 10), reason="refuses what is beyond the size")
 
 
 @takes_modulo

@@ -15,6 +15,7 @@ from torch.profiler import profile
 import cudalens
 from cudalens import simulate
 from cudalens.recorder import Recorder, _torch
+from tests.releases import default_device
 
 
 def subclass() -> object:
@@ -64,12 +65,8 @@ def converted_by_swapping() -> object:
 
 
 def on_a_default_device() -> object:
-    before = torch.get_default_device()
-    torch.set_default_device("meta")
-    try:
+    with default_device("meta"):
         return str(torch.ones(2).device)
-    finally:
-        torch.set_default_device(None if before.type == "cpu" else before)
 
 
 def jagged() -> object:

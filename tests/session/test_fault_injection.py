@@ -26,6 +26,7 @@ from cudalens.source.shown_frames import hide_own_frames as hide
 from tests.amount import AMOUNT
 from tests.blocks import cuda
 from tests.processes import python
+from tests.releases import takes_modulo
 from tests.shells import BAD, Notebook
 
 pytestmark = pytest.mark.no_cover  # each runs whole cells, which other tests trace
@@ -258,6 +259,7 @@ def test_whatever_fails_after_a_finding_the_op_is_not_launched(
             assert caught.value.report is session.report
 
 
+@takes_modulo
 def test_a_silent_finding_that_cannot_be_reported_stops_nothing() -> None:
     """Issue 17, item 2: nothing asserts there, so that the op runs; the report of another tells."""
     table = torch.zeros(3, device="cuda")
@@ -269,6 +271,7 @@ def test_a_silent_finding_that_cannot_be_reported_stops_nothing() -> None:
     assert any(line.startswith("report unavailable") for line in session.report.limits)
 
 
+@takes_modulo
 def test_a_silent_finding_is_raised_where_the_user_makes_warnings_errors() -> None:
     """``-W error``: the op that would have warned is stopped, as Python says."""
     with warnings.catch_warnings(action="error"), cudalens.guard():

@@ -30,6 +30,7 @@ from cudalens.evidence import finding
 from cudalens.guards.process import PROCESS
 from cudalens.recorder import Recorder
 from tests.blocks import cuda, line_of, own_op, report_of, reported_on
+from tests.releases import takes_modulo
 from tests.report_schema import validator
 
 pytestmark = pytest.mark.usefixtures("sim")
@@ -505,6 +506,7 @@ def take(index: int) -> Tensor:
     return torch.take_along_dim(torch.zeros(3, device="cuda"), cuda(index), 0)
 
 
+@takes_modulo
 def test_a_loop_makes_one_report_of_a_silent_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line once, and once more in the next check: the rest costs no report."""
     made = Mock(wraps=finding._reported)
@@ -519,6 +521,7 @@ def test_a_loop_makes_one_report_of_a_silent_finding(monkeypatch: pytest.MonkeyP
     assert made.call_count == 4
 
 
+@takes_modulo
 def test_several_silent_findings_are_counted_and_listed() -> None:
     """The first is the report; one alone, however often its line runs, lists nothing."""
     with cudalens.check() as session:
@@ -538,6 +541,7 @@ def test_several_silent_findings_are_counted_and_listed() -> None:
     assert "silent" not in listed
 
 
+@takes_modulo
 @pytest.mark.parametrize(
     ("fails", "kind", "ending"),
     [
@@ -562,6 +566,7 @@ def test_an_error_outranks_a_silent_finding_and_lists_it(
     assert f"1 more in this block: silent: {silently.headline_own}." in session.report.explanation
 
 
+@takes_modulo
 def test_a_silent_finding_without_a_session_is_a_python_warning_of_each_installation() -> None:
     for _ in range(2):
         with cudalens.guard(), pytest.warns(match="= 3 is outside") as got:
@@ -569,6 +574,7 @@ def test_a_silent_finding_without_a_session_is_a_python_warning_of_each_installa
         assert [item.category for item in got] == [cudalens.SilentFindingWarning]
 
 
+@takes_modulo
 def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> None:
     """One for the block, at its line; a front end's session has its report shown."""
     with pytest.warns(cudalens.SilentFindingWarning) as got, cudalens.check() as session:
@@ -581,6 +587,7 @@ def test_a_silent_finding_of_a_block_that_nobody_shows_is_a_python_warning() -> 
     assert session.report.kind == "silent"
 
 
+@takes_modulo
 def test_an_exception_needs_no_warning_beside_it() -> None:
     with warnings.catch_warnings(action="error", category=cudalens.SilentFindingWarning):
         with pytest.raises(ZeroDivisionError), cudalens.check():
@@ -749,6 +756,7 @@ def test_no_tensor_outlives_a_swallowed_finding(sim: simulate.Simulation) -> Non
         assert sim.memory_allocated() == before
 
 
+@takes_modulo
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_function_that_runs_on_frees_what_it_deletes(
     fast: bool, sim: simulate.Simulation

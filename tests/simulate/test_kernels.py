@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from cudalens.simulate import Simulation
 from tests.probes import SeenFunctions, SeenOps
+from tests.releases import default_device
 from tests.simulate.device import CUDA, on_cuda, same
 
 aten = torch.ops.aten
@@ -119,8 +120,7 @@ def test_device_is_invisible_to_function_modes() -> None:
 
 
 def test_device_as_default_device_trains() -> None:
-    torch.set_default_device("cuda")
-    try:
+    with default_device("cuda"):
         layer = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(layer.parameters())
         loss = F.cross_entropy(layer(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1]))
@@ -128,8 +128,6 @@ def test_device_as_default_device_trains() -> None:
         optimizer.step()
         assert loss.is_cuda
         assert layer.weight.is_cuda
-    finally:
-        torch.set_default_device(None)
     assert torch.ones(1).device.type == "cpu"
 
 
