@@ -27,7 +27,7 @@ def names(text: str) -> frozenset[str]:
 
 _QUIET = names(
     """
-    size dim ndimension stride numel nelement nelement storage_offset element_size data_ptr
+    device size dim ndimension stride numel nelement nelement storage_offset element_size data_ptr
     get_device untyped_storage storage register_hook retain_grad requires_grad_ type_as_hint
     is_floating_point is_complex is_contiguous is_signed is_shared is_inference is_pinned
     is_set_to is_same_size is_tensor is_storage has_names _set_grad_enabled set_grad_enabled
@@ -251,12 +251,23 @@ class Recorded(NamedTuple):
 _NUMBERS = (int, float, bool)
 
 
-def write_of(tensor: Tensor, before: int | None) -> Write:
-    """Note a tensor that was written to."""
-    if before is None or tensor.is_inference():
-        return Write(ref(tensor))
-    base = tensor._base if tensor._is_view() else None
-    return Write(ref(tensor), before, tensor._version, None if base is None else ref(base))
+def writes_of(
+    api: Api, tensors: Sequence[Tensor], versions: Sequence[int] | None
+) -> tuple[Write, ...]:
+    """Return which of its tensors a call wrote to, by their versions before it.
+
+    Args:
+        versions: ``None`` in inference mode, where tensors have none.
+    """
+    if versions is None:
+        return (Write(ref(tensors[0])),) if api.is_in_place else ()
+    found = []
+    for tensor, before in zip(tensors, versions, strict=True):
+        if tensor._version != before:
+            base = tensor._base if tensor._is_view() else None
+            shown = None if base is None else ref(base)
+            found.append(Write(ref(tensor), before, tensor._version, shown))
+    return tuple(found)
 
 
 def operand_of(api: Api, args: tuple[Any, ...], kwargs: Any) -> Any:

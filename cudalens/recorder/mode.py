@@ -33,9 +33,10 @@ from cudalens.recorder.calls import (
     meta_of,
     operand_of,
     shows_argument,
-    write_of,
+    writes_of,
 )
 from cudalens.recorder.dataloader import LOADER_RANGE, Batches
+from cudalens.recorder.earlier_values import EarlierValues, caller_of
 from cudalens.recorder.failure import named_arguments
 from cudalens.recorder.hostcopies import host_copies
 from cudalens.recorder.replaced import COMPILED, REPLACED, around_compiled, forget, here
@@ -50,7 +51,6 @@ _has_modes_below = _torch.function_modes
 _PLAIN = (Tensor,)
 _UNWRITTEN: list[int] = []
 _GONE: Ref = ref(torch.empty(0))
-_MAX_EXTREMES = 1000
 _ANSWERS = NO_TENSORS - {type(None)}
 
 
@@ -104,10 +104,7 @@ class RecordingMode(_torch.RemovableMode):
         self.watch = watch
         self._modules = modules
         self._is_fatal, self._on_device_end = is_fatal, on_device_end
-        self._seen: dict[tuple[Any, ...], list[float]] = {}
-        """By the place of a call and the name of an argument: calls, smallest, largest value."""
-        self._extremes: deque[tuple[Any, Any]] = deque()
-        """What was read since, by the place of a call."""
+        self._seen = EarlierValues()
 
     @property
     def watch_node(self) -> Callable[..., BaseException | None] | None:
@@ -309,11 +306,8 @@ class RecordingMode(_torch.RemovableMode):
             last, site = _next(), self.sites.of(frame)
             if self.passes:
                 site, number, last = self._of_worker(site, number, last)
-            if versions is None:
-                written = (write_of(tensors[0], None),) if api.is_in_place else ()
-            elif versions is not _UNWRITTEN and versions != list(map(_versions, tensors)):
-                pairs = zip(tensors, versions, strict=True)
-                written = tuple(write_of(*pair) for pair in pairs if pair[0]._version != pair[1])
+            if versions is not _UNWRITTEN:
+                written = writes_of(api, tensors, versions)
             kind = result.__class__
             output: Any
             if kind is Tensor or kind is Parameter:
@@ -334,7 +328,9 @@ class RecordingMode(_torch.RemovableMode):
                 )
             )
             if EXTREMES.values:
-                self._note_extremes(api, frame, site)
+                values, EXTREMES.values = EXTREMES.values, []
+                if not api.is_backward:  # that is of many calls
+                    self._seen.note(frame, site, values)
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
         if self.watch is not None and api.makes_values:
@@ -389,24 +385,6 @@ class RecordingMode(_torch.RemovableMode):
         except Exception as trouble:
             self.internal_error("a call was not recorded", trouble)
 
-    # --- values that guards have read -------------------------------------------------------------
-
-    def _note_extremes(self, api: Api, frame: FrameType, site: RawSite) -> None:
-        values, EXTREMES.values = EXTREMES.values, []
-        if not api.is_backward:  # that is of many calls
-            self._extremes.append((self._place_of(frame, site), values))
-            if len(self._extremes) == _MAX_EXTREMES:
-                self._sum_up_extremes()
-
-    def _sum_up_extremes(self) -> None:
-        while self._extremes:
-            place, values = self._extremes.popleft()
-            # Several guards may have looked at one argument.
-            for argument in {argument: None for argument, _, _ in values}:
-                ends = [end for name, *pair in values if name == argument for end in pair]
-                known = self._seen.setdefault((place, argument), [0, ends[0], ends[0]])
-                known[:] = known[0] + 1, min(known[1], *ends), max(known[2], *ends)
-
     def seen_before(self, argument: str) -> dict[str, float] | None:
         """Return what earlier calls of the running line gave to an argument of the op.
 
@@ -418,17 +396,8 @@ class RecordingMode(_torch.RemovableMode):
             frame = frame.f_back
         if frame is None or frame.f_back is None:
             return None
-        self._sum_up_extremes()
-        known = self._seen.get((self._place_of(frame.f_back, self.sites.of(frame)), argument))
-        return None if known is None else dict(zip(("calls", "min", "max"), known, strict=True))
-
-    def _place_of(self, frame: FrameType, site: RawSite) -> tuple[Any, ...]:
-        """Return the instruction that made a call, the user's line and the module."""
-        caller = _caller(frame) if frame.f_code.co_filename in _PASSING else frame
-        line = site[:2] if isinstance(site, tuple) else site and (site.code, site.lasti)
-        shared = site[2] if isinstance(site, tuple) else site
-        module = None if shared is None else shared.module
-        return caller and caller.f_code, caller and caller.f_lasti, line, id(module and module())
+        caller = caller_of(frame.f_back)
+        return self._seen.find(caller, self.sites.of(frame), argument)
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -444,7 +413,7 @@ class RecordingMode(_torch.RemovableMode):
                 call = ApiCall(func=None, previous_op=self.foreign)
                 self.attach(call, error)
             if call.func is None:
-                frame = _caller(_getframe(2))
+                frame = caller_of(_getframe(2))
                 call.func, call.args, call.kwargs = func, args, kwargs or {}
                 call.host_copies = copies or {}
                 call.code, call.lasti = (frame.f_code, frame.f_lasti) if frame else (None, 0)
@@ -507,14 +476,3 @@ class RecordingMode(_torch.RemovableMode):
 
 
 _HANDLER: CodeType = RecordingMode.__torch_function__.__code__
-_DETOUR = torch.overrides.__file__
-_PASSING = frozenset([__file__, _DETOUR])
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that made a call, given that which called the mode."""
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back  # of another recorder
-    if frame is None or frame.f_code.co_filename != _DETOUR or frame.f_back is None:
-        return frame
-    return frame.f_back.f_back  # a function written in Python asks its modes

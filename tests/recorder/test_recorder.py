@@ -99,6 +99,7 @@ def test_a_dead_tensor_keeps_its_shape_and_an_unknown_one_has_none() -> None:
 
 def test_a_call_without_a_tensor_among_its_arguments_or_results_is_noted() -> None:
     with Recorder() as recorder:
+        torch.device("cpu")  # no call: importing the compiler makes some
         x = torch.zeros(2, dtype=torch.int64)  # made-of-nothing
         x.sum().item()  # read-out
     made, _, read = recorder.history()
