@@ -214,6 +214,8 @@ def _edges(
     }
     lines = {edge: _line(layout, spots, edge, ends[edge]) for edge in edges}
     labels = Labels(list(lines.values()))
+    nodes = [node for spot in spots.values() for node in spot.box.members]
+    is_mixed = len({node.device for node in nodes if node.device}) > 1
     labelled: set[str] = set()
     drawn = [line.draw() for line in lines.values()]
     for edge, line in lines.items():
@@ -222,7 +224,7 @@ def _edges(
             labelled.add(edge[0])
             # On the outer side of a bend, and away from parameters, there is most room.
             left = after > src.x + 1 or (edge[1] in crowded and after > src.x - 1)
-            drawn.append(_edge_label(src, labels, left=left))
+            drawn.append(_edge_label(src, labels, left=left, is_mixed=is_mixed))
     return drawn
 
 
@@ -261,11 +263,14 @@ def _ports(
     return ends
 
 
-def _edge_label(src: PlacedBox, labels: Labels, *, left: bool) -> Markup:
-    box = src.box
-    shape = words.format_shape(box.members[-1].shape)
-    # A folded or a parameter box says its shapes itself.
-    if not shape or box.role == "parameter" or (box.role == "leaf" and len(box.members) > 1):
+def _edge_label(src: PlacedBox, labels: Labels, *, left: bool, is_mixed: bool) -> Markup:
+    """Write the shape next to an edge, with the device where the graph has several."""
+    box, last = src.box, src.box.members[-1]
+    # A folded or a parameter box contains its shapes.
+    is_shown = box.role == "parameter" or (box.role == "leaf" and len(box.members) > 1)
+    shape = "" if is_shown else words.format_shape(last.shape)
+    shape = " ".join(filter(None, (shape, last.device if is_mixed else None)))
+    if not shape:
         return Markup("")
     text = clip_left(shape, 30)
     spot = labels.place((src.x, src.y + BOX_HEIGHT / 2), text, left=left)

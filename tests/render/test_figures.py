@@ -232,6 +232,15 @@ def test_data_flows_down_and_shapes_stand_on_the_edges() -> None:
     assert "[32, 16, 98]" in texts(svg)
 
 
+def test_edges_name_the_device_where_there_are_several() -> None:
+    """Operands on two devices are named in the picture; one device is not."""
+    nodes = [node(f"n{at}", "aten::relu", shape=(3, at), device="cuda:0") for at in range(5)]
+    assert "[3, 1]" in texts(graph_svg(in_a_row(*nodes)))
+    nodes[0] = replace(nodes[0], device="cpu")
+    drawn = texts(graph_svg(in_a_row(*nodes)))
+    assert {"[3, 0] cpu", "[3, 1] cuda:0"} <= set(drawn)
+
+
 def test_large_neighbourhoods_are_folded() -> None:
     """A chain at the limit of rows is drawn whole, one op longer is folded."""
     for extra, folded in ((0, False), (1, True)):
