@@ -460,6 +460,5 @@ def _shown(found: Sequence[Hint]) -> tuple[Hint, ...]:
     if len(distinct) < 2:
         return tuple(distinct)
     return tuple(
-        replace(item, text=f"{item.text} (one of several changes that succeed)")
-        for item in distinct
+        replace(item, text=f"{item.text}, one of several changes that work") for item in distinct
     )

@@ -39,7 +39,7 @@ def test_item_23_the_line_at_fault_stands_in_the_code(code: str, line: int) -> N
     assert "<code>y += 1</code> in line" in report.to_html()
     assert [hint.text for hint in report.hints] == [
         f"In [{report.source.cell}] line {line}: make a new tensor instead of changing the one "  # type: ignore[union-attr]
-        "that backward needs"
+        "that backward needs: y = y + 1"
     ]
     for text in (report.to_text(), report.to_html()):
         assert "y += 1" in text

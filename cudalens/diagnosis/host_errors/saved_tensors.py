@@ -162,6 +162,8 @@ _MAX_NAME = 24
 _IN_PLACE = re.compile(r"[a-z]\w*[a-z]_")
 _OF_GRADIENTS = {"clip_grad_norm_", "clip_grad_value_", "unscale_"}
 """Functions in place that change gradients only, and no tensor that backward needs."""
+_ONLY_IN_PLACE = {"zero_", "fill_", "copy_", "set_", "random_", "normal_", "uniform_"}
+"""Methods that no method without the underscore replaces."""
 _IN_ORDER = "run backward through this graph before it, or the forward pass again after it"
 
 
@@ -268,7 +270,7 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
         return None
     code = known.modified.source.text or ""
     text = f"{known.modified.source.where}: make a new tensor instead of changing the one that "
-    text += "backward needs"
+    text += f"backward needs{_as_new_tensor(code)}"
     if _only_steps(code):
         text = f"the step changes the parameters: {_IN_ORDER}"
     elif known.is_parameter:
@@ -277,6 +279,28 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
         text = f"{known.module} was made with inplace=True and writes over its input: let it make "
         text += "a new tensor"
     return Hint(rule="out_of_place", text=text)
+
+
+def _as_new_tensor(code: str) -> str:
+    """Return ``: h = h + 1`` for ``h += 1``; empty where the tensor may be an item of a list."""
+    try:
+        (statement,) = parse(code.strip()).body
+    except (SyntaxError, ValueError):
+        return ""
+    match statement:
+        case ast.AugAssign(target=ast.Name() | ast.Attribute()):
+            changed = ast.BinOp(statement.target, statement.op, statement.value)
+            new = ast.Assign([statement.target], changed, lineno=1)
+        case ast.Assign(targets=[ast.Subscript(value=(ast.Name() | ast.Attribute()) as name)]):
+            return f": {ast.unparse(name)} = {ast.unparse(name)}.clone() before this line"
+        case ast.Expr(
+            ast.Call(func=ast.Attribute((ast.Name() | ast.Attribute()) as name, method)) as call
+        ) if _IN_PLACE.fullmatch(method) and method not in _ONLY_IN_PLACE:
+            call.func = ast.Attribute(name, method.removesuffix("_"))
+            new = ast.Assign([name], call, lineno=1)
+        case _:
+            return ""
+    return f": {ast.unparse(ast.fix_missing_locations(new))}"
 
 
 def _only_steps(code: str) -> bool:

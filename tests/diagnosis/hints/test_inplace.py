@@ -83,11 +83,35 @@ def test_what_changed_the_tensor_is_named(
 ) -> None:
     """The line, the module or the parameter, and what to do in its place."""
     said = hint_of(f"{text}\ne.sum().backward()").text
-    assert said.startswith(says) or said.endswith(f": {says}")
+    assert said.startswith(says) or f": {says}" in said
     assert line is None or f"line {len(SETUP.strip().splitlines()) + line}: {says}" in said
 
 
-def test_item_23_what_a_headline_has_no_room_for_is_explained() -> None:
+@pytest.mark.parametrize(
+    ("change", "new"),
+    [
+        ("e += 1.0  # harmless", "e = e + 1.0"),
+        ("e *= x + 1", "e = e * (x + 1)"),
+        ("e.clamp_(0.1, max=0.9)", "e = e.clamp(0.1, max=0.9)"),
+        ("e[0] = x[0]", "e = e.clone() before this line"),
+    ],
+)
+def test_the_statement_without_a_change_in_place_is_given(change: str, new: str) -> None:
+    """With it in place of the change, or before it, backward runs."""
+    code = f"e = w.sigmoid()\n{change}\n(e * e).sum().backward()"
+    assert hint_of(code).text.endswith(f"{STEP}: {new}")
+    better = f"{new.removesuffix(' before this line')}\n{change}" if "before" in new else new
+    assert run_cell(f"{SETUP}{code.replace(change, better)}", fast=False).error is None
+
+
+@pytest.mark.parametrize("change", ["es[0] += 1", "es[0].zero_()", "e.zero_()", "e.fill_(2)"])
+def test_no_statement_is_given_where_none_is_certain(change: str) -> None:
+    """What is subscripted may be a list, and some methods have no other form."""
+    code = f"e = w.sigmoid()\nes = [e]\n{change}\n(e * e).sum().backward()"
+    assert hint_of(code).text.endswith(STEP)
+
+
+def test_what_a_headline_has_no_room_for_is_explained() -> None:
     """A long line is shortened; the whole of it, the tensor and its versions stand below."""
     name = "a_name_of_many_words_that_says_all_of_what_it_holds"
     change = f"{name}[torch.arange(4, device='cuda') > 2] = 0"
