@@ -6,10 +6,12 @@ line.  The cell that is changed so ends without an error.
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cudalens
@@ -121,3 +123,66 @@ def check_fixes(code: str, outcome: Outcome, sim: simulate.Simulation) -> None:
             sim.reset()
             again = run_cell(applied(code, outcome.shown, hint))
             assert again.error is None, (hint.fix, again.error)
+
+
+# --- another batch --------------------------------------------------------------------------------
+
+
+_FACTORIES = ("empty", "ones", "rand", "randn", "zeros")
+_NUMBER = re.compile(r"\d+")
+
+
+def with_another_batch(code: str) -> Iterator[tuple[str, re.Pattern[str], str]]:
+    """Yield the code with another batch size, and how to change that number in a fix.
+
+    Of each size that is only ever a first dimension, or the batch size of a loader.  A size that is
+    written elsewhere too, or that a list has, may be one of features.
+    """
+    tree = ast.parse(code)
+    leading: dict[int, list[ast.Constant]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        sizes = node.args[-1:] if name == "randint" else node.args if name in _FACTORIES else []
+        shape = sizes[0].elts if sizes and isinstance(sizes[0], ast.Tuple | ast.List) else sizes
+        found = [*shape[:1], *(item.value for item in node.keywords if item.arg == "batch_size")]
+        for size in found:
+            if isinstance(size, ast.Constant) and type(size.value) is int and size.value > 1:
+                leading.setdefault(size.value, []).append(size)
+    others = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    others += [len(node.elts) for node in ast.walk(tree) if isinstance(node, ast.List)]
+    lines = code.split("\n")
+    for value, places in leading.items():
+        if others.count(value) == len(places):
+            changed = lines.copy()
+            for at in sorted(places, key=lambda item: (item.lineno, -item.col_offset)):
+                line = changed[at.lineno - 1]
+                line = line[: at.col_offset] + str(value + 3) + line[at.end_col_offset :]
+                changed[at.lineno - 1] = line
+            yield "\n".join(changed), re.compile(rf"\b{value}\b"), str(value + 3)
+
+
+def check_with_another_batch(
+    code: str, outcome: Outcome, sim: simulate.Simulation, **options: Any
+) -> int:
+    """Every fix mends the cell with another batch size, too; return how many were tried.
+
+    Where another size makes another mistake of the cell, nothing is tried.
+    """
+    count = 0
+    for other, number, new in with_another_batch(code):
+        sim.reset()
+        again = run_cell(other, **options)
+        texts = {_NUMBER.sub("#", str(item.error).split("\n")[0]) for item in (outcome, again)}
+        for hint in outcome.shown.hints if len(texts) == 1 and again.error is not None else ():
+            fix, errors = hint.fix, []
+            # The number may be one of a dimension as well.
+            for text in {fix, number.sub(new, fix)} if fix is not None else ():
+                sim.reset()
+                errors.append(
+                    run_cell(applied(other, outcome.shown, replace(hint, fix=text))).error
+                )
+            assert fix is None or None in errors, (fix, errors)
+            count += fix is not None
+    return count

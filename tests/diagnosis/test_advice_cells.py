@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cudalens import simulate
 from tests.amount import AMOUNT
-from tests.hostcells import SETUP, check_fixes, run_cell
+from tests.hostcells import SETUP, check_fixes, check_with_another_batch, run_cell
 from tests.releases import release
 
 pytestmark = [
@@ -87,6 +88,8 @@ def test_a_mistake_is_answered(cell: Cell, fast: bool, sim: simulate.Simulation)
     assert all(text in item.text for text, item in zip(hints, report.hints, strict=True))
     assert report.limits == ()
     check_fixes(code, outcome, sim)
+    if not is_watched:
+        check_with_another_batch(code, outcome, sim, fast=fast)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +134,29 @@ def test_the_users_own_code_is_not_run_again() -> None:
     setup = "n = []\ndef f(x):\n    n.append(1)\n    return x\nx = torch.randn(2, 3)\n"
     outcome = run_cell(f"{SETUP}{setup}torch.mm(f(x), x)")
     assert len(outcome.names["n"]) == 1
+
+
+BATCH = "fc, x, y = nn.Linear(8, 3), torch.randn(16, 8), torch.randint(0, 3, (16, 1))\n"
+
+
+@pytest.mark.parametrize(
+    ("fix", "count"),
+    [
+        ("F.cross_entropy(fc(x), y.squeeze(1))", 1),
+        ("F.cross_entropy(fc(x), y.view(4, 4).flatten())", None),
+        ("F.cross_entropy(fc(x), y.view(16))", 1),
+    ],
+)
+def test_a_fix_of_one_batch_size_is_seen(
+    fix: str, count: int | None, sim: simulate.Simulation
+) -> None:
+    """Of the two sizes with which each fix is run, the second one refuses it."""
+    code = f"{SETUP}{BATCH}F.cross_entropy(fc(x), y)"
+    outcome = run_cell(code)
+    hints = (replace(outcome.shown.hints[0], fix=fix),)
+    given = replace(outcome, report=replace(outcome.shown, hints=hints))
+    if count is not None:
+        assert check_with_another_batch(code, given, sim) == count
+        return
+    with pytest.raises(AssertionError, match="view"):
+        check_with_another_batch(code, given, sim)

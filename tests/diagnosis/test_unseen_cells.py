@@ -16,7 +16,7 @@ import pytest
 
 from cudalens import simulate
 from tests.amount import AMOUNT
-from tests.hostcells import SETUP, Outcome, applied, run_cell
+from tests.hostcells import SETUP, Outcome, applied, check_with_another_batch, run_cell
 
 pytestmark = pytest.mark.usefixtures("sim")
 FILE = Path(__file__).parents[1] / "data" / "unseen_cells.txt"
@@ -99,6 +99,7 @@ def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulati
             if again.error is None:
                 break
         assert again.error is None, hint.fix
+    check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
 
 
 @pytest.mark.no_cover

@@ -57,7 +57,7 @@ def what_is_there(evidence: Evidence) -> Hint | None:
     if ids is None and "float" not in found[1].dtype:
         return None
     violation = found[0]
-    parts = [_values(evidence, violation, ids), _earlier(evidence)]
+    parts = [_shifted(ids) or _values(evidence, violation, ids), _earlier(evidence)]
     may_count = ids is not None and ids.may_count_from_one and ids.low == 1 and numel(ids.fact) > 1
     is_kept = evidence.scalar("padding_idx") == "0" or is_computed(evidence)
     if may_count and not is_kept and not shifting_step(evidence):
@@ -111,6 +111,21 @@ def _numbers(values: Iterable[int]) -> str:
 def _share(count: int, of: str, bad: str, others: str | None) -> str:
     rest = f", all others are {others}" if others else ""
     return f"{count} of {of} {'is' if count == 1 else 'are'} {bad}{rest}"
+
+
+def _shifted(ids: Ids | None) -> str:
+    """Say what may stand before ``+ 7`` on the line, where the line adds a number."""
+    node = parsed(ids.fact.expression or "") if ids is not None else None
+    if ids is None or ids.low is None or not isinstance(node, ast.BinOp):
+        return ""
+    by = node.right.value if isinstance(node.right, ast.Constant) else None
+    if not isinstance(by, int) or not isinstance(node.op, ast.Add | ast.Sub):
+        return ""
+    by = by if isinstance(node.op, ast.Add) else -by
+    return (
+        f"{ast.unparse(node.left)} runs from {ids.low - by} to {ids.high - by}, there are places "
+        f"for {-by} … {ids.size - 1 - by}"
+    )
 
 
 def _earlier(evidence: Evidence) -> str:
