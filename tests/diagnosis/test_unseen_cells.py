@@ -90,7 +90,7 @@ def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulati
         if hint.fix is None:
             continue
         repaired, again = code, outcome
-        for _ in range(3):
+        for turn in range(3):
             at = next(item for item in again.shown.hints if item.fix is not None)
             at = hint if again is outcome else at
             repaired = applied(SETUP + repaired, again.shown, at).removeprefix(SETUP)
@@ -99,7 +99,8 @@ def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulati
             if again.error is None:
                 break
         assert again.error is None, hint.fix
-    check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
+        if turn == 0:
+            check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
 
 
 @pytest.mark.no_cover

@@ -387,9 +387,6 @@ COPIES = frozenset(
 )
 
 
-_MOVES = COPIES - {"tensor"}
-
-
 def way_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the ops that made the values at fault, the last one first, with `` in line 7``.
 
@@ -410,8 +407,9 @@ def came_from(evidence: Evidence) -> str:
     """Name the line that made the bad values, where it is known and not the failing one."""
     steps = [step for step in evidence.provenance if step.op and step.source is not None]
     first = next((step.source for step in steps if step.note == FIRST_BAD), None)
-    made = [step.source for step in steps if stem_of(step.op or "") not in _MOVES]
-    line = first or (made[-1] if made else None)
+    made = [step.source for step in steps if stem_of(step.op or "") not in COPIES]
+    given = [step.source for step in steps if stem_of(step.op or "") == "tensor"]
+    line = first or next(reversed(made or given), None)
     here = None if evidence.source is None else evidence.source.ref
     if line is None or (here and (line.line, line.where) == (here.line, here.where)):
         return ""
