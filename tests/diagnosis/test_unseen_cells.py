@@ -90,16 +90,16 @@ def test_code_that_is_shown_repairs_the_cell(thread: str, sim: simulate.Simulati
         if hint.fix is None:
             continue
         repaired, again = code, outcome
-        for turn in range(3):
+        for _ in range(3):
             at = next(item for item in again.shown.hints if item.fix is not None)
             at = hint if again is outcome else at
             repaired = applied(SETUP + repaired, again.shown, at).removeprefix(SETUP)
             sim.reset()
-            again = run(repaired)
+            first, again = again, run(repaired)
             if again.error is None:
                 break
         assert again.error is None, hint.fix
-        if turn == 0:
+        if first is outcome:
             check_with_another_batch(SETUP + code.removeprefix(NAN), outcome, sim, fast=False)
 
 

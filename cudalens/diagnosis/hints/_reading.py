@@ -12,7 +12,7 @@ from itertools import groupby
 
 from cudalens.core.api_names import stem_of
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import FIRST_BAD, Hint, LineRef, TensorFact, Violation
+from cudalens.core.report_types import FIRST_BAD, Hint, LineRef, Offender, TensorFact, Violation
 from cudalens.diagnosis.hints._base import Rule, rule
 from cudalens.diagnosis.hints._roles import INTEGERS, Role, bad_values, fault, origin, role_of
 from cudalens.diagnosis.user_code import parsed, place
@@ -43,6 +43,8 @@ class Ids:
 
     role: Role
     fact: TensorFact
+    shape: tuple[int, ...]
+    """Its shape, or that of the tensor on the line that it was flattened from."""
     named: TensorFact | None
     """The tensor that a fix can name: this one, or the one on the line that it was cut out of."""
     size: int
@@ -120,14 +122,22 @@ def runs_from_one(distinct: tuple[int, ...] | None, size: int, count: int | None
 
 def fills_row_ends(ids: Ids) -> bool:
     """Return whether the only bad number fills the ends of the rows, all on the same side."""
-    long = [size for size in ids.fact.shape if size != 1]
-    listed, length = ids.violation.offenders.first, (ids.fact.shape or (1,))[-1]
+    long = [size for size in ids.shape if size != 1]
+    listed, length = ids.violation.offenders.first, (ids.shape or (1,))[-1]
     is_listed = len(listed) == ids.violation.offenders.count
+
+    def place_of(item: Offender) -> int:
+        return functools.reduce(
+            lambda at, step: at * step[1] + step[0],
+            zip(item.position, ids.fact.shape, strict=False),
+            0,
+        )
+
     if len(ids.bad) != 1 or not is_listed or len(long) != 2 or length == 1:
         return False
     rows = [
-        [item.position[-1] for item in items]
-        for _, items in groupby(listed, key=lambda item: item.position[:-1])
+        [at % length for at in items]
+        for _, items in groupby(map(place_of, listed), key=lambda at: at // length)
     ]
     right = all(row == list(range(length - len(row), length)) for row in rows)
     left = all(row == list(range(len(row))) for row in rows)
@@ -163,10 +173,13 @@ def ids_of(evidence: Evidence, *roles: Role) -> Ids | None:
     is_whole = column is not None and bool(column.count)
     # Beside a mark nobody knows which other values earlier calls had.
     is_open = bool({*ends} & {*violation.bounds.also_allowed})
-    is_open |= any(_has_zero(item) for item in (named, *_cut_from(evidence, fact)))
+    whole = [*_cut_from(evidence, fact)]
+    is_open |= any(_has_zero(item) for item in (named, *whole))
+    shapes = (item.shape for item in whole if numel(item) == numel(fact))
     return Ids(
         role=role,
         fact=fact,
+        shape=next(shapes, fact.shape) if len(fact.shape) == 1 else fact.shape,
         named=named,
         size=violation.size or 0,
         low=low,

@@ -94,7 +94,7 @@ def _values(evidence: Evidence, violation: Violation, ids: Ids | None) -> str:
     else:
         ends = [str(item.value) for item in (found.first[:1] + found.first[-1:])]
         bad = " and ".join(dict.fromkeys(ends))
-        bad = bad if found.count <= 2 else f"values such as {bad}"
+        bad = bad if found.count <= 2 else f"outside, such as {bad}"
     bad += ", only at the ends of the rows" if ids is not None and fills_row_ends(ids) else ""
     if found.others is None:
         return f"all {found.total} {noun} are outside: {bad}"
@@ -134,7 +134,8 @@ def _earlier(evidence: Evidence) -> str:
     if seen is None or seen.min is None or seen.max is None:
         return ""
     calls = "an earlier call" if seen.calls == 1 else f"{seen.calls} earlier calls"
-    return f"{calls} of the line had {seen.min} … {seen.max}"
+    low, high = (f"{it:.4g}" if isinstance(it, float) else it for it in (seen.min, seen.max))
+    return f"{calls} of the line had {low} … {high}"
 
 
 def _in_other_dimension(evidence: Evidence, ids: Ids) -> str:

@@ -278,7 +278,9 @@ def bad_weights(evidence: Evidence) -> Hint | None:
         next(way_of(evidence), ("", "")),
     )
     is_small = made not in (*_SCORES, "_log_softmax") and low >= -1 and high <= 1 + _ROUNDING
-    if is_small or _is_difference(weights, made):
+    if _is_difference(weights, made):
+        return Hint(text=f"{text}, and none may be below 0: abs() makes weights of errors")
+    if is_small:
         return Hint(text=f"{text}, and none may be below 0: softmax makes weights of scores")
     fix = rewritten(evidence, weights, "torch.softmax({x}, dim=-1)")
     return Hint(text=f"{text}: these look like logits, softmax is missing", fix=fix)
