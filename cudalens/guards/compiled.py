@@ -1,8 +1,8 @@
-"""Guards inside compiled code: the op that hands on what is noted there, and the installation.
+"""Guards inside compiled code: the op that looks at an index there, and the installation.
 
-A pass has the extremes of each index noted, and the index brought into bounds.  One call of our op
-at the graph's end hands all extremes to the queue of pending checks.  What they mean (op, argument,
-bounds, line) are arguments of that call: code from a warm cache says the same as code just made.
+A pass has each index brought into bounds by our op, which has its extremes looked at as a deferred
+guard does.  What they mean (op, argument, bounds, line) are arguments of the call: code from a warm
+cache says the same as code just made.
 
 Ops that inductor leaves to torch's own kernels come by the dispatcher, and are guarded there.
 
@@ -31,10 +31,11 @@ from cudalens.core.errors import DeviceIndexError
 from cudalens.core.late_import import when_imported
 from cudalens.core.report_types import Violation
 from cudalens.guards._dims import NEGATIVES_STOP, NEGATIVES_WRAP
+from cudalens.guards._ranges import extremes, lies_within
 from cudalens.guards.captured import CAPTURED
-from cudalens.guards.compiled_graph import CompiledCheck, Rewriter
+from cudalens.guards.compiled_graph import CompiledCheck, guard_graph
 from cudalens.guards.deferred import violation_of
-from cudalens.guards.engine import Within
+from cudalens.guards.engine import Within, in_bounds
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
 from cudalens.guards.pending import PENDING, Claim
 
@@ -59,33 +60,43 @@ class _Listening:
     is_users: IsUsers
 
 
-def _note(extremes: Tensor, bounds: Sequence[int], meaning: str) -> None:
-    """Take in the extremes of one run of a compiled graph; the host does not wait for them."""
+def _in_bounds(index: Tensor, low: int, high: int, meaning: str) -> Tensor:
+    """Return a copy of an index of a compiled graph in bounds; the host does not wait for it.
+
+    Raises:
+        DeviceIndexError: it was out of bounds, in code that outlives the guards; nothing else
+            would say it.
+    """
+    check = _read(meaning)
+    why = NEGATIVES_WRAP if check.wraps else NEGATIVES_STOP
+    need = Within(
+        check.argument, low, high, item=check.item, of=check.related, dim=check.dim, why=why
+    )
     tell = _Listening.tell
-    thread, stack = (0, ()) if tell is None else running_call(_Listening.is_users)
-    for at, check in enumerate(_read(meaning)):
-        low, high = bounds[2 * at : 2 * at + 2]
-        pair = extremes[2 * at : 2 * at + 2]
-        if tell is None:
-            _look_now(pair, check, low, high)
-        elif _torch.is_capturing() and not CAPTURED.has_room(extremes.device):
-            _Listening.complain(NO_ROOM)
-        else:
-            report = partial(_report, tell, check, low, high, stack)
-            claim = Claim(low, high, report, thread)
-            PENDING.note(extremes.device, torch.int64, _copier(pair), claim)
-
-
-def _copier(pair: Tensor) -> Callable[[Tensor, Tensor], object]:
-    # The two numbers of a slot lie side by side: one launch fills both.
-    return lambda low, high: low.as_strided((2,), (1,)).copy_(pair)
+    if index.numel() == 0:
+        pass
+    elif tell is None:
+        if not (_torch.is_capturing() or lies_within(index, low, high)):
+            raise DeviceIndexError(violation_of(need, *extremes(index)).sentence())
+    elif _torch.is_capturing() and not CAPTURED.has_room(index.device):
+        _Listening.complain(NO_ROOM)
+    else:
+        thread, stack = running_call(_Listening.is_users)
+        report = partial(_report, tell, check, need, stack)
+        PENDING.note(
+            index.device,
+            index.dtype,
+            lambda *pair: torch.aminmax(index, out=pair),
+            Claim(low, high, report, thread),
+        )
+    safe = in_bounds(need, index.contiguous())
+    return safe.clone() if safe is index else safe
 
 
 def _report(
     tell: Tell,
     check: CompiledCheck,
-    low: int,
-    high: int,
+    need: Within,
     stack: tuple[StackLine, ...],
     smallest: int,
     largest: int,
@@ -96,7 +107,7 @@ def _report(
         in_backward=check.backward,
         forward=lines if check.backward else (),
     )
-    return tell(check, violation_of(need_of(check, low, high), smallest, largest), past)
+    return tell(check, violation_of(need, smallest, largest), past)
 
 
 def _line(file: str, line: int, function: str) -> StackLine:
@@ -106,44 +117,19 @@ def _line(file: str, line: int, function: str) -> StackLine:
     return code, next(2 * at for at, position in positions if position[0] == line)
 
 
-def _look_now(pair: Tensor, check: CompiledCheck, low: int, high: int) -> None:
-    """Look at what code that outlives the guards has noted: nothing else would say it.
-
-    Raises:
-        DeviceIndexError: an index was out of bounds, and another was used in its place.
-    """
-    if _torch.is_capturing():
-        return
-    smallest, largest = pair.tolist()
-    if smallest < low or largest > high:
-        found = violation_of(need_of(check, low, high), smallest, largest)
-        raise DeviceIndexError(found.sentence())
-
-
 @lru_cache(256)
-def _read(meaning: str) -> tuple[CompiledCheck, ...]:
-    return tuple(
-        CompiledCheck(**{**item, "frames": tuple(map(tuple, item["frames"]))})
-        for item in json.loads(meaning)
-    )
-
-
-def need_of(check: CompiledCheck, low: int, high: int) -> Within:
-    """Return what an index of compiled code must hold, as a guard says it."""
-    why = NEGATIVES_WRAP if check.wraps else NEGATIVES_STOP
-    return Within(
-        check.argument, low, high, item=check.item, of=check.related, dim=check.dim, why=why
-    )
+def _read(meaning: str) -> CompiledCheck:
+    item = json.loads(meaning)
+    return CompiledCheck(**{**item, "frames": tuple(map(tuple, item["frames"]))})
 
 
 @cache
 def _define_op() -> Any:
-    """Define ``cudalens::note`` once for the process: compiled code may outlive the guards."""
+    """Define ``cudalens::in_bounds`` once for the process: compiled code may outlive the guards."""
     library = torch.library.Library("cudalens", "DEF")
-    # As an op that writes, it stays in graphs in which nobody uses a result of it.
-    library.define("note(Tensor(a!) extremes, SymInt[] bounds, str meaning) -> ()")
-    library.impl("note", _note, "CompositeExplicitAutograd")
-    library.impl("note", lambda extremes, bounds, meaning: None, "Meta")
+    library.define("in_bounds(Tensor index, SymInt low, SymInt high, str meaning) -> Tensor")
+    library.impl("in_bounds", _in_bounds, "CompositeExplicitAutograd")
+    library.impl("in_bounds", lambda index, *_: index.new_empty(index.shape), "Meta")
     return library
 
 
@@ -219,7 +205,7 @@ class CompiledGuards:
 
     def _rewrite(self, graph: Any) -> None:
         try:
-            Rewriter(graph, self._devices).run()
+            guard_graph(graph, self._devices)
         except Exception as failure:  # a guard that fails must never stop a compilation
             raise_if_outside(failure)
             kind = type(failure).__name__

@@ -1,8 +1,7 @@
 """The pass over a graph that inductor is about to compile: it puts the guards in.
 
-Before each op that reads or writes by index, the extremes of the index are computed, and the index
-is brought into bounds, by ops that inductor fuses with what is there.  At the end of the graph one
-call of ``cudalens::note`` takes all extremes and their meaning.
+An op that reads or writes by index is given what ``cudalens::in_bounds`` makes of the index, which
+has the values looked at later; the call says what they mean.
 
 Not here: that op, and how the pass is installed (``compiled.py``).
 """
@@ -179,97 +178,51 @@ def _has_data(node: Any) -> bool:
 # --- the pass -------------------------------------------------------------------------------------
 
 
-class Rewriter:
-    """Puts the guards into one graph."""
-
-    def __init__(self, graph: Any, devices: frozenset[str]) -> None:
-        self._graph = graph
-        self._devices = devices
-        self._made: dict[tuple[Any, ...], Any] = {}
-        self._checks: dict[torch.device, list[tuple[Any, Any, Any, CompiledCheck]]] = {}
-
-    def run(self) -> None:
-        """Add what looks first; the indices are replaced once nothing can fail any more."""
-        replaced = []
-        for found in list(_indices(self._graph)):
-            device = _value(found.index).device
-            if device.type in self._devices:
-                with self._graph.inserting_before(found.node):
-                    replaced.append((found, self._guarded(found, device)))
-        if self._checks:
-            with self._graph.inserting_before(self._graph.output_node()):
-                for device, checks in self._checks.items():
-                    self._note(device, checks)
-        for found, index in replaced:
-            _replace(found, index)
-
-    def _guarded(self, found: _Found, device: torch.device) -> Any:
-        """Return the index in bounds, and take in its extremes."""
-        index, check = found.index, found.check
-        views = []
-        # A view has the same values: looked at before it is spread, an index stays a view.
-        while _schema_name(index) in _SAME_VALUES:
-            views.append(index)
-            index = index.args[0]
-        size = self._size(found.source, check.dim)
-        low, high = self._bounds(size, wraps=check.wraps)
-        self._checks.setdefault(device, []).append((self._extremes(index), low, high, check))
-        aten = torch.ops.aten
-        is_inside = self._add(
-            aten.bitwise_and.Tensor,
-            self._add(aten.ge.Scalar, index, low),
-            self._add(aten.le.Scalar, index, high),
-        )
-        inside = self._add(aten.mul.Tensor, index, is_inside)
-        for view in reversed(views):
-            inside = self._add(view.target, inside, *view.args[1:], **view.kwargs)
-        return inside
-
-    def _size(self, source: Any, dim: int) -> Any:
-        """Return the size of a dimension: a number, or the node of one that may change."""
-        value = _value(source)
-        size = value.shape[dim] if value.dim() else 1
-        if isinstance(size, int):
-            return size
-        return self._add(torch.ops.aten.sym_size.int, source, dim)
-
-    def _bounds(self, size: Any, *, wraps: bool) -> tuple[Any, Any]:
-        if isinstance(size, int):
-            return -size if wraps else 0, size - 1
-        low = self._add(operator.neg, size) if wraps else 0
-        return low, self._add(operator.sub, size, 1)
-
-    def _extremes(self, index: Any) -> Any:
-        """Return int64[2], the smallest and the largest."""
-        aten = torch.ops.aten
-        ends = []
-        for reduction in (aten.amin.default, aten.amax.default):
-            end = self._add(reduction, index)
-            if _value(end).dtype != torch.int64:
-                end = self._add(torch.ops.prims.convert_element_type.default, end, torch.int64)
-            ends.append(self._add(aten.reshape.default, end, (1,)))
-        return self._add(aten.cat.default, tuple(ends))
-
-    def _add(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the node of a call; equal calls are made once."""
-        key = (target, args, tuple(kwargs.items()))
-        if key not in self._made:
-            arguments = torch.fx.map_arg((args, kwargs), _value)
-            node = self._graph.call_function(target, _listed(args), kwargs)
-            node.meta["val"] = target(*_listed(arguments[0]), **arguments[1])
-            self._made[key] = node
-        return self._made[key]
-
-    def _note(self, device: torch.device, checks: Sequence[Any]) -> None:
-        extremes = self._add(torch.ops.aten.cat.default, tuple(item[0] for item in checks))
-        bounds = [bound for _, low, high, _ in checks for bound in (low, high)]
-        meaning = json.dumps([asdict(item[-1]) for item in checks])
-        self._graph.call_function(torch.ops.cudalens.note.default, (extremes, bounds, meaning))
+def guard_graph(graph: Any, devices: frozenset[str]) -> None:
+    """Have each index of a graph looked at, and brought into bounds."""
+    made: dict[Any, Any] = {}
+    replaced = []
+    for found in list(_indices(graph)):
+        if _value(found.index).device.type in devices:
+            with graph.inserting_before(found.node):
+                bounds = _bounds(graph, found)
+                if (found.index, bounds) not in made:  # one of the same bounds is enough
+                    made[found.index, bounds] = _in_bounds(graph, found, bounds)
+            replaced.append((found, made[found.index, bounds]))
+    # Nothing can fail any more.
+    for found, index in replaced:
+        _replace(found, index)
 
 
-def _listed(args: Any) -> Any:
-    """Return arguments with lists in place of tuples, as torch's own graphs have them."""
-    return tuple(list(item) if isinstance(item, tuple) else item for item in args)
+def _in_bounds(graph: Any, found: _Found, bounds: tuple[Any, Any]) -> Any:
+    index, views = found.index, []
+    # A view has the same values: looked at before it is spread, an index stays a view.
+    while _schema_name(index) in _SAME_VALUES:
+        views.append(index)
+        index = index.args[0]
+    arguments = (index, *bounds, json.dumps(asdict(found.check)))
+    safe = _call(graph, torch.ops.cudalens.in_bounds.default, *arguments)
+    for view in reversed(views):
+        safe = _call(graph, view.target, safe, *view.args[1:], **view.kwargs)
+    return safe
+
+
+def _bounds(graph: Any, found: _Found) -> tuple[Any, Any]:
+    """Return the bounds of an index: numbers, or nodes where the size may change."""
+    value, dim = _value(found.source), found.check.dim
+    size = value.shape[dim] if value.dim() else 1
+    if isinstance(size, int):
+        return -size if found.check.wraps else 0, size - 1
+    size = _call(graph, torch.ops.aten.sym_size.int, found.source, dim)
+    low = _call(graph, operator.neg, size) if found.check.wraps else 0
+    return low, _call(graph, operator.sub, size, 1)
+
+
+def _call(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    node = graph.call_function(target, args, kwargs)
+    values, options = torch.fx.map_arg((args, kwargs), _value)
+    node.meta["val"] = target(*values, **options)
+    return node
 
 
 def _schema_name(node: Any) -> str:
