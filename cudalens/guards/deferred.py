@@ -24,12 +24,11 @@ from torch.nn import Parameter
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
-from cudalens.core.device_asserts import assert_text
 from cudalens.core.limits import failure_line
-from cudalens.core.report_types import Bounds, Offenders, Violation
+from cudalens.core.report_types import Offenders, Violation
 from cudalens.guards import engine
 from cudalens.guards._base import ArgumentSlot, Guard, schema_parameters
-from cudalens.guards._ranges import FLOATS, format_interval, unexpanded
+from cudalens.guards._ranges import FLOATS, unexpanded
 from cudalens.guards.engine import INDEX_DTYPES, Between, Within
 from cudalens.guards.host_waits import HostWaits
 from cudalens.guards.past_calls import IsUsers, PastCall, StackLine, running_call
@@ -384,41 +383,24 @@ def violation_of(
     need: Deferrable, smallest: Any, largest: Any, *, is_silent: bool = False
 ) -> Violation:
     """Describe a finding of which the smallest and the largest value alone are known."""
-    item = getattr(need, "item", None)
-    part = "" if item is None else f"[{item}]"
-    is_above = not largest <= _interval(need)[1]
-    ends = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]
-
-    def found(place: str, bounds: Bounds, key: object, **fields: Any) -> Violation:
-        return Violation(
-            argument=need.argument,
-            headline=f"{{argument}}{part} contained {ends[is_above]}, which is outside {place}",
-            explanation=need.why,
-            offenders=Offenders(min=ends[0], max=ends[1]),
-            bounds=bounds,
-            list_position=item,
-            device_text=assert_text(key) if isinstance(key, str) else None,
-            is_silent=is_silent,
-            is_replay_safe=False,
-            **fields,
-        )
-
-    if isinstance(need, Between):
-        place = f"the interval {need.bounds.text}"
-        return found(place, need.bounds, need.asserts, is_index=False)
-    also: tuple[tuple[int, str], ...] = ()
-    if need.also_allowed is not None and not need.low <= need.also_allowed <= need.high:
-        also = ((need.also_allowed, need.also_allowed_name),)
-    bounds = Bounds(
-        min=need.low,
-        max=need.high,
-        also_allowed=tuple(value for value, _ in also),
-        text=format_interval(need.low, need.high, also),
-    )
+    is_index = isinstance(need, Within)
+    ends = torch.tensor([smallest, largest], dtype=torch.int64 if is_index else torch.float64)
+    found = engine.violation(need, ends, is_silent=is_silent)
+    low, high = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]
+    item = "" if found.list_position is None else f"[{found.list_position}]"
+    place = need.where if isinstance(need, Within) else f"the interval {need.bounds.text}"
+    value = low if largest <= _interval(need)[1] else high
     # A kernel that compares 32 bits alone takes a larger value for another one.
-    is_known = not need.narrows or _INT32.min <= smallest <= largest <= _INT32.max
-    key = need.asserts if is_known else None
-    return found(need.where, bounds, key, related=need.of, size=need.size, dim=need.dim)
+    is_narrowed = is_index and need.narrows and not _INT32.min <= smallest <= largest <= _INT32.max
+    return replace(
+        found,
+        headline=f"{{argument}}{item} contained {value}, which is outside {place}",
+        element="",
+        explanation=need.why,
+        offenders=Offenders(min=low, max=high),
+        device_text=None if is_narrowed else found.device_text,
+        is_replay_safe=False,
+    )
 
 
 _INT32 = torch.iinfo(torch.int32)

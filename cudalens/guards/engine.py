@@ -260,6 +260,17 @@ def _outside(
     )
 
 
+def violation(need: Within | Between, tensor: Tensor, *, is_silent: bool) -> Violation:
+    """Describe a tensor of which something is outside, to what resolved requirement it may be."""
+    found = (
+        _not_between(need, tensor)
+        if isinstance(need, Between)
+        else _outside(need, tensor, (), is_silent)
+    )
+    assert found is not None
+    return found
+
+
 def _bad_elements(need: Within, tensor: Tensor) -> Tensor:
     # uint8 elements are compared as int64: -100 must not become 156.
     wide = tensor if tensor.dtype in INDEX_DTYPES else tensor.to(torch.int64)
