@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import CodeType, ModuleType

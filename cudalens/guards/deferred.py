@@ -383,15 +383,16 @@ def violation_of(
     need: Deferrable, smallest: Any, largest: Any, *, is_silent: bool = False
 ) -> Violation:
     """Describe a finding of which the smallest and the largest value alone are known."""
-    is_index = isinstance(need, Within)
-    ends = torch.tensor([smallest, largest], dtype=torch.int64 if is_index else torch.float64)
+    dtype = torch.int64 if isinstance(need, Within) else torch.float64
+    ends = torch.tensor([smallest, largest], dtype=dtype)
     found = engine.violation(need, ends, is_silent=is_silent)
     low, high = [value if math.isfinite(value) else str(value) for value in (smallest, largest)]
     item = "" if found.list_position is None else f"[{found.list_position}]"
     place = need.where if isinstance(need, Within) else f"the interval {need.bounds.text}"
     value = low if largest <= _interval(need)[1] else high
     # A kernel that compares 32 bits alone takes a larger value for another one.
-    is_narrowed = is_index and need.narrows and not _INT32.min <= smallest <= largest <= _INT32.max
+    is_wide = not _INT32.min <= smallest <= largest <= _INT32.max
+    is_narrowed = is_wide and getattr(need, "narrows", False)
     return replace(
         found,
         headline=f"{{argument}}{item} contained {value}, which is outside {place}",
