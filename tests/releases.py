@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cudalens.core.device_asserts import READ_RELEASE
+from cudalens.simulate.activation import OLDEST
 
 _PLACE = re.compile(r"^([\w.-]+):\d+")
 
@@ -34,6 +35,18 @@ takes_modulo = pytest.mark.skipif(
 )
 tells_what_is_freed = pytest.mark.skipif(
     release() < (2, 10), reason="SavedTensor has no data and unpack_hook before torch 2.10"
+)
+
+
+needs_rehearsal = pytest.mark.skipif(
+    release() < OLDEST, reason="torch has no rehearsal device before 2.8"
+)
+has_grouped_mm = pytest.mark.skipif(
+    release() < (2, 8), reason="torch has no aten::_grouped_mm before 2.8"
+)
+guards_compiled_code = pytest.mark.skipif(
+    release() < (2, 8),
+    reason="before torch 2.8 inductor runs a user's pass in place of ours, and not on each graph",
 )
 
 

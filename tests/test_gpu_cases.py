@@ -21,6 +21,7 @@ from cudalens.simulate.asserts import NOT_SIMULATED
 from tests.cpu_guards import guarded
 from tests.inventory import REACHABLE, UNGUARDABLE
 from tests.processes import python
+from tests.releases import has_grouped_mm, needs_rehearsal
 
 GPU = Path(__file__).parent / "gpu"
 sys.path.insert(0, str(GPU))
@@ -51,7 +52,13 @@ def test_each_reachable_record_has_a_trigger_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [item for item in ON_CPU if item.record in NOT_SIMULATED], ids=lambda case: case.record
+    "case",
+    [
+        pytest.param(item, marks=[has_grouped_mm] * item.record.startswith("grouped_mm"))
+        for item in ON_CPU
+        if item.record in NOT_SIMULATED
+    ],
+    ids=lambda case: case.record,
 )
 def test_what_is_not_simulated_fires_the_guard_of_its_record_on_the_cpu(case: Case) -> None:
     """The first finding is that record's, and certain."""
@@ -116,6 +123,7 @@ def test_the_rehearsal_does_not_see_the_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert all("CUDA_LAUNCH_BLOCKING" not in suite.environment(m) for m in ("bare", "rehearsed"))
 
 
+@needs_rehearsal
 def test_a_worker_is_a_process_of_its_own_and_needs_no_extras() -> None:
     """It prints one line of JSON; the suite's machine has no rich, to say nothing of notebooks."""
     code = (

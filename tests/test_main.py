@@ -21,6 +21,7 @@ from cudalens.core.version import __version__
 from cudalens.guards import catalogue_rows
 from cudalens.render.tables import guard_list
 from tests.processes import ROOT, python
+from tests.releases import needs_rehearsal
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -79,6 +80,7 @@ def script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
+@needs_rehearsal
 def test_a_script_named_from_here_sees_what_python_would_show_it(run: Run, tmp_path: Path) -> None:
     """Its own path is absolute, also in the report's and pickle's eyes; argv stays as typed."""
     text = "import sys, pickle\nclass A: ...\npickle.dumps(A())\nprint(__file__, sys.argv[0])\n"
@@ -124,6 +126,7 @@ def test_a_script_may_end_itself(run_here: Run, tmp_path: Path, ending: str, sta
     assert (done.returncode, done.stdout, done.stderr) == (status, "ran\n", "")
 
 
+@needs_rehearsal
 def test_a_failure_prints_traceback_then_report(run: Run, tmp_path: Path) -> None:
     """Behind both stand the files of the report, whose folders are made; stdout is the script's."""
     script(tmp_path, FAILING)

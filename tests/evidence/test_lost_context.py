@@ -23,7 +23,7 @@ def reported(error: BaseException) -> Report:
     "error",
     [
         RuntimeError(TEXT),
-        torch.AcceleratorError(TEXT),
+        getattr(torch, "AcceleratorError", RuntimeError)(TEXT),  # new in torch 2.8
         RuntimeError("CUDA error: an illegal memory access was encountered"),
     ],
 )

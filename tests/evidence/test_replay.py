@@ -8,6 +8,7 @@ import torch
 from cudalens.evidence import replay as module
 from cudalens.evidence.replay import replay
 from tests.processes import python
+from tests.releases import needs_rehearsal
 
 aten = torch.ops.aten
 
@@ -86,6 +87,7 @@ print("alive")
 """
 
 
+@needs_rehearsal
 @pytest.mark.parametrize(
     "body",
     [

@@ -251,6 +251,8 @@ REACHED_THROUGH = {
 @pytest.mark.parametrize("record", REACHABLE, ids=str)
 def test_record_is_guarded_or_has_a_reason(record: str) -> None:
     """No reachable assertion is left over, and none is both guarded and called unguardable."""
+    if record.startswith("grouped_mm") and release() < (2, 8):
+        pytest.skip("torch has no aten::_grouped_mm before 2.8")
     guards = [entry for entry in CATALOGUE if record in entry.records]
     assert bool(guards) != (record in UNGUARDABLE)
 

@@ -27,6 +27,7 @@ from cudalens.guards.pending import PENDING
 from cudalens.guards.process import PROCESS
 from tests.hostcells import run_cell
 from tests.processes import python
+from tests.releases import guards_compiled_code
 
 
 class Findings:
@@ -273,6 +274,7 @@ EMPTY = torch.fx.Graph()
 EMPTY.output(None)
 
 
+@guards_compiled_code
 @pytest.mark.parametrize("is_first", [True, False])
 def test_somebody_elses_pass_keeps_working(is_first: bool) -> None:
     """It runs before ours, whichever was there first, and stays when ours goes."""
@@ -433,6 +435,7 @@ ROWS_LINE = _rows.__code__.co_firstlineno + 1
 BAD = torch.tensor([0, 4, 1])
 
 
+@guards_compiled_code
 def test_deferred_guards_raise_where_a_parameter_would_be_written(on_cpu: None) -> None:
     """The report has the user's line, the bound and what is not known; training goes on."""
     table = torch.nn.Parameter(ROWS.clone())
@@ -460,6 +463,7 @@ def test_deferred_guards_raise_where_a_parameter_would_be_written(on_cpu: None) 
     assert not torch.equal(table, ROWS)
 
 
+@guards_compiled_code
 def test_backward_is_at_its_own_line(on_cpu: None) -> None:
     """The place is the call of backward; where the forward op was called is told beside it."""
     at = AT.clone()

@@ -29,7 +29,7 @@ from tests.calls import CASES, Case
 from tests.cpu_guards import Collector, Stopped, bits, deterministic, guarded, positions
 from tests.guards.test_catalogue import CATALOGUE, evaluate, every_guard, passing_arguments
 from tests.guards.test_contexts import BAD, GOOD, TABLE, lookup
-from tests.releases import release
+from tests.releases import has_grouped_mm, release
 from tests.verdicts import call
 
 
@@ -357,6 +357,7 @@ def test_the_catalogue_says_who_waits(entry: Guard) -> None:
     assert entry.waits != all(map(is_deferred, needs))
 
 
+@has_grouped_mm
 def test_the_page_says_who_waits_and_how_much_is_pending() -> None:
     page = (Path(__file__).parents[2] / "docs" / "always_on.md").read_text("utf-8")
     listed = re.findall(r"^- `(\w+)` \(", page, flags=re.MULTILINE)

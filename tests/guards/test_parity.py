@@ -50,7 +50,10 @@ from tests.verdicts import ask
 aten = torch.ops.aten
 ones, zeros = torch.ones, torch.zeros
 TAKE_ALONG_DIM = aten.take_along_dim.default if release() >= (2, 10) else None  # modulo since
-SCALED_V2 = getattr(getattr(aten, "_scaled_grouped_mm_v2", None), "default", None)  # from 2.10 on
+GROUPED, SCALED, SCALED_V2 = (
+    getattr(getattr(aten, name, None), "default", None)  # the last from 2.10 on, the others from 2.8
+    for name in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+)
 
 
 def raises(op: Any, *args: Any, **options: Any) -> bool:
@@ -582,8 +585,8 @@ def segments(draw: Draw, is_asserted: bool = False, by: str = "offsets") -> Call
     )
 
 
-@case("grouped_mm_offsets_in_range", aten._grouped_mm.default, scales=None)
-@case("scaled_grouped_mm_offsets_in_range", aten._scaled_grouped_mm.default, scales=ones(4))
+@case("grouped_mm_offsets_in_range", GROUPED, scales=None)
+@case("scaled_grouped_mm_offsets_in_range", SCALED, scales=ones(4))
 @case("scaled_grouped_mm_offsets_in_range", SCALED_V2, scales=[ones(4)])
 def groups_of_rows(draw: Draw, scales: Any) -> Call:
     """Ends of groups against a walk: the first assertion that fails names its offsets."""

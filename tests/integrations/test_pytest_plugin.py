@@ -12,6 +12,7 @@ import pytest
 
 from cudalens.integrations.pytest_plugin import pytest_configure
 from tests.processes import python
+from tests.releases import needs_rehearsal
 
 CONFTEST = """
 import pytest
@@ -49,6 +50,7 @@ def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str
     return python(*command, cwd=folder, **alone)
 
 
+@needs_rehearsal
 def test_a_bad_value_fails_with_the_report_and_the_next_test_runs(tmp_path: Path) -> None:
     done = run(tmp_path, BAD, "--cudacheck", "--junitxml=found.xml")
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
@@ -107,6 +109,7 @@ def test_shapes():
 """Findings that fail no test, a test that captures the descriptors, and torch's own exception."""
 
 
+@needs_rehearsal
 def test_findings_of_tests_that_pass_are_in_the_summary(tmp_path: Path) -> None:
     """Each once, with the test's name; a failure has the report, and no notes that repeat it."""
     done = run(tmp_path, QUIET, "--cudacheck")

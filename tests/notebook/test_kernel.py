@@ -16,6 +16,9 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 
 from cudalens.notebook import display
 from tests.processes import environment
+from tests.releases import needs_rehearsal
+
+pytestmark = needs_rehearsal
 
 SETUP = """\
 %load_ext cudalens

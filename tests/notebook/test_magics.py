@@ -26,6 +26,7 @@ from cudalens.notebook import cells, magics
 from cudalens.session.options import Options
 from cudalens.source.cell_text import counted_lines, typed_lines
 from tests.processes import python
+from tests.releases import needs_rehearsal
 from tests.shells import ANSI, BAD, SETUP, Notebook, new_shell
 
 NESTED = f"get_ipython().run_cell('1 / 0')\n{BAD}"
@@ -678,6 +679,7 @@ def test_a_report_shown_again_is_bound_and_written_too(
         assert "the report is in" not in notebook.out
 
 
+@needs_rehearsal
 def test_simulate_turns_the_rehearsal_device_on_and_off(bare: Notebook) -> None:
     bare.run("%load_ext cudalens")
     bare.run("%cudacheck simulate")

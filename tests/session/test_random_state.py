@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.processes import python
+from tests.releases import needs_rehearsal
 
 PROGRAM = """
 import random
@@ -47,6 +48,7 @@ assert {name for name, state in states().items() if state != before[name]} == se
 """
 
 
+@needs_rehearsal
 def test_the_first_report_changes_no_random_state() -> None:
     """Of Python, numpy, torch and the device; the last line shows that each of them can change."""
     ran = python("-c", PROGRAM, fresh=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cudalens import simulate
 from cudalens.core.errors import DeviceOffError
+from tests.releases import needs_rehearsal
 from tests.shells import run, shell_with_cudalens
 from tests.simulate.device import CUDA, run_python
 
@@ -162,6 +163,7 @@ def test_a_tensor_that_outlives_its_device_says_so(name: str) -> None:
         assert vars(storage) == {}
 
 
+@needs_rehearsal
 @pytest.mark.parametrize("end", ["%cudacheck simulate off", "%unload_ext cudalens"])
 def test_a_shell_says_so(end: str) -> None:
     """However the device was turned off; a checked cell shows the same error."""
@@ -176,6 +178,7 @@ def test_a_shell_says_so(end: str) -> None:
         assert run(shell, "torch.ones(3).add_(1)")[0] is None
 
 
+@needs_rehearsal
 def test_sparse_and_nested_tensors_say_so_too_and_the_cpu_is_as_it_was() -> None:
     """What never was on the device works, and cuda is gone."""
     done = run_python(

@@ -21,7 +21,7 @@ from cudalens.simulate.relabel import to_device, to_host
 from cudalens.simulate.state import DeviceState
 from tests.blocks import cuda, own_op
 from tests.processes import python
-from tests.releases import release
+from tests.releases import needs_rehearsal, release
 from tests.simulate.device import run_python
 
 LINE = "Kernel.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion `i < n` failed."
@@ -180,6 +180,7 @@ def test_stop_ends_the_simulation_inside_any_with_statement() -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
+@needs_rehearsal
 @pytest.mark.parametrize(
     ("owner", "name", "value", "words"),
     [
@@ -240,6 +241,7 @@ def test_an_untried_torch_that_fails_or_crashes_is_refused_in_one_sentence(
     assert changed(before) == []
 
 
+@needs_rehearsal
 def test_the_self_check_notices_an_assertion_that_does_not_fire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -249,6 +251,7 @@ def test_the_self_check_notices_an_assertion_that_does_not_fire(
     assert simulate.current() is None
 
 
+@needs_rehearsal
 def test_it_refuses_after_a_backward() -> None:
     """The engine has no thread for a device that came later: restart the kernel first."""
     code = (
@@ -337,6 +340,7 @@ def test_a_fixed_lag_lets_exactly_so_many_launches_pass(lag: int) -> None:
             x += 1
 
 
+@needs_rehearsal
 def test_a_seeded_lag_repeats_and_stays_in_its_range() -> None:
     def lags(seed: int) -> list[int]:
         state = DeviceState(lag=3, seed=seed, blocking=False)
@@ -352,6 +356,7 @@ def test_a_seeded_lag_repeats_and_stays_in_its_range() -> None:
     assert set(lags(1)) == {0, 1, 2, 3}
 
 
+@needs_rehearsal
 @pytest.mark.parametrize(
     ("blocking", "variable", "raises"),
     [
@@ -396,6 +401,7 @@ threading.Thread(target=time.sleep, args=(0.2,), daemon=True).start()
 """
 
 
+@needs_rehearsal
 @pytest.mark.parametrize(("index", "stop"), [(2, False), (3, False), (2, True)])
 def test_exit_with_live_tensors_graph_and_thread_is_clean(index: int, stop: bool) -> None:
     """The interpreter ends with status 0 and adds nothing, poisoned or not, stopped or not."""
@@ -424,6 +430,7 @@ def test_slots_follow_the_order_of_a_header(tmp_path: Path) -> None:
     assert _internals.virtual_slots(header) == expected
 
 
+@needs_rehearsal
 def test_the_headers_of_the_wheel_have_the_slots() -> None:
     guard = _internals.virtual_slots(_internals.GUARD_HEADER)
     assert (guard["type"], guard["exchangeStream"]) == (0, 9)

@@ -22,6 +22,7 @@ from cudalens.session import options
 from cudalens.source.shown_frames import hide_own_frames, shown
 from tests.blocks import own_op
 from tests.processes import python
+from tests.releases import needs_rehearsal
 from tests.shells import ANSI, BAD, SETUP, Notebook
 
 OWN = str(Path(cudalens.__path__[0]))
@@ -139,6 +140,7 @@ look()
 """
 
 
+@needs_rehearsal
 @pytest.mark.parametrize("arguments", [("script.py", "check"), ("-m", "cudalens", "script.py")])
 def test_the_traceback_of_a_script_is_the_users(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -163,6 +165,7 @@ def test_an_exception_that_nobody_may_write_to_is_the_users_own(
     assert "FrozenInstanceError" not in done.stderr
 
 
+@needs_rehearsal
 @pytest.mark.parametrize("line", [BAD, f"with cudalens.check(): {BAD}"])
 def test_pytest_shows_the_users_frames_only(tmp_path: Path, line: str) -> None:
     """It hides what has ``__tracebackhide__``; the guard that raises is hidden as well."""
