@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cudalens.core._python import raise_if_outside
-from cudalens.core._torch import is_accelerator, is_plain
+from cudalens.core._torch import Unseen, is_accelerator, is_plain
 from cudalens.core.call import ATTRIBUTE, EXTREMES, ApiCall, NodeMark, api_call_of
 from cudalens.core.late_import import when_imported
 from cudalens.core.limits import Limits
@@ -198,12 +198,12 @@ class RecordingMode(_torch.RemovableMode):
                 return result
             # Whoever else sees function calls must not see what is asked of the tensors here.
             if api.is_foreign or (types and types != _PLAIN) or _has_modes_below():
-                with _torch.Unseen():
+                with Unseen():
                     tensors, versions = self._look(api, args, kwargs)
                     copies = self._before(api, args, kwargs, tensors)
                 is_called, number = True, _next()
                 result = func(*args, **kwargs) if kwargs else func(*args)
-                with _torch.Unseen():
+                with Unseen():
                     self._wait_after(tensors, result)
                     self._note(api, args, kwargs, tensors, versions, number, result, _getframe(1))
                 self.foreign = api.name if copies else None
@@ -368,7 +368,7 @@ class RecordingMode(_torch.RemovableMode):
             if "enter" in api.stem:
                 self.sites.enter_range(args[0], frame)
             elif self.sites.leave_range().startswith(LOADER_RANGE):
-                with _torch.Unseen():
+                with Unseen():
                     self._batches.note(frame, self.recorded_ops)
         except Exception as trouble:
             self.internal_error("a range was not noted", trouble)

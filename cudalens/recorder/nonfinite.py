@@ -253,8 +253,10 @@ def _violation(
     overwritten = [key for key, value in arguments.items() if id(value) in lost]
     written = [arguments[key] for key in overwritten]
     read = {key: value for key, value in arguments.items() if key not in overwritten}
-    inputs = tuple(_inputs_at(read, result, first))
     beside = _beside(api, read, written, result)
+    numbers = {key: value for key, value in read.items() if type(value) in (int, float)}
+    at_first = {key: _value(it, first) for key, it in beside.items()} | numbers
+    inputs = tuple((key, str(value)) for key, value in at_first.items())[:MAX_INPUTS]
     listed = tuple(
         replace(item, inputs=tuple((key, _value(it, item)) for key, it in beside.items()))
         for item in offenders.first
@@ -341,23 +343,6 @@ def _origin(tensor: Tensor) -> Tensor:
 def _value(tensor: Tensor, at: Offender) -> Number:
     value = tensor[at.position].item()
     return str(value) if isinstance(value, complex) else number(value)
-
-
-def _inputs_at(
-    arguments: Mapping[str, Any], result: Tensor, first: Offender
-) -> list[tuple[str, str]]:
-    """Return the inputs at the first offending position, where they can be lined up with it."""
-    found = []
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) and value.numel() and _torch.is_plain(value):
-            try:
-                at = value.expand(result.shape)[first.position]
-            except RuntimeError:  # a matrix product has no input at a position of its result
-                continue
-            found.append((name, str(number(at.item()))))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found.append((name, str(value)))
-    return found[:MAX_INPUTS]
 
 
 # --- the first NaN that no op of a block made: which tensor brought it ----------------------------

@@ -152,7 +152,8 @@ class _ProvenanceWalk:
                 self._look_through(call)
                 continue
             if call.api.stem in _RESHAPES:
-                self._before, self._elements = call.seq, replace(self._elements, places=None)
+                self._before = call.seq
+                self._elements = replace(self._elements, places=None, rows=None)
                 continue
             source, is_first, note = None, False, None
             if call.written and call.api.value_at:
@@ -332,12 +333,6 @@ class _ProvenanceWalk:
 def describe_step(call: Recorded, snapshot: Snapshot, note: str | None = None) -> ProvenanceStep:
     """Describe a call as one step of the way of a tensor."""
     return ProvenanceStep(op=call.name, source=snapshot.reader.line(call.site), note=note)
-
-
-def _writes_to_first(call: Recorded) -> bool:
-    """Return whether a call wrote to its first argument alone, in the way that its name says."""
-    first = call.inputs[0] if call.inputs else None
-    return call.api.is_in_place and len(call.written) == 1 and call.written[0].tensor is first
 
 
 def _value_inputs(call: Recorded) -> list[Ref]:
