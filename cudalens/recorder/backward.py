@@ -100,7 +100,7 @@ class BackwardPass:
             mark = node.name(), node._sequence_nr()
             handles.append(node.register_prehook(partial(before, mark)))
             if watch is not None and not mark[0].startswith(_PASSING_ON):
-                handles.append(node.register_hook(partial(self._look, watch, NodeMark(*mark))))
+                handles.append(node.register_hook(partial(self._look, watch, mark[0])))
 
     def _mark(self, mark: tuple[str, int], grads: Any) -> None:
         """Mark the node that is about to run."""
@@ -123,12 +123,12 @@ class BackwardPass:
         self.marks[here] = mark
 
     def _look(
-        self, watch: Callable[..., BaseException | None], mark: NodeMark, made: Any, given: Any
+        self, watch: Callable[..., BaseException | None], node: str, made: Any, given: Any
     ) -> None:
         """Look at the gradients that a node has made."""
         if self.finding is None:
             try:
-                self.finding = watch(mark, made, given)
+                self.finding = watch(node, made, given)
             except Exception as trouble:
                 self._recorder.internal_error("a gradient was not looked at", trouble)
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from cudalens.core import _torch
 from cudalens.core._python import raise_if_outside
-from cudalens.core.call import NodeMark
 from cudalens.core.evidence_types import NanArrival, NanWatch
 from cudalens.core.report_types import Bounds, Number, Offender, Offenders, Violation
 from cudalens.core.tensor_values import find_offenders, number
@@ -74,17 +73,19 @@ class NonFiniteWatch:
         look = self._judge
         return _torch.unseen(look, api, args, kwargs or {}, result, overwritten)  # type: ignore[no-any-return]
 
-    def of_node(
-        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
-    ) -> BaseException | None:
-        """Judge the gradients that a node of a backward pass made."""
-        with _torch.NoTorchFunction():
-            if not _torch.has_dispatch_modes():
+    def of_node(self, node: str, made: Sequence[Any], given: Sequence[Any]) -> BaseException | None:
+        """Judge the gradients that a node of a backward pass made.
+
+        Args:
+            node: its name.
+        """
+        if not _torch.has_dispatch_modes():
+            with _torch.Unseen():
                 made = [item for item in made if item is not None and not _is_surely_finite(item)]
-        return _torch.unseen(self._judge_node, mark, made, given) if made else None
+        return _torch.unseen(self._judge_node, node, made, given) if made else None
 
     def _judge_node(
-        self, mark: NodeMark, made: Sequence[Any], given: Sequence[Any]
+        self, node: str, made: Sequence[Any], given: Sequence[Any]
     ) -> BaseException | None:
         inputs = _floats(given)
         for tensor in self._suspects(made):
@@ -92,7 +93,7 @@ class NonFiniteWatch:
             bad = ~torch.isfinite(values)
             if bool(bad.any()) and all(bool(torch.isfinite(item).all()) for item in inputs):
                 offenders = find_offenders(_real(values), bad)
-                name = mark.name.rpartition("::")[2]
+                name = node.rpartition("::")[2]
                 found = Violation(
                     guard="nonfinite",
                     op=name,
