@@ -172,6 +172,8 @@ def _offender_map(tensor: Tensor, bad: Tensor, listed: Tensor | None) -> Offende
     values = tensor.reshape(1, -1) if tensor.dim() == 1 else tensor.reshape(tensor.shape[0], -1)
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
+    elif values.dtype in (torch.uint16, torch.uint32):  # these have few kernels
+        values = values.long()
     rows, columns = (
         math.ceil(size / math.ceil(size / most))  # cells of equal size, so that a ramp is straight
         for size, most in zip(values.shape, (MAP_ROWS, MAP_COLUMNS), strict=True)
@@ -236,16 +238,19 @@ def _part_of(index: Tensor, size: int, parts: int) -> Tensor:
 def summarise(tensor: Tensor) -> TensorSummary:
     """Describe the values of a tensor: range, mean, NaN and infinity counts, histogram.
 
-    Empty, complex, quantised and sparse tensors give an empty summary.
+    Empty, complex, quantised and sparse tensors, and those of uint64, give an empty summary.
     """
     is_dense = tensor.layout == torch.strided and not tensor.is_quantized
-    if not is_dense or tensor.is_complex() or tensor.numel() == 0:
+    is_other = tensor.is_complex() or tensor.dtype == torch.uint64
+    if not is_dense or is_other or tensor.numel() == 0:
         return TensorSummary()
     values = tensor.detach()
     if values.numel() <= HOST_NUMEL:
         values = values.cpu()
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
+    elif values.dtype in (torch.uint16, torch.uint32):  # these have few kernels
+        values = values.long()
     values = values.reshape(-1)
     return _summarise_float(values) if values.is_floating_point() else _summarise_int(values)
 

@@ -53,6 +53,8 @@ _SWAPPED = frozenset(
 """Functions whose first two tensors have different parts to play."""
 _IN_PLACE_OF = "swap {} and {}"
 _VIEWS = ("view", "reshape")
+_OF_VALUES = frozenset({*OF_KIND, "made_tensor", "collate_fn", "move_model"})
+"""Rules that leave the shape as it is, or give a batch one."""
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 
 
@@ -96,8 +98,8 @@ class Trial:
     """The tensors that the call works on, each by its text in the call."""
     others: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     """Arguments that are no tensors: the text, the kind, and what a tensor of it is called."""
-    unregistered: str | None = None
-    """The list of the running module that holds the called one without registering it."""
+    unregistered: tuple[str, str] | None = None
+    """The list or dict in which the called module is, with its kind, where no module has it."""
     called = Called()
     """What the moves ask of the called module."""
     collate: Collate | None = None
@@ -106,6 +108,10 @@ class Trial:
     def __call__(self, fix: Fix | None) -> TrialResult:
         """Run the call as ``fix`` has it, on copies; unchanged without one."""
         return TrialResult()
+
+    def survives(self, fix: Fix, dims: int) -> bool:
+        """Return whether the call that has just succeeded does so with another batch size too."""
+        return False
 
     def binding(self, expression: str, *, of_shape: bool = False) -> Binding | None:
         """Return where a name, or an attribute of a module, got its value, where it is proven.
@@ -189,6 +195,7 @@ def _followed(
         most: how much a change may cost at most, where another one is known to succeed.
     """
     begun: list[tuple[_Step | None, str | None]] = [(None, trial(None).error)]
+    by_chance: list[Hint] = []
     for _ in range(MAX_STEPS):
         ways = [
             (step if so_far is None else so_far + step, reason)
@@ -204,14 +211,20 @@ def _followed(
             fix = _written(evidence, way)
             outcome = trial(fix) if fix else TrialResult()
             if fix and _holds(evidence, outcome, operands):
-                text = "; ".join(way.words)
-                found.append(Hint(rule=way.rules[0], text=text, fix=fix, tried=True))
+                hint = Hint(rule=way.rules[0], text="; ".join(way.words), fix=fix, tried=True)
+                if way.has_shape and not trial.survives(fix, 1 + _is_elementwise(evidence)):
+                    text = f"{hint.text}; this succeeds with these sizes only"
+                    by_chance.append(replace(hint, text=text, fix=None, tried=None))
+                    continue
+                if way.has_shape and _is_broadcast(evidence, way):
+                    hint = replace(hint, fix=None, tried=None)
+                found.append(hint)
                 limit = way.cost
             elif outcome.succeeds is False and outcome.error != reason:
                 begun.append((way, outcome.error))
         begun = begun[:_MAX_BEGUN]
-        if found or most is not None:
-            return found
+        if found or by_chance or most is not None:
+            return found or by_chance
     return []
 
 
@@ -228,6 +241,17 @@ def _holds(evidence: Evidence, outcome: TrialResult, operands: Sequence[TensorFa
         return bool(outcome.succeeds)
     # (32,) + (10,) as a table of 32 x 10 runs, and is seldom what was meant.
     return not outcome.shape or max(prod(item.shape) for item in operands) >= prod(outcome.shape)
+
+
+def _is_broadcast(evidence: Evidence, way: _Step) -> bool:
+    """Return whether a change lets an op compute each of one tensor with each of another.
+
+    A mask is for just that.
+    """
+    added = [
+        fact for fact, template in way.changes if "unsqueeze" in template or "None" in template
+    ]
+    return _is_elementwise(evidence) and any(fact.dtype != "bool" for fact in added)
 
 
 def _is_elementwise(evidence: Evidence) -> bool:
@@ -325,12 +349,23 @@ def _of_whole_call(
     tree = parsed(evidence.call_text or "")
     if isinstance(tree, ast.Call):
         yield from _of_model(evidence, tree, trial, operands)
+        yield from _of_joins(evidence, trial, operands)
         for words, fix in _of_arguments(evidence, tree, operands):
             outcome = trial(fix)
             is_view = api_function(evidence) in _VIEWS
             batch = operands[0].shape[:1] if operands else None
             if outcome.succeeds and (not is_view or (outcome.shape or ())[:1] == batch):
                 yield Hint(rule="other_arguments", text=words, fix=fix, tried=True)
+
+
+def _of_joins(evidence: Evidence, trial: Trial, operands: Sequence[TensorFact]) -> Iterator[Hint]:
+    """Say along which dimensions tensors could be joined; each means another thing."""
+    function = api_function(evidence)
+    for dim in range(len(operands[0].shape)) if function in _JOINS and operands else ():
+        fix = with_keyword(evidence, (function,), "dim", str(dim), position=1)
+        if fix and fix != evidence.call_text and trial(fix).succeeds:
+            text = f"the sizes allow joining along dimension {dim} only"
+            yield Hint(rule="other_arguments", text=text)
 
 
 def _collated(evidence: Evidence, made: Collate) -> Hint | None:
@@ -357,8 +392,11 @@ def _of_model(
     if trial.unregistered is None:
         yield Hint(rule="move_model", text=f"{text}move the model", fix=fix, tried=True)
     else:
-        text += f"{trial.unregistered} is a plain list, and moving the module moves what "
-        text += "is registered: make it an nn.ModuleList"
+        name, kind = trial.unregistered
+        text += f"{name} is a plain {kind} and registers no module, so that .to() of the model and "
+        text += (
+            f"its optimizer miss them: make it an nn.Module{'Dict' if kind == 'dict' else 'List'}"
+        )
         yield Hint(rule="not_registered", text=text)
 
 
@@ -427,9 +465,6 @@ def _of_settings(
             items = f"({', '.join(map(ast.unparse, tree.args))})"
             joined = Fix(f"{ast.unparse(tree.func)}({items})", rearrange=_as_one_list)
             written.append((f"{function} takes its tensors as one list", joined))
-        for dim in range(len(operands[0].shape)):
-            fix = with_keyword(evidence, (function,), "dim", str(dim), position=1)
-            written.append((f"the sizes allow joining along dimension {dim}", fix))
     elif operands and len(operands[0].shape) == 1:
         name = operands[0].expression
         fix = with_keyword(evidence, (function,), "dim", "0") if "dim" in call else None
@@ -456,9 +491,17 @@ def _shown(found: Sequence[Hint]) -> tuple[Hint, ...]:
         # The call succeeds with each, and only the user knows which one is meant.
         text = f"{choices[0].text} ({' or '.join(str(item.fix) for item in choices)})"
         return (Hint(rule="choose_one", text=text),)
-    distinct = list({item.fix: item for item in found}.values())[:_MAX_SHOWN]
+    distinct = list({(item.fix, item.text): item for item in found}.values())[:_MAX_SHOWN]
     if len(distinct) < 2:
         return tuple(distinct)
+    # Of changes of shape each means another thing.
+    is_code = all(item.rule in _OF_VALUES for item in distinct)
     return tuple(
-        replace(item, text=f"{item.text}, one of several changes that work") for item in distinct
+        replace(
+            item,
+            text=f"{item.text}, one of several changes that work",
+            fix=item.fix if is_code else None,
+            tried=item.tried if is_code else None,
+        )
+        for item in distinct
     )

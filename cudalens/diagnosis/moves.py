@@ -233,7 +233,8 @@ def _of_order(
     """Put the dimensions from ``first`` on in another order."""
     shape, rank, function = fact.shape, len(fact.shape), api_function(evidence)
     is_product, name = function in PRODUCTS, f"{function} {evidence.module_type or ''}".lower()
-    if rank == 2 and (is_product or not first) and not _is_loss(evidence):
+    is_index = function.startswith(("gather", "scatter", "index_", "take_"))
+    if rank == 2 and (is_product or not first) and not (is_index or _is_loss(evidence)):
         is_equal = all(len(item.shape) == 2 for item in others)
         yield "transposed_operand", "{x}.T", ": transpose it", 2 if is_equal or is_product else 3
     for one, two in itertools.combinations(range(first, rank), 2):

@@ -1,75 +1,47 @@
 """Try a fix at the API: the function that was refused is called again, on copies.
 
-Tensors are copied to the host, or to the meta device where they are large, and the device that
-each is on is a label, compared before the call.  Code of the user's is never run.  Not here: which
-fixes are tried (``diagnosis/candidates.py``).
+A fix of shape has to succeed with other sizes of the data as well.  Not here: one call on copies
+(``attempt.py``), and which fixes are tried (``diagnosis/candidates.py``).
 """
 
 from __future__ import annotations
 
-import ast
-import copy
 import functools
-import operator
 import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import zip_longest
-from types import FrameType, FunctionType, MethodType, ModuleType, TracebackType
-from typing import Any
+from types import FrameType, TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cudalens.core import _torch
-from cudalens.core._python import parse_expression, raise_if_outside
-from cudalens.core.call import ApiCall, Call, OpCall, Operand, api_call_of
+from cudalens.core._python import raise_if_outside
+from cudalens.core.call import ApiCall, Call, OpCall, api_call_of
 from cudalens.core.report_types import Violation
 from cudalens.core.tensor_values import summarise
 from cudalens.diagnosis.candidates import Refusal, TrialResult
-from cudalens.diagnosis.user_code import RECEIVER, Fix
-from cudalens.evidence.failing_call import LIBRARIES, call_of, is_known
-from cudalens.evidence.tensors import bad_key, of_meta, scalars_of, tensors_of_output
+from cudalens.diagnosis.user_code import Fix
+from cudalens.evidence.attempt import (
+    Attempt,
+    CannotTryError,
+    RefusedError,
+    Resize,
+    TooLargeError,
+    is_torchs,
+    tensors_in,
+)
+from cudalens.evidence.failing_call import call_of, is_known
+from cudalens.evidence.tensors import bad_key, of_meta, scalars_of
 from cudalens.evidence.variables import RunningLine, Variables, line_of
-from cudalens.guards import GUARDS
-from cudalens.guards._base import schema_parameters
 from cudalens.recorder.tensor_refs import tensor_values
-from cudalens.source.running_call import ABSENT, of_value
-from cudalens.source.safe_eval import instance_dict, value_or
+from cudalens.source.safe_eval import instance_dict
 
 MAX_SECONDS = 0.5
 """Of this thread's own time: what runs beside it does not decide which fix is shown."""
-MAX_VALUES = 1 << 22
-"""Elements of all tensors together up to which kernels run, on copies; beyond it on meta."""
-_PLAIN = (
-    *(int, float, complex, bool, str, bytes, type(None), slice, type(...)),
-    *(torch.dtype, torch.Size, torch.device, torch.memory_format, torch.layout),
-)
-_BUILTINS = {f.__name__: f for f in (abs, float, int, len, list, max, min, range, tuple)}
-_LOSSY = frozenset({"type", "long", "int", "short", "byte", "char", "bool"})
-_ANY_DEVICE = frozenset({"__getitem__", "getitem__", "getitem", "pack_padded_sequence"})
-"""Calls that take an argument of the host beside one of a device."""
-
-
-class RefusedError(Exception):
-    """The code changes values, mixes devices, or breaks the bound of a guard."""
-
-    violation: Violation | None = None
-    """What the guard found."""
-    arguments: Mapping[str, Any] | None = None
-    """The arguments of the op that it looked at."""
-
-
-class CannotTryError(Exception):
-    """The call needs what may not be run or copied here."""
-
-
-class TooLargeError(Exception):
-    """The tensors are too many to be copied."""
 
 
 class ApiTrial(Variables):
@@ -85,7 +57,8 @@ class ApiTrial(Variables):
         super().__init__(call, line)
         self._has_autograd = has_autograd
         self._deadline: float | None = None
-        self._failing: dict[int, bool] = {}
+        self._reasons: dict[int, str | None] = {}
+        self._succeeded: ApiCall | None = None
         self.refusals: list[Refusal] = []
 
     def __call__(self, fix: Fix | None) -> TrialResult:
@@ -100,6 +73,7 @@ class ApiTrial(Variables):
             if self._deadline is None or time.thread_time() > self._deadline:
                 break
             result = self._run(api, fix)
+            self._succeeded = api if result.succeeds else None
             if result.succeeds is not None and (fix is None or fix.rearrange is None):
                 break
             if result.succeeds:
@@ -108,17 +82,18 @@ class ApiTrial(Variables):
 
     def _is_failing(self, api: ApiCall) -> bool:
         """Return whether the unchanged call fails here too: only then does a success say much."""
-        if id(api) not in self._failing:
-            self._failing[id(api)] = self._run(api, None).succeeds is False
+        if id(api) not in self._reasons:
+            result = self._run(api, None)
+            self._reasons[id(api)] = (result.error or "") if result.succeeds is False else None
             self._deadline = self._deadline or time.thread_time() + MAX_SECONDS
-        return self._failing[id(api)]
+        return self._reasons[id(api)] is not None
 
     def _run(self, api: ApiCall, fix: Fix | None) -> TrialResult:
-        if not is_known([*api.args, *api.kwargs.values()]) or not _is_torchs(api.func):
+        if not is_known([*api.args, *api.kwargs.values()]) or not is_torchs(api.func):
             return TrialResult()
         with _quiet(has_autograd=self._has_autograd):
             for on_meta in (False, True):
-                attempt = _Attempt(self, on_meta=on_meta)
+                attempt = self._attempt(on_meta=on_meta)
                 try:
                     result = attempt.run(api, fix)
                 except TooLargeError:
@@ -137,343 +112,71 @@ class ApiTrial(Variables):
                 return TrialResult(succeeds=True, shape=shape)
         return TrialResult()
 
-
-class _Attempt:
-    """One call on copies: the copies that were made, and the device that each stands for."""
-
-    def __init__(self, trial: ApiTrial, *, on_meta: bool) -> None:
-        self._trial, self._on_meta = trial, on_meta
-        self._copies: dict[int, tuple[object, Any]] = {}
-        self._devices: dict[int, tuple[Tensor, torch.device]] = {}
-        self._size = 0
-        self._moved: torch.device | None = None
-
-    def run(self, api: ApiCall, fix: Fix | None) -> Any:
-        """Make the call with the operands replaced by what the templates make of them."""
-        changes = fix.changes if fix is not None else ()
-        operands = self._trial.call.operands
-        values = {item.text: item.value for item in reversed(operands)}
-        by_identity: dict[int, Any] = {}
-        by_node: dict[int, Any] = {}
-        for text, template, span in changes:
-            found = [item for item in operands if item.text == text]
-            if text == RECEIVER:
-                by_identity[id(api.args[0])] = self._made(template, api.args[0], values)
-                continue
-            made = self._made(template, found[0].value, values) if found else ABSENT
-            if made is ABSENT:
-                raise CannotTryError
-            if found[0].node is self._trial.line.running.node:
-                return made  # it takes the place of the whole call
-            if span is None or len(found) == 1:
-                by_identity[id(found[0].value)] = made
-            else:
-                by_node.update({id(item.node): made for item in found if span_of(item) == span})
-        put = functools.partial(self._put, by_identity, by_node)
-        args = [put(item, node) for item, node in zip_longest(api.args, api.nodes)]
-        kwargs = {key: put(item, api.keywords.get(key)) for key, item in api.kwargs.items()}
-        changed = [*by_identity.values(), *by_node.values()]
-        if (changes and not changed) or not self._is_used(changed, [*args, *kwargs.values()]):
-            raise CannotTryError  # the changed operand reaches the function as something else
-        function = self._function(api)
-        if fix is not None and fix.rearrange is not None:
-            function, args, kwargs = fix.rearrange(function, args, kwargs)
-            function = _named(function, api.func) if isinstance(function, str) else function
-        if fix is not None and fix.device is not None:
-            own = {id(made) for made in changed}
-            own |= {id(self._copies[id(v)][1]) for v in values.values() if id(v) in self._copies}
-            for item in _tensors([function, *args, *kwargs.values()]):
-                if id(item) not in own:
-                    self._label(item, torch.device(fix.device))
-        return self._called(function, args, kwargs)
-
-    def _is_used(self, changed: Sequence[Any], given: Sequence[Any]) -> bool:
-        """Return whether each changed operand is among what the function is given."""
-        wanted = {id(item) for item in changed}
-        waiting = list(given)
-        while waiting:
-            item = waiting.pop()
-            wanted.discard(id(item))
-            if isinstance(item, (list, tuple)):
-                waiting.extend(item)
-            elif isinstance(item, dict):
-                waiting.extend(item.values())
-            elif isinstance(item, slice):
-                waiting.extend((item.start, item.stop, item.step))
-        return not wanted
-
-    def _function(self, api: ApiCall) -> Any:
-        """Return what is called; of a module's own method that of a copy."""
-        function = api.func
-        if isinstance(function, nn.Module):
-            return self._copy(function)
-        if isinstance(function, MethodType) and isinstance(function.__self__, nn.Module):
-            return getattr(self._copy(function.__self__), function.__name__)
-        return function
-
-    def _called(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        tensors = _tensors([function, *args, *kwargs.values()])
-        name = getattr(function, "__name__", "")
-        self._check_devices(tensors, name)
-        if name == "numpy" and self._device_of(tensors[0]).type != "cpu":
-            raise RefusedError
-        if self._on_meta and len({item.dtype for item in tensors if item.is_floating_point()}) > 1:
-            raise CannotTryError  # kernels of meta tensors do not compare dtypes
-        kwargs = {key: item for key, item in kwargs.items() if key != "device"}
-        # Some kernels of the CPU check nothing: a bad value would write where it may not.
-        with nullcontext() if self._on_meta else _torch.before_each_op(_ask_guards):
-            return function(*args, **kwargs)
-
-    def _check_devices(self, tensors: Sequence[Tensor], name: str) -> None:
-        devices = [self._device_of(item) for item in tensors]
-        large = {
-            device
-            for device, item in zip(devices, tensors, strict=True)
-            if item.ndim or device.type != "cpu"
-        }
-        if len(large) > 1 and name.lstrip("_") not in _ANY_DEVICE:
-            raise RefusedError
-        if name.strip("_") == "pack_padded_sequence" and devices[1:2] != [torch.device("cpu")]:
-            raise RefusedError
-        if len(large) > 1 and name in ("__getitem__", "getitem") and devices[0].type == "cpu":
-            raise RefusedError
-
-    # --- what takes the place of an operand -----------------------------------------------------
-
-    def _made(self, template: str, value: Any, operands: Mapping[str, Any]) -> Any:
-        """Evaluate a template, where ``{x}`` is the operand."""
-        if template in operands and operands[template] is not ABSENT:
-            return self._copy(operands[template])
-        is_method = "{x}()" in template
-        x = self._copy(value) if "{x}" in template and not is_method else None
-        tree = parse_expression(template.replace("{x}", "x_"))
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"x_"}
-        space: dict[str, Any] = {name: self._of_name(name) for name in names - set(_BUILTINS)}
-        space |= {"x_": self._method(value) if is_method else x, "__builtins__": _BUILTINS}
-        space |= {"_move": self._move, "_cast": self._cast, "_argmax": self._argmax}
-        space["_device"] = self._device_of
-        tree = ast.fix_missing_locations(_Labelled().visit(tree))
-        self._moved = None
-        made = eval(compile(tree, "<fix>", "eval"), space)
-        device = self._moved
-        if device is None:
-            given = _tensors([x]) or _tensors([space.get(name) for name in names])
-            device = self._device_of(given[0]) if given else torch.device("cpu")
-        for item in _tensors([made]):
-            self._label(item, device)
-        return made
-
-    def _of_name(self, name: str) -> Any:
-        value = value_or(self._trial.evaluator, ast.Name(name, ast.Load()), ABSENT)
-        if value is ABSENT or (callable(value) and not _is_torchs(value)):
-            raise CannotTryError
-        return value if _is_torchs(value) else self._copy(value)
-
-    def _method(self, value: Any) -> Any:
-        owner = getattr(value, "__self__", None)
-        if not isinstance(owner, Tensor):
-            raise CannotTryError
-        return getattr(self._copy(owner), value.__name__)
-
-    def _move(self, value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        kwargs = {key: item for key, item in kwargs.items() if key not in ("non_blocking", "copy")}
-        target = kwargs.pop("device", None)
-        if name != "to":
-            target, args = name, ()
-        elif args and isinstance(args[0], str | torch.device):
-            target, *args = args  # type: ignore[assignment]
-        elif args and isinstance(args[0], Tensor):
-            target, args = self._device_of(args[0]), (args[0].dtype,)
-        if target is not None:
-            self._moved = torch.device(target)
-        if not args and not kwargs:
-            return value.view_as(value)
-        return self._cast(value, "to", *args, **kwargs)
-
-    def _cast(self, value: Tensor, name: str, *args: Any, **kwargs: Any) -> Tensor:
-        """Cast a tensor; refuse what changes values: floats to integers, numbers to flags."""
-        made: Tensor = getattr(value, name)(*args, **kwargs)
-        is_kept = value.dtype in (made.dtype, torch.bool) or made.is_floating_point()
-        if is_kept or made.is_complex():
-            return made
-        if self._on_meta:
-            raise CannotTryError
-        if not bool((made.to(value.dtype) == value).all()):
-            raise RefusedError
-        return made
-
-    def _argmax(self, value: Tensor, *args: Any) -> Tensor:
-        """Return the class numbers; refuse rows of integers that are not one-hot."""
-        if not value.is_floating_point():
-            if self._on_meta:
-                raise CannotTryError
-            is_code = bool(((value == 0) | (value == 1)).all())
-            if not is_code or not args or not bool((value.sum(args[0]) == 1).all()):
-                raise RefusedError
-        return value.argmax(*args)
-
-    # --- copies ----------------------------------------------------------------------------------
-
-    def _device_of(self, tensor: Tensor) -> torch.device:
-        return self._devices.get(id(tensor), (tensor, torch.device("cpu")))[1]
-
-    def _label(self, tensor: Tensor, device: torch.device) -> None:
-        if str(device) == device.type != "cpu":
-            device = torch.device(device.type, 0)
-        self._devices[id(tensor)] = (tensor, device)
-
-    def _put(
-        self,
-        by_identity: Mapping[int, Any],
-        by_node: Mapping[int, Any],
-        value: Any,
-        node: ast.expr | None,
-    ) -> Any:
-        """Return an argument on copies, with the changed operands in their places."""
-        if id(node) in by_node:
-            return by_node[id(node)]
-        if id(value) in by_identity:
-            return by_identity[id(value)]
-        put = functools.partial(self._put, by_identity, by_node)
-        if type(value) in (list, tuple):
-            parts = node.elts if isinstance(node, ast.Tuple | ast.List) else ()
-            parts = parts if len(parts) == len(value) else ()
-            return type(value)(put(item, part) for item, part in zip_longest(value, parts))
-        if type(value) is dict:
-            return {key: put(item, None) for key, item in value.items()}
-        return self._copy(value)
-
-    def _copy(self, value: Any) -> Any:
-        if id(value) in self._copies:
-            return self._copies[id(value)][1]
-        if isinstance(value, Tensor):
-            made: Any = self._copied_tensor(value)
-        elif isinstance(value, nn.Module):
-            made = self._copied_module(value)
-        elif type(value) in (list, tuple):
-            made = type(value)(map(self._copy, value))
-        elif type(value) is dict:
-            made = {key: self._copy(item) for key, item in value.items()}
-        elif results := tensors_of_output(value):
-            made = type("Output", (), {key: self._copy(item) for key, item in results.items()})()
-        elif f"{type(value).__module__}.{type(value).__name__}" == "numpy.ndarray":
-            made = value.copy()
-        elif isinstance(getattr(value, "__self__", None), Tensor):
-            return getattr(self._copy(value.__self__), value.__name__)
-        elif isinstance(value, _PLAIN) or _is_torchs(value):
-            return value
-        else:
-            raise CannotTryError
-        self._copies[id(value)] = (value, made)
-        return made
-
-    def _copied_tensor(self, tensor: Tensor) -> Tensor:
-        if not _torch.is_plain(tensor) or tensor.layout != torch.strided:
-            raise CannotTryError
-        self._size += tensor.numel()
-        like = functools.partial(torch.empty_strided, tensor.shape, tensor.stride())
-        if self._on_meta:
-            made = like(dtype=tensor.dtype, device="meta")
-        elif self._size > MAX_VALUES:
-            raise TooLargeError
-        else:
-            made = like(dtype=tensor.dtype)
-            # What is expanded has fewer elements in memory than may be written.
-            made = torch.empty_like(made) if 0 in tensor.stride() else made
-            made.copy_(tensor.detach().cpu())
-        if tensor.requires_grad and torch.is_grad_enabled():
-            made.requires_grad_()
-            made = made if tensor.is_leaf else made.view_as(made)
-        self._label(made, tensor.device)
-        return made
-
-    def _copied_module(self, module: nn.Module) -> nn.Module:
-        parts = list(module.modules())
-        has_hooks = any(v for item in parts for k, v in vars(item).items() if k.endswith("_hooks"))
-        is_known = all(type(item).__module__.startswith(LIBRARIES) for item in parts)
-        stored = [*module.parameters(), *module.buffers()]
-        if has_hooks or not is_known or sum(item.numel() for item in stored) > MAX_VALUES:
-            raise CannotTryError
-        made = copy.deepcopy(module).cpu()
-        for item, original in zip((*made.parameters(), *made.buffers()), stored, strict=True):
-            self._label(item, original.device)
-        return made
-
-
-class _Labelled(ast.NodeTransformer):
-    """Replace what moves or casts a tensor by what does it on a labelled copy."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace ``x.to(…)`` and the like."""
-        self.generic_visit(node)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        function = "_move" if name in ("to", "cpu", "cuda") else "_cast" if name in _LOSSY else ""
-        function = "_argmax" if name == "argmax" else function
-        if not function or not isinstance(node.func, ast.Attribute):
-            return node
-        given = [ast.Constant(name)] if function != "_argmax" else []
-        return ast.Call(
-            ast.Name(function, ast.Load()), [node.func.value, *given, *node.args], node.keywords
+    def _attempt(self, *, on_meta: bool, resize: Resize | None = None) -> Attempt:
+        return Attempt(
+            self.call.operands,
+            self.evaluator,
+            self.line.running.node,
+            on_meta=on_meta,
+            resize=resize,
         )
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Replace ``x.device``."""
-        self.generic_visit(node)
-        if node.attr != "device":
-            return node
-        return ast.Call(ast.Name("_device", ast.Load()), [node.value], [])
+    # --- another batch ---------------------------------------------------------------------------
 
+    def survives(self, fix: Fix, dims: int) -> bool:
+        """Return whether a call that succeeds with ``fix`` does so with other sizes of the data.
 
-def span_of(operand: Operand) -> tuple[int, int, int]:
-    """Return line, first and end column of an operand, in bytes."""
-    node = operand.node
-    return node.lineno, node.col_offset, node.end_col_offset or 0
+        Where shapes cannot be computed without values, the success on this batch counts.
 
+        Args:
+            dims: how many dimensions may be that of the batch.
+        """
+        api = self._succeeded
+        if api is None:
+            return False
+        given = tensors_in([*api.args, *api.kwargs.values()])
+        shapes = [tuple(item.shape) for item in given if item.ndim and self._is_data(item)]
+        if not shapes or not self._is_possible(api, fix, Resize(0, -1, self._is_data)):
+            return True
+        batches = [shape[0] for shape in shapes if shape[0] > 1 and shapes[0][0] % shape[0] == 0]
+        batch = min(batches, default=shapes[0][0])
+        sizes = {(0, batch)}
+        if "#D" in (self._reasons[id(api)] or "") and "unsqueeze(0)" in str(fix.changes):
+            sizes = set()  # it takes no such rank: what it was given has no batch
+        if dims > 1:
+            sizes |= {(1, item[1]) for item in shapes if len(item) > 2 and item[1] != batch}
+        return all(self._is_possible(api, fix, Resize(*item, self._is_data)) for item in sizes)
 
-def _named(name: str, function: Any) -> Any:
-    """Return another function of the same kind: ``reshape`` beside ``view``."""
-    homes: tuple[Any, ...] = (functional, torch, Tensor)
-    is_method = getattr(function, "__objclass__", None) is not None
-    for home in reversed(homes) if is_method else homes:
-        if callable(found := getattr(home, name, None)):
-            return found
-    raise CannotTryError
-
-
-def _is_torchs(value: object) -> bool:
-    """Return whether something is torch's own: a function, a method, a class, a module."""
-    if isinstance(value, ModuleType):
-        return str(instance_dict(value).get("__name__")).partition(".")[0] == "torch"
-    if isinstance(value, nn.Module):
-        return all(type(item).__module__.startswith(LIBRARIES) for item in value.modules())
-    if isinstance(value, MethodType):
-        return type(value.__self__).__module__.startswith("torch.nn.modules.")
-    if getattr(operator, getattr(value, "__name__", ""), None) is value:
+    def _is_possible(self, api: ApiCall, fix: Fix, resize: Resize) -> bool:
+        with _quiet(has_autograd=self._has_autograd):
+            try:
+                self._attempt(on_meta=True, resize=resize).run(api, fix)
+            except Exception as error:
+                raise_if_outside(error)
+                return False
         return True
-    if type(value).__name__ == "OpOverload":
-        return getattr(value, "namespace", "") == "aten"
-    owner = getattr(value, "__objclass__", None)
-    if isinstance(owner, type):
-        return issubclass(Tensor, owner)
-    if isinstance(value, FunctionType | type):
-        return str(value.__module__).partition(".")[0] == "torch" or of_value(value) is not None
-    home = getattr(value, "__module__", None)
-    is_builtin = type(value).__name__ == "builtin_function_or_method"
-    return is_builtin and (of_value(value) is not None or str(home).startswith("torch"))
 
+    def _is_data(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is no parameter, no buffer and no slice of one."""
+        is_leaf = tensor.requires_grad and tensor.is_leaf
+        return not is_leaf and tensor.untyped_storage().data_ptr() not in self._state
 
-def _ask_guards(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what a guard would not let onto the device."""
-    slots = schema_parameters(op) if op in GUARDS else ()
-    arguments = {item.name: item.default for item in slots} | kwargs
-    arguments.update(zip([item.name for item in slots], args, strict=False))
-    for guard in GUARDS.get(op, ()):
-        found = guard.check(*[arguments[name] for name in guard.parameters])
-        if found is not None:
-            error = RefusedError()
-            error.violation = replace(found, op=str(op._schema.name), overload=op._overloadname)
-            error.arguments = arguments
-            raise error
+    @functools.cached_property
+    def _state(self) -> frozenset[int]:
+        """The memory of all that modules on the stack contain."""
+        frames = [self.line.frame, *self.line.below]
+        values = [value for frame in frames for value in list(frame.f_locals.values())]
+        found: list[object] = []
+        for module in [*values, self.line.module]:
+            if isinstance(module, nn.Module):
+                for part in module.modules():
+                    found += [*instance_dict(part).values(), *part.parameters(False)]
+                    found += part.buffers(False)
+        return frozenset(
+            item.untyped_storage().data_ptr()
+            for item in found
+            if isinstance(item, Tensor) and _torch.is_plain(item)
+        )
 
 
 def _refusal(fix: Fix, error: RefusedError, violation: Violation) -> Refusal | None:
@@ -485,17 +188,6 @@ def _refusal(fix: Fix, error: RefusedError, violation: Violation) -> Refusal | N
     with _quiet(has_autograd=False):
         fact = replace(of_meta(key, _torch.meta_of(tensor)), summary=summarise(tensor))
     return Refusal(fix=fix, violation=violation, fact=fact, scalars=scalars_of(arguments))
-
-
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for leaf in _torch.pytree.tree_leaves(list(values)):
-        item = leaf.__self__ if isinstance(leaf, MethodType) else leaf
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, nn.Module):
-            found += [*item.parameters(), *item.buffers()]
-    return found
 
 
 def _reason(error: Exception) -> str:

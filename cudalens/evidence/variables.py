@@ -218,12 +218,28 @@ class Variables(candidates.Trial):
         )
 
     @functools.cached_property
-    def unregistered(self) -> str | None:  # type: ignore[override]
-        """The list of the running module that holds the called one without registering it."""
-        module, owner = self.line.module, self._read(ast.Name("self", ast.Load()))
-        kept = instance_dict(owner).items() if isinstance(owner, nn.Module) else ()
-        lists = (key for key, item in kept if type(item) is list and any(i is module for i in item))
-        return next((f"self.{key}" for key in lists if module is not None), None)
+    def unregistered(self) -> tuple[str, str] | None:  # type: ignore[override]
+        """The list or dict in which a running module is, without a module that registers it."""
+        frames = [self.line.frame, *map(frame_of, self.line.callers)]
+        scopes = [list(frame.f_locals.items()) for frame in frames]
+        values = [value for scope in scopes for _, value in scope]
+        modules = [item for item in (self.line.module, *values) if isinstance(item, nn.Module)]
+        ids = {id(self.line.module)} | {id(frame.f_locals.get("self")) for frame in frames}
+        known = {id(part) for item in modules for _, part in _parts(item)}
+        spaces = {id(frame.f_globals) for frame in frames}
+        for frame, scope in zip(frames, scopes, strict=True):
+            owner = frame.f_locals.get("self")
+            stored = list(instance_dict(owner).items()) if isinstance(owner, nn.Module) else []
+            named = [*((f"self.{key}", item) for key, item in stored), *scope]
+            for name, value in named:
+                if id(value) in spaces:
+                    continue
+                if type(value) in (list, tuple, dict) and "_" not in (name[:1], name[5:6]):
+                    items = value.values() if type(value) is dict else value
+                    parts = {id(item) for item in items if isinstance(item, nn.Module)}
+                    if (parts & ids) - known:
+                        return name, type(value).__name__
+        return None
 
     @functools.cached_property
     def called(self) -> Called:  # type: ignore[override]

@@ -75,3 +75,52 @@ def test_item_21_a_report_links_the_page_on_its_error(code: str, page: str) -> N
     assert address.rpartition("/")[2] == (page and f"{page}.html")
     assert not page or (PAGES / f"{page}.md").is_file()
     assert not page or f'href="{address}"' in report.to_html()
+
+
+LOOP = """
+import torch
+from torch import nn
+rnn, head = nn.GRUCell(4, 6), nn.Linear(6, 1)
+opt = torch.optim.SGD([*rnn.parameters(), *head.parameters()], lr=0.1)
+hidden = torch.zeros(2, 6)
+for step in range(3):
+    hidden = rnn(torch.randn(2, 4), hidden)
+    loss = head(hidden).mean()
+    {before}
+    loss.backward(retain_graph=True)
+    opt.step(){after}
+"""
+TWO_OPTIMIZERS = """
+import torch
+from torch import nn
+actor, critic = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+of_critic = torch.optim.SGD(critic.parameters(), 0.1)
+value = critic(actor(torch.randn(3, 4)))
+value.pow(2).mean().backward(retain_graph=True)
+of_critic.step()
+value = {value}
+(-value.mean()).backward()
+"""
+
+
+def test_a_state_that_is_carried_over_a_step_is_named() -> None:
+    """Keeping the graph does not help: the parameters are others."""
+    (hint,) = run_cell(LOOP.format(before="", after=""), fast=False).shown.hints
+    assert hint.rule == "carried_state"
+    assert hint.text.startswith("hidden goes on to the next step with the graph of this one, and ")
+    assert "retain_graph=True does not help" in hint.text
+    detached = LOOP.format(before="", after="\n    hidden = hidden.detach()")
+    assert run_cell(detached, fast=False).error is None
+
+
+def test_a_step_before_the_backward_carries_nothing() -> None:
+    (hint,) = run_cell(LOOP.format(before="opt.step()", after=""), fast=False).shown.hints
+    assert hint.rule == "out_of_place"
+    assert "with which line 8 made loss: run backward through" in hint.text
+
+
+def test_what_another_optimizer_has_stepped_over_is_named() -> None:
+    (hint,) = run_cell(TWO_OPTIMIZERS.format(value="value * 1"), fast=False).shown.hints
+    assert "made value: run backward through this graph before it" in hint.text
+    again = "critic(actor(torch.randn(3, 4)))"
+    assert run_cell(TWO_OPTIMIZERS.format(value=again), fast=False).error is None

@@ -39,6 +39,8 @@ _DTYPES = {
     "char": "int8",
     "signed char": "int8",
     "byte": "uint8",
+    "short unsigned int": "uint16",
+    "unsigned int": "uint32",
     "unsigned char": "uint8",
     "complexfloat": "complex64",
     "complexdouble": "complex128",
@@ -50,7 +52,7 @@ _TENSOR_TYPE = re.compile(
 """torch writes a type as ``torch.cuda.FloatTensor``, the newer ones as ``CUDABFloat16Type``."""
 _WORD = re.compile(
     r"(?:(?<=got: )|(?<=!= )|(?<=type \()|(?<=dtype )|(?<=dtype: ))"
-    r"(?:long int|short int|signed char|unsigned char|[a-z]\w*)"
+    r"(?:long int|short int|short unsigned int|unsigned int|(?:un)?signed char|[a-z]\w*)"
     r"|\b(?:U?Int(?:16|32|64)?|Complex(?:Float|Double)|BFloat16|Double|Float|Half|Long|Short|Char)\b"
     r"|\b(?:Byte|Bool)\b"
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cudalens.core._python import parse
 from cudalens.core.evidence_types import FreedGraph
 from cudalens.core.report import Evidence
-from cudalens.core.report_types import Hint, LineRef, ProvenanceStep
+from cudalens.core.report_types import Hint, LineRef, ProvenanceStep, SourceSpan
 from cudalens.diagnosis.host_errors._base import Answer, autograd, pattern
 from cudalens.diagnosis.host_errors._words import (
     MAX_HEADLINE,
@@ -114,16 +115,23 @@ def _carried_names(evidence: Evidence, freed: FreedGraph) -> Hint | None:
     depths = [len(text) - len(text.lstrip()) for text in lines if text.strip()]
     if not depths or depths[0] == 0 or min(depths) < depths[0]:
         return None  # no loop holds both lines
-    try:
-        (step,) = parse(made.text or "").body
-    except (SyntaxError, ValueError):
-        return None
-    names = [item for item in ast.walk(step) if isinstance(item, ast.Name)]
-    stored = {item.id for item in names if isinstance(item.ctx, ast.Store)}
-    kept = sorted(stored & {item.id for item in names if isinstance(item.ctx, ast.Load)})
-    if len(kept) != 1 or not isinstance(step, ast.Assign):
+    stored, read = _names(made.text)
+    kept = sorted(stored & read)
+    if len(kept) != 1:
         return None
     return _carried_state(replace(freed, name=kept[0]))
+
+
+def _names(code: str | None) -> tuple[set[str], set[str]]:
+    """Return the variables that an assignment gives a value, and those that it reads."""
+    try:
+        (step,) = parse(code or "").body
+    except (SyntaxError, ValueError):
+        return set(), set()
+    names = [item for item in ast.walk(step) if isinstance(item, ast.Name)]
+    stored = {item.id for item in names if isinstance(item.ctx, ast.Store)}
+    read = {item.id for item in names if isinstance(item.ctx, ast.Load)}
+    return (stored, read) if isinstance(step, ast.Assign) else (set(), read)
 
 
 def _backward_twice(evidence: Evidence, freed: FreedGraph) -> Hint:
@@ -205,8 +213,7 @@ def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
     ref, here = step.source, evidence.source
     if ref is None or not ref.where:
         return f"{step.op or 'an op'} changed a tensor, which backward needs"
-    is_near = here is not None and (ref.cell, ref.file) == (here.cell, here.file)
-    place = f"line {ref.line}" if is_near else ref.where
+    place = _place(ref, here)
     rest = f"changed {f'`{changed}`' if changed else 'a tensor'}, which backward needs"
     if not ref.text:
         return f"{place} {rest}"
@@ -214,6 +221,12 @@ def _headline(evidence: Evidence, step: ProvenanceStep, changed: str) -> str:
     room = MAX_HEADLINE - len(rest) - 1
     text = ref.text if len(ref.text) <= room else f"{ref.text[: room - 1].rstrip()}…"
     return f"`{text}{rest}"
+
+
+def _place(ref: LineRef, here: SourceSpan | None) -> str:
+    """Return ``line 9`` of the failing line's own cell or file, ``In [2] line 9`` of another."""
+    is_near = here is not None and (ref.cell, ref.file) == (here.cell, here.file)
+    return f"line {ref.line}" if is_near else ref.where
 
 
 def _changed(ref: LineRef | None) -> str:
@@ -272,8 +285,8 @@ def _out_of_place(evidence: Evidence) -> Hint | None:
     text = f"{known.modified.source.where}: make a new tensor instead of changing the one that "
     text += f"backward needs{_as_new_tensor(code)}"
     if _only_steps(code):
-        text = f"the step changes the parameters: {_IN_ORDER}"
-    elif known.is_parameter:
+        return _after_step(evidence, known.modified.source, known.savers)
+    if known.is_parameter:
         text = f"a parameter is changed between forward and backward: {_IN_ORDER}"
     elif known.module:
         text = f"{known.module} was made with inplace=True and writes over its input: let it make "
@@ -301,6 +314,30 @@ def _as_new_tensor(code: str) -> str:
         case _:
             return ""
     return f": {ast.unparse(ast.fix_missing_locations(new))}"
+
+
+def _after_step(evidence: Evidence, step: LineRef, savers: Sequence[ProvenanceStep]) -> Hint:
+    """Name what the parameters computed before an optimizer changed them.
+
+    A step behind the failing line ran in an earlier turn of a loop, and so did the forward pass.
+    """
+    here, saver = evidence.source, savers[0].source if len(savers) == 1 else None
+    stored, read = _names(saver.text if saver else None)
+    is_here = here is not None and (step.cell, step.file) == (here.cell, here.file)
+    if saver and here and is_here and (step.line or 0) >= (here.line or 0):
+        kept = sorted(stored & read)
+        text = f"a variable still leads to the result of {_place(saver, here)} in an earlier step"
+        if kept:
+            text = f"{kept[0]} goes on to the next step with the graph of this one"
+        text += f", and {_place(step, here)} has changed the parameters since: detach it after the "
+        text += "backward"
+        text += "" if kept else ", or empty the list that keeps it"
+        return Hint(rule="carried_state", text=f"{text}; retain_graph=True does not help here")
+    made = ""
+    if saver and stored:
+        made = f" with which {_place(saver, here)} made {' and '.join(sorted(stored))}"
+    text = f"the step changes the parameters{made}: {_IN_ORDER}"
+    return Hint(rule="out_of_place", text=text)
 
 
 def _only_steps(code: str) -> bool:

@@ -150,7 +150,8 @@ def test_the_exception_passes_unchanged() -> None:
     assert said == "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"
     assert outcome.error.__notes__ == [  # type: ignore[union-attr]
         "cudalens: a and a shapes cannot be multiplied (2x3 and 2x3) · at "
-        f"In [{outcome.shown.source.cell}] line 4: a @ a · try a @ a.T"  # type: ignore[union-attr]
+        f"In [{outcome.shown.source.cell}] line 4: a @ a · a has shape (2, 3): transpose it, "  # type: ignore[union-attr]
+        "one of several changes that work"
     ]
     assert outcome.error.__cudalens_report__ is not None  # type: ignore[union-attr]
 

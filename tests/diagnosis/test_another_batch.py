@@ -1,0 +1,125 @@
+"""A fix of shape is code only where it succeeds with another batch size, and alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostcells import SETUP, Outcome, run_cell
+
+pytestmark = pytest.mark.usefixtures("sim")
+POSITIONS = """
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("pe", torch.randn({rows}, 1, 64))
+    def forward(self, x):
+        return x + self.pe[:x.size(0)]
+Positions()(torch.randn(35, 20, 64))
+"""
+
+
+def cell(code: str) -> Outcome:
+    return run_cell(SETUP + code, fast=False)
+
+
+WRONG = {
+    "batch equal to the rows of the table": POSITIONS.format(rows=20),
+    "batch equal to the channels": """
+bn, output = nn.BatchNorm1d(64), torch.randn(64, 32)
+bn(output)
+""",
+    "batch equal to the channels, of sequences": """
+conv, x = nn.Conv1d(8, 4, 3), torch.randn(8, 50, 20)
+conv(x)
+""",
+    "another dimension of cat": """
+xt, h = torch.randn(32, 64), torch.randn(16, 64)
+torch.cat([xt, h], dim=1)
+""",
+    "index transposed to one row": """
+gold = torch.randint(0, 50, (192,))
+torch.zeros(176, 50).scatter(1, gold.view(-1, 1), 1.0)
+torch.zeros(176, 50).scatter(1, gold, 1.0)
+""",
+    "batch equal to the heads": """
+scores, m = torch.randn(4, 4, 16, 16), torch.ones(4, 16)
+scores[:, :, :15].masked_fill((m == 0)[:, :15], 0.0)
+""",
+    "class numbers against probabilities": """
+cy, outputs = torch.tensor([0, 1, 1, 0, 1]), torch.rand(5, 2)
+cy - outputs
+""",
+    "either factor may be transposed": """
+q, k = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+torch.bmm(q, k)
+""",
+    "one-hot labels, or shares of the classes": """
+y = torch.eye(3)[:2].long()
+F.cross_entropy(torch.randn(2, 3), y)
+""",
+}
+"""Changes with which the call succeeds, and which mean something else."""
+
+
+@pytest.mark.parametrize("code", WRONG.values(), ids=WRONG)
+def test_a_change_that_fits_by_chance_is_no_code(code: str) -> None:
+    outcome = cell(code)
+    assert outcome.error is not None
+    assert not any(outcome.fixes)
+
+
+RIGHT = {
+    "labels in a column": ("F.cross_entropy(torch.randn(32, 10), y)", "y.squeeze(1)"),
+    "scores in a column": (
+        "F.binary_cross_entropy_with_logits(z[:, None], y.flatten().float())",
+        "z[:, None].squeeze(1)",
+    ),
+    "images, channels last": ("nn.Conv2d(3, 8, 3)(images)", "images.permute(0, 3, 1, 2)"),
+    "images, flat": ("nn.Linear(48, 2)(small)", "small.flatten(1)"),
+    "classes last": ("F.cross_entropy(torch.randn(32, 16, 9), s)", "transpose(1, 2)"),
+    "signals without channels": ("nn.Conv1d(1, 4, 3)(signals)", "signals.unsqueeze(1)"),
+    "an image without a batch": ("nn.BatchNorm2d(3)(image)", "image.unsqueeze(0)"),
+    "labels of all steps": ("F.cross_entropy(torch.randn(512, 9), s)", "s.reshape(-1)"),
+    "state of a batch": ("nn.GRU(4, 6)(torch.randn(5, 32, 4), h)", "h.unsqueeze(0)"),
+    "mask of the keys": (
+        "torch.randn(32, 4, 16, 16).masked_fill(s == 0, 0.0)",
+        "(s == 0)[:, None, None]",
+    ),
+    "weights that are not the data": ("torch.randn(4, 3) @ torch.randn(5, 3)", ".T"),
+}
+DATA = """
+y, z, s = torch.zeros(32, 1).long(), torch.randn(32), torch.zeros(32, 16).long()
+images, small = torch.randn(32, 28, 28, 3), torch.randn(8, 3, 4, 4)
+signals, image, h = torch.randn(32, 100), torch.randn(3, 8, 8), torch.randn(32, 6)
+"""
+
+
+@pytest.mark.parametrize(("line", "change"), RIGHT.values(), ids=RIGHT)
+def test_a_change_that_fits_any_batch_is_code(line: str, change: str) -> None:
+    outcome = cell(f"{DATA}{line}")
+    (fix,) = filter(None, outcome.fixes)
+    assert change in fix
+    assert cell(f"{DATA}{fix}").error is None
+
+
+def test_a_change_for_these_sizes_is_told_as_that() -> None:
+    """The neighbour: with another batch nothing makes the call succeed, and nothing is said."""
+    (hint,) = [
+        item
+        for item in cell(WRONG["batch equal to the channels"]).shown.hints
+        if "size 1" in item.text
+    ]
+    assert hint.text.endswith("; this succeeds with these sizes only")
+    other = WRONG["batch equal to the channels"].replace("(64, 32)", "(48, 32)")
+    assert not any("this succeeds" in item.text for item in cell(other).shown.hints)
+
+
+def test_a_table_that_ends_early_is_named() -> None:
+    """With fewer rows than the sequence, whatever the batch."""
+    for rows in (20, 21):
+        (hint,) = [
+            item
+            for item in cell(POSITIONS.format(rows=rows)).shown.hints
+            if item.rule == "table_of_positions"
+        ]
+        assert f"self.pe ends after {rows} positions" in hint.text
